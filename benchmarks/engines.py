@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = common.arguments(__doc__, n=1_000)
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help=f"(default {ENGINES[0]})")
-    parser.add_argument("--pool", choices=("threads", "prefork"), default="threads", help="of Celery (default threads)")
+    pools = "of Celery: threads (default) or prefork; simple: RQ's worker that does not fork"
+    parser.add_argument("--pool", choices=("threads", "prefork", "simple"), default="threads", help=pools)
     parser.add_argument("-c", dest="concurrency", type=int, default=4, help="threads or children (default 4)")
     parser.add_argument("--work-ms", type=float, default=0.0, metavar="MS", help="how long a job waits (default 0)")
     parser.add_argument("--senders", type=int, default=1, help="threads that send lone jobs (default 1)")
@@ -70,6 +71,8 @@ def measure(options: argparse.Namespace) -> Result:
     """Runs each side ``--runs`` times in turn."""
     if min(options.runs, options.concurrency, options.senders) < 1:
         raise common.Refused("--runs, -c and --senders must be at least 1")
+    if (options.pool == "simple") > (options.engine == "rq"):
+        raise common.Refused("--pool simple is a worker of RQ")
     sides: dict[str, tuple[bool, bool]] = {"untracked": (False, False), "lone": (True, False), "list": (True, True)}
     found: dict[str, list[Run]] = {name: [] for name in sides}
     for _ in range(options.runs):
@@ -80,9 +83,10 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def _result(options: argparse.Namespace, found: dict[str, list[Run]]) -> Result:
+    has_pool = options.engine == "celery" or options.pool == "simple"
     settings: dict[str, Any] = {
         **common.setting(options),
-        "engine": f"celery, {options.pool}" if options.engine == "celery" else options.engine,
+        "engine": f"{options.engine}, {options.pool}" if has_pool else options.engine,
         "broker": "Redis",
         "concurrency": options.concurrency,
         "senders": options.senders,
@@ -139,7 +143,8 @@ def _worker(options: argparse.Namespace, place: Place, environ: dict[str, str]) 
         quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "WARNING")
         words = ["-m", "celery", "-A", "benchmarks.engines_app:target", "worker", "-P", options.pool, "-c", count, *quiet]
     elif options.engine == "rq":
-        kind = "asynctask.integrations.rq.TrackedWorker" if engines_app.TRACKED in environ else "rq.Worker"
+        kind = "SimpleWorker" if options.pool == "simple" else "Worker"
+        kind = f"asynctask.integrations.rq.Tracked{kind}" if engines_app.TRACKED in environ else f"rq.{kind}"
         words = ["-m", "rq.cli", "worker-pool", "-n", count, "-c", "benchmarks.engines_app", "-S", "json", "-w", kind, "-q"]
     else:
         words = ["-m", "dramatiq", "benchmarks.engines_app:target", "-p", "1", "-t", count]

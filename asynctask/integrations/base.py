@@ -36,7 +36,7 @@ from asynctask.errors import Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
-from asynctask.ledger.recorder import LINGER_S, Recorder
+from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import ENGINE, Arrival, enqueue, reopen_elsewhere
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
@@ -54,6 +54,12 @@ BEGUN: Final = "a worker has begun it"
 
 LONG_S: Final = 0.1
 """Seconds after which a running job's ``working`` status is written by itself."""
+
+_GATHER_S: Final = 0.005
+"""Seconds for which tickets that no thread waits for are gathered before they are asked for."""
+
+_SPARE_S: Final = 0.04
+"""Seconds of work that does not depend on an outcome that no thread waits for."""
 
 _MOST_EARLY: Final = 1_000
 _FLUSH_S: Final = 5.0
@@ -312,16 +318,21 @@ class Together:
 class EarlyTickets:
     """Asks for the tickets of jobs that have arrived and wait for a free thread of their engine.
 
-    One thread asks for all that arrived while it asked before. A ticket is good for half a second, then its job asks anew:
-    what has changed meanwhile must show (promise 8).
+    One thread asks for all that arrived while it asked before, or within a linger: as long as no thread waits for one of
+    these tickets, nothing is lost. A ticket is good for half a second, then its job asks anew: what has changed meanwhile
+    must show (promise 8).
     """
 
-    def __init__(self, begin: Callable[[Sequence[Arrival]], Sequence[Ticket]], clock: Clock) -> None:
+    def __init__(
+        self, begin: Callable[[Sequence[Arrival]], Sequence[Ticket]], clock: Clock, *, gather_s: float = _GATHER_S
+    ) -> None:
         self._begin = begin
         self._clock = clock
+        self._gather_s = gather_s
         self._condition = threading.Condition()
         self._arrived: list[tuple[Arrival, _Early]] = []
         self._early: dict[tuple[str, int | None], _Early] = {}
+        self._wanted = False  # a thread waits for a ticket that was not asked for yet
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="tickets", daemon=True)
         self._thread.start()
@@ -333,7 +344,8 @@ class EarlyTickets:
                 self._early = {key: each for key, each in self._early.items() if not each.done}
             early = self._early[arrival.job_id, arrival.attempt] = _Early()
             self._arrived.append((arrival, early))
-            self._condition.notify_all()
+            if len(self._arrived) == 1:
+                self._condition.notify_all()
 
     def take(self, arrival: Arrival) -> Ticket | None:
         """The ticket of a copy that begins now, once; None if there is none, or none that is fresh."""
@@ -341,6 +353,9 @@ class EarlyTickets:
             early = self._early.pop((arrival.job_id, arrival.attempt), None)
             if early is None:
                 return None
+            if not early.asked:
+                self._wanted = True
+                self._condition.notify_all()
             self._condition.wait_for(lambda: early.done)
         return early.ticket if self._clock.monotonic() - early.asked_at <= EARLY_S else None
 
@@ -360,7 +375,10 @@ class EarlyTickets:
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._arrived or self._ended)
-                batch, self._arrived = self._arrived, []
+                self._condition.wait_for(lambda: self._wanted or self._ended, self._gather_s)
+                batch, self._arrived, self._wanted = self._arrived, [], False
+                for _, early in batch:
+                    early.asked = True
                 ended = self._ended
             asked_at = self._clock.monotonic()
             tickets: Sequence[Ticket | None] = [None] * len(batch)
@@ -379,6 +397,7 @@ class EarlyTickets:
 @dataclass(slots=True)
 class _Early:
     ticket: Ticket | None = None
+    asked: bool = False
     asked_at: float = 0.0
     done: bool = False
 
@@ -546,15 +565,17 @@ class EngineProcess(AppProcess):
         if self._early is not None:
             self._early.forget(job_id, attempt)
 
-    def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
+    def begin(self, arrival: Arrival, early: Ticket | None = None, *, redelivered: bool = False) -> Ticket:
         """The ticket of a job that arrived. Blocks while the ledger is away: no job begins unrecorded.
 
+        ``early``: it was asked for (:meth:`known`) at most :data:`EARLY_S` ago.
         ``redelivered``: the engine has given the same copy to a worker before. If that has died of it, at once, nobody has
         seen it begin; so this beginning is recorded before the job is performed, and the next death counts.
 
         Where its verdict is not ``RUN``, acknowledge the job unrun: it is over, or the ledger has taken it back.
         """
-        early = None if self._early is None else self._early.take(arrival)
+        if early is None and self._early is not None:
+            early = self._early.take(arrival)
         ticket: Ticket = early or self._retry_while_away(lambda: self._begin(arrival))
         if ticket.elsewhere and ticket.holder not in (None, self.ledger.identity):
             # Its engine delivers it again, before anybody has noticed that its process died, if it did.
@@ -568,9 +589,9 @@ class EngineProcess(AppProcess):
             ticket.watched = True
         return ticket
 
-    def begin_anew(self, arrival: Arrival) -> Ticket:
+    def begin_anew(self, arrival: Arrival, early: Ticket | None = None) -> Ticket:
         """As :meth:`begin`, for a lone job that a person may have put on the queue again after it had failed."""
-        ticket = self.begin(arrival)
+        ticket = self.begin(arrival, early)
         if ticket.verdict is not Begin.DROP or not ticket.is_lone:
             return ticket
         reopened = self._retry_while_away(lambda: reopen_elsewhere(self.ledger, arrival.job_id))
@@ -584,9 +605,12 @@ class EngineProcess(AppProcess):
             until = self.ledger.now() + micros(seconds)
             self._retry_while_away(lambda: self.tracker.put_off([(ticket, why)], until))
 
-    def known(self, job_id: str) -> Ticket | None:
-        """The ticket of a lone job with an Event, None for others. Blocks while the ledger is away."""
-        return self._retry_while_away(lambda: self.tracker.known(job_id))
+    def known(self, job_id: str, attempt: int | None = None) -> Ticket | None:
+        """The ticket of a job that has an Event, None of any other. Blocks while the ledger is away.
+
+        ``attempt``: its fence, None of a lone job.
+        """
+        return self._retry_while_away(lambda: self.tracker.known(job_id, attempt))
 
     def _retry_while_away(self, operation: Callable[[], T]) -> T:
         pause = threading.Event()
@@ -608,6 +632,7 @@ class EngineProcess(AppProcess):
             retry_at = self._callback_retry(ticket, retry_at)
         done = threading.Event()
         self._awaited[done] = None
+        ticket.awaited = True
         try:
             self.tracker.settle(ticket, retry_at=retry_at, discarded=discarded, then=lambda won: done.set())
             self._note_performed()
@@ -646,7 +671,7 @@ class EngineProcess(AppProcess):
 
     def _busy_for(self) -> float | None:
         """An outcome that no thread waits for goes with those that follow, while more are to be expected."""
-        return LINGER_S if not self._awaited and (self.tracker.running() or self._rate.per_second > _MANY) else None
+        return _SPARE_S if not self._awaited and (self.tracker.running() or self._rate.per_second > _MANY) else None
 
     def load(self) -> Load:
         """What this process can use now."""

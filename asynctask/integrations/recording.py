@@ -9,6 +9,9 @@ The worker and the children in which it performs ask it through a pair of socket
 its answer. One of them asks at a time, since the worker waits for the child that performs. A child may be killed in the
 middle of a line or before it has read its answer, so each question begins a new line, and its number is in its answer.
 
+What the engine does meanwhile need not wait for the ledger: the worker announces a job before it forks, and the Event is
+read during the fork; a child hands the outcome over, and waits for its commit right before the engine's own record of it.
+
 It ends with the worker; if that is killed, after the job that a child of it still performs. If it dies by itself, the other
 end of the socket is closed: nothing more can be recorded, and the worker has to end. The ledger recovers what it had begun.
 """
@@ -23,15 +26,15 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn
 
 import orjson
 
 from asynctask.clock import micros
 from asynctask.core.transitions import Begin
 from asynctask.errors import ConfigError, JobTimeout, Unavailable
-from asynctask.integrations.base import EngineProcess
+from asynctask.integrations.base import EARLY_S, EngineProcess
 from asynctask.job import CurrentJob
 from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
@@ -39,6 +42,9 @@ from asynctask.middleware.tracker import Ticket
 
 PUT_OFF_S: Final = 10.0
 """A job of a Task that its engine gave up before it began waits for so long in the ledger."""
+
+_EXPECT: Final = "expect"
+"""The one question that has no answer."""
 
 _POLL_S: Final = 0.25
 _AWAY_S: Final = 0.5
@@ -112,6 +118,13 @@ class RecordingProcess:
             pass
         self._ours.close()
 
+    def expect(self, turn: str, arrival: Arrival) -> None:
+        """A child begins this job soon: has its Event read meanwhile. Waits for nothing."""
+        try:
+            self._send(_EXPECT, turn, arrival=arrival)
+        except OSError:  # the child learns of it when it begins
+            pass
+
     # -- in the worker and its children
 
     @property
@@ -131,7 +144,7 @@ class RecordingProcess:
     def begin(self, turn: str, arrival: Arrival, *, anew: bool = False) -> Ticket | str:
         """The ticket of a job that this process performs now; it collects the outcome. A text that says why not, if it must
         not be performed. ``anew``: somebody sent it again; a lone job that had failed is opened again."""
-        said = self._ask("begin", turn, arrival=asdict(arrival), anew=anew, pid=os.getpid())
+        said = self._ask("begin", turn, arrival=arrival, anew=anew, pid=os.getpid())
         if said["why"]:
             return str(said["why"])
         self._job = said["job"]
@@ -141,9 +154,16 @@ class RecordingProcess:
         """Has the place of the job saved (:meth:`~asynctask.job.CurrentJob.take_place`), soon."""
         self._ask("save", turn, place=place)
 
-    def settle(self, turn: str, ticket: Ticket, delay_s: float | None = None) -> None:
-        """Records the outcome on the ticket; committed on return. ``delay_s``: another try follows in so many seconds."""
-        self._ask("settle", turn, report=ticket.report(), delay_s=delay_s)
+    def hand_over(self, turn: str, ticket: Ticket, delay_s: float | None = None) -> Callable[[], object]:
+        """Has the outcome on the ticket recorded; what is returned blocks until it is committed. Ask nothing in between.
+
+        ``delay_s``: another try follows in so many seconds.
+        """
+        try:
+            number = self._send("settle", turn, report=ticket.report(), delay_s=delay_s)
+        except OSError as error:
+            raise RecordingGone from error
+        return partial(self._wait, number)
 
     def lost(
         self, turn: str, arrival: Arrival, *, why: str = "", delay_s: float | None = None, timeout_s: float | None = None
@@ -153,15 +173,25 @@ class RecordingProcess:
         ``delay_s``: its engine gives it another try; ``timeout_s``: it was killed over that limit. Returns ``"end"`` or
         ``"retry"`` if its outcome had been recorded before, None otherwise.
         """
-        said = self._ask("lost", turn, arrival=asdict(arrival), why=why, delay_s=delay_s, timeout_s=timeout_s)
+        said = self._ask("lost", turn, arrival=arrival, why=why, delay_s=delay_s, timeout_s=timeout_s)
         return None if said["before"] is None else str(said["before"])
 
     def _ask(self, do: str, turn: str, **values: Any) -> Mapping[str, Any]:
+        try:
+            number = self._send(do, turn, **values)
+        except OSError as error:
+            raise RecordingGone from error
+        return self._wait(number)
+
+    def _send(self, do: str, turn: str, **values: Any) -> str:
         number = f"{os.getpid()}-{next(self._numbers)}"
         question = orjson.dumps({"do": do, "turn": turn, "number": number, "values": values})
+        self._ours.sendall(b"\n" + question + b"\n")
+        return number
+
+    def _wait(self, number: str) -> Mapping[str, Any]:
         self._flags[_WAITING] = 1
         try:
-            self._ours.sendall(b"\n" + question + b"\n")
             answer = self._answer(number)
         except OSError as error:
             raise RecordingGone from error
@@ -230,6 +260,12 @@ class RecordingProcess:
         return os.getppid() == self._worker
 
 
+class _Expected(NamedTuple):
+    turn: str
+    asked_at: float
+    ticket: Ticket | None  # None: it has no Event yet
+
+
 class _Answers:
     """What the recording process answers. It has one job at a time, like its worker."""
 
@@ -237,6 +273,7 @@ class _Answers:
         self._process = process
         self._connection = connection
         self._turn = ""
+        self._expected: _Expected | None = None
         self._ticket: Ticket | None = None
         self._before: str | None = None  # how the turn ended, if it did
         self._performer = 0
@@ -249,7 +286,8 @@ class _Answers:
             with self._connection.makefile("rb") as lines:
                 for question in filter(None, map(_parsed, lines)):
                     answer = self._answer(question["do"], question["turn"], question["values"])
-                    self._connection.sendall(orjson.dumps({**answer, "number": question["number"]}) + b"\n")
+                    if question["do"] != _EXPECT:
+                        self._connection.sendall(orjson.dumps({**answer, "number": question["number"]}) + b"\n")
         except OSError:
             pass
 
@@ -276,6 +314,8 @@ class _Answers:
                 return self._begin(turn, **values)
             if do == "settle":
                 return self._settle(turn, **values)
+            if do == _EXPECT:
+                return self._expect(turn, **values)
             if do == "save":
                 return self._save(turn, **values)
             return self._lost(turn, **values) if do == "lost" else {}
@@ -283,10 +323,24 @@ class _Answers:
             self._log.exception("question_failed", question=do)
             return {"failed": f"{type(error).__name__}: {error}"}
 
+    def _expect(self, turn: str, arrival: Arrival) -> dict[str, Any]:
+        asked_at = self._process.ledger.clock.monotonic()
+        self._expected = _Expected(turn, asked_at, self._process.known(arrival.job_id, arrival.attempt))
+        return {}
+
+    def _take_expected(self, turn: str) -> Ticket | None:
+        """The ticket that was asked for when this turn was announced, once, while it is fresh."""
+        expected, self._expected = self._expected, None
+        if expected is None or expected.turn != turn:
+            return None
+        return expected.ticket if self._process.ledger.clock.monotonic() - expected.asked_at <= EARLY_S else None
+
     def _begin(self, turn: str, arrival: Arrival, anew: bool, pid: int) -> dict[str, Any]:
         if self._ticket is not None:  # its performer died, and its engine had forgotten it by then
             self._end_lost("", None, None)
-        ticket = self._process.begin_anew(arrival) if anew else self._process.begin(arrival)
+            self._expected = None
+        early = self._take_expected(turn)
+        ticket = self._process.begin_anew(arrival, early) if anew else self._process.begin(arrival, early)
         if ticket.verdict is not Begin.RUN:
             return {"why": "it is over, or the ledger has taken it back"}
         if not ticket.is_lone and arrival.attempt is None:

@@ -49,6 +49,7 @@ from asynctask.integrations.recording import RecordingGone, RecordingProcess
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
+from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
 
@@ -126,27 +127,44 @@ class _Performed:
     recording: RecordingProcess
     called: bool = False
     asked: Retry | None = None
+    committed: Callable[[], object] | None = None  # of an outcome that was handed over: blocks until it is
 
     @property
     def is_lone(self) -> bool:
         return self.ticket.is_lone
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether what the function came to is the outcome, whatever RQ does from here on."""
+        return self.asked is None and self.rq_job.success_callback is None
+
     def settle(self, delay_s: float | None = None) -> None:
-        """Records the outcome, the first time; blocks until it is committed. Where nothing can be recorded, ends this
-        process: RQ must not take its job for done."""
+        """Hands the outcome over to be recorded, the first time. RQ must not have it before :meth:`wait` has returned."""
+        if self.committed is not None:
+            return
         if self.asked is not None:
             delay_s = _interval(self.asked, (self.rq_job.number_of_retries or 0) if self.is_lone else self.ticket.retries)
         try:
-            self.recording.settle(_turn(self.rq_job), self.ticket, delay_s)
+            self.committed = self.recording.hand_over(_turn(self.rq_job), self.ticket, delay_s)
+        except RecordingGone:
+            os._exit(1)  # nothing can be recorded, and RQ must not take its job for done
+
+    def wait(self) -> None:
+        """Blocks until what was handed over is committed. Where it cannot be, ends this process."""
+        committed, self.committed = self.committed, None
+        try:
+            if committed is not None:
+                committed()
         except RecordingGone:
             os._exit(1)
 
     def settle_failure(self, error: BaseException | None) -> None:
-        """RQ fails the job now, or retries it."""
+        """RQ fails the job now, or retries it. Blocks until the outcome is committed."""
         if error is not None and self.ticket.status not in (Status.FAILED, Status.ERROR):
             self.set_outcome(error)
         is_final = self.ticket.status is Status.FAILED
         self.settle(None if is_final else _next_try(self.rq_job))
+        self.wait()
         if is_final:
             self.rq_job.retries_left = 0
 
@@ -537,6 +555,10 @@ class _Recording:
             job.started_at = now()  # RQ kills a horse that takes far too long, and this one waits for the ledger
         super().maintain_heartbeats(job, *args, **options)  # type: ignore[misc]
 
+    def execute_job(self: Any, job: Any, *args: Any, **options: Any) -> Any:
+        self._recording.expect(_turn(job), _arrival(job))
+        return super().execute_job(job, *args, **options)  # type: ignore[misc]
+
     # -- performing, in the work-horse or in the only process
 
     def perform_job(self: Any, job: Any, queue: Any, *args: Any, **options: Any) -> bool:
@@ -576,14 +598,27 @@ class _Recording:
 
     # -- outcomes: recorded before RQ's own record
 
+    def handle_execution_ended(self: Any, job: Any, *args: Any, **options: Any) -> None:
+        """The commit of a success goes on while RQ prepares its own record."""
+        if sys.exception() is None and (performed := self._performed(job)) is not None and performed.is_certain:
+            performed.settle()
+        super().handle_execution_ended(job, *args, **options)  # type: ignore[misc]
+
     def handle_job_success(self: Any, job: Any, *args: Any, **options: Any) -> None:
         if (performed := self._performed(job)) is not None:
             performed.settle()
         super().handle_job_success(job, *args, **options)  # type: ignore[misc]
 
+    def cleanup_execution(self: Any, job: Any, *args: Any, **options: Any) -> None:
+        """The last that RQ does before it writes its own record of an outcome."""
+        if (performed := self._performed(job)) is not None:
+            performed.wait()
+        super().cleanup_execution(job, *args, **options)  # type: ignore[misc]
+
     def handle_job_retry(self: Any, job: Any, *args: Any, **options: Any) -> None:
         if (performed := self._performed(job)) is not None:
             performed.settle()
+            performed.wait()
         super().handle_job_retry(job, *args, **options)  # type: ignore[misc]
 
     def handle_job_failure(self: Any, job: Any, queue: Any, *args: Any, **options: Any) -> None:
@@ -616,6 +651,10 @@ class _Recording:
 class TrackedWorker(_Recording, rq.Worker):
     """RQ's worker, with the outcome of each tracked job in the ledger before RQ has it. ``engine``: what :func:`attach`
     gave; without it, the only one attached in this process."""
+
+    def work(self, *args: Any, **options: Any) -> Any:
+        collect_seldom()  # a collection in a work-horse writes to, so copies, the memory of all that the worker has loaded
+        return super().work(*args, **options)
 
 
 class TrackedSimpleWorker(_Recording, rq.SimpleWorker):

@@ -76,7 +76,7 @@ class Ticket:
     watched: bool = False
     elsewhere: bool = False  # its engine keeps, delivers and retries it, without a fence
     holder: str | None = None  # the process in which it was at work when it arrived
-    awaited: bool = False  # its Task has a ``parallel`` or an interval
+    awaited: bool = False  # its Task has a ``parallel`` or an interval, or a thread waits for the commit of its end
     not_before: int | None = None  # it has an interval or a key: when it may start; nothing follows in its place
     started_at: int | None = None
     status: Status | None = None
@@ -229,12 +229,12 @@ class Tracker:
                 if (found := saved.get(ticket.event_id)) is not None:
                     ticket.checkpoint, ticket.marks, ticket.results = found
 
-    def known(self, job_id: str) -> Ticket | None:
-        """The ticket of a job without a fence; None if it has no Event. Raises LedgerUnavailable."""
+    def known(self, job_id: str, attempt: int | None = None) -> Ticket | None:
+        """The ticket of a job (``attempt``: its fence), None if it has no Event. Raises LedgerUnavailable."""
         record = self.read([job_id]).get(job_id)
         if record is None:
             return None
-        ticket = self._ticket(Arrival(job_id, None, record.worker_name, record.queue), record)
+        ticket = self._ticket(Arrival(job_id, attempt, record.worker_name, record.queue), record)
         self._read_places([ticket] if ticket.seen is None else [])
         return ticket
 

@@ -356,6 +356,25 @@ def test_a_job_under_which_the_recording_process_dies_runs_again_under_the_next_
     assert engine.app.doctor() == []
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rq_has_no_success_before_it_is_committed_though_it_goes_on_meanwhile(engine: RqWorld, kind: str) -> None:
+    sent = engine.jobs.gated.delay(7)
+    worker = engine.worker(kind)
+    wait_for(lambda: engine.event(sent.id)["status"] == "working", "it is recorded as begun")
+    (recorder,) = engine.recorders()
+    os.kill(recorder, signal.SIGSTOP)
+    before = engine.jobs.redis.hget(sent.key, "last_heartbeat")
+    (engine.world.folder / "gate").touch()
+    wait_for(
+        lambda: engine.jobs.redis.hget(sent.key, "last_heartbeat") != before, "RQ goes on after the end of the function"
+    )
+    assert engine.event(sent.id)["status"] == "working"
+    os.kill(recorder, signal.SIGKILL)
+    assert worker.wait(60) == 1
+    assert (sent.get_status(), sent.return_value()) == ("started", None)
+    assert engine.event(sent.id)["status"] == "working"
+
+
 @pytest.mark.parametrize("of_task", [True, False])
 def test_a_job_that_is_stopped_with_the_tools_of_rq_is_over(engine: RqWorld, of_task: bool) -> None:
     sent_id = next(iter(engine.app.submit("gated", [7]).events()))["job_id"] if of_task else engine.jobs.gated.delay(7).id

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support.costs import statements
 from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
+from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events
 from asynctask.ledger import doctor, processes, reservations
 from asynctask.ledger.events import read_events, untouched
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.standalone import Arrival
+from asynctask.ledger.standalone import Arrival, reopen_elsewhere
 from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.testing import wait_for
 
@@ -155,6 +158,61 @@ def test_after_one_that_had_changed_the_next_flushes_read_first(world: World) ->
             recorder.flush_all()
         reads.append(sum("added_messages" in said and said.lstrip().startswith("SELECT") for said, _ in seen))
     assert reads == [1, 1, 1]
+
+
+def lone(app: AsyncTask, *job_ids: str) -> tuple[Held, Tracker, list[Ticket]]:
+    """Lone jobs that an engine keeps, begun here."""
+    recorder = Held(app)
+    tracker = Tracker(app.ledger, recorder)
+    tickets = tracker.begin([Arrival(job_id, None, "note", "default") for job_id in job_ids])
+    for ticket in tickets:
+        tracker.start(ticket)
+        ticket.finish({"n": 1})
+        tracker.settle(ticket)
+    return recorder, tracker, tickets
+
+
+@pytest.mark.databases("postgresql", "mariadb", reason="SQLite has no round trips")
+def test_the_end_of_one_lone_job_is_one_statement(world: World) -> None:
+    app = world.app()
+    seen: list[str] = []
+
+    def executed(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        seen.append(statement)
+
+    lone(app, "a")[0].flush_all()  # the connection knows then how large a packet may be
+    recorder, _, _ = lone(app, "b")
+    sa.event.listen(app.ledger.database.engine, "before_cursor_execute", executed)
+    recorder.flush_all()
+    sa.event.remove(app.ledger.database.engine, "before_cursor_execute", executed)
+    assert [said.split()[0] for said in seen] == ["UPDATE"]
+    assert (app.event("b")["status"], app.event("b")["result"]) == ("finish", {"n": 1})
+
+
+def test_the_end_of_a_lone_job_whose_answer_was_lost_stands_once_and_for_its_attempt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app()
+    recorder, _, (ticket,) = lone(app, "a")
+    (outcome,) = recorder.held
+    told: list[bool] = []
+    outcome.then = told.append
+    write_alone = app.ledger.database.write_alone
+
+    @contextmanager
+    def lost() -> Iterator[Any]:
+        with write_alone() as connection:
+            yield connection
+        monkeypatch.undo()
+        reopen_elsewhere(app.ledger, "a")  # it is under way again when the second try comes
+        raise TransactionConflict("the connection was lost")
+
+    ticket.fail(ValueError("no"))
+    outcome.status, outcome.reason, outcome.failure = Status.FAILED, ticket.reason, ticket.failure
+    monkeypatch.setattr(app.ledger.database, "write_alone", lost)
+    recorder.flush_all()
+    assert told == [False]
+    assert (app.event("a")["status"], app.event("a")["attempt"]) == ("enqueue", 2)
 
 
 def test_an_end_whose_transaction_failed_is_read_before_it_is_written_again(

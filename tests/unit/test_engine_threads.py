@@ -117,8 +117,25 @@ def early() -> Any:
     tickets.stop()
 
 
-def arrival(attempt: int | None) -> Arrival:
-    return Arrival("a job", attempt, "w", "q")
+def arrival(attempt: int | None, job_id: str = "a job") -> Arrival:
+    return Arrival(job_id, attempt, "w", "q")
+
+
+def test_tickets_are_gathered_until_a_thread_waits_for_one_of_them() -> None:
+    asked: list[list[str]] = []
+
+    def begin(arrivals: Sequence[Arrival]) -> list[Ticket]:
+        asked.append([each.job_id for each in arrivals])
+        return [ticket(each) for each in arrivals]
+
+    tickets = EarlyTickets(begin, SettableClock(), gather_s=3_600)
+    for name in "abc":
+        tickets.expect(arrival(2, name))
+    assert asked == []
+    taken = [tickets.take(arrival(2, name)) for name in "bac"]
+    assert [each and each.job_id for each in taken] == ["b", "a", "c"]
+    assert asked == [["a", "b", "c"]]
+    tickets.stop()
 
 
 def test_two_copies_of_a_job_have_each_its_own_ticket(early: Any) -> None:
