@@ -150,6 +150,10 @@ class Index:
                     break
         return found
 
+    def newest(self, priority: int) -> tuple[int, int]:
+        """The last of one priority, with its priority."""
+        return self._at[priority][-1], priority
+
     def first(self, free: Callable[[int], bool], count: int, above: int | None = None) -> list[tuple[int, int]]:
         """Up to ``count`` by priority and id; only larger priorities than ``above``."""
         found: list[tuple[int, int]] = []
@@ -597,6 +601,8 @@ class _Dispatcher(Dispatcher):
             first=lambda: rows(world.ready.first(free, _PAGE)),
             beyond=lambda priority, after, count: rows(world.ready.beyond(priority, after, free, count)),
             lower=lambda priority: rows(world.ready.first(free, _PAGE, above=priority)),
+            newest=lambda priority: rows([world.ready.newest(priority)]),
+            place=self._place,
         )
         world.spend("alone")
         self._up_to = world.in_hand(self._process.identity)

@@ -127,6 +127,7 @@ class Dispatcher:
         self._turn_until = 0.0  # until when this round dispatches in the queue that it is at
         self._is_cut = False  # the last round ended before everything that was wanted was dispatched
         self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
+        self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
         self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
         self._stopping = False
@@ -306,13 +307,16 @@ class Dispatcher:
     # -- one round
 
     def round(self) -> int:
-        """One round: observes the workers, settles what is on its way, reserves and pushes what is wanted. Returns how many
-        jobs were pushed.
+        """One round, or as many as it takes: observes the workers, settles what is on its way, reserves and pushes what is
+        wanted. Returns how many jobs were pushed.
 
         Raises :class:`Unavailable` where the ledger or the broker does not answer; any other fault is logged and costs only
         the part of the round that it is in.
         """
-        return self._round(anew=True)
+        pushed = self._round(anew=True)
+        while self._is_cut:
+            pushed += self._round(anew=False)
+        return pushed
 
     def _round(self, *, anew: bool, own: bool = False) -> int:
         """``own``: for this process alone; it observes no others, for each of a thousand would read a thousand rows."""
@@ -422,7 +426,7 @@ class Dispatcher:
         with self._ledger.database.read() as connection:
             since = self._ledger.now() + micros(LEASE_S - PUSHING_S)
             tasks, self._up_to = reservations.runnable(
-                connection, self._ledger, used.queues, after=self._last_served, since=since
+                connection, self._ledger, used.queues, after=self._last_served, since=since, place=self._place
             )
             # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
             return tasks, reservations.alone_due(connection, self._ledger.now(), used.wanting)
@@ -501,7 +505,7 @@ class Dispatcher:
             if engine_of(queue) is not None and queue not in soon:
                 continue
             groups = list(found[queue][priority].items())
-            turned = zlib.crc32(self._ledger.identity.encode()) % len(groups)
+            turned = int(self._place * len(groups))
             found[queue][priority] = dict(groups[turned:] + groups[:turned])
             for _, sources in groups:
                 for name in sources.keys() - rounds:

@@ -126,6 +126,12 @@ _RUNNABLE = sa.union_all(
 )
 _RUNNABLE_AFTER = _READY.where(_t.ready == sa.bindparam("priority"), _t.id > sa.bindparam("after"))
 _RUNNABLE_LOWER = _READY.where(_t.ready > sa.bindparam("priority"))
+_NEWEST_READY = (
+    sa.select(_t.id)
+    .where(_t.queue == sa.bindparam("of"), _t.ready == sa.bindparam("priority"))
+    .order_by(_t.id.desc())
+    .limit(1)
+)
 _UNCONFIRMED = (
     sa.select(_t.id, _t.queue).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
 )
@@ -208,6 +214,7 @@ def runnable(
     *,
     after: Mapping[tuple[str, int], int] = MappingProxyType({}),
     since: int = MAX_ID,
+    place: float = 0.0,
 ) -> tuple[list[Runnable], dict[str, int]]:
     """The first Tasks with jobs to dispatch in each of these queues, by priority, then in the order submitted; and, by
     queue, the smallest priority of a ready Task that another dispatcher has reserved under a lease that ends after
@@ -215,8 +222,10 @@ def runnable(
 
     Reads at most ``limit`` per queue, and where these are all of them of one priority, as many that are ready at a larger
     one. Of the last priority for which there is no room for every Task, those after the id that ``after`` names for
-    (queue, priority) come first, so that all have their turn. The index leaves out Tasks that cannot go now (``parallel``
-    is used up, another Task holds the session, paused); Tasks reserved by another dispatcher are skipped.
+    (queue, priority) come first, so that all have their turn; where it names none, those from ``place`` on, from 0 for the
+    oldest to 1 for the newest, so that a thousand dispatchers do not all begin with the oldest. The index leaves out Tasks
+    that cannot go now (``parallel`` is used up, another Task holds the session, paused); Tasks reserved by another
+    dispatcher are skipped.
     """
     found: list[Runnable] = []
     in_hand: dict[str, int] = {}
@@ -238,6 +247,8 @@ def runnable(
             first=read_first,
             beyond=partial(read, _RUNNABLE_AFTER),
             lower=partial(read, _RUNNABLE_LOWER),
+            newest=partial(read, _NEWEST_READY),
+            place=place,
         )
         found += [
             Runnable(int(i), name, int(at), bool(small), owner, bool(rounds), int(left))
@@ -253,19 +264,23 @@ def page(
     first: Callable[[], list[Any]],
     beyond: Callable[..., list[Any]],
     lower: Callable[..., list[Any]],
+    newest: Callable[..., list[Any]],
+    place: float,
 ) -> list[Any]:
     """The Tasks of one queue for :func:`runnable`, as rows that begin with id, queue, priority.
 
     ``served``: the Task of a priority that got jobs last. The queries: ``first``, the first ``limit`` by priority and id;
-    ``beyond``, up to ``count`` of a ``priority`` with an id ``after`` another; ``lower``, those after a ``priority``.
+    ``beyond``, up to ``count`` of a ``priority`` with an id ``after`` another; ``lower``, those after a ``priority``;
+    ``newest``, the last of a ``priority``.
     """
     found = first()
     if len(found) < limit:
         return found
     last = int(found[-1][2])
-    if last in served:
+    if last in served or place > 0:
         firm = [row for row in found if row[2] != last]
-        count, after = len(found) - len(firm), served[last]
+        count, oldest = len(found) - len(firm), int(found[len(firm)][0])
+        after = served[last] if last in served else oldest + int(place * (int(newest(priority=last)[0][0]) - oldest))
         # Those after the last one that was served, and on from the first where these end.
         turned = beyond(priority=last, after=after, count=count)
         found = firm + (turned + [row for row in found if row[2] == last and row[0] <= after])[:count]

@@ -68,6 +68,9 @@ def test_a_full_page_begins_after_the_last_that_was_served_and_shows_who_waits_b
         for after, there in ((first, ids[:3]), (ids[1], [ids[2], ids[3], first]), (ids[3], [first, *ids[:2]])):
             found, _ = reservations.runnable(connection, app.ledger, ["default"], 3, after={("default", 100): after})
             assert {each.task_id for each in found} == {*there, behind}
+        for place, there in ((0.0, [first, *ids[:2]]), (0.6, [ids[2], ids[3], first]), (0.999, [ids[3], first, ids[0]])):
+            found, _ = reservations.runnable(connection, app.ledger, ["default"], 3, place=place)
+            assert {each.task_id for each in found} == {*there, behind}, "each dispatcher begins elsewhere"
 
 
 def test_owners_share_alike_whatever_they_handed_in(world: World) -> None:
@@ -223,8 +226,7 @@ def test_a_round_whose_turn_ends_leaves_the_rest_to_the_next_with_its_own_priori
     monkeypatch.setattr(dispatcher, "TURN_S", 0.0)
     monkeypatch.setattr(dispatcher, "_MAX_RESERVED", 20)
     using(app, 50)
-    assert app.dispatcher.round() == 20
-    app.task(first).update(priority=300)
-    assert app.dispatcher.round() == 20
+    assert app.dispatcher._round(anew=True) == 20
+    app.task(first).update(priority=300)  # which dispatches, for no process has a thread for that
     found = app.broker.exchange("a process", [], ["default"], 50)
     assert {copy.task_id for copy in found} == {other}
