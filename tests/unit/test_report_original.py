@@ -19,6 +19,7 @@ import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.sheets import rows_xml, sheet_xml, xlsx
 
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.errors import InputError
@@ -280,6 +281,24 @@ def test_a_format_with_a_percent_sign_that_it_only_shows_is_none_and_an_odd_one_
     assert percents(tmp_path / "a.xlsx", "Data") == [
         (row, {"rate": pattern, "whole": pattern}) for row, pattern in enumerate(expected, 2)
     ]
+
+
+def test_a_sheet_that_turns_out_unusual_in_its_middle_gives_each_row_once(tmp_path: Path) -> None:
+    rows = rows_xml([["a", "b"], *([f"x{n}", n] for n in range(LONG))])
+    path = xlsx(tmp_path / "f", sheet_xml(f"{rows}<!-- -->"))
+    with list_file(path, path.name, Limits()) as file, file.open(None, (), report=True) as source:
+        assert [row.values["b"] for row in source.rows()] == list(range(LONG))
+
+
+def test_a_fault_in_the_middle_is_one_where_a_report_reads_it(tmp_path: Path) -> None:
+    rows: list[list[Any]] = [["a", "b"], *([f"x{n}", n] for n in range(LONG))]
+    path = xlsx(tmp_path / "f", sheet_xml(rows_xml(rows).replace(f"<v>{LONG - 1}</v>", "<v>none</v>")))
+    with list_file(path, path.name, Limits()) as file, file.open(None, (), report=True) as source:
+        found = source.rows()
+        assert [next(found).number for _ in range(LONG // 2)] == list(range(2, LONG // 2 + 2))
+        with pytest.raises(InputError) as caught:
+            list(found)
+    assert caught.value.code == "damaged_file"
 
 
 def test_percentages_of_an_opendocument_sheet_are_found_where_rows_and_cells_are_repeated(tmp_path: Path) -> None:

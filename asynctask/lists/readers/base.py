@@ -95,8 +95,8 @@ class OpenOptions:
     """The options of an opener.
 
     ``expect``: names that a header may have; empty if the worker declares no items. ``encoding``: of a text, as its sender
-    names it. ``report``: for a report, numbers that a sheet (.xlsx, .ods) shows as percentages are :class:`Percent`, and
-    ``planned`` may be None to begin sooner.
+    names it. ``report``: the list was accepted before, and is read again for a report. Then a sheet (.xlsx, .ods) is not
+    checked before its first row, ``planned`` may be None, and numbers that it shows as percentages are :class:`Percent`.
     """
 
     sheet: str | None

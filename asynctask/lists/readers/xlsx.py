@@ -58,7 +58,8 @@ def xlsx_table(path: Path, options: OpenOptions) -> Table:
                     continue  # another sheet on the same part, known to be empty
                 seen.add(part.part.lower())
                 sheet = SheetXml(lambda: Package(path, options.limits), part.part, book)
-                if filled := sheet.prove():
+                filled = None if options.report else sheet.prove()
+                if any(sheet.cells()) if filled is None else filled:
                     return Table(sheet.cells, part.name, filled, texts.close)
             raise empty_sheet(options.sheet)
         except BaseException:
@@ -120,7 +121,7 @@ class _Unusual(Exception):
 
 
 class SheetXml:
-    """A sheet. ``prove`` reads it once; then ``cells`` gives its rows, any number of times."""
+    """A sheet. ``cells`` gives its rows, any number of times; ``prove`` reads it once before, to find faults beforehand."""
 
     def __init__(self, open_package: Callable[[], Package], part: str, book: Book) -> None:
         self._open, self._part, self._book = open_package, part, book
@@ -139,9 +140,21 @@ class SheetXml:
 
     def cells(self) -> Iterator[tuple[int, list[Any]]]:
         """Number and cells of each non-empty row, from column A to its last value."""
+        last = 0
+        if self._usual:
+            try:
+                for last, row in self._filled(self._usual_rows):
+                    yield last, row
+                return
+            except _Unusual:  # of a sheet that was not proven, perhaps in its middle
+                self._usual = False
+        for number, row in self._filled(self._any_rows):
+            if number > last:
+                yield number, row
+
+    def _filled(self, rows: Callable[[Package], Iterator[tuple[int, list[Any]]]]) -> Iterator[tuple[int, list[Any]]]:
         with self._open() as package:
-            rows = self._usual_rows(package) if self._usual else self._any_rows(package)
-            for number, row in rows:
+            for number, row in rows(package):
                 if row:
                     yield number, row
                 if number >= self._last:
