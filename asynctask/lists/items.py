@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from asynctask.errors import InputError, Problem
+from asynctask.lists.cells import jsonable
 from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
-from asynctask.lists.problems import fault, from_pydantic, in_order, jsonable
+from asynctask.lists.problems import fault, from_pydantic, in_order
 from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
 from asynctask.worker import Worker, is_model
 

@@ -21,8 +21,9 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps, loads
 from asynctask.ledger.corrections import find_corrected, row_problem
 from asynctask.ledger.sessions import MAX_KEY, key_text
+from asynctask.lists.cells import jsonable
 from asynctask.lists.items import Accepted, Binding, ItemShape, MixedShape, Refused, listed
-from asynctask.lists.problems import MAX_ROWS, fault, jsonable, revived, rows_rejected, say
+from asynctask.lists.problems import MAX_ROWS, fault, revived, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.base import normalise, row_number_header, shorten
 from asynctask.lists.readers.table import HEADER_ROWS
