@@ -11,8 +11,9 @@ import orjson
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem, dumps
 from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
-from asynctask.lists.problems import fault, from_pydantic, in_order, jsonable
+from asynctask.lists.problems import fault, from_pydantic, in_order
 from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
+from asynctask.lists.written_cells import jsonable
 from asynctask.worker import Worker, is_model
 
 if TYPE_CHECKING:

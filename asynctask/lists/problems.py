@@ -1,4 +1,4 @@
-"""Problems of rows as stable codes and translated messages, and cells as JSON.
+"""Problems of rows as stable codes and translated messages.
 
 A problem is stored without words: its code, the key of its text (in ``texts/``) and the parameters of that text. The codes
 are listed in docs/sheets.md. A pydantic error type that is not in the table keeps its own type and text.
@@ -10,9 +10,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from enum import Enum
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -22,8 +19,8 @@ from asynctask.errors import InputError, Problem
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject
-from asynctask.lists.coerce import span_text
-from asynctask.lists.readers.base import CellError, shorten
+from asynctask.lists.readers.base import shorten
+from asynctask.lists.written_cells import jsonable, storable
 from asynctask.messages import CATALOGUE
 
 CODES: Final[Mapping[str, str]] = {
@@ -88,7 +85,7 @@ def from_pydantic(row: int | None, column: str | None, error: Mapping[str, Any],
     """
     kind, context = str(error["type"]), error.get("ctx") or {}
     if kind in _OWN_WORDS:
-        words = shorten(_storable(str(context.get("error") or "")), _LONGEST_PARAM)
+        words = shorten(storable(str(context.get("error") or "")), _LONGEST_PARAM)
         return fault(row, column, "invalid", kind if words else "not_valid", {"words": words} if words else {}, value)
     params = {str(name): _param(each) for name, each in context.items() if each is not None}
     message = say(kind, params, "en") if kind in CODES else None
@@ -214,36 +211,6 @@ def revived(row: int | None, kept: Mapping[str, Any], locale: str) -> Problem:
         row, kept.get("column"), str(kept.get("code") or ""), render(kept, locale), kept.get("value"),
         str(kept.get("text") or ""), kept.get("params") or {},
     )  # fmt: skip
-
-
-def jsonable(value: Any) -> Any:
-    """A cell or JSON value as JSON that every database stores: dates as ISO text, errors as shown."""
-    if value is None or isinstance(value, bool | int):
-        return value if not isinstance(value, int) or -(2**63) <= value < 2**64 else str(value)
-    if isinstance(value, str):
-        return _storable(value)
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, Mapping):
-        return {_storable(str(key)): jsonable(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [jsonable(each) for each in value]
-    if isinstance(value, Enum):
-        return jsonable(value.value)
-    if isinstance(value, timedelta):
-        return span_text(value)
-    if isinstance(value, CellError | Decimal):
-        return _storable(str(value))
-    return shorten(_storable(str(value)))
-
-
-def _storable(text: str) -> str:
-    """Replaces NUL, which PostgreSQL cannot store, and lone surrogates, which UTF-8 cannot encode."""
-    if "\0" in text:
-        text = text.replace("\0", "\ufffd")
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def in_order(problems: Sequence[Problem], values: Mapping[str, Any]) -> tuple[Problem, ...]:

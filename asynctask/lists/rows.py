@@ -22,11 +22,12 @@ from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.corrections import find_corrected, row_problem
 from asynctask.ledger.sessions import MAX_KEY, key_text
 from asynctask.lists.items import Binding, ItemShape, MixedShape, Refused, listed
-from asynctask.lists.problems import MAX_ROWS, fault, jsonable, revived, rows_rejected, say
+from asynctask.lists.problems import MAX_ROWS, fault, revived, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.base import normalise, row_number_header, shorten
 from asynctask.lists.readers.table import HEADER_ROWS
 from asynctask.lists.uploads import ITEMS, ListFile, Uploads, list_file
+from asynctask.lists.written_cells import jsonable
 from asynctask.messages import is_storable
 
 

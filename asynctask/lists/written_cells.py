@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from html import escape
 from typing import Any, Final
 
 import orjson
 
 from asynctask.lists.coerce import span_text
-from asynctask.lists.problems import jsonable
-from asynctask.lists.readers.base import CellError, Percent
+from asynctask.lists.readers.base import CellError, Percent, shorten
 from asynctask.lists.readers.csv import FORMULA_STARTS
 
 SHEET_ROWS: Final = 1_048_575
@@ -28,6 +28,36 @@ SHEET_ROWS: Final = 1_048_575
 # -- as JSON
 
 _OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
+def jsonable(value: Any) -> Any:
+    """A cell or JSON value as JSON that every database stores: dates as ISO text, errors as shown."""
+    if value is None or isinstance(value, bool | int):
+        return value if not isinstance(value, int) or -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {storable(str(key)): jsonable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(each) for each in value]
+    if isinstance(value, Enum):
+        return jsonable(value.value)
+    if isinstance(value, timedelta):
+        return span_text(value)
+    if isinstance(value, CellError | Decimal):
+        return storable(str(value))
+    return shorten(storable(str(value)))
+
+
+def storable(text: str) -> str:
+    """Replaces NUL, which PostgreSQL cannot store, and lone surrogates, which UTF-8 cannot encode."""
+    if "\0" in text:
+        text = text.replace("\0", "\ufffd")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def dump(rows: Iterable[Any]) -> bytes:

@@ -24,25 +24,31 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}")
 
 
-def test_the_demo_audits_itself_and_leaves_a_report_and_no_process(desk: Desk) -> None:
-    found = desk.json("demo", "--rows", 600)
-    assert found["ok"]
-    assert all(each["holds"] for each in found["audit"])
-    assert [each["rows"] for each in found["tasks"]] == [200, 600, 50_000]
-    assert found["retried"] > 0
-    assert Path(found["report"]).is_file()
+def test_the_demo_audits_itself_and_with_keep_it_stays_until_it_is_told_to_stop(desk: Desk) -> None:
+    said = desk.run("demo", "--rows", 600).stdout
+    assert "WRONG" not in said
+    assert said.count("\nok ") == 8
+    assert "Export: " in said
+    assert "Report: " in said
     assert not desk.processes()
-    again = desk.run("demo", "--rows", "100").stdout  # in the folder of the first, anew
-    assert "WRONG" not in again
-    assert again.count("\nok ") == 8
-    assert "Export: " in again
-    assert "Report: " in again
+    with desk.started("demo", "--rows", 100, "--keep", "--json") as demo:  # in the folder of the first, anew
+        found = read_document(demo)
+        assert found["ok"]
+        assert all(each["holds"] for each in found["audit"])
+        assert [each["rows"] for each in found["tasks"]] == [200, 100, 50_000]
+        assert found["retried"] > 0
+        assert Path(found["report"]).is_file()
+        with urllib.request.urlopen(found["url"], timeout=120) as page:
+            assert page.status == 200
+        assert "is running" in desk.run("demo", code=2).stderr
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(120) == 0
+    assert not desk.processes()
 
 
+@pytest.mark.full(reason="below on Celery in each run")
 @pytest.mark.needs_redis
-@pytest.mark.parametrize(
-    "engine", ["dramatiq", *(pytest.param(name, marks=pytest.mark.full(reason="slower")) for name in ("celery", "rq"))]
-)
+@pytest.mark.parametrize("engine", ["celery", "dramatiq", "rq"])
 def test_the_demo_runs_on_an_engine_and_audits_itself(desk: Desk, engine: str) -> None:
     found = desk.json("demo", "--engine", engine, "--rows", 150)
     assert (found["ok"], found["engine"]) == (True, engine)
@@ -55,6 +61,9 @@ def test_the_demo_runs_on_an_engine_and_audits_itself(desk: Desk, engine: str) -
 def test_a_kept_demo_on_an_engine_shows_its_queues_and_ends_with_everything_when_it_is_killed(desk: Desk) -> None:
     with desk.started("demo", "--rows", 100, "--engine", "celery", "--keep", "--json") as demo:
         found = read_document(demo)
+        assert (found["ok"], found["engine"]) == (True, "celery")
+        assert [each["rows"] for each in found["tasks"]] == [200, 100, 10_000]
+        assert found["retried"] > 0
         with urllib.request.urlopen(f"{found['url']}/api/queues", timeout=120) as answer:
             assert [queue["name"] for queue in json.load(answer)["queues"]] == ["celery/celery"]
         assert any("redis-server" in command for command in desk.processes().values())
@@ -83,18 +92,6 @@ def test_the_demo_touches_no_folder_that_is_not_its_own(desk: Desk) -> None:
     (desk.folder / "mine" / "thesis.txt").write_text("years of work")
     assert "--dir" in desk.run("demo", "--dir", "mine", code=2).stderr
     assert (desk.folder / "mine" / "thesis.txt").read_text() == "years of work"
-
-
-def test_with_keep_it_stays_until_it_is_told_to_stop_and_a_second_one_is_refused(desk: Desk) -> None:
-    with desk.started("demo", "--rows", 100, "--keep", "--json") as demo:
-        found = read_document(demo)
-        assert found["ok"]
-        with urllib.request.urlopen(found["url"], timeout=120) as page:
-            assert page.status == 200
-        assert "is running" in desk.run("demo", code=2).stderr
-        demo.send_signal(signal.SIGINT)
-        assert demo.wait(120) == 0
-    assert not desk.processes()
 
 
 def test_a_demo_that_is_stopped_or_killed_midway_leaves_no_process(desk: Desk) -> None:

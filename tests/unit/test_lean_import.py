@@ -88,6 +88,12 @@ def test_a_worker_of_plain_items_holds_neither_pydantic_nor_what_reads_and_write
     assert loaded & others == set()
 
 
+def test_the_process_that_reads_a_workbook_loads_no_database() -> None:
+    """It starts for each workbook. Taken out: `jsonable` in a module that does not import the ledger, and it took 0.4 s of
+    processor time to start; it takes 0.1 s."""
+    assert imported("import asynctask.lists.workbook_child") & HEAVY <= {"python_calamine"}
+
+
 def test_what_is_looked_for_would_be_found() -> None:
     assert {"sqlalchemy", "structlog"} <= imported("from asynctask import AsyncTask")
     assert {"pydantic"} <= imported("import asynctask.lists.options")
