@@ -25,7 +25,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, each_free
-from asynctask.ledger.events import Change, End
+from asynctask.ledger.events import Change
 from asynctask.logs import get_logger
 
 RECHECK_S: Final = 0.8
@@ -57,8 +57,8 @@ _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.du
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
-def announce(ledger: Ledger, applied: Iterable[Change], ends: Iterable[End] = ()) -> int | None:
-    """Writes the hints for committed changes and ``ends``; call it after their transaction.
+def announce(ledger: Ledger, applied: Iterable[Change]) -> int | None:
+    """Writes the hints for committed changes; call it after their transaction.
 
     Returns when the first of them is due (microseconds; the past: now), None if there is none. Does not wait for locked
     rows of Tasks.
@@ -66,11 +66,6 @@ def announce(ledger: Ledger, applied: Iterable[Change], ends: Iterable[End] = ()
     due: dict[int, int | None] = {}
     freed_places: dict[int, int] = {}
     ended: dict[int, int] = {}  # Events with a key: id -> line
-    for end in ends:
-        if end.record.line is not None:
-            ended[end.record.id] = end.record.line
-        if (task_id := end.record.task_id) is not None:
-            freed_places[task_id] = freed_places.get(task_id, 0) + _freed_places(end.turn)
     for each in applied:
         if each.turn is None or each.record is None or each.record.task_id is None:
             continue

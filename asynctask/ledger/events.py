@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -141,22 +142,6 @@ def last_start(record: EventRecord) -> int | None:
     return at if attempt > 1 or record.started_at is None else record.started_at
 
 
-class End(NamedTuple):
-    """The end of an Event that was :func:`untouched`, or untouched but lent, when it was read without a lock before the
-    transaction.
-
-    ``record``: the Event as read; the UPDATE compares it instead of reading again. ``turn``: the transition that ends it.
-    ``notes`` and ``failure`` as in :class:`Change`; ``result`` and ``started_at`` are written unless None.
-    """
-
-    record: EventRecord
-    turn: Turn
-    notes: Sequence[Note]
-    failure: Failure | None
-    result: str | None
-    started_at: int | None
-
-
 def problem_of(turn: Turn, failure: Failure | None) -> str | None:
     """The ``problem`` column: the code of the failure, for a turn that ends ``failed`` or ``error``; :data:`RESUMABLE` for
     one that stops; :data:`ITEMS` for an open slice of which an item has failed."""
@@ -197,8 +182,17 @@ class Change:
         return self.notes if last is None else (*self.notes, last)
 
 
+def end_unread(
+    record: EventRecord, turn: Turn, notes: Sequence[Note], failure: Failure | None, values: dict[str, Any]
+) -> Change:
+    """The end of an Event that was :func:`untouched`, or untouched but lent, when it was read without a lock before the
+    transaction: :func:`apply` compares the row with ``record`` instead of reading it. ``values``: at most ``result`` and
+    ``started_at``."""
+    return Change(record.id, lambda seen: turn, notes, failure, values, record=record, turn=turn)
+
+
 class StaleRead(TransactionConflict):
-    """An Event changed after an :class:`End` read it. Nothing is written; the Event must be read again."""
+    """An Event changed after an :func:`end_unread` read it. Nothing is written; the Event must be read again."""
 
     code = "seen_no_more"
 
@@ -294,13 +288,13 @@ def read_tasks_events(
     return [_record(found) for found in batches.fetch(connection, statement)]
 
 
-def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[End] = ()) -> list[Change]:
+def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[Change] = ()) -> list[Change]:
     """Writes every change whose decision still holds, and every end, in the caller's write transaction.
 
     Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
-    ``decide`` is called on what was read, and the UPDATE compares status and attempt again. Ends are decided already and
-    are only compared: all are written, or :class:`StaleRead` is raised. Returns the changes, each with its result. An Event
-    may occur only once per call.
+    ``decide`` is called on what was read, and the UPDATE compares status and attempt again. Ends (:func:`end_unread`) are
+    only compared: all are written, or :class:`StaleRead` is raised. Returns the changes, each with its result. An Event may
+    occur only once per call.
     """
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()
@@ -309,7 +303,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], end
     if ends:
         write_unread(connection, ledger, ends, moved, now)
     # Lock order of every transaction: all events first, then their counters.
-    _write_failures(connection, ledger, changes, ends)
+    _write_failures(connection, ledger, [*changes, *ends])
     move_counts(connection, moved, now)
     return list(changes)
 
@@ -397,7 +391,7 @@ def group_of(failure: Failure, status: str) -> str:
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
 
 
-def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[End]) -> None:
+def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> None:
     ended: list[_Failed] = []
     reopened: list[tuple[EventRecord, Sequence[int | None] | None]] = []
     for change in changes:
@@ -412,10 +406,6 @@ def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Ch
             ended.append(_Failed(record, turn, change.failure or _unexplained(turn), record.first_row))
         elif turn.reason is Reason.RETRIED:
             reopened.append((record, None))
-    for end in ends:
-        turn = end.turn
-        if turn.after.status in PROBLEM and end.record.task_id is not None:
-            ended.append(_Failed(end.record, turn, end.failure or _unexplained(turn), end.record.first_row))
     if ended:
         _count_failures(connection, ledger, ended)
     if reopened:
@@ -587,7 +577,7 @@ class _EndBatch:
 
 
 def write_unread(
-    connection: Connection, ledger: Ledger, ends: Sequence[End], moved: dict[tuple[int, int], Delta], now: int
+    connection: Connection, ledger: Ledger, ends: Sequence[Change], moved: dict[tuple[int, int], Delta], now: int
 ) -> None:
     """Writes the ends of untouched Events, one UPDATE for each set of equal values.
 
@@ -596,20 +586,20 @@ def write_unread(
     alike: dict[tuple[Any, ...], _EndBatch] = {}
     counted: dict[tuple[int | None, int, int], list[Any]] = {}
     now_text = rfc3339(now)
-    for record, turn, notes, failure, result, started_at in sorted(ends, key=_event_id):  # the lock order everywhere
-        problem = problem_of(turn, failure)
-        key = (id(turn), problem, result is None, started_at is None)
+    for end in sorted(ends, key=attrgetter("event_id")):  # the lock order everywhere
+        record, turn = end.record, end.turn
+        assert record is not None
+        assert turn is not None
+        problem = problem_of(turn, end.failure)
+        key = (id(turn), problem, *end.values)
         group = alike.get(key)
         if group is None:
-            names = (*(["result"] if result is not None else []), *(["started_at"] if started_at is not None else []))
-            group = alike[key] = _EndBatch(turn, problem, names)
+            group = alike[key] = _EndBatch(turn, problem, tuple(end.values))
         attempt = turn.after.attempt
-        messages = _first_messages(notes, attempt, now, now_text)
-        row = {"b_id": record.id, "b_attempt": attempt, "v_added_messages": messages}
-        if result is not None:
-            row["v_result"] = result
-        if started_at is not None:
-            row["v_started_at"] = started_at
+        row: dict[str, Any] = {"b_id": record.id, "b_attempt": attempt}
+        row["v_added_messages"] = _first_messages(end.notes, attempt, now, now_text)
+        for name, value in end.values.items():
+            row[f"v_{name}"] = value
         group.rows.append(row)
         count = counted.get(count_key := (record.task_id, record.slots, id(turn)))
         if count is None:
@@ -620,10 +610,6 @@ def write_unread(
     for (task_id, slots, _), (turn, times) in counted.items():
         if task_id is not None:
             moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta, times)
-
-
-def _event_id(end: End) -> int:
-    return end.record.id
 
 
 def _first_messages(notes: Sequence[Note], attempt: int, now: int, now_text: str) -> str:

@@ -27,7 +27,7 @@ from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
 from asynctask.iterable import News
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.events import Change, End, EventRecord, Failure, Note, StaleRead, apply
+from asynctask.ledger.events import Change, EventRecord, Failure, Note, StaleRead, apply, end_unread
 from asynctask.ledger.processes import Figures
 from asynctask.ledger.reservations import close_small
 from asynctask.ledger.tasks import candidates, try_close, try_finish
@@ -344,13 +344,12 @@ class Recorder:
                 if won and (kind := _figure(each)) is not None:
                     self._figures.ended(each.worker, kind, each.seconds)
                 self._notify(each, won)
-            self.announce(applied, [end for end in ends if not _is_plain(end)])
-            over = [
-                *(end.record for end in ends),
-                *(each.record for each in applied if each.record and _is_over(each.record)),
-            ]
+            plain = {each.event_id for each in ends if _is_plain(each)}
+            self.announce([*applied, *(each for each in ends if each.event_id not in plain)])
+            over = [record for each in (*ends, *applied) if (record := each.record) and _is_over(record, each.turn)]
             self._closer.ended(
-                {record.task_id for record in over}, unannounced={end.record.task_id for end in ends if _is_plain(end)}
+                {record.task_id for record in over},
+                unannounced={record.task_id for record in over if record.id in plain},
             )
             self._closer.called({record.callback_of for record in over})
         if self._closes_at_once and not self._pending and self._busy_for() is None:
@@ -358,7 +357,7 @@ class Recorder:
         else:
             self._closer.check_if_due()
 
-    def _record(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Change]]:
+    def _record(self, wave: Sequence[Outcome]) -> tuple[list[Change], list[Change]]:
         """Writes a wave; returns the ends written without a read, and the results of the other outcomes."""
         try:
             return self._write(wave)
@@ -367,7 +366,7 @@ class Recorder:
                 each.doubtful = True
             raise
 
-    def _write(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Change]]:
+    def _write(self, wave: Sequence[Outcome]) -> tuple[list[Change], list[Change]]:
         if self._reads == 0:
             try:
                 return write_once(self._ledger, wave)
@@ -388,13 +387,13 @@ class Recorder:
         except Exception:
             self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
-    def announce(self, applied: Sequence[Change], ends: Sequence[End] = ()) -> None:
-        """Reports to the dispatcher what committed changes and ends made ready.
+    def announce(self, applied: Sequence[Change]) -> None:
+        """Reports to the dispatcher what committed changes made ready.
 
         A lost change is reported by the row as it is: its first try may have written that row although the answer was lost.
         A superfluous hint does no harm.
         """
-        if (at := dispatchable.announce(self._ledger, [_as_it_stands(each) for each in applied], ends)) is not None:
+        if (at := dispatchable.announce(self._ledger, [_as_it_stands(each) for each in applied])) is not None:
             self._on_due(at)
 
 
@@ -422,17 +421,19 @@ def _figure(each: Outcome) -> str | None:
     return str(each.status) if each.retry_at is None else "retry"
 
 
-def _is_plain(end: End) -> bool:
+def _is_plain(end: Change) -> bool:
     """Whether nothing waited for this end at Begin, so that what waits for it now may be announced with the next check: it
     is no failure, and has no place in a ``parallel``, a round or the line of a key. (A job in a lent place has a process.)
     """
-    record = end.record
+    record, turn = end.record, end.turn
+    assert record is not None
+    assert turn is not None
     waits = record.parallel, record.round_at, record.line, record.row.process
-    return end.turn.after.status is Status.FINISH and waits == (None, None, None, None)
+    return turn.after.status is Status.FINISH and waits == (None, None, None, None)
 
 
-def _is_over(record: EventRecord) -> bool:
-    return record.row.status not in OPEN
+def _is_over(record: EventRecord, turn: Turn | None) -> bool:
+    return (record.row if turn is None else turn.after).status not in OPEN
 
 
 def _as_it_stands(change: Change) -> Change:
@@ -458,11 +459,11 @@ def with_followers(batch: Sequence[Outcome]) -> list[Outcome]:
 # -- writing outcomes
 
 
-def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[End], list[Change]]:
+def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[Change], list[Change]]:
     """Commits outcomes of different Events; returns the ends written without a read, and the results of the others.
     Raises :class:`~asynctask.ledger.events.StaleRead` if an Event changed since Begin, and LedgerUnavailable."""
     ends = [
-        End(seen, ending(seen.row, each.status, each.reason), each.notes, each.failure, each.result, each.started_at)
+        end_unread(seen, ending(seen.row, each.status, each.reason), each.notes, each.failure, _values(each))
         for each in wave
         if (seen := each.seen) is not None
     ]
@@ -505,16 +506,15 @@ def already_recorded(ledger: Ledger, each: Outcome, record: EventRecord | None) 
     return record.row.process == ledger.holder and (each.elsewhere or record.row.attempt == each.attempt)
 
 
+def _values(each: Outcome) -> dict[str, Any]:
+    """The columns that an outcome sets beside those of its transition."""
+    result = each.result if each.news is None or each.news.results is None else each.news.results
+    values = {"result": result, "started_at": each.started_at, "checkpoint": each.checkpoint}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _change(ledger: Ledger, each: Outcome) -> Change:
-    values: dict[str, Any] = {}
-    if each.result is not None:
-        values["result"] = each.result
-    if each.started_at is not None:
-        values["started_at"] = each.started_at
-    if each.checkpoint is not None:
-        values["checkpoint"] = each.checkpoint
-    if each.news is not None and each.news.results is not None:
-        values["result"] = each.news.results
+    values = _values(each)
     cancelled = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
     is_fenced = each.doubtful or not each.elsewhere
 
