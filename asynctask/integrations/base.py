@@ -349,6 +349,12 @@ class EarlyTickets:
             self._condition.wait_for(lambda: early.done)
         return early.ticket if self._clock.monotonic() - early.asked_at <= EARLY_S else None
 
+    def waiting(self) -> int:
+        """How many jobs have arrived lately and have not begun."""
+        since = self._clock.monotonic() - EARLY_S
+        with self._condition:
+            return sum(not each.done or each.asked_at >= since for each in self._early.values())
+
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Another copy of the same has ended: a ticket from before is void."""
         with self._condition:
@@ -433,6 +439,11 @@ class HeldAcks:
             if waiting is not None:
                 waiting.acks.append(ack)
         return waiting is not None
+
+    def when_committed(self, key: str, ack: Callable[[], None]) -> None:
+        """The thread calls ``ack`` once nothing of this job waits for its commit."""
+        if not self.hold(key, ack):
+            self._due.put(ack)
 
     def _run(self) -> None:
         while (ack := self._due.get()) is not None:
@@ -633,11 +644,9 @@ class EngineProcess(AppProcess):
         self._note_performed()
 
     def recover(self, ticket: Ticket) -> None:
-        """The process that performed a job of a Task died, while this one, which records it, lives: the ledger gives the
-        job again, or ends it as poison. Blocks until that is committed."""
-        self.tracker.note_long(0.0)  # only a job that is known to have begun counts the death
-        while not self.recorder.drain(_FLUSH_S):
-            pass
+        """The process that performed a job died, while this one, which records it, lives: the job is given again, by the
+        ledger or by its engine, or ends as poison. Blocks until that is committed."""
+        self.tracker.save(ticket)  # only a job that is known to have begun counts the death
         self._retry_while_away(lambda: processes.recover_job(self.ledger, ticket.event_id))
         self.tracker.forget(ticket)
         self._dispatcher.nudge()
@@ -650,8 +659,13 @@ class EngineProcess(AppProcess):
     # -- parts
 
     def _busy_for(self) -> float | None:
-        """An outcome that no thread waits for goes with those that follow, while more are to be expected."""
-        return LINGER_S if not self._awaited and (self.tracker.running() or self._rate.per_second > _MANY) else None
+        """An outcome that no thread waits for goes with those that follow, while more are to be expected: in half of the
+        time in which the jobs that have arrived are performed, for their engine fetches more when some are acknowledged."""
+        rate = self._rate.per_second
+        if self._awaited or not (rate > _MANY or self.tracker.running()):
+            return None
+        arrived = 0 if self._early is None else self._early.waiting()
+        return max(LINGER_S, arrived / rate / 2 if rate > _MANY else 0.0)
 
     def load(self) -> Load:
         """What this process can use now."""
