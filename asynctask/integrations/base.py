@@ -60,6 +60,9 @@ BEGUN: Final = "a worker has begun it"
 LONG_S: Final = 0.1
 """Seconds after which a running job's ``working`` status is written by itself."""
 
+TOGETHER_S: Final = 0.003
+"""Seconds in which arrivals are collected: one read for all of them."""
+
 _MOST_EARLY: Final = 1_000
 _FLUSH_S: Final = 5.0
 _MANY: Final = 50
@@ -317,8 +320,9 @@ class Together:
 class EarlyTickets:
     """Asks for the tickets of jobs that have arrived and wait for a free thread of their engine.
 
-    One thread asks for all that arrived while it asked before. A ticket is good for half a second, then its job asks anew:
-    what has changed meanwhile must show (promise 8).
+    One thread asks for all that arrived while it asked before, and within :data:`TOGETHER_S` after the first of them. A job
+    that begins sooner asks for itself. A ticket is good for half a second, then its job asks anew: what has changed
+    meanwhile must show (promise 8).
     """
 
     def __init__(self, begin: Callable[[Sequence[Arrival]], Sequence[Ticket]], clock: Clock) -> None:
@@ -334,11 +338,14 @@ class EarlyTickets:
     def expect(self, arrival: Arrival) -> None:
         """A job has arrived."""
         with self._condition:
+            if self._ended:
+                return
             if len(self._early) >= _MOST_EARLY:  # of jobs that their engine has dropped
                 self._early = {key: each for key, each in self._early.items() if not each.done}
             early = self._early[arrival.job_id, arrival.attempt] = _Early()
             self._arrived.append((arrival, early))
-            self._condition.notify_all()
+            if len(self._arrived) == 1:
+                self._condition.notify_all()
 
     def take(self, arrival: Arrival) -> Ticket | None:
         """The ticket of a copy that begins now, once; None if there is none, or none that is fresh."""
@@ -346,14 +353,11 @@ class EarlyTickets:
             early = self._early.pop((arrival.job_id, arrival.attempt), None)
             if early is None:
                 return None
+            if not early.asked:
+                self._arrived = [each for each in self._arrived if each[1] is not early]
+                return None
             self._condition.wait_for(lambda: early.done)
         return early.ticket if self._clock.monotonic() - early.asked_at <= EARLY_S else None
-
-    def waiting(self) -> int:
-        """How many jobs have arrived lately and have not begun."""
-        since = self._clock.monotonic() - EARLY_S
-        with self._condition:
-            return sum(not each.done or each.asked_at >= since for each in self._early.values())
 
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Another copy of the same has ended: a ticket from before is void."""
@@ -371,8 +375,13 @@ class EarlyTickets:
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._arrived or self._ended)
+                self._condition.wait_for(lambda: self._ended, TOGETHER_S)
                 batch, self._arrived = self._arrived, []
+                for _, early in batch:
+                    early.asked = True
                 ended = self._ended
+            if not batch and not ended:
+                continue
             asked_at = self._clock.monotonic()
             tickets: Sequence[Ticket | None] = [None] * len(batch)
             with suppress(Exception):  # each asks for itself then, and waits or fails by its own
@@ -390,6 +399,7 @@ class EarlyTickets:
 @dataclass(slots=True)
 class _Early:
     ticket: Ticket | None = None
+    asked: bool = False
     asked_at: float = 0.0
     done: bool = False
 
@@ -659,13 +669,8 @@ class EngineProcess(AppProcess):
     # -- parts
 
     def _busy_for(self) -> float | None:
-        """An outcome that no thread waits for goes with those that follow, while more are to be expected: in half of the
-        time in which the jobs that have arrived are performed, for their engine fetches more when some are acknowledged."""
-        rate = self._rate.per_second
-        if self._awaited or not (rate > _MANY or self.tracker.running()):
-            return None
-        arrived = 0 if self._early is None else self._early.waiting()
-        return max(LINGER_S, arrived / rate / 2 if rate > _MANY else 0.0)
+        """An outcome that no thread waits for goes with those that follow, while more are to be expected."""
+        return LINGER_S if not self._awaited and (self.tracker.running() or self._rate.per_second > _MANY) else None
 
     def load(self) -> Load:
         """What this process can use now."""

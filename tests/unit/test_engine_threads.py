@@ -121,10 +121,15 @@ def arrival(attempt: int | None) -> Arrival:
     return Arrival("a job", attempt, "w", "q")
 
 
+def asked_for(tickets: EarlyTickets) -> None:
+    wait_for(lambda: all(each.done for each in tickets._early.values()), "all are asked for")
+
+
 def test_two_copies_of_a_job_have_each_its_own_ticket(early: Any) -> None:
     tickets, _ = early
     tickets.expect(arrival(1))
     tickets.expect(arrival(2))
+    asked_for(tickets)
     assert tickets.take(arrival(1)).verdict is Begin.DROP
     assert tickets.take(arrival(2)).verdict is Begin.RUN
     assert tickets.take(arrival(2)) is None
@@ -133,9 +138,26 @@ def test_two_copies_of_a_job_have_each_its_own_ticket(early: Any) -> None:
 def test_a_ticket_that_has_grown_old_is_asked_for_anew(early: Any) -> None:
     tickets, clock = early
     tickets.expect(arrival(2))
-    wait_for(lambda: all(each.done for each in tickets._early.values()), "it is asked for")
+    asked_for(tickets)
     clock.seconds += EARLY_S + 0.01
     assert tickets.take(arrival(2)) is None
+
+
+def test_a_job_that_begins_before_anybody_has_asked_asks_for_itself() -> None:
+    asked: list[str] = []
+
+    def begin(arrivals: Sequence[Arrival]) -> list[Ticket]:
+        asked.extend(each.job_id for each in arrivals)
+        return [ticket(each) for each in arrivals]
+
+    tickets = EarlyTickets(begin, SettableClock())
+    with tickets._condition:  # the thread that asks comes to none of them meanwhile
+        tickets.expect(arrival(2))
+        tickets.expect(Arrival("another", 2, "w", "q"))
+        assert tickets.take(arrival(2)) is None
+    asked_for(tickets)
+    assert asked == ["another"]
+    tickets.stop()
 
 
 def test_a_ticket_from_before_another_copy_ended_is_void(early: Any) -> None:
