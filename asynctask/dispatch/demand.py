@@ -127,7 +127,7 @@ class Shares:
     """
 
     def __init__(self) -> None:
-        self._got: dict[Hashable, int] = {}
+        self._got: dict[Hashable, float] = {}
 
     def keep(self, present: Collection[Hashable]) -> None:
         """Forgets those that want nothing any more."""
@@ -139,8 +139,8 @@ class Shares:
         least = min((self._got[key] for key in keys if key in self._got), default=0)
         return sorted(keys, key=lambda key: self._got.setdefault(key, least))
 
-    def served(self, key: Hashable, count: int) -> None:
-        """It got so many jobs."""
+    def served(self, key: Hashable, count: float) -> None:
+        """It got so many jobs; of several that are served together, so many each."""
         self._got[key] = self._got.get(key, 0) + count
 
 

@@ -122,6 +122,7 @@ class Dispatcher:
         self._observed_until = 0.0
         self._fair_by_owner = fair_by_owner
         self._shares = Shares()
+        self._many: dict[Hashable, int] = {}  # how many small Tasks are served together
         self._credit = Credit(background_share)
         self._up_to: dict[str, int] = {}  # larger priorities of a queue are left to the next round
         self._turn_until = 0.0  # until when this round dispatches in the queue that it is at
@@ -434,8 +435,8 @@ class Dispatcher:
     def _sources(
         self, tasks: Sequence[Runnable], alone: Sequence[Alone], rounds: set[int]
     ) -> dict[str, dict[int, _Sources]]:
-        """What wants jobs, by queue and priority. All single jobs of a priority count as one Task, all small Tasks (of an
-        owner) too."""
+        """What wants jobs, by queue and priority. All single jobs of a priority count as one Task. All small Tasks (of an
+        owner) are served together, as many Tasks as they are."""
         found: dict[str, dict[int, _Sources]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
         small: dict[Hashable, list[int]] = {}
         single: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -457,6 +458,7 @@ class Dispatcher:
             else:
                 small[name] = [task.task_id]
                 sources[name] = partial(self._reserve_small, small[name], task.queue)
+        self._many = {name: len(ids) for name, ids in small.items()}
         self._shares.keep({key for by in found.values() for at, groups in by.items() for key in _keys(at, groups)})
         return found
 
@@ -546,7 +548,7 @@ class Dispatcher:
         reserved, at = 0, None if owed is None else priority
         groups = {key: sources for key, sources in groups.items() if sources}
         while groups and (wanted := self._wanted(room, queue, priority, owed, reserved)) > 0:
-            share = max(1, wanted // len(groups))
+            share = wanted / sum(self._many.get(group, 1) for group in groups)
             for group in self._shares.order(groups):
                 if reserved and self._ledger.clock.monotonic() >= self._turn_until:
                     self._is_cut = True
@@ -556,7 +558,8 @@ class Dispatcher:
                 sources = groups[group]
                 source = self._shares.order(sources)[0]
                 wanted = self._wanted(room, queue, priority, owed, reserved)
-                count = min(share, wanted, _MAX_RESERVED)
+                asked = max(1, int(share * self._many.get(group, 1)))
+                count = min(asked, wanted, _MAX_RESERVED)
                 sent = self._part(partial(sources[source], count, at)) if count > 0 else 0
                 self._renew()
                 self._note_served(room, queue, priority, group, source, sent)
@@ -580,7 +583,7 @@ class Dispatcher:
     def _note_served(self, room: Demand, queue: str, priority: int, group: Hashable, source: Hashable, sent: int) -> None:
         room.take(queue, priority, sent)
         for key in {group, source}:
-            self._shares.served(key, sent)
+            self._shares.served(key, sent / self._many.get(key, 1))
         if sent and isinstance(source, int):
             self._last_served[queue, priority] = source
 

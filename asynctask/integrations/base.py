@@ -340,6 +340,8 @@ class EarlyTickets:
     def expect(self, arrival: Arrival) -> None:
         """A job has arrived."""
         with self._condition:
+            if self._ended:
+                return
             if len(self._early) >= _MOST_EARLY:  # of jobs that their engine has dropped
                 self._early = {key: each for key, each in self._early.items() if not each.done}
             early = self._early[arrival.job_id, arrival.attempt] = _Early()
@@ -380,6 +382,8 @@ class EarlyTickets:
                 for _, early in batch:
                     early.asked = True
                 ended = self._ended
+            if not batch and not ended:
+                continue
             asked_at = self._clock.monotonic()
             tickets: Sequence[Ticket | None] = [None] * len(batch)
             with suppress(Exception):  # each asks for itself then, and waits or fails by its own
@@ -447,6 +451,11 @@ class HeldAcks:
             if waiting is not None:
                 waiting.acks.append(ack)
         return waiting is not None
+
+    def when_committed(self, key: str, ack: Callable[[], None]) -> None:
+        """The thread calls ``ack`` once nothing of this job waits for its commit."""
+        if not self.hold(key, ack):
+            self._due.put(ack)
 
     def _run(self) -> None:
         while (ack := self._due.get()) is not None:
@@ -653,11 +662,9 @@ class EngineProcess(AppProcess):
         self._note_performed()
 
     def recover(self, ticket: Ticket) -> None:
-        """The process that performed a job of a Task died, while this one, which records it, lives: the ledger gives the
-        job again, or ends it as poison. Blocks until that is committed."""
-        self.tracker.note_long(0.0)  # only a job that is known to have begun counts the death
-        while not self.recorder.drain(_FLUSH_S):
-            pass
+        """The process that performed a job died, while this one, which records it, lives: the job is given again, by the
+        ledger or by its engine, or ends as poison. Blocks until that is committed."""
+        self.tracker.save(ticket)  # only a job that is known to have begun counts the death
         self._retry_while_away(lambda: processes.recover_job(self.ledger, ticket.event_id))
         self.tracker.forget(ticket)
         self._dispatcher.nudge()

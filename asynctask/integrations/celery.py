@@ -7,21 +7,24 @@ A job that a program sends carries no fence (``attempt=None``): Celery keeps it,
 a Task carries its attempt as a header. When it is to be retried, Celery's own rules say whether and when; the ledger keeps
 it until then and gives it again, with Celery's count of retries, so no worker holds it in its memory.
 
-In the prefork pool each child records by itself, and the process above it starts no thread, for it forks again at any time.
-It records only what a child cannot: that it was killed over its time limit, or revoked.
+In the prefork pool a process beside the worker records for all children
+(:class:`~asynctask.integrations.recording.PoolRecording`). A child opens nothing of the ledger, and goes on before its
+outcome is committed. The worker, whose requests acknowledge, asks there first. It starts no thread, for it forks again at
+any time, and records by itself only what nobody else knows: that a job was killed over its time limit, or revoked.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
@@ -53,17 +56,21 @@ from asynctask.integrations.base import (
     pushed_job,
     shard_writer,
 )  # fmt: skip
+from asynctask.integrations.recording import Collecting, Performer, PoolRecording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, end_elsewhere, is_job_id
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import TICKET, Ticket
+from asynctask.middleware.chain import Chain
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker
+from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
 
 try:
     from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
-    from celery import signals
+    from celery import bootsteps, signals
     from celery.exceptions import Ignore, Reject, Retry
     from celery.utils import uuid
+    from kombu import VERSION as KOMBU
     from kombu.exceptions import OperationalError
 except ModuleNotFoundError as error:
     if error.name not in ("billiard", "celery", "kombu"):
@@ -124,7 +131,8 @@ class _Performed:
     worker: Worker
     ticket: Ticket
     job: CurrentJob
-    process: EngineProcess
+    process: EngineProcess | Performer
+    chain: Chain
     retry_error: BaseException | None = None
 
 
@@ -216,7 +224,10 @@ class CeleryEngine:
         self._lone_events = LoneEvents(app, NAME)
         self._acks = HeldAcks()
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
-        self._process: EngineProcess | None = None
+        self._process: EngineProcess | Performer | None = None
+        self._chain = Chain()  # of this process
+        self._recording: PoolRecording | None = None
+        self._loop = _Loop()
         self._queues: Sequence[str] = ()
         self._concurrency = 1
         self._lock = threading.Lock()
@@ -236,11 +247,12 @@ class CeleryEngine:
             (signals.worker_process_init, lambda **_: self._start()),
             (signals.worker_process_shutdown, lambda **_: self._stop()),
             (signals.worker_shutting_down, lambda **_: self._quiet()),
-            (signals.worker_shutdown, lambda **_: self._stop()),
+            (signals.worker_shutdown, lambda **_: self._stop_worker()),
             (signals.task_failure, self._task_failed),
             (signals.task_revoked, self._task_revoked),
         ):
             signal.connect(handler, weak=False)
+        self._celery.steps["consumer"].add(_step(self))
 
     # -- the port
 
@@ -453,11 +465,11 @@ class CeleryEngine:
 
     def _record_retry(self, current: _Performed, options: Mapping[str, Any]) -> None:
         """Recorded before the job is sent again, or its next attempt could begin before this one has ended."""
-        eta, countdown = options.get("eta"), options.get("countdown")
-        now = self._app.ledger.now()
-        due_at = round(eta.timestamp() * SECOND) if isinstance(eta, datetime) else now + micros(countdown or 0)
+        eta, delay_s = options.get("eta"), float(options.get("countdown") or 0)
+        if isinstance(eta, datetime):
+            delay_s = eta.timestamp() - self._app.clock.now() / SECOND
         current.ticket.raised(current.retry_error or RuntimeError("the task asks for another try"))
-        current.process.settle(current.ticket, retry_at=due_at)
+        self._settle(current, delay_s)
 
     def _params(self, task_id: str, args: Any, kwargs: Any) -> Any:
         return kept_params(task_id, args or (), kwargs or {}, self._app.config.max_item_bytes)
@@ -473,21 +485,19 @@ class CeleryEngine:
         arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params)
         process, ticket = self._begin(arrival, redelivered=bool(delivery.get("redelivered")))
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
-        job = CurrentJob(
-            request.id,
-            task_id=ticket.task_id,
-            attempt=ticket.attempt,
-            queue=queue,
-            payload=payload,
-            should_stop=lambda: process.should_stop,
-        )
+        own: dict[str, Any] = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": queue, "payload": payload}
+        own["should_stop"] = lambda: process.should_stop
+        if isinstance(process, Performer):
+            job: CurrentJob = SavedElsewhere(request.id, process.save, self._app.clock, **own)
+        else:
+            job = CurrentJob(request.id, **own)
         ticket.job = job
         job.local[TICKET] = ticket
         job.resume(ticket.checkpoint)
-        current = _Performed(task, worker, ticket, job, process)
+        current = _Performed(task, worker, ticket, job, process, self._chain)
         return self._call(current, lambda: run(*_revived(current, args), **kwargs))
 
-    def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess, Ticket]:
+    def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess | Performer, Ticket]:
         """The ticket of a job that may be performed. Raises what makes Celery acknowledge one that may not, or keep one
         that could not be recorded."""
         try:
@@ -524,36 +534,62 @@ class CeleryEngine:
         token = set_current_job(current.job)
         self._thread.current = current
         try:
-            result = current.process.chain.invoke(current.worker, current.job, current.job.queue, inner)
+            result = current.chain.invoke(current.worker, current.job, current.job.queue, inner)
         except BaseException as error:
             raised.append(error)
             self._set_outcome(current, error)
             if isinstance(error, JobInterrupted):
                 self._let_go(current, error)
             if current.ticket.status is not Status.FAILED:
-                current.process.settle(current.ticket)
+                self._settle(current)
                 raise
         finally:
             self._thread.current = None
             reset_current_job(token)
-            current.process.forget(current.job.job_id, None if current.ticket.elsewhere else current.ticket.attempt)
+            if isinstance(current.process, EngineProcess):
+                current.process.forget(current.job.job_id, None if current.ticket.elsewhere else current.ticket.attempt)
         answered = _is_answered(current.task)
         if self._request is None or answered or current.process.should_stop:
-            current.process.settle(current.ticket)
-        else:  # the acknowledgement waits for the commit, in the place of this thread
-            job_id = current.job.job_id
-            self._acks.open(job_id)
-            current.process.settle_later(current.ticket, lambda: self._acks.committed(job_id))
+            self._settle(current)
+        else:
+            self._settle_later(current)
         if current.ticket.status is Status.FAILED and raised and answered:
             raise raised[-1]  # or Celery would treat it as a success and use the result
         return None if current.ticket.status is Status.FAILED else result
 
+    def _settle(self, current: _Performed, delay_s: float | None = None) -> None:
+        """Records the outcome; committed on return. ``delay_s``: another try follows in so many seconds."""
+        process, ticket = current.process, current.ticket
+        if isinstance(process, EngineProcess):
+            process.settle(ticket, retry_at=None if delay_s is None else self._app.ledger.now() + micros(delay_s))
+            return
+        with self._kept_if_gone():
+            process.settle(ticket, delay_s=delay_s)
+
+    def _settle_later(self, current: _Performed) -> None:
+        """Hands over the outcome: the acknowledgement waits for the commit, in the place of this thread or child."""
+        process, ticket, job_id = current.process, current.ticket, current.job.job_id
+        if isinstance(process, EngineProcess):
+            self._acks.open(job_id)
+            process.settle_later(ticket, lambda: self._acks.committed(job_id))
+            return
+        with self._kept_if_gone():
+            process.settle_later(ticket)
+
+    @contextmanager
+    def _kept_if_gone(self) -> Iterator[None]:
+        """Celery keeps a job whose outcome could not be recorded."""
+        try:
+            yield
+        except RecordingGone as error:
+            raise Reject(error, requeue=True) from error
+
     def _let_go(self, current: _Performed, error: JobInterrupted) -> NoReturn:
         """A job that stopped between two steps: the ledger, or Celery if the job is its own, gives it again."""
         if not current.ticket.elsewhere:
-            current.process.settle(current.ticket)
+            self._settle(current)
             raise Ignore(str(error)) from error
-        current.process.settle(current.ticket, retry_at=self._app.ledger.now())
+        self._settle(current, 0.0)
         raise Reject(error, requeue=True) from error
 
     def _set_outcome(self, current: _Performed, error: BaseException) -> None:
@@ -608,39 +644,49 @@ class CeleryEngine:
             self._log.warning("ledger_away", error=str(error))
         finally:
             self._app.close()  # a child that is forked opens its own connections
-        if _POOLS[pool]:
-            self._concurrency = instance.concurrency if pool.endswith("thread") else 1
-            if pool.endswith("thread") and self._late_ack:
-                self._hold_acks()
-            self._start()
+        self._concurrency = max(instance.concurrency, getattr(instance, "max_concurrency", None) or 0)
+        if not _POOLS[pool]:
+            self._record_for_children()
+            return
+        if not pool.endswith("thread"):
+            self._concurrency = 1
+        elif self._late_ack:
+            self._hold_acks()
+        self._start()
 
     def _hold_acks(self) -> None:
         """In the pool of threads, which acknowledge by themselves, a thread need not wait for the commit."""
-        from celery.worker.request import Request
-
-        acks = self._acks
-
-        class TrackedRequest(Request):  # type: ignore[misc]
-            def acknowledge(self) -> None:
-                if not acks.hold(self.id, super().acknowledge):
-                    super().acknowledge()
-
-        self._request = TrackedRequest
-        for name in self._tracked:
-            self._celery.tasks[name].Request = TrackedRequest
-        signals.task_received.connect(self._task_received, weak=False)
+        self._take_requests(_request_of_threads(self._acks, self._loop.wake))
+        self._loop.is_woken = True
         self._acks.start()
 
+    def _record_for_children(self) -> None:
+        """In the prefork pool, in whose children jobs are performed and recorded elsewhere."""
+        self._recording = PoolRecording(self._engine_process, self._app.clock, children=self._concurrency)
+        self._recording.start()
+        self._loop.recording = self._recording
+        if self._late_ack:
+            self._take_requests(_request_of_children(self._recording, self._loop))
+
+    def _take_requests(self, kind: type) -> None:
+        """Has Celery make requests of this class for tracked tasks."""
+        self._request = kind
+        for name in self._tracked:
+            self._celery.tasks[name].Request = kind
+        signals.task_received.connect(self._task_received, weak=False)
+
     def _task_received(self, request: Any = None, **_: Any) -> None:
-        """Celery has a job for a thread that is free soon."""
-        process, worker = self._process, self._tracked.get(request.name)
-        if process is None or worker is None or request.eta is not None or not is_job_id(request.id):
+        """Celery has a job for a thread or a child that is free soon."""
+        beside, worker = self._recording or self._process, self._tracked.get(request.name)
+        if not isinstance(beside, PoolRecording | EngineProcess) or worker is None:
+            return
+        if request.eta is not None or not is_job_id(request.id):
             return
         name = str(request.delivery_info.get("routing_key") or own_name(worker.queue))
         attempt = request.request_dict.get(ATTEMPT)
         if attempt is None or isinstance(attempt, int):
             params = self._params(request.id, *request.message.payload[:2])
-            process.expect(Arrival(request.id, attempt, request.name, engine_queue(NAME, name), params))
+            beside.expect(Arrival(request.id, attempt, request.name, engine_queue(NAME, name), params))
 
     def _start(self) -> None:
         with self._lock:
@@ -651,18 +697,25 @@ class CeleryEngine:
             self._running_process(wait=False)
         except Unavailable as error:
             self._log.warning("ledger_away", error=str(error))
+        except RecordingGone:
+            self._log.error("recording_process_gone")  # the worker is about to end; until then its jobs go back
 
-    def _running_process(self, *, wait: bool = True) -> EngineProcess:
-        """This process, registered. Blocks while the ledger is away: no tracked job begins unrecorded."""
+    def _running_process(self, *, wait: bool = True) -> EngineProcess | Performer:
+        """This process, registered, or what a child has of the one that is. Blocks while the ledger is away: no tracked job
+        begins unrecorded."""
         pause = threading.Event()
         while True:
             with self._lock:
                 if self._process is not None and self._process.pid == os.getpid():
                     return self._process
+                if self._recording is not None:
+                    self._chain = recording_chain(self._app, cast(Tracker, Collecting()))
+                    self._process = self._recording.join()
+                    return self._process
                 try:
-                    process = EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues)
+                    process = self._engine_process()
                     process.start()
-                    self._process = process
+                    self._chain, self._process = process.chain, process
                     return process
                 except Unavailable as error:
                     if not wait:
@@ -670,14 +723,143 @@ class CeleryEngine:
                     self._log.warning("ledger_away", error=str(error))
             pause.wait(_AWAY_S)
 
+    def _engine_process(self) -> EngineProcess:
+        return EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues)
+
     def _quiet(self) -> None:
-        if self._process is not None and self._process.pid == os.getpid():
+        if self._recording is not None:
+            self._recording.quiet()
+        elif isinstance(self._process, EngineProcess) and self._process.pid == os.getpid():
             self._process.quiet()
 
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.pid == os.getpid():
             process.stop()
+
+    def _stop_worker(self) -> None:
+        self._stop()
+        if self._recording is not None:
+            self._recording.stop()
+
+
+# -- where Celery's own objects are of another kind
+
+
+class _Loop:
+    """What this integration has to do with the event loop of a worker.
+
+    The prefork pool's runs in the process above the children, and hears from ``recording`` which jobs may be acknowledged.
+    In the pool of threads (``is_woken``) a thread that acknowledges leaves that to the loop, which before kombu 5.7 sleeps
+    on, up to a second: so it is woken.
+    """
+
+    def __init__(self) -> None:
+        self.recording: PoolRecording | None = None
+        self.is_woken = False
+        self.runs = False
+        self._hub: Any = None
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._log = get_logger("asynctask.celery")
+
+    def enter(self, hub: Any) -> None:
+        """The loop begins: at the start, and on each new connection to the broker."""
+        self._hub, self.runs = hub, True
+        if self.recording is not None:
+            hub.add_reader(self.recording.fileno(), self._hear)
+        elif self.is_woken and KOMBU[:2] < (5, 7):
+            if self._sockets is None:
+                self._sockets = socket.socketpair()
+                for each in self._sockets:
+                    each.setblocking(False)
+            hub.add_reader(self._sockets[0].fileno(), self._drain)
+
+    def leave(self) -> None:
+        """It ends; if the worker does, it can still acknowledge now."""
+        self.runs = False
+        if self.recording is not None and self.recording.stopping:
+            self.recording.hear_all()
+
+    def wake(self) -> None:
+        """Has the loop do at once what a thread has left to it."""
+        if self._sockets is not None:
+            with suppress(BlockingIOError):  # it is about to wake
+                self._sockets[1].send(b".")
+
+    def _drain(self) -> None:
+        assert self._sockets is not None
+        with suppress(BlockingIOError):
+            self._sockets[0].recv(4_096)
+
+    def _hear(self) -> None:
+        from celery.worker import state
+
+        assert self.recording is not None
+        try:
+            self.recording.hear()
+        except RecordingGone:
+            self._hub.remove_reader(self.recording.fileno())
+            if not self.recording.stopping:
+                self._log.error("recording_process_died", hint="the worker ends: have a supervisor start it again")
+                state.should_stop = 1  # as on a deploy, with this exit code
+
+
+def _step(engine: CeleryEngine) -> type:
+    """What Celery tells of the event loop of a worker."""
+
+    class AsyncTaskLoop(bootsteps.StartStopStep):  # type: ignore[misc]
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
+            engine._loop.enter(hub)
+
+        def stop(self, consumer: Any) -> None:
+            engine._loop.leave()
+
+    return AsyncTaskLoop
+
+
+def _request_of_threads(acks: HeldAcks, wake: Callable[[], None]) -> type:
+    """Requests of Celery whose acknowledgement waits for the commit in the place of a thread."""
+    from celery.worker.request import Request
+
+    class TrackedRequest(Request):  # type: ignore[misc]
+        def acknowledge(self) -> None:
+            if not acks.hold(self.id, self._acknowledge):
+                self._acknowledge()
+
+        def _acknowledge(self) -> None:
+            super().acknowledge()
+            wake()
+
+        def reject(self, requeue: bool = False) -> None:
+            super().reject(requeue)
+            wake()
+
+    return TrackedRequest
+
+
+def _request_of_children(recording: PoolRecording, loop: _Loop) -> type:
+    """The same, in the place of a child of the pool."""
+    from celery.worker.request import Request
+
+    class TrackedRequest(Request):  # type: ignore[misc]
+        is_held = False
+
+        def acknowledge(self) -> None:
+            if self.acknowledged or not self.task.acks_late:
+                super().acknowledge()
+            elif not self.is_held:
+                self.is_held = True
+                recording.when_recorded(self.id, super().acknowledge)
+                if not loop.runs:
+                    recording.hear_all()
+
+        def reject(self, requeue: bool = False) -> None:
+            if not self.is_held:
+                super().reject(requeue)
+
+    return TrackedRequest
 
 
 def _queue_name(options: Mapping[str, Any]) -> str | None:

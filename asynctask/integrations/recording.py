@@ -1,4 +1,4 @@
-"""A process that records for a worker that forks for every job.
+"""A process that records for a worker whose jobs are performed by children that it forks.
 
 A connection to the database for each forked child costs more than most jobs, and threads in a process that forks are a
 danger: a lock that another thread holds at that moment (SQLite's, libpq's, that of a connection pool) stays locked in the
@@ -21,24 +21,27 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 import orjson
 
-from asynctask.clock import micros
+from asynctask.clock import Clock, micros
 from asynctask.core.transitions import Begin
 from asynctask.errors import ConfigError, JobTimeout, Unavailable
-from asynctask.integrations.base import EARLY_S, EngineProcess
+from asynctask.integrations.base import EARLY_S, LONG_S, EngineProcess, HeldAcks
 from asynctask.job import CurrentJob
 from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Ticket
+from asynctask.runtime.interpreter import Switching, collect_seldom
 
 PUT_OFF_S: Final = 10.0
 """A job of a Task that its engine gave up before it began waits for so long in the ledger."""
@@ -230,7 +233,7 @@ class RecordingProcess:
             os._exit(code)
 
     def _record(self) -> None:
-        process = self._started()
+        process = _started(self._make, self._worker_lives)
         if process is None:
             return
         answers = _Answers(process, self._theirs)
@@ -242,19 +245,6 @@ class RecordingProcess:
             self._flags[_ASKED] = answers.asked()
             thread.join(_POLL_S)
         process.stop()
-
-    def _started(self) -> EngineProcess | None:
-        """The started parts; None if the worker died while the ledger was away."""
-        pause = threading.Event()
-        while self._worker_lives():
-            try:
-                process = self._make()
-                process.start()
-                return process
-            except Unavailable as error:
-                self._log.warning("ledger_away", error=str(error))
-            pause.wait(_AWAY_S)
-        return None
 
     def _worker_lives(self) -> bool:
         return os.getppid() == self._worker
@@ -411,3 +401,437 @@ def _parsed(line: bytes | bytearray) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _started(make: Callable[[], EngineProcess], worker_lives: Callable[[], bool]) -> EngineProcess | None:
+    """The started parts of a recording process; None if its worker died while the ledger was away."""
+    pause = threading.Event()
+    while worker_lives():
+        try:
+            process = make()
+            process.start()
+            return process
+        except Unavailable as error:
+            get_logger("asynctask.recording").warning("ledger_away", error=str(error))
+        pause.wait(_AWAY_S)
+    return None
+
+
+# -- for a worker with a pool of children
+
+_MOST_CHILDREN: Final = 4_096
+_PART: Final = 65_536
+_PATIENCE_S: Final = 5.0
+"""Seconds that a worker which ends waits for outcomes to be committed. What is not acknowledged then comes again."""
+
+
+class PoolRecording:
+    """The recording process of a worker with a pool of children, seen from that worker.
+
+    ``make`` makes the parts of the process, in the process; ``children``: how many perform at once. Make and start it
+    before the worker has a child or a thread of its own. :meth:`join` gives a child its connection; where that ends, the
+    child has died.
+    """
+
+    def __init__(self, make: Callable[[], EngineProcess], clock: Clock, *, children: int) -> None:
+        self._make = make
+        self._clock = clock
+        self._many = children
+        self._worker = os.getpid()
+        self._pid = 0
+        self._lock = threading.RLock()  # a pool without an event loop has threads in the worker
+        self._flags = mmap.mmap(-1, _MOST_CHILDREN)
+        self._ours, self._theirs = socket.socketpair()
+        self._door, self._inside = socket.socketpair()  # through which a child passes the other end of its connection
+        self._numbers = itertools.count()
+        self._said = b""
+        self._waiting: dict[int, Callable[[], None]] = {}
+        self._log = get_logger("asynctask.recording")
+
+    # -- in the worker
+
+    def start(self) -> None:
+        """Starts it. It may not reach the ledger yet: then the first jobs wait."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self._pid = os.fork()
+        if not self._pid:
+            self._run()
+        self._theirs.close()
+        self._inside.close()
+
+    def fileno(self) -> int:
+        """What becomes readable when :meth:`hear` has something to do."""
+        return self._ours.fileno()
+
+    def expect(self, arrival: Arrival) -> None:
+        """A job has arrived, and a child is to have it soon."""
+        self._say(expect=_packed(arrival))
+
+    def when_recorded(self, job_id: str, then: Callable[[], None]) -> None:
+        """``then`` is called by :meth:`hear` once nothing of this job waits for its commit: acknowledge it there. If the
+        recording process dies, it is not called."""
+        number = next(self._numbers)
+        self._waiting[number] = then
+        self._say(number=number, job_id=job_id)
+
+    def hear(self, *, wait_s: float = 0.0) -> None:
+        """Calls what is due by now, and first waits up to ``wait_s`` for that. Raises :class:`RecordingGone`."""
+        if not _is_readable(self._ours, wait_s):
+            return
+        try:
+            part = self._ours.recv(_PART)
+        except OSError as error:
+            raise RecordingGone from error
+        if not part:
+            raise RecordingGone
+        self._said += part
+        *whole, self._said = self._said.split(b"\n")
+        for number in whole:
+            try:
+                self._waiting.pop(int(number))()
+            except Exception as error:  # the job comes again, and is over then
+                self._log.warning("not_acknowledged", error=f"{type(error).__name__}: {error}")
+
+    def hear_all(self) -> None:
+        """Waits some seconds for what is not recorded yet, where the worker has no other occasion to hear of it."""
+        until = self._clock.monotonic() + _PATIENCE_S
+        with self._lock, suppress(RecordingGone):
+            while self._waiting and (left_s := until - self._clock.monotonic()) > 0:
+                self.hear(wait_s=left_s)
+
+    def quiet(self) -> None:
+        """Makes ``stopping`` true: the worker is shutting down."""
+        self._flags[_STOPPING] = 1
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker is shutting down."""
+        return bool(self._flags[_STOPPING])
+
+    def stop(self) -> None:
+        """Ends it. It first commits what is pending, which it gives up after some seconds without the ledger."""
+        if os.getpid() == self._worker:
+            self.quiet()
+            self._ours.close()
+            with suppress(ChildProcessError):  # another part of the worker has waited for it
+                os.waitpid(self._pid, 0)
+
+    def _say(self, **values: Any) -> None:
+        with self._lock, suppress(OSError):  # it is dead, as `hear` finds
+            self._ours.sendall(orjson.dumps(values) + b"\n")
+
+    # -- in a child
+
+    def join(self) -> Performer:
+        """The connection of this child; call it once, after the fork. Raises :class:`RecordingGone`."""
+        self._ours.close()  # or its end would not tell that the worker has ended
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._door, [b"."], [theirs.fileno()])
+            except OSError as error:
+                raise RecordingGone from error
+        return Performer(ours, self._flags)
+
+    # -- in the recording process
+
+    def _run(self) -> NoReturn:
+        code = 1
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):  # the worker decides
+                signal.signal(number, lambda *_: None)
+            self._ours.close()
+            self._door.close()
+            self._record()
+            code = 0
+        except BaseException:
+            self._log.exception("recording_process_failed")
+        finally:
+            os._exit(code)
+
+    def _record(self) -> None:
+        desk = _Desk(self._theirs, self._flags)
+        worker = threading.Thread(target=desk.listen, name="recording", daemon=True)
+        worker.start()
+        process = _started(self._make, worker.is_alive)
+        if process is None:
+            return
+        collect_seldom()
+        Switching(self._many).follow(1, 0)  # a child that asks must not wait while outcomes are written
+        desk.open(process)
+        while worker.is_alive() or desk.is_busy():
+            if _is_readable(self._inside, _POLL_S):
+                desk.admit(self._inside)
+            if self.stopping and not process.should_stop:
+                process.quiet()
+            desk.pass_on_stops()
+        process.stop()
+
+
+class Performer:
+    """What a child of a pool has of the recording process: it performs one job at a time.
+
+    A question blocks while the ledger is away, and raises :class:`RecordingGone` where nothing can be recorded: leave the
+    job to the engine then, which gives it again.
+    """
+
+    def __init__(self, connection: socket.socket, flags: mmap.mmap) -> None:
+        self._connection = connection
+        self._flags = flags
+        self._numbers = itertools.count()
+        self._said = b""
+        self._slot, self._job = 0, 0
+        self.pid = os.getpid()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the worker is shutting down, or the job is to let go."""
+        return bool(self._flags[_STOPPING]) or (self._job > 0 and self._flags[self._slot] == self._job)
+
+    def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
+        """The ticket of a job that is performed now, if that is its verdict; it collects the outcome."""
+        said = self._ask("begin", arrival=_packed(arrival), redelivered=redelivered)
+        self._slot, self._job = said["slot"], said["job"]
+        return Ticket(Begin(said["verdict"]), arrival.job_id, **said["ticket"])
+
+    def settle(self, ticket: Ticket, *, delay_s: float | None = None) -> None:
+        """Records the outcome on the ticket; committed on return. ``delay_s``: another try follows in so many seconds."""
+        if not ticket.settled:
+            self._ask("settle", report=_closed(ticket), delay_s=delay_s)
+
+    def settle_later(self, ticket: Ticket) -> None:
+        """Hands over the outcome of a last attempt. The worker may acknowledge the job when that is committed."""
+        self._tell("settle_later", -1, {"report": _closed(ticket)})
+
+    def save(self, place: str) -> None:
+        """Has the place of the job saved, soon."""
+        self._tell("save", -1, {"place": place})
+
+    def stop(self) -> None:
+        """This child performs nothing more."""
+        self._connection.close()
+
+    def _tell(self, do: str, number: int, values: Mapping[str, Any]) -> None:
+        try:
+            self._connection.sendall(b"\n" + orjson.dumps({"do": do, "number": number, "values": values}) + b"\n")
+        except OSError as error:
+            raise RecordingGone from error
+
+    def _ask(self, do: str, **values: Any) -> Mapping[str, Any]:
+        number = next(self._numbers)
+        self._tell(do, number, values)
+        while True:
+            *whole, self._said = self._said.split(b"\n")
+            for answer in map(_parsed, whole):
+                if answer.get("number") == number:  # that before it may have been asked by a job that was interrupted
+                    if "failed" in answer:
+                        raise RuntimeError(answer["failed"])
+                    return answer
+            try:
+                part = self._connection.recv(_PART)
+            except OSError as error:
+                raise RecordingGone from error
+            if not part:
+                raise RecordingGone
+            self._said += part
+
+
+class _Desk:
+    """Where the recording process of a pool listens to the worker and has a thread for each child."""
+
+    def __init__(self, worker: socket.socket, flags: mmap.mmap) -> None:
+        self._worker = worker
+        self._flags = flags
+        self._acks = HeldAcks()
+        self._process: EngineProcess | None = None
+        self._children: dict[int, _Child] = {}  # by the byte of ``flags`` that tells a child to let go
+
+    def open(self, process: EngineProcess) -> None:
+        """It can record from now on."""
+        self._process = process
+
+    def listen(self) -> None:
+        """Does what the worker says, until it ends."""
+        self._acks.start()
+        try:
+            with self._worker.makefile("rb") as lines:
+                for said in filter(None, map(_parsed, lines)):
+                    if "expect" not in said:
+                        self._acks.when_committed(said["job_id"], partial(self._answer, said["number"]))
+                    elif self._process is not None:
+                        self._process.expect(Arrival(*said["expect"]))
+        except OSError:
+            pass
+
+    def _answer(self, number: int) -> None:
+        with suppress(OSError):  # the worker has ended; the job comes again, and is over then
+            self._worker.sendall(b"%d\n" % number)
+
+    def admit(self, door: socket.socket) -> None:
+        """Serves a child that has passed its connection through the door."""
+        assert self._process is not None
+        _, found, _, _ = socket.recv_fds(door, 1, 1)
+        for number in found:
+            slot = next(n for n in range(1, _MOST_CHILDREN) if n not in self._children)
+            child = self._children[slot] = _Child(self._process, self._acks, socket.socket(fileno=number), slot)
+            threading.Thread(target=self._serve, args=(child, slot), name="recording", daemon=True).start()
+
+    def _serve(self, child: _Child, slot: int) -> None:
+        try:
+            child.serve()
+        finally:
+            del self._children[slot]
+
+    def is_busy(self) -> bool:
+        """Whether a child performs a job."""
+        return any(child.ticket is not None for child in list(self._children.values()))
+
+    def pass_on_stops(self) -> None:
+        """Tells the children whose job is to let go."""
+        for slot, child in list(self._children.items()):
+            self._flags[slot] = child.asked()
+
+
+class _Child:
+    """What the recording process does for one child."""
+
+    def __init__(self, process: EngineProcess, acks: HeldAcks, connection: socket.socket, slot: int) -> None:
+        self._process = process
+        self._acks = acks
+        self._connection = connection
+        self._slot = slot
+        self._job = 0
+        self.ticket: Ticket | None = None  # of the job that it performs
+        self._log = get_logger("asynctask.recording")
+
+    def serve(self) -> None:
+        """Answers until the child ends. What it performed then has lost its process."""
+        try:
+            with self._connection, self._connection.makefile("rb") as lines:
+                for said in filter(None, map(_parsed, lines)):
+                    answer = self._answer(said["do"], said["values"])
+                    if said["number"] >= 0:
+                        self._connection.sendall(orjson.dumps({**answer, "number": said["number"]}) + b"\n")
+        except OSError:
+            pass
+        finally:
+            self._end_lost()
+
+    def asked(self) -> int:
+        """The number of the job that is performed now, if it is to let go; else 0."""
+        ticket = self.ticket
+        job = None if ticket is None else ticket.job
+        return self._job if job is not None and job.should_stop() else 0
+
+    def _answer(self, do: str, values: dict[str, Any]) -> Mapping[str, Any]:
+        try:
+            return self._begin(**values) if do == "begin" else self._go_on(do, **values)
+        except Exception as error:
+            self._log.exception("question_failed", question=do)
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    def _begin(self, arrival: list[Any], redelivered: bool) -> dict[str, Any]:
+        self._end_lost()  # interrupted before it was performed
+        came = Arrival(*arrival)
+        ticket = self._process.begin(came, redelivered=redelivered)
+        self._job = self._job % 255 + 1
+        if ticket.verdict is Begin.RUN and (ticket.is_lone or came.attempt is not None):
+            ticket.job = CurrentJob(ticket.job_id, task_id=ticket.task_id, attempt=ticket.attempt)
+            self._process.tracker.start(ticket)
+            if ticket.lost:
+                self._process.tracker.forget(ticket)
+                ticket.verdict = Begin.DROP
+            else:
+                self._acks.open(ticket.job_id)
+                self.ticket = ticket
+        names = ("event_id", "task_id", "attempt", "retries", "elsewhere", "callback_of", "checkpoint")
+        values = {name: getattr(ticket, name) for name in names}
+        return {"verdict": ticket.verdict.value, "slot": self._slot, "job": self._job, "ticket": values}
+
+    def _go_on(
+        self, do: str, report: Mapping[str, Any] | None = None, delay_s: float | None = None, place: str | None = None
+    ) -> dict[str, Any]:
+        ticket = self.ticket
+        if ticket is None:
+            return {}
+        if report is None:
+            if ticket.job is not None:
+                ticket.job.adopt_place(place)  # the ticker of the process saves it
+            return {}
+        self.ticket = None
+        ticket.adopt(report)
+        self._process.forget(ticket.job_id, None if ticket.elsewhere else ticket.attempt)
+        committed = partial(self._acks.committed, ticket.job_id)
+        if do == "settle_later":
+            self._process.settle_later(ticket, committed)
+        else:
+            retry_at = None if delay_s is None else self._process.tracker.now() + micros(delay_s)
+            self._process.settle(ticket, retry_at=retry_at)
+            committed()
+        return {}
+
+    def _end_lost(self) -> None:
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            self._process.recover(ticket)
+            self._acks.committed(ticket.job_id)
+
+
+def _is_readable(connection: socket.socket, wait_s: float) -> bool:
+    """Whether it can be read within so many seconds. (select() knows no file above 1,023.)"""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(wait_s * 1_000))
+
+
+def _closed(ticket: Ticket) -> dict[str, Any]:
+    """The report of a ticket, which collects nothing more."""
+    report = ticket.report()
+    ticket.settled, ticket.job = True, None  # the job knows its ticket: such a cycle waits for the garbage collector
+    return report
+
+
+def _packed(arrival: Arrival) -> tuple[Any, ...]:
+    return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params
+
+
+# -- a job whose outcome another process records
+
+
+class SavedElsewhere(CurrentJob):
+    """A job whose place another process saves: ``save`` is called with it, at most every tenth of a second, when the job
+    tells it or asks whether to stop. No thread does that in between: it could not ask beside the job."""
+
+    __slots__ = ("_clock", "_next_s", "_tell")
+
+    def __init__(self, job_id: str, save: Callable[[str], None], clock: Clock, **own: Any) -> None:
+        super().__init__(job_id, **own)
+        self._tell = save
+        self._clock = clock
+        self._next_s = 0.0
+
+    def checkpoint(self, value: Any) -> None:
+        super().checkpoint(value)
+        self._told()
+
+    def progress(self, done: float, total: float | None = None) -> None:
+        super().progress(done, total)
+        self._told()
+
+    def should_stop(self) -> bool:
+        self._told()
+        return super().should_stop()
+
+    def _told(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._next_s and (place := self.take_place()) is not None:
+            self._next_s = now + LONG_S
+            self._tell(place)
+
+
+class Collecting:
+    """What the tracker is to the middleware in a process that collects an outcome and records nothing."""
+
+    def start(self, ticket: Ticket) -> None:
+        """The recording process has noted the start."""

@@ -381,16 +381,19 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
 
 
 def recover_job(ledger: Ledger, event_id: int) -> None:
-    """Recovers one Event at work in this process, which records for another: the one that performed the job died."""
-    dispatchable.announce(ledger, _recover_part(ledger, ledger.identity, [event_id], {}))
+    """Recovers one Event at work in this process, which records for others: the one that performed the job, and no other,
+    died."""
+    dispatchable.announce(ledger, _recover_part(ledger, ledger.identity, [event_id], {}, alone=True))
 
 
 @repeatable
-def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Change]:
+def _recover_part(
+    ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int], *, alone: bool = False
+) -> list[Change]:
     with ledger.database.write() as connection:
         now = ledger.now()
         begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
-        at_work = {record.id: record.row for record in read_events(connection, begun)}
+        at_work = {} if alone else {record.id: record.row for record in read_events(connection, begun)}
         changes = [_change(ledger, event_id, identity, attempts, at_work, now) for event_id in ids]
         return apply(connection, ledger, changes)
 

@@ -469,13 +469,13 @@ def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[Change], l
     ]
     changes = [_change(ledger, each) for each in wave if each.seen is None] if len(ends) < len(wave) else []
     forget_seen(wave)  # a second try must read them: this one may commit without its answer arriving
-    if len(wave) == len(ends) == 1 and ends[0].record.is_lone:
+    if len(wave) == len(ends) == 1 and (seen := ends[0].record) is not None and seen.is_lone:
         return _write_lone(ledger, wave[0], ends[0])
     with ledger.database.write() as connection:
         return ends, apply(connection, ledger, changes, ends)
 
 
-def _write_lone(ledger: Ledger, each: Outcome, end: End) -> tuple[list[End], list[Change]]:
+def _write_lone(ledger: Ledger, each: Outcome, end: Change) -> tuple[list[Change], list[Change]]:
     """Commits the end of a lone job, which moves no counts: one statement, without the round trips of BEGIN and COMMIT."""
     try:
         with ledger.database.write_alone() as connection:

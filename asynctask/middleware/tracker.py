@@ -311,7 +311,7 @@ class Tracker:
             done.wait()
 
     def save(self, ticket: Ticket) -> None:
-        """Records what the items of a watched slice came to so far; in the ledger when this returns."""
+        """Records that the job has begun, and what the items of a slice came to so far; in the ledger when this returns."""
         done = threading.Event()
         if self._acquire(ticket):
             outcome = self._working(ticket, done.set)

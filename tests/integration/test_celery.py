@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 from celery import Task
+from kombu.asynchronous import Hub
 from kombu.exceptions import OperationalError
 from redis import Redis
 from support.celery_app import build
+from support.engine_worker import family
 from support.forked import Program
 from support.servers import RedisServer
 from support.webshop import client_of
 from support.world import World
 
 from asynctask.errors import Conflict, InputError, LedgerUnavailable, NotFound
+from asynctask.integrations import celery as integration
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -430,15 +433,20 @@ def is_over(task: TaskHandle, part: int) -> bool:
     return bool(task.progress()["progress"]["done"] > part)
 
 
+def children(engine: CeleryWorld, worker: Program) -> list[int]:
+    """The children of a prefork pool, without the process that records for them."""
+    return [pid for pid in family(worker.pid)[1:] if pid not in engine.performers()]
+
+
 @pytest.mark.full(
     reason="tests/conformance/test_engines.py kills the workers of each engine three times; here on each database"
 )
 def test_a_list_is_exact_though_its_workers_are_killed(engine: CeleryWorld) -> None:
-    engine.worker("prefork", 2)
+    worker = engine.worker("prefork", 2)
     task = engine.app.submit("enroll", items(1_000))
     for part in (100, 300, 600):
         wait_for(partial(is_over, task, part), "it goes on")
-        os.kill(engine.performers()[0], signal.SIGKILL)
+        os.kill(children(engine, worker)[0], signal.SIGKILL)
     task.wait(timeout=120)
     assert task.progress()["counts"]["finish"] == 1_000
     assert {sku for _, sku, _ in engine.world.shop.lines()} == {f"A-{n}" for n in range(1_000)}
@@ -464,14 +472,85 @@ def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_celery(engine: 
         engine.app.submit("unseen", [1])
 
 
-def test_a_thread_goes_on_before_the_commit_and_the_acknowledgement_does_not(engine: CeleryWorld) -> None:
-    """With one thread, and no Event to be written: both jobs are performed, and the broker still holds both."""
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_thread_or_a_child_goes_on_before_the_commit_and_the_acknowledgement_does_not(
+    engine: CeleryWorld, pool: str
+) -> None:
+    """With one of them, and no Event to be written: both jobs are performed, and the broker still holds both."""
     sent = [engine.task("lone").delay(f"A-{n}") for n in range(2)]
     with engine.world.store.locked(), engine.redis() as redis:
-        engine.worker("threads", 1, "--prefetch-multiplier", "4")
+        engine.worker(pool, 1, "--prefetch-multiplier", "4")
         wait_for(lambda: len(engine.world.shop.lines()) == 2, "both are performed")
         assert redis.hlen(f"{engine.namespace}:unacked") == 2
     for each in sent:
         assert engine.ended(each.id)["status"] == "finish"
     with engine.redis() as redis:
         wait_for(lambda: not redis.hlen(f"{engine.namespace}:unacked"), "both are acknowledged")
+
+
+def test_a_worker_that_is_stopped_acknowledges_what_its_children_have_performed(engine: CeleryWorld) -> None:
+    """It has no event loop any more then: the acknowledgements wait for the commits without one."""
+    worker = engine.worker("prefork", 2)
+    sent = [engine.task("gated").delay(n) for n in range(2)]
+    wait_for(lambda: len(engine.world.shop.lines()) == 2, "both children have a job")
+    worker.terminate()
+    wait_for(lambda: "Warm shutdown" in engine.world.said(), "it waits for them")
+    (engine.world.folder / "gate").touch()
+    assert worker.wait(60) == 0
+    assert [engine.event(each.id)["status"] for each in sent] == ["finish"] * 2
+    with engine.redis() as redis:
+        assert not redis.hlen(f"{engine.namespace}:unacked")
+        assert not redis.llen(f"{engine.namespace}:{engine.namespace}-default")
+    assert engine.performers() == []
+
+
+def test_a_worker_whose_recording_process_is_killed_ends_and_loses_nothing(engine: CeleryWorld) -> None:
+    worker = engine.worker("prefork", 2)
+    sent = [engine.task("gated").delay(n) for n in range(4)]
+    wait_for(lambda: len(engine.world.shop.lines()) == 2, "both children have a job")
+    os.kill(engine.performers()[0], signal.SIGKILL)
+    (engine.world.folder / "gate").touch()
+    assert worker.wait(60) == 1
+    assert "recording_process_died" in engine.world.said()
+    engine.worker("prefork", 2)
+    assert [engine.ended(each.id)["status"] for each in sent] == ["finish"] * 4
+    with engine.redis() as redis:
+        wait_for(lambda: not redis.hlen(f"{engine.namespace}:unacked"), "all are acknowledged")
+
+
+def test_a_child_that_dies_takes_no_other_job_with_it(engine: CeleryWorld) -> None:
+    """The process that records for both holds both Events: the other is not given to a second process."""
+    engine.worker("prefork", 2)
+    task = engine.app.submit("gated", [1, 2])
+    begun = wait_for(lambda: (lines := engine.world.shop.lines())[1:] and lines, "both begin")
+    wait_for(lambda: task.progress()["counts"]["working"] == 2, "both are known to have begun")
+    (_, killed, pid), (_, other, _) = begun
+    os.kill(int(pid), signal.SIGKILL)
+    wait_for(lambda: len(engine.world.shop.lines()) == 3, "one begins again")
+    (engine.world.folder / "gate").touch()
+    task.wait(timeout=60)
+    attempts = {str(event["result"]): event["attempt"] for event in task.events()}
+    assert attempts == {killed: 2, other: 1}
+    assert engine.app.doctor() == []
+
+
+# -- the event loop
+
+
+def test_a_thread_that_acknowledges_wakes_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before kombu 5.7 it sleeps on, up to a second, and nothing is acknowledged or fetched meanwhile."""
+    monkeypatch.setattr(integration, "KOMBU", (5, 6, 0))
+    made: Any = Hub
+    hub, loop = made(), integration._Loop()
+    loop.is_woken = True
+    try:
+        loop.enter(hub)
+        assert loop._sockets is not None
+        loop.wake()
+        next(hub.create_loop())
+        with pytest.raises(BlockingIOError):
+            loop._sockets[0].recv(1)
+    finally:
+        hub.close()
+        for each in loop._sockets or ():
+            each.close()

@@ -138,10 +138,15 @@ def test_tickets_are_gathered_until_a_thread_waits_for_one_of_them() -> None:
     tickets.stop()
 
 
+def asked_for(tickets: EarlyTickets) -> None:
+    wait_for(lambda: all(each.done for each in tickets._early.values()), "all are asked for")
+
+
 def test_two_copies_of_a_job_have_each_its_own_ticket(early: Any) -> None:
     tickets, _ = early
     tickets.expect(arrival(1))
     tickets.expect(arrival(2))
+    asked_for(tickets)
     assert tickets.take(arrival(1)).verdict is Begin.DROP
     assert tickets.take(arrival(2)).verdict is Begin.RUN
     assert tickets.take(arrival(2)) is None
@@ -150,7 +155,7 @@ def test_two_copies_of_a_job_have_each_its_own_ticket(early: Any) -> None:
 def test_a_ticket_that_has_grown_old_is_asked_for_anew(early: Any) -> None:
     tickets, clock = early
     tickets.expect(arrival(2))
-    wait_for(lambda: all(each.done for each in tickets._early.values()), "it is asked for")
+    asked_for(tickets)
     clock.seconds += EARLY_S + 0.01
     assert tickets.take(arrival(2)) is None
 
