@@ -146,6 +146,13 @@ def test_what_another_queue_of_rq_sends_has_its_event_when_a_worker_takes_it(eng
     assert (event["status"], event["worker"], event["params"]) == ("finish", "lone", ["A-1"])
 
 
+def test_the_garbage_collector_leaves_alone_in_a_horse_what_its_worker_had_loaded(engine: RqWorld) -> None:
+    """It would write to it, and each page that a forked process writes to is copied."""
+    sent = engine.jobs.frozen.delay()
+    engine.worker()
+    assert engine.ended(sent.id)["result"] > 10_000
+
+
 def test_a_coroutine_is_performed_and_its_messages_kept(engine: RqWorld) -> None:
     sent = engine.jobs.later.delay("x")
     engine.worker()

@@ -6,6 +6,7 @@ are. :func:`load` makes the module anew, for each test.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -126,6 +127,11 @@ if NAMESPACE in os.environ:
     def noted(value: Any = None) -> Any:
         shop.note("noted", value)
         return value
+
+    @engine.job(queue)
+    def frozen() -> int:
+        """How many objects the garbage collector leaves alone here."""
+        return gc.get_freeze_count()
 
     @engine.job(queue)
     async def later(value: str) -> str:
