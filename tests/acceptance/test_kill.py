@@ -128,7 +128,9 @@ def has_done(app: Any, task_id: int, items: int) -> bool:
 
 @pytest.mark.databases("sqlite", "postgresql", reason="what is killed in MariaDB's own steps is in test_crash_points")
 @pytest.mark.one_database(reason="the runtime and the queue's steps are the same on both")
-@pytest.mark.parametrize("broker_kind", ["sql", "redis"])
+@pytest.mark.parametrize(
+    "broker_kind", [pytest.param("sql", marks=pytest.mark.full(reason="test_chaos.py kills them in each run")), "redis"]
+)
 def test_thousands_of_items_survive_five_killed_workers_and_a_killed_web_process(world: World) -> None:
     app = world.app()
     port = free_port()

@@ -25,7 +25,7 @@ def killed(worker: Started) -> None:
     worker.wait()
 
 
-@pytest.mark.each_database
+@pytest.mark.one_database(reason="a file is whole or absent, whatever the database is")
 def test_an_export_whose_workers_die_in_a_shard_and_in_the_merge_is_whole_or_absent(world: World) -> None:
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     add_export(app, world.folder)

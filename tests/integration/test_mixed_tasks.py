@@ -46,7 +46,6 @@ def test_each_worker_performs_its_own_and_retries_as_often_as_it_says(world: Wor
     world.check_promises(app, [task.id], 30)
 
 
-@pytest.mark.each_database(reason="its rows have more columns")
 def test_a_long_list_is_split_and_its_first_jobs_run_meanwhile(world: World) -> None:
     app = world.app()
     with world.working(app):

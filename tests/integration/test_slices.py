@@ -171,7 +171,6 @@ def test_what_no_slice_can_be_is_refused(world: World, options: dict[str, Any]) 
         app.submit(seen.worker, [{"n": 1}], **{"chunk_size": 2, **options})
 
 
-@pytest.mark.each_database(reason="the bookkeeping of slices is written by each")
 def test_a_worker_killed_in_a_slice_goes_on_with_the_first_item_that_was_not_recorded(world: World) -> None:
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     add_workers(app, world.shop)
