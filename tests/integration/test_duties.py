@@ -439,6 +439,23 @@ def test_one_process_at_a_time_has_the_duty_of_upkeep(world: World) -> None:
     assert leases.holder_of(one, leases.MAINTENANCE).identity == "two"
 
 
+def test_a_reservation_that_was_not_confirmed_in_time_wakes_the_dispatcher_of_the_leader(world: World) -> None:
+    """Taken out: the look for it. With nothing else to dispatch, no process made a round that would have found it."""
+    app = world.app()
+    one, two = process(app, "one"), process(app, "two")
+    task = app.submit("note", [{"n": 0}], parallel=1)
+    nudged: list[bool] = []
+    leader = Schedule(
+        one, app.host, lambda: nudged.append(True), lambda at: None, None, every_s=1.0, can_split=True, broker_apart=False
+    )
+    assert len(reservations.reserve(two, task.id, 1, lease_s=60)) == 1
+    leader.due_steps(())
+    assert nudged == [], "it is on its way"
+    world.sql("UPDATE tasks SET dispatch_until = 1")
+    leader.due_steps(())
+    assert nudged == [True]
+
+
 @pytest.mark.parametrize("how", ["its lease ended", "its process is gone", "it is not registered"])
 def test_the_duty_of_upkeep_is_taken_over_from_a_process_that_is_gone(world: World, how: str) -> None:
     app = world.app()
