@@ -152,6 +152,7 @@ def test_who_registered_in_a_transaction_that_lasted_longer_than_its_lease_lives
 def test_a_registration_does_not_wait_for_the_transactions_of_others(world: World) -> None:
     """It looked for old marks, and so waited, its lease running, for one that was stopped between mark and commit."""
     app, stopped = world.app(), world.app()
+    world.sql("INSERT INTO write_marks (owner, number, at) VALUES ('stopped', 1, UNIX_TIMESTAMP())")
     with stopped.ledger.database.write() as connection:
         connection.exec_driver_sql("UPDATE write_marks SET at = at + 1")
         registering = threading.Thread(target=registered, args=(app,))
