@@ -122,6 +122,7 @@ class Maintenance:
             broker_apart=not (broker.capabilities.in_ledger or broker.capabilities.polled),
             apart=broker.capabilities.polled,
         )
+        self._sightings = self._schedule.sightings
         self._steps: Mapping[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
             "release_due": self.release_due,
@@ -197,10 +198,11 @@ class Maintenance:
     def recover_dead(self) -> int:
         """Takes the jobs of dead processes back. Returns how many processes were recovered."""
         with self._ledger.database.read() as connection:
-            dead = processes.dead_processes(connection, self._ledger, self._host)
-            known = {str(process["identity"]) for process in processes.list_processes(connection)}
+            registered = processes.list_processes(connection)
             unknown = processes.unknown_workers(connection)
-        unknown |= self._strays(known)
+        self._sightings.note(registered)
+        dead = [str(each["identity"]) for each in registered if processes.is_dead(self._host, each, self._sightings)]
+        unknown |= self._strays({str(each["identity"]) for each in registered})
         orphans = [identity for identity in unknown if identity in self._unknown and identity != self._ledger.identity]
         self._unknown = unknown
         for identity in {*dead, *orphans} - {self._ledger.identity}:
@@ -215,7 +217,7 @@ class Maintenance:
 
     def recover(self, identity: str) -> None:
         """What a dead process held: tracked jobs wait in the ledger again, untracked ones in their queues."""
-        if not processes.condemn(self._ledger, self._host, identity):
+        if not processes.condemn(self._ledger, self._host, identity, self._sightings):
             return
         if processes.is_engine(identity):
             with self._ledger.database.read() as connection:
@@ -448,6 +450,8 @@ class Schedule:
         self._strays_at = -1e9
         self._cleared_at = -1e9
         self._leadership = leases.Leadership(ledger, leases.MAINTENANCE)
+        self.sightings = processes.Sightings(ledger)
+        """Of the leases, each time that this process lists the others."""
         self._known: list[dict[str, object]] = []
         self._queried_at = -1e9
         self._due_at = -1e9  # when it would look next if it looked at even distances because it hears something
@@ -543,6 +547,7 @@ class Schedule:
         if found.newest != self._newest or now - self._listed >= rests:
             self._newest = found.newest
             self._known = self._list_processes()
+            self.sightings.note(self._known)
             self._listed = now
         return found
 

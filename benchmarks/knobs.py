@@ -7,12 +7,15 @@ interval and the priority are changed at drawn moments, each of a Task of its ow
 that do nothing; ``slow``, jobs of ``--long`` seconds, so that one starts about every second; ``turn``, jobs that do nothing
 until just before the change, and take ``--long`` seconds from then on. The jobs keep a book of their own of when they begin
 and end, which is compared with the moment at which the change was accepted. A start more than a second after it that only
-the old knob allows is late; the figure is how many are, and it must be 0.
+the old knob allows is late; the figure is how many are, and it must be 0. Where a Task becomes more urgent, those of the
+Task behind it are late. It shows with its own first start, which may wait for a thread where each has a job of ``--long``
+seconds: the first start of any Task after the change is shown beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import mmap
 import random
 import statistics
@@ -21,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +137,7 @@ class Episode:
     """A change of a Task's knob (``knob``: what changed), accepted at ``at`` and observed until ``until``.
 
     ``limit``: the ``parallel`` that forbids what the other value allows, or that of the rounds, which are ``interval_s``
-    apart.
+    apart. ``behind``: the Task that may start nothing more while this one waits, since the change.
     """
 
     load: str
@@ -144,17 +147,19 @@ class Episode:
     until: float
     limit: int = 0
     interval_s: float = INTERVAL_S
+    behind: int = 0
 
 
 _STOPS = frozenset({"pause", "less urgent", "parallel lower", "interval set"})
 """Changes that forbid starts; the others allow more."""
 
 
-def judge(episode: Episode, starts: Sequence[Start]) -> tuple[float, int]:
+def judge(episode: Episode, starts: Sequence[Start], behind: Sequence[Start] = ()) -> tuple[float, int]:
     """Seconds until the starts of a Task, in their order, show a change, and how many were late.
 
     A change that forbids starts shows with the last one that only the old knob allows; one that allows more shows with the
-    first start of the new sort, and raises :class:`Unaccounted` if none comes.
+    first start of the new sort, and raises :class:`Unaccounted` if none comes. ``behind``: the starts of the Task that has
+    to wait behind it since.
     """
     telling = [each.at for each in _telling(episode, starts) if episode.at < each.at <= episode.until]
     if episode.knob in _STOPS:
@@ -162,7 +167,12 @@ def judge(episode: Episode, starts: Sequence[Start]) -> tuple[float, int]:
         return shown, sum(at - episode.at > IN_TIME_S for at in telling)
     if not telling:
         raise Unaccounted(f"{episode.load}: {episode.knob} never showed in {episode.until - episode.at:.1f} s")
-    return telling[0] - episode.at, 0
+    return telling[0] - episode.at, sum(episode.at + IN_TIME_S < each.at <= episode.until for each in behind)
+
+
+def first_start(episode: Episode, starts: Iterable[Start]) -> float:
+    """Seconds until the first start after a change, of whatever Task: until then no thread came free."""
+    return min((each.at - episode.at for each in starts if episode.at < each.at <= episode.until), default=math.inf)
 
 
 def _telling(episode: Episode, starts: Sequence[Start]) -> Iterator[Start]:
@@ -251,7 +261,7 @@ class Run:
         self._settle(lambda: (first.update(priority=URGENT), first.resume(), other.update(priority=LESS), other.resume()))
         self._turn("less urgent", first, lambda: first.update(priority=LESS + 1))
         self._settle(lambda: other.update(priority=LESS + 2))
-        self._turn("more urgent", other, lambda: other.update(priority=URGENT), begins=True)
+        self._turn("more urgent", other, lambda: other.update(priority=URGENT), begins=True, behind=first)
 
     def end(self) -> None:
         """Nothing begins any more. Raises :class:`Unaccounted` where a Task ran out of items."""
@@ -267,9 +277,16 @@ class Run:
         self._wait(IN_TIME_S)
 
     def _turn(
-        self, knob: str, task: TaskHandle, act: Callable[[], object], *, limit: int = 0, begins: bool = False
+        self,
+        knob: str,
+        task: TaskHandle,
+        act: Callable[[], object],
+        *,
+        limit: int = 0,
+        begins: bool = False,
+        behind: TaskHandle | None = None,
     ) -> None:
-        """One change. ``begins``: it shows when jobs begin that the old value forbade."""
+        """One change. ``begins``: it shows when jobs begin that the old value forbade; ``behind``: as of an Episode."""
         self._wait(self._draw.uniform(0.3, 1.3))
         if self._load == "turn":
             self._speed.set(self._long_s)
@@ -285,13 +302,14 @@ class Run:
         if self._load == "turn":
             self._speed.set(0.0)
         until = _clock.monotonic()
-        self.episodes.append(Episode(self._load, knob, task.id, at, until, limit, self._interval_s))
+        of_behind = 0 if behind is None else behind.id
+        self.episodes.append(Episode(self._load, knob, task.id, at, until, limit, self._interval_s, of_behind))
 
     def _wait(self, seconds: float) -> None:
         self._pause.wait(seconds)
 
 
-def _one_run(options: argparse.Namespace, load: str, draw: random.Random) -> list[tuple[Episode, float, int]]:
+def _one_run(options: argparse.Namespace, load: str, draw: random.Random) -> list[tuple[Episode, float, int, float]]:
     with common.place(options) as place, closing(build(place)) as app, ExitStack() as stack:
         speed = Speed(place.folder)
         run = Run(app, load, options.long, draw, speed, options.n, lambda: not _running(place.folder))
@@ -305,7 +323,11 @@ def _one_run(options: argparse.Namespace, load: str, draw: random.Random) -> lis
         if findings := app.doctor():
             raise Unaccounted("; ".join(f"{each.code}: {each.message}" for each in findings))
         starts = read_book(place.folder)
-    return [(each, *judge(each, starts.get(each.task_id, []))) for each in run.episodes]
+    every = [each for of_task in starts.values() for each in of_task]
+    return [
+        (each, *judge(each, starts.get(each.task_id, []), starts.get(each.behind, [])), first_start(each, every))
+        for each in run.episodes
+    ]
 
 
 def _running(folder: Path) -> int:
@@ -320,16 +342,23 @@ def measure(options: argparse.Namespace) -> Result:
     draw = random.Random(options.seed)
     found = [one for _ in range(options.runs) for load in options.loads for one in _one_run(options, load, draw)]
     shown: dict[tuple[str, str], list[float]] = {}
-    for episode, seconds, _ in found:
+    first: dict[tuple[str, str], list[float]] = {}
+    for episode, seconds, _, any_s in found:
         shown.setdefault((episode.load, episode.knob), []).append(seconds)
+        if episode.behind:
+            first.setdefault((episode.load, episode.knob), []).append(any_s)
     settings: dict[str, Any] = {**common.setting(options), "processes": WORKERS, "threads": THREADS, "seed": options.seed}
     for (load, knob), each in shown.items():
         settings[f"{load}: {knob}"] = f"median {statistics.median(each):.3f} s, at most {max(each):.3f} s"
-    for episode, _, late in found:
+        if freed := first.get((load, knob)):
+            settings[f"{load}: {knob}"] += (
+                f"; any start: median {statistics.median(freed):.3f} s, at most {max(freed):.3f} s"
+            )
+    for episode, _, late, _ in found:
         if late:
             name = f"LATE {episode.load}: {episode.knob}"
             settings[name] = settings.get(name, 0) + late
-    late = sum(late for *_, late in found)
+    late = sum(late for _, _, late, _ in found)
     settings["changes"] = len(found)
     return Result("knobs", options.n, late, None, None, "late starts", settings)
 

@@ -575,13 +575,14 @@ class _Dispatcher(Dispatcher):
         self._next_at = float("inf")
         self.schedule(0.0 if self._nudged else pause)
 
-    def _observe(self) -> list[tuple[int, str]]:
+    def _observe(self, late: str | None) -> Mapping[int, str]:
         world, now = self._world, self._world.clock.now()
         self._workers = world.rows_of_processes()
         world.spend("observe", rows=len(self._workers))
         self._observed_until = world.clock.monotonic() + OBSERVE_S
         world.wake_due()
-        return [(i, QUEUE) for i in world.unconfirmed if world.tasks[i].columns["dispatch_until"] <= now]
+        columns = ((i, world.tasks[i].columns) for i in world.unconfirmed)
+        return {i: QUEUE for i, c in columns if c["dispatch_until"] <= now or c["dispatch_by"] == late}
 
     def _dispatchable(self, used: Capacity) -> tuple[Sequence[Runnable], Sequence[Any]]:
         world, now = self._world, self._world.clock.now()
@@ -647,7 +648,7 @@ class _Dispatcher(Dispatcher):
             sent += found
         return sent
 
-    def _push_again(self, task_id: int, queue: str) -> int:
+    def _push_again(self, task_id: int, queue: str, late: str | None) -> int:
         """What a dead dispatcher had reserved and not pushed."""
         self._world.spend("reserve")
         task = self._world.tasks[task_id]
@@ -734,6 +735,8 @@ class _DispatchLeadership(leases.Leadership):
             return until
         world.spend("lease")
         world.transactions += 1
+        if holder not in (None, self._ledger.identity):
+            self._note_late(str(holder))
         world.lease = self._ledger.identity, now + micros(leases.LEADER_LEASE_S)
         return None
 

@@ -287,7 +287,7 @@ class Dispatcher:
                 return pause if self._ran_dry else QUIET_S
             others_s = self._leadership.acquire(least_s=ACTIVE_S)
         if others_s is None:
-            return pause
+            return 0.0 if self._leadership.took_over else pause
         return min(others_s, pause if self._ran_dry else IDLE_S)
 
     def _until_due(self) -> float:
@@ -323,11 +323,13 @@ class Dispatcher:
         """``own``: for this process alone; it observes no others, for each of a thousand would read a thousand rows."""
         with self._round_lock:
             self._round_at = self._ledger.clock.monotonic()
-            again = self._observe() if anew or (not own and self._round_at >= self._observed_until) else []
+            late = self._leadership.take_late()
+            observes = anew or late is not None or (not own and self._round_at >= self._observed_until)
+            again = self._observe(late) if observes else {}
             pushed = self._settle()
-            for task_id, queue in again:
+            for task_id, queue in again.items():
                 if self._router.reaches(queue):
-                    pushed += self._part(partial(self._push_again, task_id, queue))
+                    pushed += self._part(partial(self._push_again, task_id, queue, late))
             pushed += self._part(partial(self._dispatch, self._loads(() if own else self._workers)))
             self.rounds += 1
             self.dispatched += pushed
@@ -337,14 +339,14 @@ class Dispatcher:
                 self._wake.set()  # somebody has to go on with it
             return pushed
 
-    def _observe(self) -> list[tuple[int, str]]:
-        """Queries the other processes and what is due. Returns the Tasks whose reservation a process left unconfirmed, with
-        their queues."""
+    def _observe(self, late: str | None) -> Mapping[int, str]:
+        """Queries the other processes and what is due. Returns the Tasks whose reservation a process, or ``late``, left
+        unconfirmed, with their queues."""
         now, until = self._ledger.now(), self._ledger.clock.monotonic() + OBSERVE_S
         if self._ledger.held.keeps:
             dispatchable.catch_up(self._ledger)
         with self._ledger.database.read() as connection:
-            again = reservations.unconfirmed(connection, now)
+            again = reservations.unconfirmed(connection, now, late)
             self._workers = performing(connection, now)
             due = dispatchable.due_tasks(connection, now)
         self._observed_until = until
@@ -639,8 +641,17 @@ class Dispatcher:
             sent += len(found)
         return sent
 
-    def _push_again(self, task_id: int, queue: str) -> int:
-        found = reservations.take_again(self._ledger, task_id, lease_s=LEASE_S)
+    def _push_again(self, task_id: int, queue: str, late: str | None) -> int:
+        """Takes over what a dispatcher, ``late`` or one whose lease has ended, reserved of a Task and did not confirm: its
+        range is pushed as a whole, and what was due as far as the broker does not hold it. An engine has no fence and does
+        not say what it holds: only the range, and not before the lease has ended."""
+        own = engine_of(queue) is None
+        found = reservations.take_again(self._ledger, task_id, lease_s=LEASE_S, late=late if own else None)
+        if found is None:
+            return 0
+        out = reservations.out_before(self._ledger, task_id) if own else []
+        held = self._router.held({(each.job_id, each.attempt): each.queue for each in out}, ())
+        found += [each for each in out if (each.job_id, each.attempt) not in held]
         self._outbox_of(queue).add(found, task_id)
         return self._settle()
 

@@ -188,8 +188,8 @@ class Outbox:
 
     def add(self, found: Sequence[Ready], task_id: int | None = None, *, at: int | None = None) -> None:
         """These are reserved; of a Task, whose reservation is to be confirmed. ``at``: a priority instead of their own."""
-        if task_id is not None and found:
-            self._unconfirmed.setdefault(task_id, found[0].priority)
+        if task_id is not None:
+            self._unconfirmed.setdefault(task_id, found[0].priority if found else None)
         now = self._ledger.now()
         for each in found:
             try:

@@ -55,26 +55,28 @@ def is_taken(holder: str | None, held_until: int | None, by: str, now: int) -> b
     return holder not in (None, by) and (held_until or 0) > now
 
 
-def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
+def acquire(ledger: Ledger, name: str, for_s: float, *, late: Callable[[str], None] = lambda holder: None) -> int | None:
     """Acquires or renews a duty for ``for_s`` seconds.
 
-    Returns None if this process holds it now, else until when another process does (microseconds).
+    Returns None if this process holds it now, else until when another process does (microseconds). ``late`` gets the holder
+    from which it took the duty, because its lease had ended.
     """
     now = ledger.now()
-    taken_until, is_known = _taken_until(ledger, name, now)
-    if taken_until is not None:
-        return taken_until
-    until = now + micros(for_s)
-    return None if _acquire(ledger, name, now, until, known=is_known) else until
-
-
-def _taken_until(ledger: Ledger, name: str, now: int) -> tuple[int | None, bool]:
-    """Until when another process holds a duty (None: none does), and whether the duty has a row."""
-    with ledger.database.read() as connection:
-        found = connection.execute(sa.select(_d.holder, _d.held_until).where(_d.name == name)).one_or_none()
+    found = _holder(ledger, name)
     if found is not None and is_taken(found.holder, found.held_until, ledger.identity, now):
-        return int(found.held_until), True
-    return None, found is not None
+        return int(found.held_until)
+    until = now + micros(for_s)
+    if not _acquire(ledger, name, now, until, known=found is not None):
+        return until
+    if found is not None and found.holder not in (None, ledger.identity):
+        late(str(found.holder))
+    return None
+
+
+def _holder(ledger: Ledger, name: str) -> Any:
+    """The row of a duty; None before anybody has held it."""
+    with ledger.database.read() as connection:
+        return connection.execute(sa.select(_d.holder, _d.held_until).where(_d.name == name)).one_or_none()
 
 
 @repeatable
@@ -138,6 +140,7 @@ class Leadership:
         self._duty = duty
         self._held_until = 0.0
         self._elsewhere_until = 0.0
+        self._late: str | None = None
         self.holder = Holder(None)
         """The leader that :meth:`take_over` found last."""
         self._log = get_logger("asynctask.leases")
@@ -151,6 +154,19 @@ class Leadership:
     def elsewhere(self) -> bool:
         """Whether another process leads, as far as this one knows."""
         return self._ledger.clock.monotonic() < self._elsewhere_until
+
+    @property
+    def took_over(self) -> bool:
+        """Whether this process has taken the duty from a leader whose lease had ended, until :meth:`take_late`."""
+        return self._late is not None
+
+    def take_late(self) -> str | None:
+        """That leader, once: what it has begun may be unfinished."""
+        late, self._late = self._late, None
+        return late
+
+    def _note_late(self, holder: str) -> None:
+        self._late = holder
 
     def acquire(self, *, least_s: float, anew: bool = False) -> float | None:
         """Acquires or renews the duty for :data:`LEADER_LEASE_S`. Raises LedgerUnavailable.
@@ -204,10 +220,12 @@ class Leadership:
     # -- the ledger; a simulation has one of its own
 
     def _query_lease(self) -> int | None:
-        return _taken_until(self._ledger, self._duty, self._ledger.now())[0]
+        found = _holder(self._ledger, self._duty)
+        taken = found is not None and is_taken(found.holder, found.held_until, self._ledger.identity, self._ledger.now())
+        return int(found.held_until) if taken else None
 
     def _acquire(self) -> int | None:
-        return acquire(self._ledger, self._duty, LEADER_LEASE_S)
+        return acquire(self._ledger, self._duty, LEADER_LEASE_S, late=self._note_late)
 
     def _give_up(self) -> None:
         _give_up(self._ledger, self._duty)
@@ -227,9 +245,10 @@ class Work:
     """The work for the maintenance that one query found.
 
     ``leads``: this process still leads the maintenance; ``dead``: a lease ended; ``open``: a Task is not over; ``ready``:
-    something can be dispatched; ``alone``: copies of jobs without a Task are due for a check; ``lost``: an unregistered
-    process holds jobs; ``newest``: when the last process registered; ``due_at``: when the next job in the ledger is due;
-    ``scheduled_at``: the next in the broker's sets (all three in microseconds, None for none).
+    something can be dispatched, or was reserved and not pushed in time; ``alone``: copies of jobs without a Task are due
+    for a check; ``lost``: an unregistered process holds jobs; ``newest``: when the last process registered; ``due_at``:
+    when the next job in the ledger is due; ``scheduled_at``: the next in the broker's sets (all three in microseconds, None
+    for none).
     """
 
     leads: bool
@@ -264,6 +283,7 @@ _WORK = sa.select(
     ),
     sa.select(sa.func.max(_p.started_at)).scalar_subquery(),
     sa.exists().where(_t.due_next <= sa.bindparam("now")),
+    sa.exists().where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)),
     sa.exists().where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now")),
     _earliest(_t.due_next, _t.due_next > sa.bindparam("now")),
     _earliest(_e.due_at, _e.task_id.is_(None), _e.due_at > sa.bindparam("now")),
@@ -276,9 +296,9 @@ def query_work(ledger: Ledger) -> Work:
     """Queries the work, in one statement. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
         found = connection.execute(_WORK, {"now": ledger.now()}).one()
-    holder, dead, open_, ready, alone, lost, newest, due_task, due_alone, *times = found
+    holder, dead, open_, ready, alone, lost, newest, due_task, unconfirmed, due_alone, *times = found
     of_tasks, of_events, scheduled, retry = (None if at is None else int(at) for at in times)
-    waits = bool(ready or due_task or due_alone)
+    waits = bool(ready or due_task or unconfirmed or due_alone)
     return Work(
         holder == ledger.identity, bool(dead), bool(open_), waits, bool(alone), bool(lost), newest,
         due_at=_earlier(of_tasks, of_events), scheduled_at=_earlier(scheduled, retry),

@@ -110,14 +110,15 @@ def register(
     }  # fmt: skip
     try:
         with ledger.database.write() as connection:
-            connection.execute(processes.insert().values(values))
-            ledger.time.answered(_now_if_due(connection, ledger), lease_s=lease_s)
             ledger.database.forget_marks(connection)
             notify(connection, LEDGER)  # others must know of it before it can die
+            now_read = _now_if_due(connection, ledger)
+            connection.execute(processes.insert().values(values))  # last: the lease runs from here
     except exc.IntegrityError:
         raise ConfigError(
             "this application already runs a worker or services in this process; give the other an AsyncTask of its own"
         ) from None
+    ledger.time.answered(now_read, lease_s=lease_s)
 
 
 @repeatable
@@ -177,8 +178,38 @@ def signal(ledger: Ledger, identity: str, name: str) -> bool:
         return connection.execute(processes.update().where(there).values(signal=name)).rowcount == 1
 
 
+class Sightings:
+    """Since when this process has seen the leases of others as they are.
+
+    A renewal is stamped before its commit, which others see later: after a wait for a lock, or for a disk. Its lease may
+    be over by then, although its process lives. So the end of a lease counts only where the lease was seen, unrenewed, for
+    as long as a lease.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._seen: Mapping[str, tuple[int, int]] = {}  # identity -> the end of its lease, since when (boot clock)
+
+    def note(self, found: Sequence[Mapping[str, Any]]) -> None:
+        """These are all registered processes, read just now."""
+        at, before = self._ledger.clock.boottime(), self._seen
+        seen: dict[str, tuple[int, int]] = {}
+        for process in found:
+            identity, until = str(process["identity"]), int(process["lease_until"])
+            known = before.get(identity)
+            seen[identity] = known if known is not None and known[0] == until else (until, at)
+        self._seen = seen
+
+    def has_ended(self, process: Mapping[str, Any]) -> bool:
+        """Whether a process had all of its lease to renew it, as far as this one could see, and did not."""
+        seen = self._seen.get(str(process["identity"]))
+        if seen is None or seen[0] != process["lease_until"] or seen[0] > self._ledger.now():
+            return False
+        return self._ledger.time.may_judge(seen[1])
+
+
 @repeatable
-def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
+def condemn(ledger: Ledger, host: Host, identity: str, sightings: Sightings) -> bool:
     """Declares a process dead if :func:`is_dead`, so that it cannot renew any more. Returns False if it lives.
 
     Must precede the recovery of its jobs: a process that came back between recovery and :func:`forget` would go on under a
@@ -190,7 +221,7 @@ def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
         ).one_or_none()
         if found is None:
             return True  # no registration left; copies in its list may be
-        if not is_dead(ledger, host, as_dict(found)):
+        if not is_dead(host, as_dict(found), sightings):
             return False
         connection.execute(processes.update().where(_p.identity == identity).values(lease_until=0, signal=LOST))
     return True
@@ -348,22 +379,16 @@ def other_language(connection: Connection, queue: str, now: int) -> str | None:
     return next((str(process["identity"]) for process in found), None)
 
 
-def is_dead(ledger: Ledger, host: Host, process: Mapping[str, Any]) -> bool:
+def is_dead(host: Host, process: Mapping[str, Any], sightings: Sightings) -> bool:
     """Whether a registered process is gone.
 
-    On this machine its pid tells, at once. Elsewhere only its lease tells, and only while
-    :meth:`~asynctask.database.engine.DatabaseTime.may_judge` allows it.
+    On this machine its pid tells, at once. Elsewhere only its lease tells, by :meth:`Sightings.has_ended`.
     """
     if process["signal"] == LOST:
         return True  # declared dead, by another or itself; the recovery may be unfinished
     if host.knows_alive(process):
         return False
-    return host.knows_dead(process) or (process["lease_until"] <= ledger.now() and ledger.time.may_judge())
-
-
-def dead_processes(connection: Connection, ledger: Ledger, host: Host) -> list[str]:
-    """Identities of registered processes that :func:`is_dead`."""
-    return [str(process["identity"]) for process in list_processes(connection) if is_dead(ledger, host, process)]
+    return host.knows_dead(process) or sightings.has_ended(process)
 
 
 def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Change]:

@@ -91,7 +91,13 @@ _AT_POINTER = (
     .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
     .order_by(_e.seq, _e.id)
 )
-
+_OUT = (
+    sa.select(_e.id)
+    .where(_e.task_id == sa.bindparam("of"), _e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
+    .where(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None), _e.process.is_(None))
+    .order_by(_e.seq)
+    .limit(sa.bindparam("count"))
+)
 
 # Statements of every dispatch round are built once: building one costs as much as running it.
 _FREE = _t.dispatch_by.is_(None) | (_t.dispatch_by == sa.bindparam("me")) | (_t.dispatch_until <= sa.bindparam("now"))
@@ -134,6 +140,9 @@ _NEWEST_READY = (
 )
 _UNCONFIRMED = (
     sa.select(_t.id, _t.queue).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
+)
+_UNCONFIRMED_OF = (
+    sa.select(_t.id, _t.queue).where(_t.dispatch_until.is_not(None), _t.dispatch_by == sa.bindparam("late")).limit(1_000)
 )
 _DUE_OF_TASK = (
     sa.select(_e.id)
@@ -695,7 +704,8 @@ def confirm(
 
     def act(connection: Connection, free: list[int]) -> None:
         for task_id, state, priority in connection.execute(_STATES, {"ids": free}):
-            if not may_dispatch(state) or priority != priorities.get(task_id, priority):
+            reserved = priorities.get(task_id)
+            if not may_dispatch(state) or (reserved is not None and priority != reserved):
                 stopped.add(int(task_id))
         connection.execute(_CONFIRMED, {"ids": free, "me": ledger.identity})
 
@@ -703,22 +713,32 @@ def confirm(
     return Confirmed(held, sorted(stopped))
 
 
-def unconfirmed(connection: Connection, now: int) -> list[tuple[int, str]]:
-    """Tasks whose dispatcher's lease ended between reserve and confirm, with their queues."""
-    return [(int(i), str(queue)) for i, queue in connection.execute(_UNCONFIRMED, {"now": now})]
+def unconfirmed(connection: Connection, now: int, late: str | None = None) -> dict[int, str]:
+    """Tasks whose dispatcher's lease ended between reserve and confirm, with their queues; also those of ``late``, a
+    dispatcher that lost its leadership, whose leases may run."""
+    found = list(connection.execute(_UNCONFIRMED, {"now": now}))
+    if late is not None:
+        found += connection.execute(_UNCONFIRMED_OF, {"late": late})
+    return {int(i): str(queue) for i, queue in found}
 
 
 @repeatable
-def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_000) -> list[Ready]:
-    """Takes over an unconfirmed reservation whose lease ended; returns the jobs of its range to push again.
+def take_again(
+    ledger: Ledger, task_id: int, *, lease_s: float, late: str | None = None, limit: int = 10_000
+) -> list[Ready] | None:
+    """Takes over an unconfirmed reservation whose lease ended, or which is of ``late``; returns the jobs of its range to
+    push again.
 
-    None while another transaction holds the Task's row; a later round retries.
+    None if it is not taken over: it is confirmed, another dispatcher has it, or another transaction holds the Task's row,
+    and a later round retries.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         now = ledger.now()
-        if task is None or task["dispatch_by"] is None or _held_by_another(ledger, task, now):
-            return []
+        if task is None or task["dispatch_by"] is None:
+            return None
+        if task["dispatch_by"] != late and _held_by_another(ledger, task, now):
+            return None
         connection.execute(
             tasks.update().where(_t.id == task_id).values(dispatch_by=ledger.identity, dispatch_until=now + micros(lease_s))
         )
@@ -726,6 +746,17 @@ def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_
             return []
         high = min(task["next_seq"], task["reserved_from"] + limit)
         return _at_pointer(connection, task, task["reserved_from"], high)[0]
+
+
+def out_before(ledger: Ledger, task_id: int, limit: int = 10_000) -> list[Ready]:
+    """Jobs of a Task that are out, unbegun as far as is known, and before what is reserved at its pointer: a reservation
+    that was not confirmed may have released any of them, which were due. The broker knows which of them it holds."""
+    with ledger.database.read() as connection:
+        task = task_rows.get(connection, task_id)
+        high = task["next_seq"] if task["reserved_from"] is None else task["reserved_from"]
+        given = {"of": task_id, "low": task["low_seq"], "high": high, "count": limit}
+        found = connection.execute(_OUT, given).scalars().all()
+        return _read_ready(connection, batches.among(connection, _e.id, found)) if found else []
 
 
 def alone_due(connection: Connection, now: int, queues: Collection[str], limit: int = 1_000) -> list[Alone]:

@@ -17,7 +17,7 @@ from asynctask.dispatch import dispatcher
 from asynctask.dispatch.demand import Load
 from asynctask.errors import BrokerUnavailable, InputError
 from asynctask.job import CurrentJob
-from asynctask.ledger import lost_copies, reservations
+from asynctask.ledger import leases, lost_copies, reservations
 from asynctask.lists.options import check_options
 from asynctask.maintenance import POISON_COPIES, Maintenance
 from asynctask.testing import wait_for
@@ -222,6 +222,90 @@ def test_copies_of_a_cancelled_task_whose_dispatcher_died_after_the_push_are_tak
     Maintenance(user.ledger, user.broker, user.host, user.controls).run_once()
     assert queued(world) == {}
     world.check_promises(app, [task.id], 5)
+
+
+# -- a dispatcher that dies between its reservation and the push
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing of it runs after that."""
+
+
+def dies_before_the_push(app: AsyncTask, free: int = 1) -> None:
+    """This application's dispatcher reserves up to so many jobs, and ends."""
+
+    def kill(copies: Sequence[Copy]) -> None:
+        raise Killed
+
+    using(app, free)
+    app.dispatcher._router._broker = Picky(app.broker, kill)
+    with pytest.raises(Killed):
+        app.dispatcher.round()
+
+
+def pushes(app: AsyncTask) -> list[str]:
+    """The ids of what this application's dispatcher pushes from now on."""
+    seen: list[str] = []
+    app.dispatcher._router._broker = Picky(app.broker, lambda copies: seen.extend(copy.jid for copy in copies))
+    return seen
+
+
+def due_again(app: AsyncTask, task: Any) -> None:
+    """The jobs of this Task that are out wait in the ledger again."""
+    app.dispatcher.attach(None)
+    task.pause()
+    task.resume()
+    assert task.progress()["control"]["in_flight"] == 0
+
+
+@pytest.mark.each_database(reason="what is read and locked is each one's own")
+@pytest.mark.parametrize("broker_kind", ["sql", "redis"])
+def test_due_jobs_whose_dispatcher_died_are_pushed_with_its_reservation_and_those_held_are_not(world: World) -> None:
+    """Taken out: `out_before`. Until a search had missed them twice, a Task with a `parallel` of 1 stood still."""
+    dead, app = world.app(), world.app()
+    task = dead.submit("note", numbers(3), parallel=2)
+    using(dead, 3)
+    dead.dispatcher.round()
+    due_again(dead, task)
+    using(dead, 1)
+    dead.dispatcher.round()
+    (held,) = dead.broker.exchange("a process", [], ["default"], 5)
+    dies_before_the_push(dead)
+    assert task.progress()["control"]["in_flight"] == 2
+    pushed = pushes(app)
+    using(app, 5)
+    app.dispatcher.round()
+    assert pushed == [], "its lease runs"
+    world.sql("UPDATE tasks SET dispatch_until = 1")
+    app.dispatcher.round()
+    first = [each["job_id"] for each in task.events()[:2]]
+    assert sorted([*pushed, held.jid]) == sorted(first), "what a process holds is not pushed a second time"
+    assert len(app.broker.exchange("another", [], ["default"], 5)) == 1
+    assert world.one("SELECT dispatch_by FROM tasks") is None, "it is confirmed"
+    assert app.doctor() == []
+
+
+@pytest.mark.parametrize("broker_kind", ["sql", "redis"])
+def test_a_new_leader_pushes_at_once_what_the_last_one_reserved_before_its_lease_ended(world: World) -> None:
+    """Taken out: `late` of `unconfirmed`. The lease of a reservation is five times that of a leader."""
+    dead, app = world.app(), world.app()
+    assert leases.acquire(dead.ledger, leases.DISPATCH, 60.0) is None
+    limited = dead.submit("note", numbers(2), parallel=1)
+    dies_before_the_push(dead)
+    world.sql("UPDATE tasks SET dispatch_until = dispatch_until + 3600000000")
+    app.submit("note", numbers(50))
+    using(app, 1)
+    pushed = pushes(app)
+    app.dispatcher.start()
+    try:
+        first = limited.events()[0]["job_id"]
+        wait_for(lambda: app.dispatcher.rounds > 1, "it makes rounds")
+        assert first not in pushed, "another leads"
+        world.sql("UPDATE duties SET held_until = 1")
+        wait_for(lambda: first in pushed, "it leads now")
+    finally:
+        app.dispatcher.stop()
+    assert pushed.count(first) == 1
 
 
 # -- a client middleware that leaves no job

@@ -355,6 +355,7 @@ def at_once(apps: Sequence[AsyncTask], places: int) -> None:
 def test_rounds_at_once_push_for_all_processes_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, each of these pushed for all: a thousand processes that started together, a hundred times what was wanted."""
     monkeypatch.setattr(leases, "LEADER_LEASE_S", 600.0)  # however long the machine takes, one leads
+    monkeypatch.setattr("asynctask.dispatch.dispatcher.TURN_S", 600.0)  # and its round is not cut
     client, *apps = (world.app() for _ in range(4))
     for _ in range(30):
         client.submit("note", numbers(21))
@@ -438,6 +439,23 @@ def test_one_process_at_a_time_has_the_duty_of_upkeep(world: World) -> None:
     late = rota(two, app)
     late.due_steps(())
     assert leases.holder_of(one, leases.MAINTENANCE).identity == "two"
+
+
+def test_a_reservation_that_was_not_confirmed_in_time_wakes_the_dispatcher_of_the_leader(world: World) -> None:
+    """Taken out: the look for it. With nothing else to dispatch, no process made a round that would have found it."""
+    app = world.app()
+    one, two = process(app, "one"), process(app, "two")
+    task = app.submit("note", [{"n": 0}], parallel=1)
+    nudged: list[bool] = []
+    leader = Schedule(
+        one, app.host, lambda: nudged.append(True), lambda at: None, None, every_s=1.0, can_split=True, broker_apart=False
+    )
+    assert len(reservations.reserve(two, task.id, 1, lease_s=60)) == 1
+    leader.due_steps(())
+    assert nudged == [], "it is on its way"
+    world.sql("UPDATE tasks SET dispatch_until = 1")
+    leader.due_steps(())
+    assert nudged == [True]
 
 
 @pytest.mark.parametrize("how", ["its lease ended", "its process is gone", "it is not registered"])

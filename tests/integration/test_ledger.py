@@ -229,6 +229,7 @@ def test_a_reservation_is_one_dispatchers_until_it_is_confirmed_or_its_lease_end
     assert reservations.reserve(two.ledger, task.id, 4, lease_s=60) == []
     world.sql("UPDATE tasks SET dispatch_until = 1")
     again = reservations.take_again(two.ledger, task.id, lease_s=60)
+    assert again is not None
     assert [ready.attempt for ready in again] == [1] * 4
     reservations.confirm(two.ledger, [task.id])
     assert len(reservations.reserve(one.ledger, task.id, 100, lease_s=60)) == 6

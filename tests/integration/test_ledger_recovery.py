@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -51,12 +51,13 @@ def holding(world: World, app: Any, count: int) -> Any:
 @pytest.mark.each_database(reason="each locks and compares in its own way")
 def test_what_a_process_held_waits_again_when_its_lease_has_ended_and_not_before(world: World) -> None:
     app, late = world.judging(world.app()), world.app()
-    task = holding(world, late, 3)
+    task, look = holding(world, late, 3), maintenance_of(app)
     world.sql("UPDATE processes SET hostname = 'elsewhere'")
-    assert maintenance_of(app).recover_dead() == 0
+    assert world.watched(look).recover_dead() == 0
     assert task.progress()["control"]["in_flight"] == 3
     world.end_leases()
-    assert maintenance_of(app).recover_dead() == 1
+    assert look.recover_dead() == 0, "it may have been renewed after that, in a transaction that waits for its commit"
+    assert world.watched(look).recover_dead() == 1
     assert task.progress()["control"]["in_flight"] == 0
     assert world.sql("SELECT DISTINCT status, attempt, deaths, watched FROM events") == [("enqueue", 2, 0, 1)]
     assert world.sql("SELECT * FROM jobs") == []
@@ -96,19 +97,76 @@ def test_who_has_had_no_answers_for_a_lease_takes_nobody_for_dead(world: World) 
     task = holding(world, far, 1)
     world.end_leases()
     registered(app)
-    assert maintenance_of(app).recover_dead() == 0, "it may be the database that kept the other from renewing"
-    maintenance_of(app).recover(far.ledger.identity)
+    look = world.watched(maintenance_of(app))
+    assert look.recover_dead() == 0, "it may be the database that kept the other from renewing"
+    look.recover(far.ledger.identity)
     assert task.progress()["control"]["in_flight"] == 1
-    assert maintenance_of(world.judging(app)).recover_dead() == 1
+    world.judging(app)
+    assert look.recover_dead() == 1
 
 
 def test_a_process_of_this_machine_that_lives_is_never_dead_whatever_its_lease_says(world: World) -> None:
     app, late = world.judging(world.app()), world.app()
     task = holding(world, late, 1)
     world.sql("UPDATE processes SET lease_until = 1")
-    assert maintenance_of(app).recover_dead() == 0
-    maintenance_of(app).recover(late.ledger.identity)
+    look = world.watched(maintenance_of(app))
+    assert look.recover_dead() == 0
+    look.recover(late.ledger.identity)
     assert task.progress()["control"]["in_flight"] == 1
+
+
+@contextmanager
+def committed_late(app: Any) -> Any:
+    """Each write of this application is committed when the lease that it wrote, of 10 ms, is over."""
+    write, elsewhere = app.ledger.database.write, Database(app.ledger.database.absolute_url)
+
+    @contextmanager
+    def late(**how: Any) -> Any:
+        with write(**how) as connection:
+            yield connection
+            written = read_now(elsewhere)
+            wait_for(lambda: read_now(elsewhere) > written + 20_000, "the lease is over")
+
+    with pytest.MonkeyPatch.context() as patch, closing(elsewhere):
+        patch.setattr(app.ledger.database, "write", late)
+        yield
+
+
+@pytest.mark.each_database(reason="each locks and compares in its own way")
+def test_who_registered_in_a_transaction_that_lasted_longer_than_its_lease_lives(world: World) -> None:
+    """It was taken for dead before its first heartbeat: its lease was over when others saw it first."""
+    app, new = world.judging(world.app()), world.app()
+    look = maintenance_of(app)
+    assert look.recover_dead() == 0
+    with committed_late(new):
+        registered(new, lease_s=0.01)
+    world.sql("UPDATE processes SET hostname = 'elsewhere'")
+    assert world.one("SELECT lease_until FROM processes") < read_now(app.ledger.database)
+    assert look.recover_dead() == 0
+    assert processes.beat(new.ledger, lease_s=60) is None, "it lives"
+    world.end_leases()
+    assert world.watched(look).recover_dead() == 1, "until it renews no more for as long as a lease"
+
+
+@pytest.mark.databases("mariadb", reason="elsewhere transactions leave no marks")
+def test_a_registration_does_not_wait_for_the_transactions_of_others(world: World) -> None:
+    """It looked for old marks, and so waited, its lease running, for one that was stopped between mark and commit."""
+    app, stopped = world.app(), world.app()
+    world.sql("INSERT INTO write_marks (owner, number, at) VALUES ('stopped', 1, UNIX_TIMESTAMP())")
+    with stopped.ledger.database.write() as connection:
+        connection.exec_driver_sql("UPDATE write_marks SET at = at + 1")
+        registering = threading.Thread(target=registered, args=(app,))
+        registering.start()
+        wait_for(lambda: world.sql("SELECT 1 FROM processes"), "it has registered meanwhile")
+    registering.join(120)
+
+
+@pytest.mark.databases("mariadb", reason="elsewhere transactions leave no marks")
+def test_a_registration_forgets_the_marks_of_two_days_ago(world: World) -> None:
+    app = world.app()
+    world.sql("INSERT INTO write_marks (owner, number, at) VALUES ('old', 1, 1000), ('new', 1, UNIX_TIMESTAMP())")
+    registered(app)
+    assert world.sql("SELECT owner FROM write_marks WHERE owner IN ('old', 'new')") == [("new",)]
 
 
 @pytest.mark.each_database(reason="each locks and compares in its own way")

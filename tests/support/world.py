@@ -23,6 +23,7 @@ from support.databases import Store
 from support.forked import Program, run_program
 
 from asynctask import AsyncTask, NormalException, current_job
+from asynctask.ledger.processes import list_processes
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.supervisor import LIFELINE
 from asynctask.testing import wait_for
@@ -226,6 +227,14 @@ class World:
         app.ledger.time.answered(app.ledger.now(), lease_s=3_600)
         app.ledger.time._steady_since -= 3_600 * 1_000_000
         return app
+
+    def watched(self, maintenance: Any) -> Any:
+        """The maintenance, having seen the leases of the others as they are for longer than each lasts."""
+        with maintenance._ledger.database.read() as connection:
+            maintenance._sightings.note(list_processes(connection))
+        seen = maintenance._sightings._seen
+        maintenance._sightings._seen = {i: (until, since - 3_600 * 1_000_000) for i, (until, since) in seen.items()}
+        return maintenance
 
     def end_leases(self) -> None:
         """Every process is on another machine, and its lease has ended."""

@@ -52,7 +52,7 @@ class Process:
 def test_before_the_first_answer_it_is_the_machines_wall_clock() -> None:
     process = Process()
     assert process.time.now() == process.machine.now()
-    assert not process.time.may_judge()
+    assert not process.time.may_judge(0)
 
 
 def test_between_two_answers_a_step_of_the_wall_clock_changes_nothing() -> None:
@@ -98,20 +98,32 @@ def test_a_slow_answer_does_not_move_a_clock_that_it_agrees_with() -> None:
 def test_a_process_may_judge_after_a_lease_of_answers_and_not_before() -> None:
     process = Process()
     process.beats(LEASE_S - EVERY_S)
-    assert not process.time.may_judge()
+    assert not process.time.may_judge(0)
     process.beats(EVERY_S)
-    assert process.time.may_judge()
+    assert process.time.may_judge(0)
+
+
+def test_the_end_of_a_lease_counts_once_it_was_seen_for_a_lease() -> None:
+    process = Process()
+    process.beats(60)
+    seen = process.machine.boottime()
+    assert process.time.may_judge(0)
+    assert not process.time.may_judge(seen)
+    process.beats(LEASE_S - EVERY_S)
+    assert not process.time.may_judge(seen)
+    process.beats(EVERY_S)
+    assert process.time.may_judge(seen)
 
 
 def test_after_an_outage_it_may_judge_only_when_everybody_has_had_time_to_renew() -> None:
     process = Process()
     process.beats(60)
     process.is_away(LEASE_S / 2 + 1)
-    assert not process.time.may_judge(), "its own last answer is too old"
+    assert not process.time.may_judge(0), "its own last answer is too old"
     process.beats(LEASE_S - EVERY_S)
-    assert not process.time.may_judge()
+    assert not process.time.may_judge(0)
     process.beats(EVERY_S)
-    assert process.time.may_judge()
+    assert process.time.may_judge(0)
 
 
 def test_one_late_beat_is_no_outage() -> None:
@@ -119,7 +131,7 @@ def test_one_late_beat_is_no_outage() -> None:
     process.beats(60)
     process.is_away(LEASE_S / 2 - EVERY_S)
     process.beat()
-    assert process.time.may_judge()
+    assert process.time.may_judge(0)
 
 
 def test_a_step_of_the_databases_own_clock_counts_as_an_outage() -> None:
@@ -130,6 +142,6 @@ def test_a_step_of_the_databases_own_clock_counts_as_an_outage() -> None:
         assert process.time.now() != process.database_now(), "until it asks again it goes by the clock that it knows"
         process.beat()
         assert process.time.now() == process.database_now()
-        assert not process.time.may_judge()
+        assert not process.time.may_judge(0)
         process.beats(LEASE_S)
-        assert process.time.may_judge()
+        assert process.time.may_judge(0)

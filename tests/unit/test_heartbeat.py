@@ -36,7 +36,7 @@ def test_after_a_suspension_nothing_may_start_before_a_beat(tmp_path: Path) -> N
     assert heartbeat.fresh()
     clock.slept_s += LEASE_S
     assert not heartbeat.fresh()
-    assert not ledger.time.may_judge(), "nor is it for this process to say who is dead"
+    assert not ledger.time.may_judge(0), "nor is it for this process to say who is dead"
     heartbeat.beat()
     assert heartbeat.fresh()
     database.close()

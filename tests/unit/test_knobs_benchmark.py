@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.knobs import Episode, Start, judge, read_book
+from benchmarks.knobs import Episode, Start, first_start, judge, read_book
 from benchmarks.processes import Unaccounted
 
 
@@ -37,6 +37,16 @@ def test_what_allows_more_shows_with_the_first_such_start() -> None:
     assert judge(episode("parallel higher", 3), [Start(10.2, 1), Start(10.75, 3)]) == (0.75, 0)
     with pytest.raises(Unaccounted, match="never showed"):
         judge(episode("resume"), starts(9.0))
+
+
+def test_a_task_that_became_more_urgent_is_late_with_each_start_of_the_one_behind_it() -> None:
+    behind = starts(9.5, 10.8, 11.2, 13.0, 21.0)
+    assert judge(episode("more urgent"), starts(12.5), behind) == (2.5, 2)
+    assert judge(episode("more urgent"), starts(12.5), starts(9.5, 10.8)) == (2.5, 0)
+
+
+def test_until_a_thread_came_free_no_task_could_show_a_change() -> None:
+    assert first_start(episode("more urgent"), starts(9.0, 12.5, 13.0)) == 2.5
 
 
 def test_the_book_says_how_many_run_beside(tmp_path: Path) -> None:
