@@ -662,7 +662,9 @@ class CeleryEngine:
 
     def _record_for_children(self) -> None:
         """In the prefork pool, in whose children jobs are performed and recorded elsewhere."""
-        self._recording = PoolRecording(self._engine_process, self._app.clock, children=self._concurrency)
+        self._recording = PoolRecording(
+            self._engine_process, self._app.clock, children=self._concurrency, redelivers=self._late_ack
+        )
         self._recording.start()
         self._loop.recording = self._recording
         if self._late_ack:

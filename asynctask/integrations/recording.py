@@ -428,15 +428,16 @@ _PATIENCE_S: Final = 5.0
 class PoolRecording:
     """The recording process of a worker with a pool of children, seen from that worker.
 
-    ``make`` makes the parts of the process, in the process; ``children``: how many perform at once. Make and start it
-    before the worker has a child or a thread of its own. :meth:`join` gives a child its connection; where that ends, the
-    child has died.
+    ``make`` makes the parts of the process, in the process; ``children``: how many perform at once; ``redelivers``: whether
+    the engine gives a lone job again whose child died, or else has its end recorded. Make and start it before the worker
+    has a child or a thread of its own. :meth:`join` gives a child its connection; where that ends, the child has died.
     """
 
-    def __init__(self, make: Callable[[], EngineProcess], clock: Clock, *, children: int) -> None:
+    def __init__(self, make: Callable[[], EngineProcess], clock: Clock, *, children: int, redelivers: bool = True) -> None:
         self._make = make
         self._clock = clock
         self._many = children
+        self._redelivers = redelivers
         self._worker = os.getpid()
         self._pid = 0
         self._lock = threading.RLock()  # a pool without an event loop has threads in the worker
@@ -551,7 +552,7 @@ class PoolRecording:
             os._exit(code)
 
     def _record(self) -> None:
-        desk = _Desk(self._theirs, self._flags)
+        desk = _Desk(self._theirs, self._flags, redelivers=self._redelivers)
         worker = threading.Thread(target=desk.listen, name="recording", daemon=True)
         worker.start()
         process = _started(self._make, worker.is_alive)
@@ -640,7 +641,8 @@ class Performer:
 class _Desk:
     """Where the recording process of a pool listens to the worker and has a thread for each child."""
 
-    def __init__(self, worker: socket.socket, flags: mmap.mmap) -> None:
+    def __init__(self, worker: socket.socket, flags: mmap.mmap, *, redelivers: bool) -> None:
+        self._redelivers = redelivers
         self._worker = worker
         self._flags = flags
         self._acks = HeldAcks()
@@ -674,7 +676,10 @@ class _Desk:
         _, found, _, _ = socket.recv_fds(door, 1, 1)
         for number in found:
             slot = next(n for n in range(1, _MOST_CHILDREN) if n not in self._children)
-            child = self._children[slot] = _Child(self._process, self._acks, socket.socket(fileno=number), slot)
+            self._flags[slot] = 0  # it may have been another child's
+            connection = socket.socket(fileno=number)
+            child = _Child(self._process, self._acks, connection, slot, redelivers=self._redelivers)
+            self._children[slot] = child
             threading.Thread(target=self._serve, args=(child, slot), name="recording", daemon=True).start()
 
     def _serve(self, child: _Child, slot: int) -> None:
@@ -696,8 +701,11 @@ class _Desk:
 class _Child:
     """What the recording process does for one child."""
 
-    def __init__(self, process: EngineProcess, acks: HeldAcks, connection: socket.socket, slot: int) -> None:
+    def __init__(
+        self, process: EngineProcess, acks: HeldAcks, connection: socket.socket, slot: int, *, redelivers: bool
+    ) -> None:
         self._process = process
+        self._redelivers = redelivers
         self._acks = acks
         self._connection = connection
         self._slot = slot
@@ -773,9 +781,13 @@ class _Child:
 
     def _end_lost(self) -> None:
         ticket, self.ticket = self.ticket, None
-        if ticket is not None:
+        if ticket is None:
+            return
+        if self._redelivers or not ticket.elsewhere:
             self._process.recover(ticket)
-            self._acks.committed(ticket.job_id)
+        else:
+            self._process.tracker.forget(ticket)  # the worker records its end
+        self._acks.committed(ticket.job_id)
 
 
 def _is_readable(connection: socket.socket, wait_s: float) -> bool:

@@ -202,6 +202,20 @@ def test_a_job_whose_process_is_killed_is_delivered_again_and_finished(engine: C
     assert "Worker lost" in [message for _, message, _ in said(event)]
 
 
+def test_a_job_that_celery_does_not_deliver_again_ends_with_its_child(engine: CeleryWorld) -> None:
+    """With early acknowledgements: nothing waits for a retry then, and nothing says so."""
+    sent = engine.task("gated").delay(7)
+    engine.start("prefork", 1, TEST_EARLY_ACK="1")
+    ((_, _, pid),) = wait_for(engine.world.shop.lines, "it begins")
+    wait_for(lambda: engine.event(sent.id)["status"] == "working", "it is recorded as begun")
+    os.kill(int(pid), signal.SIGKILL)
+    event = engine.ended(sent.id)
+    assert [text for _, text, _ in said(event)] == [
+        "In progress",
+        "Given up: its process died, and Celery does not deliver it again",
+    ]
+
+
 def test_a_revoked_job_ends_in_error_with_the_reason(engine: CeleryWorld) -> None:
     sent = engine.task("noted").apply_async(("x",), expires=-1)
     engine.worker()

@@ -39,7 +39,7 @@ def build(broker_url: str, prefix: str, folder: Path, **more: Any) -> tuple[Cele
         task_ignore_result=True,
     )
     app = AsyncTask(**settings(folder, **more))
-    attach(celery, app)
+    attach(celery, app, late_ack="TEST_EARLY_ACK" not in os.environ)
     declare(celery, folder)
     return celery, app
 
