@@ -72,7 +72,7 @@ class Desk:
     def run(self, *words: Any, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end and insists on its exit code."""
         given = ["asynctask", *map(str, words)]
-        done = run_program(given, cwd=self.folder, env={**self.environ, **environ}, timeout=120)
+        done = run_program(given, cwd=self.folder, env={**self.environ, **environ}, timeout=300)
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
