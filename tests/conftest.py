@@ -148,8 +148,8 @@ def _is_of_sqlite_alone(item: pytest.Item) -> bool:
 
 
 def _is_drawn(item: pytest.Item) -> bool:
-    chosen = item.get_closest_marker("chosen")
-    if item.get_closest_marker("full") is not None or (chosen and getattr(item, "originalname", "") not in chosen.args):
+    chosen = [*item.iter_markers("chosen")][-1:]  # of a class's and those of its bases, which come first, its own
+    if item.get_closest_marker("full") is not None or any(getattr(item, "originalname", "") not in c.args for c in chosen):
         return False
     called = getattr(item, "callspec", None)
     if called is None:
