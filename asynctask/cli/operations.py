@@ -424,7 +424,13 @@ def _age(_context: click.Context, _option: click.Parameter, text: str) -> float:
 
 @click.command("purge", cls=Command)
 @click.option("--older-than", "age", required=True, callback=_age, help="Only what ended longer ago: 90d, 12h, 30m, 45s.")
-@click.option("--state", "states", multiple=True, type=click.Choice(ENDED), help="Only Tasks in this state; repeatable.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in ENDED]),
+    help="Only Tasks in this state; repeatable.",
+)
 @click.option("--owner", help="Only Tasks of this owner.")
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @_yes

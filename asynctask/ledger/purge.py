@@ -109,9 +109,10 @@ class Purged:
 
 
 def count_old(connection: Connection, old: Old) -> Purged:
-    """How much a purge would remove; the files are counted as they are removed only where they are still there."""
+    """How much a purge would remove. Of files, an upload and what an export made count one each, wherever they are."""
     number = sa.func.count
-    columns = number(), sa.func.sum(_t.created_jobs), sa.func.sum(_t.rejected), number(_t.split_source)
+    files = number(_t.split_source) + number(sa.case((_t.callbacks.contains(f'"name":"{MERGE}"'), 1)))
+    columns = number(), sa.func.sum(_t.created_jobs), sa.func.sum(_t.rejected), files
     found = connection.execute(sa.select(*columns).where(old.tasks)).one()
     jobs = connection.execute(sa.select(number()).where(old.jobs)).scalar_one() if old.with_jobs else 0
     its_tasks, its_events, its_rejects, its_files = (int(each or 0) for each in found)

@@ -121,6 +121,7 @@ def test_a_partial_export_says_so_and_a_retry_makes_it_whole(app: AsyncTask, tmp
         launcher.stop()
     path, manifest = fetched(app, task_id)
     assert (manifest["rows"], manifest["partial"]) == (2202, False)
+    assert app.purge(0, dry_run=True).files == 1
     assert app.purge(0).files == 1
     assert not path.parent.exists()
 
