@@ -28,13 +28,11 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from asynctask.brokers.base import Copy
-from asynctask.clock import Clock
 from asynctask.core.states import Status
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import BrokerUnavailable, ConfigError, JobInterrupted, JobTimeout, not_installed
 from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
-    LONG_S,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -45,7 +43,7 @@ from asynctask.integrations.base import (
     pushed_job,
     shard_writer,
 )
-from asynctask.integrations.recording import RecordingGone, RecordingProcess
+from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
@@ -176,44 +174,6 @@ class _Performed:
             self.ticket.raised(JobTimeout(float(self.rq_job.timeout or 0)))
         else:
             self.ticket.raised(error)
-
-
-class _SavedElsewhere(CurrentJob):
-    """A job whose place another process saves: ``save`` is called with it, at most every tenth of a second, when the job
-    tells it or asks whether to stop. No thread does that in between: it could not ask beside the job."""
-
-    __slots__ = ("_clock", "_next_s", "_tell")
-
-    def __init__(self, job_id: str, save: Callable[[str], None], clock: Clock, **own: Any) -> None:
-        super().__init__(job_id, **own)
-        self._tell = save
-        self._clock = clock
-        self._next_s = 0.0
-
-    def checkpoint(self, value: Any) -> None:
-        super().checkpoint(value)
-        self._told()
-
-    def progress(self, done: float, total: float | None = None) -> None:
-        super().progress(done, total)
-        self._told()
-
-    def should_stop(self) -> bool:
-        self._told()
-        return super().should_stop()
-
-    def _told(self) -> None:
-        now = self._clock.monotonic()
-        if now >= self._next_s and (place := self.take_place()) is not None:
-            self._next_s = now + LONG_S
-            self._tell(place)
-
-
-class _Collecting:
-    """What the tracker is to the middleware in a process that collects an outcome and records nothing."""
-
-    def start(self, ticket: Ticket) -> None:
-        """The recording process has noted the start."""
 
 
 class RqEngine:
@@ -421,7 +381,7 @@ class RqEngine:
         payload = {"class": name, "args": list(job.args), "kwargs": dict(job.kwargs), "jid": ticket.job_id}
         payload |= {"queue": job.origin}
         own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
-        current = ticket.job = _SavedElsewhere(
+        current = ticket.job = SavedElsewhere(
             ticket.job_id,
             functools.partial(recording.save, turn),
             self._app.clock,
@@ -457,7 +417,7 @@ class RqEngine:
 
         token = set_current_job(job)
         try:
-            result = recording_chain(self._app, cast(Tracker, _Collecting())).invoke(worker, job, job.queue, inner)
+            result = recording_chain(self._app, cast(Tracker, Collecting())).invoke(worker, job, job.queue, inner)
         except BaseException as error:
             performed.set_outcome(error)
             raised.append(error)

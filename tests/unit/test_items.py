@@ -219,7 +219,7 @@ class TestRefused:
             ({"開始日": 86_400}, "wrong_type", "format the cell as a date"),
             ({"開始日": "86400"}, "wrong_type", "2026-03-05"),
             ({"開始日": dt.datetime(2026, 3, 5, 1)}, "wrong_type", "only the date"),
-            ({"開始日": dt.timedelta(1)}, "wrong_type", "is not a date"),
+            ({"開始日": dt.timedelta(1)}, "wrong_type", "no date"),
         ],
     )
     def test_a_cell_is_refused_with_a_stable_code(self, cells: dict[str, Any], code: str, words: str) -> None:
