@@ -55,11 +55,8 @@ BEGUN: Final = "a worker has begun it"
 LONG_S: Final = 0.1
 """Seconds after which a running job's ``working`` status is written by itself."""
 
-_GATHER_S: Final = 0.005
+_GATHER_S: Final = 0.001
 """Seconds for which tickets that no thread waits for are gathered before they are asked for."""
-
-_SPARE_S: Final = 0.04
-"""Seconds of work that does not depend on an outcome that no thread waits for."""
 
 _MOST_EARLY: Final = 1_000
 _FLUSH_S: Final = 5.0
@@ -360,6 +357,12 @@ class EarlyTickets:
                 self._condition.notify_all()
             self._condition.wait_for(lambda: early.done)
         return early.ticket if self._clock.monotonic() - early.asked_at <= EARLY_S else None
+
+    def waiting(self) -> int:
+        """How many jobs have arrived lately and have not begun."""
+        since = self._clock.monotonic() - EARLY_S
+        with self._condition:
+            return sum(not each.done or each.asked_at >= since for each in self._early.values())
 
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Another copy of the same has ended: a ticket from before is void."""
@@ -677,8 +680,13 @@ class EngineProcess(AppProcess):
     # -- parts
 
     def _busy_for(self) -> float | None:
-        """An outcome that no thread waits for goes with those that follow, while more are to be expected."""
-        return _SPARE_S if not self._awaited and (self.tracker.running() or self._rate.per_second > _MANY) else None
+        """An outcome that no thread waits for goes with those that follow, while more are to be expected: in a part of the
+        time in which the jobs that have arrived are performed, for their engine fetches more when some are acknowledged."""
+        rate = self._rate.per_second
+        if self._awaited or not (self.tracker.running() or rate > _MANY):
+            return None
+        arrived = 0 if self._early is None else self._early.waiting()
+        return arrived / rate / 2 if rate > _MANY else 0.0
 
     def load(self) -> Load:
         """What this process can use now."""
