@@ -170,11 +170,6 @@ def test_an_engine_that_is_whole_passes_it(name: str) -> None:
 # -- RQ
 
 
-def fenceless_rq(patch: pytest.MonkeyPatch) -> None:
-    """Does not carry the attempt of a job of a Task."""
-    patch.setattr(on_rq, "pushed_job", lambda copy: replace(pushed_job(copy), attempt=None))
-
-
 def in_worker(broken: Callable[[], None]) -> Break:
     """A break of :mod:`support.engines`, which the worker finds by its name."""
 
@@ -183,6 +178,13 @@ def in_worker(broken: Callable[[], None]) -> Break:
 
     patch_environ.__name__ = broken.__name__
     return patch_environ
+
+
+def fenceless_rq(patch: pytest.MonkeyPatch) -> None:
+    """Does not carry the attempt of a job of a Task, whichever process dispatches it: this one, or the worker's."""
+    patch.setattr(on_rq, "pushed_job", pushed_job)  # restored, whatever the break sets
+    engines.fenceless()
+    in_worker(engines.fenceless)(patch)
 
 
 CAUGHT_RQ: dict[Break, str] = {

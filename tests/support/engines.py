@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from asynctask import AsyncTask
 from asynctask.integrations import celery as on_celery
 from asynctask.integrations import dramatiq as on_dramatiq
 from asynctask.integrations import rq as on_rq
+from asynctask.integrations.base import pushed_job
 from asynctask.testing.engine_suite import COLUMNS, act, cells
 
 FOLDER, DATABASE, BROKER, ENGINE = "ENGINE_FOLDER", "ENGINE_DATABASE", "ENGINE_BROKER", "ENGINE_KIND"
@@ -132,6 +134,11 @@ def cells_of(folder: Path) -> Any:
 # -- breaks: what makes a worker of RQ one that the suite has to notice, or slows any one down
 
 
+def fenceless() -> None:
+    """Does not carry the attempt of a job of a Task."""
+    on_rq.pushed_job = lambda copy: replace(pushed_job(copy), attempt=None)  # type: ignore[attr-defined]
+
+
 def final() -> None:
     """Does not say that a retry follows."""
     on_rq._next_try = lambda job: None
@@ -147,7 +154,7 @@ def slow() -> None:
     slow_merge(Path(os.environ[FOLDER]))
 
 
-BREAKS: Mapping[str, Callable[[], None]] = {each.__name__: each for each in (final, hasty, slow)}
+BREAKS: Mapping[str, Callable[[], None]] = {each.__name__: each for each in (fenceless, final, hasty, slow)}
 
 MADE: Mapping[str, Any] = {"own": own, "celery": celery, "dramatiq": dramatiq_, "rq": rq_}
 
