@@ -5,7 +5,8 @@
 The engine's own worker command runs first, and waits. Then a program sends N jobs through the engine, from as many threads
 as ``--senders`` says; the clock runs from the first send until all are performed and, tracked, recorded. The same without
 the tracker is the peer. Last, a list of N items goes the same way as one Task. Tracked and untracked run in turn; the
-figures are medians. The CPU is that of the worker and all its children meanwhile.
+figures are medians. The CPU is that of the worker and all its children meanwhile. The ``middle`` rates are those between a
+tenth of the jobs and nine tenths: without the start, when a list is written and its first jobs are asked for, and the end.
 
 Every job writes a byte; a run in which one is missing, or performed twice, or has no finished Event, gives no figure.
 
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,10 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: seconds until all was sent and until all was done, and seconds of the worker's processors."""
+    """One run: seconds until all was sent, until all was done and for the middle 80 %, and those of the worker's
+    processors."""
 
     sent_s: float
     done_s: float
+    middle_s: float
     cpu_s: float
 
 
@@ -101,10 +105,15 @@ def _result(options: argparse.Namespace, found: dict[str, list[Run]]) -> Result:
         middle[name] = statistics.median(rates)
         settings[name] = round(middle[name], 1)
         settings |= common.spread(name, rates)
+        settings[f"{name}_middle"] = round(statistics.median(0.8 * options.n / run.middle_s for run in runs), 1)
         settings[f"{name}_sent"] = round(statistics.median(options.n / run.sent_s for run in runs))
         settings[f"{name}_cpu_ms"] = round(statistics.median(run.cpu_s * 1_000 / options.n for run in runs), 3)
     ours, peer = middle["lone"], middle["untracked"]
     settings["list_ratio"] = round(middle["list"] / peer, 2)
+    settings |= {
+        f"{name}_middle_ratio": round(settings[f"{name}_middle"] / settings["untracked_middle"], 2)
+        for name in ("lone", "list")
+    }
     settings["cpu_of_tracking_ms"] = round(settings["lone_cpu_ms"] - settings["untracked_cpu_ms"], 3)
     return Result("engines", options.n, ours, peer, ours / peer, "jobs/s", settings)
 
@@ -114,22 +123,33 @@ def _run(options: argparse.Namespace, place: Place, url: str, *, tracked: bool, 
     book.touch()
     words = engines_app.environ(options.engine, url, place.database_url, book, tracked=tracked, work_ms=options.work_ms)
     environ = {**os.environ, **words, "PYTHONPATH": str(ROOT)}
-    with _worker(options, place, environ) as worker, _sender(environ, place) as sender:
+    with ThreadPoolExecutor(1) as beside, _worker(options, place, environ) as worker, _sender(environ, place) as sender:
         sender.ask("send", _WARM, 1)
         _await(lambda: book.stat().st_size >= _WARM, worker, place, _START_S)
         sender.ask("settle", _WARM)
         cpu, clock = _cpu_s(worker.pid), SystemClock()
         begun = clock.monotonic()
+        middle = beside.submit(_middle_s, book, options.n, worker, place)
         sender.ask("list" if as_list else "send", options.n, options.senders)
         sent_s = clock.monotonic() - begun
         total = _WARM + options.n
         _await(lambda: book.stat().st_size >= total, worker, place, _LIMIT_S)
         sender.ask("settle", total)
         done_s = clock.monotonic() - begun
-        run = Run(sent_s, done_s, _cpu_s(worker.pid) - cpu)
+        run = Run(sent_s, done_s, middle.result(), _cpu_s(worker.pid) - cpu)
     if book.stat().st_size != total:
         raise Unaccounted(f"{book.stat().st_size:,} jobs were performed, {total:,} were sent")
     return run
+
+
+def _middle_s(book: Path, n: int, worker: subprocess.Popen[bytes], place: Place) -> float:
+    """Seconds between the end of the first tenth of the jobs and that of the ninth."""
+    ends = []
+    for tenths in (1, 9):
+        size = _WARM + n * tenths // 10
+        _await(lambda size=size: book.stat().st_size >= size, worker, place, _LIMIT_S)  # type: ignore[misc]
+        ends.append(SystemClock().monotonic())
+    return ends[1] - ends[0]
 
 
 # -- processes

@@ -1,6 +1,7 @@
 """The application of ``benchmarks.engines``, as the engine's own worker command loads it: one job, tracked or not.
 
-The environment says on which engine, where, and what a job is, for such a command takes no arguments of ours.
+The environment says on which engine, where, and what a job is, for such a command takes no arguments of ours. Untracked, it
+loads nothing of ours: a worker that forks pays for each module that it has loaded.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asynctask import AsyncTask
+if TYPE_CHECKING:
+    from asynctask import AsyncTask
 
 __all__ = ["BOOK", "DATABASE", "ENGINE", "REDIS", "TRACKED", "WORK_MS", "build", "environ"]
 
@@ -49,6 +51,8 @@ def build() -> tuple[Any, AsyncTask | None, Callable[[Sequence[int]], None]]:
     """The engine's application, ours where the jobs are tracked, and what sends lone jobs one by one."""
     app = None
     if TRACKED in os.environ:
+        from asynctask import AsyncTask
+
         app = AsyncTask(environ={}, database_url=os.environ[DATABASE], data_dir=os.environ[BOOK] + "-data")
     return {"celery": _celery, "dramatiq": _dramatiq, "rq": _rq}[os.environ[ENGINE]](app)
 
