@@ -16,7 +16,8 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Ke
 from asynctask.clock import micros
 from asynctask.core.states import State
 from asynctask.database.notify import Waker
-from asynctask.dispatch.dispatcher import LOOK_AGAIN_S, Control
+from asynctask.dispatch.control import Control
+from asynctask.dispatch.dispatcher import LOOK_AGAIN_S
 from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
 from asynctask.ledger import control, dispatchable, leases, lost_copies, processes, progress, sessions

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock
 from asynctask.core.states import State, Status
-from asynctask.dispatch.dispatcher import Control, Dispatcher
+from asynctask.dispatch.control import Control
+from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.errors import InputError, NotFound, Unavailable
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries

@@ -23,7 +23,8 @@ from asynctask.config import Config
 from asynctask.database import schema
 from asynctask.database.engine import Database, read_time
 from asynctask.database.notify import Signals
-from asynctask.dispatch.dispatcher import Control, Dispatcher
+from asynctask.dispatch.control import Control
+from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues, Outgoing, PushFilter
 from asynctask.errors import ConfigError
 from asynctask.exports.files import ExportFiles, store_of
@@ -87,7 +88,7 @@ class Core:
         )
         limits = _limits(config)
         self.services = Services(
-            self.ledger, clock, Control(self.ledger, self.broker, clock), self.dispatcher, self.uploads, limits
+            self.ledger, clock, Control(self.ledger, self.broker), self.dispatcher, self.uploads, limits
         )
         splitter = Splitter(
             self.ledger, clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge

@@ -22,8 +22,9 @@ from asynctask.brokers.base import Broker, Presence, Running
 from asynctask.clock import Clock, Ids, micros
 from asynctask.config import Config
 from asynctask.database.notify import LEDGER, Signals
+from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Pace
-from asynctask.dispatch.dispatcher import Control, Dispatcher
+from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
 from asynctask.exports.files import ExportFiles

@@ -1,0 +1,105 @@
+"""Where knobs, pause, resume, cancel and retry take effect: in the ledger, then on what waits in the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from asynctask.brokers.base import Broker
+from asynctask.errors import BrokerUnavailable
+from asynctask.ledger import control
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.tasks import try_close
+from asynctask.logs import get_logger
+
+_WITHDRAW = 1_000
+"""Copies taken out of the broker in one step."""
+
+_TURN_FOR_S = 0.5
+"""Seconds for which the caller of a cancel or a retry turns rows."""
+
+
+class Control:
+    """Pause, resume, cancel, retry and knobs; accepted with or without living workers, and while the broker is away.
+
+    A pause, a cancel and a changed ``parallel``, ``interval`` or ``priority`` reach what waits in the broker, and what a
+    worker fetched half a second ago or earlier: Begin is asked again before it starts.
+    """
+
+    def __init__(self, ledger: Ledger, broker: Broker) -> None:
+        self._ledger = ledger
+        self._broker = broker
+        self._log = get_logger("asynctask.control")
+
+    def pause(self, task_id: int, who: str = "") -> bool:
+        """No new start; what waits in the broker goes back to the ledger. Raises :class:`Conflict` where it is over."""
+        changed = control.pause(self._ledger, task_id, who=who)
+        self.withdrawn(task_id)
+        return changed
+
+    def resume(self, task_id: int, who: str = "") -> bool:
+        """Starts again."""
+        return control.resume(self._ledger, task_id, who=who)
+
+    def cancel(self, task_id: int, who: str = "") -> bool:
+        """No new start, and open rows are cancelled: here for half a second, the rest by the maintenance of any process."""
+        changed = control.cancel_task(self._ledger, task_id, who=who)
+        # If the broker is away maintenance does all of it: it would not come back for copies of rows that are turned.
+        if self.withdrawn(task_id) and self.turn(task_id):
+            try_close(self._ledger, task_id)  # with no worker and no web process alive, nobody else would
+        return changed
+
+    def retry(
+        self,
+        task_id: int,
+        statuses: Collection[str] = (),
+        who: str = "",
+        *,
+        message: str | None = None,
+        limit: int | None = None,
+    ) -> bool:
+        """Opens a new generation with the chosen rows, as :func:`asynctask.ledger.control.retry` does."""
+        changed = control.retry(self._ledger, task_id, statuses, message=message, limit=limit, who=who)
+        self.turn(task_id)
+        return changed
+
+    def update(self, task_id: int, changes: dict[str, Any], who: str = "") -> None:
+        """Turns knobs. What waits in the broker under the old ones is taken back and dispatched anew."""
+        control.update(self._ledger, task_id, changes, who=who)
+        if set(changes) & {"parallel", "interval", "priority"}:
+            self.withdrawn(task_id)
+
+    def withdrawn(self, task_id: int) -> bool:
+        """As :meth:`withdraw`; False where the broker does not answer now."""
+        try:
+            self.withdraw(task_id)
+        except BrokerUnavailable as error:
+            self._log.warning("withdraw_put_off", task_id=task_id, error=str(error))
+            return False
+        return True
+
+    def withdraw(self, task_id: int) -> int:
+        """Takes the Task's waiting copies out of the broker; returns how many."""
+        count = 0
+        while True:
+            keys = self._broker.withdraw(task_id, _WITHDRAW)
+            control.give_back_copies(self._ledger, keys)
+            count += len(keys)
+            if len(keys) < _WITHDRAW:
+                return count
+
+    def recall(self, task_id: int) -> None:
+        """Takes back copies of a Task that was paused or cancelled while they were on their way to the broker.
+
+        One that was cancelled closes here if nothing else of it is open: there may be no worker that would close it.
+        """
+        if self.withdrawn(task_id):
+            try_close(self._ledger, task_id)
+
+    def turn(self, task_id: int, seconds: float = _TURN_FOR_S) -> bool:
+        """Turns rows of a cancel or retry for so long; returns whether it is done."""
+        until = self._ledger.clock.monotonic() + seconds
+        while more := control.turn_some(self._ledger, task_id):
+            if self._ledger.clock.monotonic() > until:
+                return False
+        return more is False
