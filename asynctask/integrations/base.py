@@ -49,6 +49,9 @@ from asynctask.worker import Worker, describe
 EARLY_S: Final = 0.5
 """Seconds for which a ticket is good that was asked for before a thread was free."""
 
+AT_ONCE: Final = 10
+"""Jobs that the dispatcher pushes to an engine's Redis in one round trip; the first are there while it writes the next."""
+
 BEGUN: Final = "a worker has begun it"
 """Why a job cannot be revoked any more."""
 

@@ -42,6 +42,7 @@ from asynctask.errors import (
 )
 from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
+    AT_ONCE,
     BEGUN,
     Attachable,
     EngineCapabilities,
@@ -71,6 +72,7 @@ try:
     from celery.exceptions import Ignore, Reject, Retry
     from celery.utils import uuid
     from kombu import VERSION as KOMBU
+    from kombu import exceptions as kombu_exceptions
     from kombu.exceptions import OperationalError
 except ModuleNotFoundError as error:
     if error.name not in ("billiard", "celery", "kombu"):
@@ -85,6 +87,8 @@ ATTEMPT: Final = "asynctask_attempt"
 
 _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo": True, "celery.concurrency.thread": True}
 """Pools that can be recorded, and whether their jobs run in the process that the signals of a worker reach."""
+
+BatchPublishError: Any = getattr(kombu_exceptions, "BatchPublishError", OperationalError)  # kombu 5.7
 
 _AWAY_S: Final = 0.5
 
@@ -194,6 +198,19 @@ class _Line:
         finally:
             channel.close()
 
+    @contextmanager
+    def batches(self) -> Iterator[None]:
+        """What is published in the block goes to the broker :data:`AT_ONCE` at a time, where kombu can (5.7, Redis): not
+        where a program is told of each message that was published."""
+        if signals.after_task_publish.receivers or not getattr(self.producer, "supports_batch_publish", False):
+            yield
+            return
+        try:
+            with self.producer.batch(AT_ONCE):
+                yield
+        except BatchPublishError as error:
+            raise error.__cause__ or error from None
+
     def close(self) -> None:
         """Closes the connection, as far as that is still possible."""
         connection, self._connection, self.channel, self.producer = self._connection, None, None, None
@@ -278,8 +295,9 @@ class CeleryEngine:
             self._thread.pushing = False
 
     def _push_all(self, line: _Line, jobs: Sequence[PushedJob]) -> None:
-        for job in jobs:
-            self._push(line.producer, job)
+        with line.batches():
+            for job in jobs:
+                self._push(line.producer, job)
         if line.is_amqp:  # it answers no message, but it answers this after all of them
             for queue in {job.queue for job in jobs}:
                 line.channel.queue_declare(queue, passive=True)

@@ -15,6 +15,7 @@ Retries puts on the queue has the old attempt and is dropped when it arrives.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import os
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+from uuid import uuid4
 
 from asynctask.brokers.base import Copy
 from asynctask.core.states import Status
@@ -41,6 +43,7 @@ from asynctask.errors import (
 )
 from asynctask.exports.run import MERGER, check_columns
 from asynctask.integrations.base import (
+    AT_ONCE,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -54,6 +57,7 @@ from asynctask.integrations.base import (
     shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
+from asynctask.ledger.base import chunks
 from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import TICKET, Ticket
@@ -158,7 +162,7 @@ class DramatiqEngine:
         self.performed = EngineWorkers()
         self.workers = self.performed.listed
         self.broker = broker
-        self._server = _RabbitServer(broker) if hasattr(broker, "get_queue_message_counts") else _Server(broker)
+        self._server = _server_of(broker)
         self._pushing = threading.local()
         self.capabilities = EngineCapabilities(
             late_ack=True,
@@ -226,6 +230,24 @@ class _Server:
     def push(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
         for message in messages:
             self._broker.enqueue(message)
+
+
+class _RedisServer(_Server):
+    """The same for a broker on Redis: messages go there :data:`AT_ONCE` at a time, as the broker itself queues one."""
+
+    def push(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
+        for part in chunks(messages, AT_ONCE):
+            sent = [message.copy(options={"redis_message_id": str(uuid4())}) for message in part]
+            with self._broker.client.pipeline(transaction=False) as pipeline:
+                script = self._broker.scripts["dispatch"]
+                line = copy.copy(self._broker)
+                line.scripts = {**self._broker.scripts, "dispatch": functools.partial(script, client=pipeline)}
+                for message in sent:
+                    self._broker.emit_before("enqueue", message, None)
+                    line.do_enqueue(message.queue_name, message.options["redis_message_id"], message.encode())
+                pipeline.execute()
+            for message in sent:
+                self._broker.emit_after("enqueue", message, None)
 
 
 class _RabbitServer(_Server):
@@ -296,6 +318,14 @@ class _RabbitServer(_Server):
                     if is_last:
                         raise
         raise AssertionError("the second look returns or raises")
+
+
+def _server_of(broker: Any) -> _Server:
+    if hasattr(broker, "get_queue_message_counts"):
+        return _RabbitServer(broker)
+    redis = sys.modules.get("dramatiq.brokers.redis")
+    is_known = redis is not None and type(broker).enqueue is redis.RedisBroker.enqueue  # not one that does more
+    return _RedisServer(broker) if is_known else _Server(broker)
 
 
 def _away() -> tuple[type[BaseException], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -10,18 +11,21 @@ from functools import partial
 from typing import Any
 
 import pytest
-from celery import Task
+from celery import Task, signals
 from kombu.asynchronous import Hub
 from kombu.exceptions import OperationalError
-from redis import Redis
+from redis import ConnectionError, Redis
+from redis.client import Pipeline
 from support.celery_app import build
 from support.engine_worker import family
 from support.forked import Program
+from support.redis_watch import pipelines
 from support.servers import RedisServer
 from support.webshop import client_of
 from support.world import World
 
-from asynctask.errors import Conflict, InputError, LedgerUnavailable, NotFound
+from asynctask.brokers.base import Copy
+from asynctask.errors import BrokerUnavailable, Conflict, InputError, LedgerUnavailable, NotFound
 from asynctask.integrations import celery as integration
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -484,6 +488,43 @@ def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_celery(engine: 
     assert task.progress()["control"]["in_flight"] == 0
     with pytest.raises(InputError):
         engine.app.submit("unseen", [1])
+
+
+def copies(engine: CeleryWorld, count: int) -> list[Copy]:
+    queue = engine.app.workers["lone"].queue
+    payload = json.dumps({"class": "lone", "args": ["A"]})
+    return [Copy(f"job-{n}", 1, queue, payload, task_id=1) for n in range(count)]
+
+
+def test_jobs_of_a_list_go_to_redis_ten_in_a_round_trip(engine: CeleryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = pipelines(monkeypatch)
+    pushed = copies(engine, 25)
+    engine.app.engines["celery"].push(pushed)
+    assert trips[-3:] == [10, 10, 5]  # before them, those of a new connection
+    assert engine.app.engines["celery"].waiting([pushed[0].queue]) == {pushed[0].queue: 25}
+
+
+def test_who_is_told_of_a_published_job_finds_it_on_its_queue(engine: CeleryWorld) -> None:
+    celery, pushed, found = engine.app.engines["celery"], copies(engine, 3), []
+
+    def told(**_: object) -> None:
+        found.append(celery.waiting([pushed[0].queue])[pushed[0].queue])
+
+    signals.after_task_publish.connect(told)
+    try:
+        celery.push(pushed)
+    finally:
+        signals.after_task_publish.disconnect(told)
+    assert found == [1, 2, 3]
+
+
+def test_a_broker_that_breaks_off_during_a_push_is_away(engine: CeleryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def execute(self: Pipeline, *_: object, **__: object) -> None:
+        raise ConnectionError("broken")
+
+    monkeypatch.setattr(Pipeline, "execute", execute)
+    with pytest.raises(BrokerUnavailable):
+        engine.app.engines["celery"].push(copies(engine, 3))
 
 
 @pytest.mark.parametrize("pool", ["threads", "prefork"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from collections import Counter
@@ -15,10 +16,12 @@ import dramatiq
 import pytest
 from support.dramatiq_app import build, redis_broker
 from support.forked import Program
+from support.redis_watch import pipelines
 from support.servers import RedisServer
 from support.webshop import client_of
 from support.world import World
 
+from asynctask.brokers.base import Copy
 from asynctask.cli.root import run
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.task import TaskHandle
@@ -431,6 +434,19 @@ def test_jobs_that_the_broker_lost_are_given_again(engine: Dramatiq) -> None:
     task.wait(timeout=120)
     assert task.progress()["counts"]["finish"] == 4
     assert engine.app.doctor() == []
+
+
+def test_jobs_of_a_list_go_to_redis_ten_in_a_round_trip(engine: Dramatiq, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = pipelines(monkeypatch)
+    queue = engine.app.workers["enroll"].queue
+    payload = json.dumps({"class": "enroll", "args": ["A"]})
+    engine.app.engines["dramatiq"].push([Copy(f"job-{n}", 1, queue, payload, task_id=1) for n in range(25)])
+    assert trips == [10, 10, 5]
+    assert engine.app.engines["dramatiq"].waiting([queue]) == {queue: 25}
+    consumer = engine.broker.consume("default", prefetch=25)
+    got = [next(consumer) for _ in range(25)]
+    assert [message.message_id for message in got if message] == [f"job-{n}" for n in range(25)]
+    consumer.close()
 
 
 def test_a_thread_goes_on_before_the_commit_and_the_acknowledgement_does_not(engine: Dramatiq) -> None:

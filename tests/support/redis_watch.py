@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Self
 
+import pytest
+from redis.client import Pipeline
 from support.servers import RedisServer
 
 NOW = 1_763_700_000_123_456  # 2025-11-21 04:40:00 UTC
@@ -86,3 +88,16 @@ def _unescaped(word: str) -> str:
         return bytes([int(what[1:], 16)]) if len(what) == 3 else _ESCAPES.get(what, what)
 
     return re.sub(rb"\\(x[0-9a-f]{2}|.)", plain, word.encode()).decode()
+
+
+def pipelines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many commands each pipeline that this process executes has, as they go out."""
+    found: list[int] = []
+    execute = Pipeline.execute
+
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        found.append(len(self))
+        return execute(self, *args, **options)
+
+    monkeypatch.setattr(Pipeline, "execute", counted)
+    return found
