@@ -1,4 +1,4 @@
-"""Task-tracking middleware: hand a web application a list, and have every item accounted for."""
+"""Runs lists of items as background jobs, and records the outcome of every item."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Each from its own module when it is asked for: the application pulls in SQLAlchemy, which job code that only raises
+    # Imported on first access: the application imports SQLAlchemy, which job code that only raises
     # NormalException should not pay for; and a supervisor, which stays beside every worker, needs none of them.
     match name:
         case "AsyncTask":

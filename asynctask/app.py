@@ -1,7 +1,7 @@
-"""The application: workers are registered here, jobs pushed and Tasks submitted; everything else is made on demand.
+"""The application: registers workers, pushes jobs and submits Tasks.
 
-Nothing connects, reads the environment (beside configuration, once) or starts a thread before it is used, and what is
-used after a fork is made anew in the child.
+Nothing connects, starts a thread or reads the environment (except the configuration, once) before its first use. What is
+used after a fork is created again in the child.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 class AsyncTask(OnDemand):
-    """One application. Several can live in one process.
+    """One application. A process can have several.
 
-    Arguments are the fields of :class:`~asynctask.config.Config`; what is not given comes from ``environ`` (the process's
-    environment by default) and then from the defaults. ``clock`` and ``ids`` are for tests. Raises
+    Arguments: the fields of :class:`~asynctask.config.Config`; the others come from ``environ`` (by default the process's
+    environment) and then from the defaults. ``clock`` and ``ids`` are for tests. Raises
     :class:`~asynctask.errors.ConfigError`.
     """
 
     Iterable = Iterable
-    """The base of worker classes that go through many elements: see :class:`asynctask.job.Iterable`."""
+    """Base of worker classes that process many elements in one job: see :class:`asynctask.job.Iterable`."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class AsyncTask(OnDemand):
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
 
     def close(self) -> None:
-        """Stops services and closes connections; what is used afterwards is made anew."""
+        """Stops services and closes connections; later use creates them again."""
         self._pushing.close()
         super().close()
 
@@ -157,21 +157,18 @@ class AsyncTask(OnDemand):
         batch: bool = False,
         **options: Any,
     ) -> Any:
-        """Registers a function or class as a worker; use it as a decorator, with or without options.
+        """Registers a function or class as a worker; a decorator, with or without options.
 
-        Arguments: ``name`` (default: the function's own); ``retry``, how many times, or True and False (by default 3 where
-        its jobs are tracked and 25 where not); ``timeout`` in seconds; ``failed_on``, exceptions that mean "the business
-        said no"; ``use_task_event=False`` leaves its jobs untracked; ``unique``, ``key`` and
-        ``key_limit``, the defaults of the options of these names; each of ``checks`` is asked ``check(action, event)``
-        before a person's ``"stop"`` or ``"start"`` of one of its jobs, and refuses by a reason, returned or raised as a
-        :class:`NormalException`;
-        ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
-        ``retries_exhausted(job, error)`` is called when none is left; ``on_complete``, ``on_success``, ``on_failure``: the
-        defaults of the options of :meth:`submit`; ``batch``: the function takes a list of items, and reports on them with
-        ``current_job().fail(i, reason)``, ``error`` and ``finish``. ``options`` of an untracked
-        worker: ``tags``, ``backtrace``, ``dead``,
-        ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.wire.payload`). Raises
-        :class:`ConfigError`.
+        Arguments: ``name`` (default: the function's); ``retry``, a number of retries, True or False (default: 3 for tracked
+        jobs, 25 for others); ``timeout`` in seconds; ``failed_on``, exceptions that are business refusals;
+        ``use_task_event=False``: its jobs are not tracked; ``unique``, ``key``, ``key_limit``, ``on_complete``,
+        ``on_success`` and ``on_failure``, defaults of these options of :meth:`submit`; ``checks``, called as
+        ``check(action, event)`` before a person's ``"stop"`` or ``"start"`` of one of its jobs; each refuses with a reason,
+        returned or raised as :class:`NormalException`; ``retry_in(count, error, job)``, which returns the seconds before a
+        retry, ``"kill"`` or ``"discard"``; ``retries_exhausted(job, error)``, called when no retry is left; ``batch``: the
+        function takes a list of items and reports on them with ``current_job().fail(i, reason)``, ``error`` and ``finish``.
+        ``options`` of an untracked worker: ``tags``, ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members``
+        (:mod:`asynctask.wire.payload`). Raises :class:`ConfigError`.
         """
         if retry is None:
             retry = TRACKED_RETRIES if use_task_event else True
@@ -212,9 +209,11 @@ class AsyncTask(OnDemand):
         return register if target is None else register(target)
 
     def export(self, *, columns: Sequence[str], **options: Unpack[WorkerOptions]) -> Callable[[RowsOf], Worker[..., Any]]:
-        """Registers a function as an export: called with one shard (any JSON value), it yields its rows, dicts with these
-        ``columns`` or sequences in their order. ``options`` as of :meth:`worker`; :meth:`submit_export` hands in
-        shards. A task of an attached engine has the option ``export_columns`` instead. Raises :class:`ConfigError`.
+        """Registers a function as an export: called with one shard (any JSON value), it yields rows, dicts with these
+        ``columns`` or sequences in their order.
+
+        ``options`` as of :meth:`worker`; :meth:`submit_export` submits shards. A task of an attached engine has the option
+        ``export_columns`` instead. Raises :class:`ConfigError`.
         """
 
         def register(function: RowsOf) -> Worker[..., Any]:
@@ -242,7 +241,7 @@ class AsyncTask(OnDemand):
 
     @property
     def exports(self) -> Mapping[str, Worker]:
-        """The workers that are exports, by name, those of attached engines included."""
+        """The workers that are exports, by name, including those of attached engines."""
         return {name: worker for name, worker in self.workers.items() if worker.columns}
 
     @overload
@@ -275,10 +274,11 @@ class AsyncTask(OnDemand):
         format: str = "csv",  # noqa: A002
         **options: Any,
     ) -> TaskHandle | DryRun:
-        """Makes a Task of ``shards``, and of their rows one file: ``csv``, ``csv.gz``, ``ndjson``, ``xlsx`` or ``parquet``.
+        """Makes a Task of ``shards`` whose rows are merged into one file: ``csv``, ``csv.gz``, ``ndjson``, ``xlsx`` or
+        ``parquet``.
 
-        The Task is ``finalizing`` until the file is whole; :meth:`result` tells where it is. Options as of :meth:`submit`.
-        Raises :class:`InputError`, :class:`UnknownWorker`, :class:`Unavailable` where the library of ``results_url`` is not
+        The Task is ``finalizing`` until the file is complete; :meth:`result` returns it. Options as of :meth:`submit`.
+        Raises :class:`InputError`, :class:`UnknownWorker`, :class:`Unavailable` if the library of ``results_url`` is not
         installed.
         """
         made = self.hand_in_export(worker, list(shards), format, self._checked(options))
@@ -293,7 +293,7 @@ class AsyncTask(OnDemand):
         *,
         wait_s: float = 1.0,
     ) -> Submission | DryRun:
-        """Submits an export whose options are validated already; see :meth:`submit_export`."""
+        """Submits an export whose options are already validated; see :meth:`submit_export`."""
         found = self._find_export(worker)
         if options.resubmit_of is not None:
             raise InputError("an export has no rows to correct: leave out resubmit_of", code="invalid_options")
@@ -302,7 +302,7 @@ class AsyncTask(OnDemand):
         self.export_files.check()
         columns = list(found.columns)
         said = {"export": self.ids.jid(), "format": check_format(form, columns), "columns": columns}
-        # An engine's workers need not take another queue than that of the shards.
+        # The workers of an engine need only take the queue of the shards.
         queue = self.config.callback_queue if found.engine is None else found.queue_for(options.queue)
         callbacks = [
             NewCallback(MERGE, MERGER, queue, [said]),
@@ -312,7 +312,7 @@ class AsyncTask(OnDemand):
         return submitter.submit_items(found, list(shards), options, callbacks=callbacks, wait_s=wait_s)
 
     def result(self, task_id: int) -> ResultFile:
-        """The file of an export, with its manifest. Raises :class:`Conflict` where there is none yet, :class:`NotFound`."""
+        """The file of an export, with its manifest. Raises :class:`Conflict` if there is none yet, :class:`NotFound`."""
         return result_of(self, task_id, self.progress(task_id))
 
     def on(self, event: str) -> Callable[[Target], Target]:
@@ -333,7 +333,7 @@ class AsyncTask(OnDemand):
         return register
 
     def fire(self, event: str, *args: Any) -> None:
-        """Calls the hooks of an event, shutdown ones in reverse order; what one raises is logged and changes nothing."""
+        """Calls the hooks of an event (of ``shutdown`` in reverse order); logs their exceptions."""
         hooks = self._hooks[event]
         for hook in reversed(hooks) if event in ("quiet", "shutdown") else list(hooks):
             try:
@@ -350,11 +350,11 @@ class AsyncTask(OnDemand):
         return self._pushing.push(worker, args, at=at, options=options)
 
     def perform(self, name: str, *args: Any) -> str:
-        """Makes one tracked job of a registered worker, known by its name, and returns its job id. The arguments come from
-        outside: the first is held against the worker's model.
+        """Creates one tracked job of a registered worker and returns its job id. The arguments are untrusted: the first is
+        validated by the worker's model.
 
-        Raises :class:`UnknownWorker`, :class:`InputError` for arguments that the worker does not take, or if a client
-        middleware stops the job, LedgerUnavailable.
+        Raises :class:`UnknownWorker`; :class:`InputError` for arguments that the worker does not take, or if a client
+        middleware stops the job; LedgerUnavailable.
         """
         worker = self._find(name)
         if worker.engine is not None or not worker.use_task_event:
@@ -368,16 +368,16 @@ class AsyncTask(OnDemand):
     def remote_worker(
         self, name: str, *, queue: str = "default", retry: bool | int = True, active_job: bool = False, **options: Any
     ) -> RemoteWorker:
-        """A worker that another program runs, in Ruby or in Python, by its name: its verbs push into the same Redis.
+        """A worker that another program runs, in Ruby or in Python, by its name: its methods push into the same Redis.
 
-        Its jobs are tracked by nobody here. The client middleware is asked. ``active_job``: it is a job of Rails'
-        ActiveJob. ``options`` as of :class:`~asynctask.client.RemoteWorker`. Raises :class:`ConfigError` without Redis.
+        Its jobs are not tracked here. The client middleware runs. ``active_job``: it is a job of Rails' ActiveJob.
+        ``options`` as of :class:`~asynctask.client.RemoteWorker`. Raises :class:`ConfigError` without Redis.
         """
         return self._pushing.client().remote_worker(name, queue=queue, retry=retry, active_job=active_job, **options)
 
     # -- Tasks
 
-    # A worker's items are what its function takes; for one that takes a model also mappings, of which the model is made.
+    # A worker's items have the type that its function takes; a model may also be given as a mapping.
 
     @overload
     def submit(
@@ -418,19 +418,17 @@ class AsyncTask(OnDemand):
     ) -> TaskHandle: ...
 
     def submit(self, worker: Any, items: abc.Iterable[Any], **options: Any) -> TaskHandle | DryRun:
-        """Hands in a list: an Event for each item, performed by ``worker``, which may be a task or an actor of an attached
+        """Submits a list: an Event for each item, performed by ``worker``, which may be a task or an actor of an attached
         engine. Returns the Task's handle.
 
-        ``items`` is any iterable and is consumed as it is split; jobs of the first items run meanwhile. Items that the
-        worker's model refuses are counted as rejected and stand in the report. Options: ``title``, ``parallel``,
-        ``interval`` (seconds from one round of ``parallel`` jobs to the next), ``tolerated_failures`` (10, "5%",
-        "failed:10": with one more the Task pauses itself), ``priority``, ``queue``, ``owner``, ``session`` (Tasks of one
-        run one after the other), ``key``, a field of which equal values run one after the other across all Tasks of the
-        worker (``key_limit``: or so many at once), ``idempotency_key``; ``chunk_size``, how many items a job
-        gets, or ``"auto"`` (docs/slices.md); ``unique``, fields in which no two items may be the
-        same;
-        ``strict``: one refused item refuses the list, so all are checked before anything is written (they wait in a
-        temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does;
+        ``items`` is any iterable, consumed while it is split; jobs of the first items run meanwhile. Items that the
+        worker's model refuses are counted as rejected and listed in the report. Options: ``title``; ``parallel``;
+        ``interval``, seconds between rounds of ``parallel`` jobs; ``tolerated_failures`` (10, "5%", "failed:10"): with one
+        more the Task pauses itself; ``priority``; ``queue``; ``owner``; ``session``, whose Tasks run one after the other;
+        ``key``, a field whose equal values run one after the other across all Tasks of the worker, or ``key_limit`` at
+        once; ``idempotency_key``; ``chunk_size``, items per job, or ``"auto"`` (docs/slices.md); ``unique``, fields in
+        which no two items may be equal; ``strict``: one refused item refuses the list, so all are validated before anything
+        is written (they wait in a temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`;
         ``on_complete``, ``on_success`` (no item failed or was cancelled) and ``on_failure`` (any did): a worker or its
         name, or ``{"worker": ..., "args": [...]}``, called with the arguments and the progress object when the last item
         has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
@@ -439,7 +437,7 @@ class AsyncTask(OnDemand):
         if isinstance(worker, Worker):
             if worker.wait is not None:
                 raise InputError("a Task cannot wait for a time: submit it then, or leave wait out of set()")
-            found = replace(found, **worker.overrides)  # worker.set(queue=...) means its Tasks too
+            found = replace(found, **worker.overrides)  # worker.set(queue=...) applies to its Tasks too
         checked = self._checked(options)
         return self._made().submitter.submit(found, items, checked, callbacks=self._callbacks(found, checked))
 
@@ -460,12 +458,11 @@ class AsyncTask(OnDemand):
     def submit_jobs(
         self, jobs: abc.Iterable[tuple[Worker | str | Actor | EngineTask, Any]], **options: Any
     ) -> TaskHandle | DryRun:
-        """Hands in a list of jobs for several workers, ``[(worker, item), ...]``, as one Task.
+        """Submits jobs of several workers, ``[(worker, item), ...]``, as one Task.
 
-        Each item is held against the model of its own worker, which also says how often it is retried; priority and queue
-        are those of the first job's worker, unless the options say otherwise, and all jobs go to that queue. Of workers on
-        an attached engine, all have to be on the same. The Task's ``worker`` is ``*``. Options and errors as of
-        :meth:`submit`.
+        Each item is validated and retried as its own worker says; priority and queue are by default those of the first
+        job's worker, and all jobs go to that queue. Workers on an attached engine must all be on the same. The Task's
+        ``worker`` is ``*``. Options and errors as of :meth:`submit`.
         """
         rest = iter(jobs)
         first = list(islice(rest, 1))
@@ -481,7 +478,7 @@ class AsyncTask(OnDemand):
     def hand_in_jobs(self, jobs: Sequence[Any], options: Options, *, wait_s: float = 1.0) -> Submission | DryRun:
         """Submits jobs as JSON, ``[{"worker": name, "item": ...}, ...]``; see :meth:`submit_jobs` and :meth:`hand_in`.
 
-        The first that names a worker which is known decides on priority and queue.
+        The first job with a known worker determines priority and queue.
         """
         named = (each.get("worker") for each in jobs if isinstance(each, Mapping))
         first = next((name for name in named if isinstance(name, str) and name in self.workers), None)
@@ -491,7 +488,7 @@ class AsyncTask(OnDemand):
         return self._made().submitter.submit_items(mixed, jobs, options, callbacks=callbacks, wait_s=wait_s)
 
     def _mixed(self, like: Worker | None, queue: str | None = None) -> Worker:
-        """What a Task of mixed jobs has for a worker, on the engine and queue of another."""
+        """The worker of a Task of mixed jobs, on the engine and queue of ``like``."""
         engine = engine_of(queue) if queue is not None else None if like is None else like.engine
 
         def find(name: str) -> Worker | None:
@@ -518,7 +515,8 @@ class AsyncTask(OnDemand):
     def check(self, worker: str | Actor | EngineTask, items: abc.Iterable[Any], **options: Any) -> DryRun: ...
 
     def check(self, worker: Any, items: abc.Iterable[Any], **options: Any) -> DryRun:
-        """What :meth:`submit` would make of these items; writes nothing, and goes through all of them in this thread."""
+        """The result that :meth:`submit` would have for these items; writes nothing, and validates all of them in this
+        thread."""
         found: DryRun = self.submit(worker, items, dry_run=True, **options)
         return found
 
@@ -533,13 +531,13 @@ class AsyncTask(OnDemand):
         wait_s: float = 1.0,
         **options: Any,
     ) -> Submission:
-        """Hands in a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
+        """Submits a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
 
-        ``sheet`` chooses a sheet of a workbook, ``columns`` says which header means which field, ``encoding`` the one that
-        a text is in (by default it is found out). The option ``resubmit_of`` names the Task whose report the file is,
-        corrected: its rows take the place of those that failed there.
+        ``sheet`` selects a sheet of a workbook; ``columns`` maps headers to fields; ``encoding`` is that of a text
+        (default: detected). With the option ``resubmit_of`` the file is the corrected report of that Task: its rows replace
+        those that failed there.
 
-        Raises :class:`InputError` (with ``status``, ``code`` and every problem) where nothing of it can be taken.
+        Raises :class:`InputError` (with ``status``, ``code`` and every problem) if no row can be accepted.
         """
         found = self._hand_in_file(worker, stored, options, sheet, columns, encoding, wait_s=wait_s)
         assert isinstance(found, Submission)
@@ -548,8 +546,8 @@ class AsyncTask(OnDemand):
     def submit_items(
         self, worker: Worker | str, items: Sequence[Any], *, wait_s: float = 1.0, **options: Any
     ) -> Submission:
-        """Hands in JSON items. Many are kept on disk like an upload while they are split, so that the split survives this
-        process; few are written with their Task. Raises as :meth:`submit_file`."""
+        """Submits JSON items. Few are written with their Task; many are stored like an upload, so that their split survives
+        this process. Raises as :meth:`submit_file`."""
         found = self.hand_in(worker, items, self._checked(options, may_be_dry=False), wait_s=wait_s)
         assert isinstance(found, Submission)
         return found
@@ -564,9 +562,9 @@ class AsyncTask(OnDemand):
         encoding: str | None = None,
         **options: Any,
     ) -> DryRun:
-        """What :meth:`submit_file` would make of a stored file, which is removed; nothing is written.
+        """The result that :meth:`submit_file` would have for a stored file; writes nothing and removes the file.
 
-        Raises :class:`InputError` as it does, :class:`Unavailable` where it takes longer than ``dry_run_s``.
+        Raises :class:`InputError` as it does, :class:`Unavailable` if it takes longer than ``dry_run_s``.
         """
         found = self._hand_in_file(worker, stored, {**options, "dry_run": True}, sheet, columns, encoding, check=True)
         assert isinstance(found, DryRun)
@@ -597,9 +595,9 @@ class AsyncTask(OnDemand):
         *,
         wait_s: float = 1.0,
     ) -> Submission | DryRun:
-        """Submits a stored file, to be read as ``source`` says, or JSON items; their options are validated already.
+        """Submits a stored file, read as ``source`` says, or JSON items; the options are already validated.
 
-        With the option ``dry_run`` it is only checked. Raises as :meth:`submit_file` and :meth:`check_file`.
+        With the option ``dry_run`` it is only validated. Raises as :meth:`submit_file` and :meth:`check_file`.
         """
         submitter = self._made().submitter
         if not isinstance(listed, StoredFile):
@@ -612,7 +610,7 @@ class AsyncTask(OnDemand):
         return submitter.submit_stored(found, listed, source or ListSource(), options, callbacks=callbacks, wait_s=wait_s)
 
     def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
-        """What a child process answers that was started to check a large list: see :mod:`asynctask.lists.dry_run`."""
+        """The response of a child process that checks a large list: see :mod:`asynctask.lists.dry_run`."""
         return self._made().submitter.check_for_parent(self._find(str(order["worker"])), order["source"])
 
     def _name_of(self, worker: Any) -> str | None:
@@ -656,7 +654,7 @@ class AsyncTask(OnDemand):
     # -- callbacks
 
     def _checked(self, given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:
-        from asynctask.lists.options import check_options  # loads pydantic, which a worker process need not
+        from asynctask.lists.options import check_options  # imports pydantic, which a worker process may not need
 
         named = {name: self._named(given[name]) for name in CALLBACKS if given.get(name) is not None}
         options = check_options({**given, **named})
@@ -665,7 +663,7 @@ class AsyncTask(OnDemand):
         return options
 
     def _named(self, callback: Any) -> Any:
-        """A callback option with the name of its worker in the place of the worker."""
+        """A callback option with the worker replaced by its name."""
         if isinstance(callback, Mapping):
             worker = callback.get("worker")
             return {**callback, "worker": self._name_of(worker) or worker}
@@ -682,7 +680,7 @@ class AsyncTask(OnDemand):
         return found
 
     def _callbacks(self, worker: Worker, options: Options, *, is_export: bool = False) -> Sequence[NewCallback]:
-        """The callbacks of a submission: those of its options, or else the worker's own. Raises :class:`UnknownWorker`, and
+        """The callbacks of a submission: those of its options, else the worker's. Raises :class:`UnknownWorker`, and
         :class:`InputError` for a worker whose jobs are not tracked."""
         if worker.columns and not is_export:
             raise InputError(f"worker {worker.name!r} is an export: use submit_export", code="invalid_worker")
@@ -738,7 +736,7 @@ class AsyncTask(OnDemand):
         after: int | None = None,
         limit: int = 50,
     ) -> list[dict[str, Any]]:
-        """Progress objects, newest first; ``after`` is the last id of the page before."""
+        """Progress objects, newest first; ``after`` is the last id of the previous page."""
         core = self._made()
         with core.ledger.database.read() as connection:
             return progress.progress_page(
@@ -766,11 +764,11 @@ class AsyncTask(OnDemand):
         after: int | None = None,
         limit: int = 100,
     ) -> list[dict[str, Any]]:
-        """Jobs without a Task, newest first: their Events as dicts. ``resumable``: the stopped ones instead, those of Tasks
-        too.
+        """Jobs without a Task, newest first: their Events as dicts. ``resumable``: the stopped ones instead, including
+        those of Tasks.
 
-        ``worker`` and ``status`` choose some; ``after`` is the last id of the page before; ``limit`` is at most 1,000.
-        Raises :class:`InputError` for a status that is none.
+        ``worker`` and ``status`` filter; ``after`` is the last id of the previous page; ``limit`` is at most 1,000. Raises
+        :class:`InputError` for an unknown status.
         """
         statuses = checked_statuses(status)
         if resumable and statuses and Status.STOPPED not in statuses:
@@ -783,36 +781,36 @@ class AsyncTask(OnDemand):
             )
 
     def record(self, job_id: str, status: str, message: str = "") -> bool:
-        """Notes what happened to a job, from anywhere: the seam under the middleware.
+        """Records the status of a job, from anywhere; the middleware does the same.
 
         ``status``: ``enqueue``, ``working``, ``finish``, ``failed`` or ``error``; the same status again adds the message.
-        A job id that nobody knows gets a stand-alone Event. Returns False where the Event is terminal already. Raises
-        :class:`InputError` for a status that is none, TransitionRefused for a step that is not legal.
+        An unknown job id gets a stand-alone Event. Returns False if the Event is terminal already. Raises
+        :class:`InputError` for an unknown status, TransitionRefused for a step that is not legal.
         """
         return standalone.record(self._made().ledger, job_id, status, message)
 
     def record_all(
         self, records: Sequence[JobRecord], reporter: Reporter | None = None
     ) -> tuple[list[Recorded], str | None]:
-        """Records what a worker in another language did with its jobs; ``POST /api/records`` calls this.
+        """Records outcomes of a worker in another language; ``POST /api/records`` calls this.
 
-        Returns what became of each record, and what the process ``reporter`` is to do: ``quiet``, ``stop`` or None. Raises
+        Returns the result of each record, and the request to the process ``reporter``: ``quiet``, ``stop`` or None. Raises
         as :meth:`asynctask.integrations.remote.RemoteWorkers.record`.
         """
         return self._remote.record(records, reporter)
 
     def processes(self) -> list[dict[str, Any]]:
-        """What runs: every registered process."""
+        """Every registered process."""
         with self._made().ledger.database.read() as connection:
             return recovery.list_processes(connection)
 
     def check_ready(self) -> None:
-        """Raises :class:`Unavailable` where what is handed in could not be kept: the database takes no write, or the file
-        system of ``data_dir`` or of an SQLite database is full. The same answer serves for 3 s."""
+        """Raises :class:`Unavailable` if a submission could not be stored: the database takes no write, or the file system
+        of ``data_dir`` or of an SQLite database is full. The result is cached for 3 s."""
         self._made().readiness.check()
 
     def doctor(self, repair: bool = False) -> list[doctors.Finding]:
-        """Proves that counts equal rows; with ``repair`` mends what differs."""
+        """Checks that counts equal rows; with ``repair`` repairs differences."""
         return doctors.examine(self._made().ledger, repair=repair)
 
     def purge(
@@ -826,12 +824,12 @@ class AsyncTask(OnDemand):
     ) -> Purged:
         """Removes Tasks that ended more than ``older_than_s`` seconds ago, with their rows, uploads and log.
 
-        ``states`` (``finished``, ``cancelled``, ``rejected``) and ``owner`` choose among them; without either, jobs without
-        a Task that ended as long ago go too. ``dry_run``: only counts. ``on_slice`` gets what is removed so far after each
-        slice of rows; between two slices there is a pause, so that workers are not held up. Files are removed from this
-        machine's ``data_dir``.
+        ``states`` (``finished``, ``cancelled``, ``rejected``) and ``owner`` filter; without either, jobs without a Task of
+        that age are removed, too. ``dry_run``: only counts. ``on_slice`` is called after each slice of rows with the totals
+        so far; pauses between slices keep workers from waiting. Files are removed from this machine's ``data_dir``.
 
-        Raises :class:`InputError` for a state in which a Task has not ended, LedgerUnavailable; the next purge continues.
+        Raises :class:`InputError` for a state in which a Task has not ended; LedgerUnavailable, after which the next purge
+        continues.
         """
         core = self._made()
         old = Old(core.ledger.now() - micros(older_than_s), tuple(states), owner)
@@ -853,7 +851,7 @@ class AsyncTask(OnDemand):
 
     @property
     def operations(self) -> Operations:
-        """What waits where, and what people do about it: queues, retries, the scheduled, the dead, processes."""
+        """Operations on queues, retries, scheduled and dead jobs, and processes."""
         core = self._made()
         return Operations(core.services, core.broker, self.engines, self.workers)
 
@@ -870,7 +868,7 @@ class AsyncTask(OnDemand):
     ) -> Launcher:
         """A worker process within this process; ``start()`` and ``stop()`` it, or ``run()`` it in the foreground.
 
-        ``pulse``: how it shows its supervisor that it lives, if it has one.
+        ``pulse``: shows the supervisor, if there is one, that this process lives.
         """
         self._made()
         config = self.config
@@ -885,14 +883,14 @@ class AsyncTask(OnDemand):
         )
 
     def run_worker(self, **options: Any) -> int:
-        """Runs one worker process in the foreground until it is told to stop; options as of :meth:`launcher`."""
+        """Runs one worker process in the foreground until it is stopped; options as of :meth:`launcher`."""
         return self.launcher(**options).run()
 
     def resume_split(self, task_id: int) -> None:
-        """Resumes a split whose process died: in a child process where the application can be named, else in a thread."""
+        """Resumes a split whose process died: in a child process if the application has a name, else in a thread."""
         core = self._made()
         if self._worker_of(task_rows.read(core.ledger, task_id)) is None:
-            return  # its rows cannot be checked here: it stays free for a process that knows the worker
+            return  # left to a process that knows the worker
         if task_rows.claim_split(core.ledger, task_id, lease_s=self.config.lease_s) is None:
             return
         if not core.split_elsewhere(task_id):
@@ -913,8 +911,8 @@ class AsyncTask(OnDemand):
 
 
 class _Observers:
-    """Calls ``act`` with what is put, in a thread of its own, which starts with the first: an observer must not hold up
-    what it observes."""
+    """Calls ``act`` with each value put, in its own thread (started by the first), so that an observer does not delay what
+    it observes."""
 
     def __init__(self, act: Callable[[int], None]) -> None:
         self._act = act

@@ -219,8 +219,8 @@ class RedisClient:
     ) -> dict[str, Any]:
         """The members of a job of Rails' ActiveJob class ``name``, for :meth:`push`.
 
-        ``args`` and ``keywords``: the job's own, of types that :mod:`asynctask.wire.activejob` supports; ``at``: seconds
-        since 1970. Raises :class:`InputError`.
+        ``args`` and ``keywords`` may have the types that :mod:`asynctask.wire.activejob` supports; ``at``: seconds since
+        1970. Raises :class:`InputError`.
         """
         now = rfc3339(self._clock.now()) or ""
         due: dict[str, Any] = {} if at is None else {"scheduled_at": rfc3339(micros(at))}

@@ -1,8 +1,7 @@
 """Clock, ids and randomness: the only module that asks the machine for them.
 
-Everything else takes a :class:`Clock` and an :class:`Ids` as arguments, so that a test decides what time it is and which
-numbers come next. Times inside the program are integers: microseconds since 1970-01-01 UTC. They become RFC 3339 text
-only where they leave it.
+Everything else takes a :class:`Clock` and an :class:`Ids` as arguments, so that tests control both. Times inside the
+program are integers, microseconds since 1970-01-01 UTC; at its interfaces they are RFC 3339 text.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _BOOTTIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  #
 
 
 class Clock(Protocol):
-    """What time it is."""
+    """A source of time."""
 
     def now(self) -> int:
         """The wall clock: microseconds since 1970-01-01 UTC."""
@@ -35,8 +34,8 @@ class Clock(Protocol):
         ...
 
     def boottime(self) -> int:
-        """Microseconds of a clock that never goes back and, unlike :meth:`monotonic`, goes on while the machine is
-        suspended: for leases, which others count in real time."""
+        """Microseconds of a clock that never goes back and, unlike :meth:`monotonic`, runs while the machine is suspended:
+        for leases, which other machines measure in real time."""
         ...
 
 
@@ -54,7 +53,7 @@ class SystemClock:
 
 
 class Ids(Protocol):
-    """Where new ids and random numbers come from."""
+    """A source of ids and random numbers."""
 
     def jid(self) -> str:
         """A job id: 24 lower-case hex digits."""
@@ -76,8 +75,8 @@ class Ids(Protocol):
 class SystemIds:
     """Ids from the operating system's randomness.
 
-    A jid is 8 hex digits of seconds, then 16 random ones: neighbours in time are neighbours in the index on ``job_id``,
-    which keeps inserts cheap when the table holds a million rows.
+    A jid is 8 hex digits of seconds and 16 random ones, so jobs of the same time are neighbours in the index on ``job_id``:
+    inserts stay cheap with a million rows.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -129,14 +128,14 @@ def rfc3339(at: int | None) -> str | None:
 
 @lru_cache(maxsize=256)
 def _to_the_millisecond(milliseconds: int) -> str:
-    # Messages come in storms of the same millisecond.
+    # Cached: many messages have the same millisecond.
     seconds, rest = divmod(milliseconds, 1000)
     return f"{_to_the_second(seconds)}.{rest:03d}Z"
 
 
 @lru_cache(maxsize=256)
 def _to_the_second(seconds: int) -> str:
-    # What others write as a time may be none: the nearest that is, for one of them must not hide a whole list.
+    # Another program may write an invalid time: the nearest valid one, so that one entry does not hide a whole list.
     return (_EPOCH + timedelta(seconds=min(max(seconds, _FIRST_S), _LAST_S))).strftime("%Y-%m-%dT%H:%M:%S")
 
 
@@ -149,13 +148,13 @@ def hostname(names: Iterable[str] = ("DYNO",)) -> str:
 
 
 LONGEST_BACKOFF_S: Final = 5.0
-"""Everybody has noticed this long after a server is back."""
+"""Longest delay after which a process notices that a server is back."""
 
 _FIRST_BACKOFF_S: Final = 0.2
-_MAX_DOUBLINGS: Final = 10  # tries go on for days, and a float ends at 2 to the power of 1,024
+_MAX_DOUBLINGS: Final = 10  # tries go on for days; a float overflows at 2 to the power of 1,024
 
 
 def backoff_s(tries: int) -> float:
-    """Seconds before a server is asked again after ``tries`` (at least one) failed: doubles, up to
+    """Seconds to wait after ``tries`` (at least one) failed requests to a server: doubles up to
     :data:`LONGEST_BACKOFF_S`."""
     return min(_FIRST_BACKOFF_S * (1 << min(tries - 1, _MAX_DOUBLINGS)), LONGEST_BACKOFF_S)

@@ -1,6 +1,6 @@
 """Configuration: one frozen value. Each field is a keyword argument, an environment variable and a command-line flag.
 
-Nothing here looks at the environment by itself: :func:`load` takes it as an argument.
+:func:`load` takes the environment as an argument.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _field(default: Any, text: str, *, low: float | None = None, high: float | N
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The settings of one application. Raises :class:`ConfigError` for values that cannot work."""
+    """The settings of one application. Raises :class:`ConfigError` for invalid values."""
 
     database_url: str = _field("sqlite:///asynctask.db", "URL of the ledger's database, in SQLAlchemy's form.")
     broker_url: str = _field("", "URL of the queue: redis://, rediss:// or unix://; empty: a table of the database.")
@@ -172,7 +172,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field with where its value came from: ``default``, ``environment`` or ``argument``."""
+    """One field and its origin: ``default``, ``environment`` or ``argument``."""
 
     name: str
     value: Any
@@ -191,7 +191,7 @@ class Setting:
 
 @cache
 def setting_types() -> Mapping[str, type]:
-    """The type of each setting. Found once: to evaluate the annotations takes a millisecond."""
+    """The type of each setting; cached, because evaluating the annotations takes a millisecond."""
     return get_type_hints(Config)
 
 
@@ -233,7 +233,7 @@ def settings(config: Config, origins: Mapping[str, str]) -> list[Setting]:
 
 
 def check_setting(name: str, value: Any) -> None:
-    """Whether a field may have this value, seen alone. Raises :class:`ConfigError`."""
+    """Validates the value of a single field. Raises :class:`ConfigError`."""
     metadata = Config.__dataclass_fields__[name].metadata
     _check(name, value, metadata["low"], metadata["high"])
 

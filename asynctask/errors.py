@@ -1,4 +1,4 @@
-"""Every error of the project: one root, attributes instead of text to parse, messages that say how to mend it."""
+"""Every error of the project: one root, attributes for programs, messages that name the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asynctask._version import DISTRIBUTION
 
 
 def not_installed(what: str, extra: str) -> str:
-    """The message for a library that an extra of this package brings and that is not there."""
+    """The message for a missing library that an extra of this package installs."""
     return f"{what} is not installed: pip install '{DISTRIBUTION}[{extra}]'"
 
 
@@ -21,9 +21,9 @@ class AsyncTaskError(Exception):
 
 
 class NormalException(AsyncTaskError):
-    """The business said no: the item is ``failed``, never retried, and the job is over.
+    """The business refuses the item: it is ``failed``, never retried, and the job ends.
 
-    Arguments: the message that people will read, and optionally a stable ``code`` for grouping.
+    Arguments: the message for people, and optionally a stable ``code`` for grouping.
     """
 
     code = "failed"
@@ -36,11 +36,11 @@ class NormalException(AsyncTaskError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with one cell, row or field.
+    """One problem of one cell, row or field.
 
-    ``row`` is the row as the user's spreadsheet numbers it (1 is the first); for JSON items it is the 1-based position.
-    ``message`` is for people. Where ``text`` names a text of the catalogue (``asynctask/lists/texts``), it can be said in
-    every language that ships, with ``params`` (JSON-ready) in its places; else the message is all there is.
+    ``row`` is numbered as in the user's spreadsheet, from 1; for JSON items it is the 1-based position. ``message`` is for
+    people. If ``text`` names a text of the catalogue (``asynctask/lists/texts``), the message can be rendered in every
+    shipped language, with the values ``params`` (JSON-ready).
     """
 
     row: int | None
@@ -52,7 +52,7 @@ class Problem:
     params: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """As people and programs are told it."""
+        """As shown to people and programs."""
         return {
             "row": self.row,
             "column": self.column,
@@ -63,7 +63,7 @@ class Problem:
 
 
 class InputError(AsyncTaskError):
-    """What came from outside cannot be taken. ``status`` is the HTTP status that says so, ``errors`` the single faults.
+    """Invalid input. ``status``: the HTTP status; ``errors``: the single problems.
 
     ``text`` and ``params`` as of a :class:`Problem`.
     """
@@ -90,7 +90,7 @@ class InputError(AsyncTaskError):
         self.errors: Sequence[Problem] = tuple(errors)
 
     def as_json(self) -> dict[str, Any]:
-        """For another process, JSON-ready; :meth:`from_json` makes an error of it again."""
+        """For another process, JSON-ready; :meth:`from_json` is the inverse."""
         return {
             "message": str(self),
             "code": self.code,
@@ -102,32 +102,32 @@ class InputError(AsyncTaskError):
 
     @staticmethod
     def from_json(kept: Mapping[str, Any]) -> InputError:
-        """The error that :meth:`as_json` described, without its class."""
+        """The error described by :meth:`as_json`, without its class."""
         return InputError(**{**kept, "errors": [Problem(**each) for each in kept["errors"]]})
 
     @property
     def suggestions(self) -> Sequence[Mapping[str, Any]]:
-        """Of a text whose encoding is in doubt: the likely ones, each as ``encoding`` and the first ``cells`` that are not
-        plain ASCII, as they would read."""
+        """For a text of uncertain encoding: the likely ones, each with ``encoding`` and the first non-ASCII ``cells`` as
+        they would read."""
         return tuple(self.params.get("suggestions", ()))
 
 
 class TooLarge(InputError):
-    """Over a limit; the message names the limit, its value and the setting that moves it."""
+    """Over a limit; the message names the limit, its value and the setting that changes it."""
 
     code = "too_large"
     status = 413
 
 
 class UnsupportedFormat(InputError):
-    """A file that is none of the formats that can be read, or not what its name says."""
+    """A file in no readable format, or not in the one that its name says."""
 
     code = "unsupported_format"
     status = 415
 
 
 class UnknownWorker(InputError):
-    """No worker of that name is registered. ``option``: where it was named, if not as the Task's own worker."""
+    """No worker of that name is registered. ``option``: the option that names it, if it is not the Task's own worker."""
 
     code = "unknown_worker"
 
@@ -140,7 +140,7 @@ class UnknownWorker(InputError):
 
 
 class NotBuilt(InputError):
-    """An option of the contract that this version cannot honour yet: refused, never accepted and ignored."""
+    """An option that this version does not support yet: refused, never ignored."""
 
     code = "not_supported_yet"
 
@@ -152,7 +152,7 @@ class NotBuilt(InputError):
 NOT_BUILT: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
     "poll": {"wait": (), "version": ()},
 }
-"""What later versions will take, with the values that ask for nothing; null never asks for anything."""
+"""Options of later versions, with their neutral values; null is always neutral."""
 
 
 def without_later(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,20 +172,20 @@ class NotFound(AsyncTaskError):
 
 
 class Conflict(AsyncTaskError):
-    """The present state forbids it; the message names the state and what would be allowed."""
+    """The current state forbids it; the message names the state and what is allowed."""
 
     code = "conflict"
     status = 409
 
 
 class TransitionRefused(Conflict):
-    """An edge that the state machine does not have."""
+    """A transition that the state machine does not have."""
 
     code = "transition_refused"
 
 
 class OtherEngine(Conflict):
-    """The job waits, or waited, in the queue of another program, which alone can run it again."""
+    """The job belongs to the queue of another program, which alone can run it again."""
 
     code = "other_engine"
 
@@ -206,13 +206,13 @@ class ConfigError(AsyncTaskError):
 
 
 class SchemaOutdated(AsyncTaskError):
-    """The database's schema is not the one this version needs; the message prints the command that mends it."""
+    """The database's schema is not the one that this version needs; the message has the command that upgrades it."""
 
     code = "schema_outdated"
 
 
 class Unavailable(AsyncTaskError):
-    """A server that is needed does not answer."""
+    """A required server does not answer."""
 
     code = "unavailable"
     status = 503
@@ -231,7 +231,7 @@ class BrokerUnavailable(Unavailable):
 
 
 class JobTimeout(BaseException):
-    """Raised inside a job that is over its ``timeout``."""
+    """Raised inside a job that exceeds its ``timeout``."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         super().__init__(seconds)
@@ -242,15 +242,15 @@ class JobTimeout(BaseException):
 
 
 class JobInterrupted(BaseException):
-    """Raised inside a job that is still running when its runtime must end."""
+    """Raised inside a job that still runs when its runtime must end."""
 
 
 _MAX_CHAIN = 100
 
 
 def carries(error: BaseException, kind: type[BaseException]) -> bool:
-    """Whether an exception is of this kind, was raised from one (``__cause__``), while one was handled (``__context__``),
-    or is a group that holds one."""
+    """Whether an exception is of this kind, was raised from one (``__cause__``) or while handling one (``__context__``), or
+    is a group that contains one."""
     left, seen = [error], set[int]()
     while left and len(seen) < _MAX_CHAIN:
         each = left.pop()

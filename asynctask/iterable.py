@@ -1,7 +1,7 @@
-"""Jobs of many items: classes that go through elements of their own, and slices, several items of a list in one job.
+"""Jobs of many items: classes that process elements of their own, and slices, several items of a list in one job.
 
 ``events.params`` of a slice is ``{"rows": [[first, count], ...], "items": [...]}``: its items, and their rows in the list
-as runs of consecutive numbers, since a refused row leaves a gap. What each item came to is ``events.marks``
+as runs of consecutive numbers, since a refused row leaves a gap. ``events.marks`` has the outcome of each item
 (:class:`asynctask.core.transitions.Row`).
 """
 
@@ -45,39 +45,38 @@ class Iterable:
     # -- what a worker defines
 
     def items(self, cursor: Any, *args: Any) -> Iterator[tuple[Any, Any]]:
-        """Yields ``(element, cursor)`` for each element behind ``cursor``, in an order that does not change.
+        """Yields ``(element, cursor)`` for each element behind ``cursor``, in a fixed order.
 
-        ``cursor`` is None at first, then the one yielded with the last element that is done: JSON of at most 64 KB, and
-        not None.
-        ``args`` are those of the job: the item, for a job of a Task.
+        ``cursor`` is None at first, later the one yielded with the last finished element: JSON of at most 64 KB, not None.
+        ``args`` are those of the job; for a job of a Task, the item.
         """
         raise NotImplementedError
 
     def each(self, item: Any) -> None:
-        """Performs one element. What it raises ends the attempt, as of any worker; a retry goes on with this element."""
+        """Performs one element. An exception ends the attempt; the retry continues with this element."""
         raise NotImplementedError
 
     def total(self, *args: Any) -> int | None:
-        """How many elements there are, for users who watch the job; None: unknown."""
+        """The number of elements, shown to users; None: unknown."""
         return None
 
     def on_start(self) -> None:
         """Called before the first element of the first attempt."""
 
     def on_resume(self) -> None:
-        """Called before the first element of a later attempt that goes on from a saved place."""
+        """Called before the first element of a later attempt that continues from a checkpoint."""
 
     def on_stop(self) -> None:
-        """Called when the attempt stops between two elements and is to go on later."""
+        """Called when the attempt stops between two elements, to continue later."""
 
     def on_complete(self) -> Any:
-        """Called after the last element; what it returns is the job's result, if that is not None."""
+        """Called after the last element; the return value, if not None, is the job's result."""
 
     # -- how it runs
 
     @final
     def perform(self, *args: Any) -> Any:
-        """Goes through the elements; called by the runtime."""
+        """Processes the elements; called by the runtime."""
         job = current_job()
         place = job.state if isinstance(job.state, dict) else {}
         cursor, done = place.get("cursor"), int(place.get("items", 0))
@@ -89,7 +88,7 @@ class Iterable:
         job.progress(done, total)
         with closing(_generator(self.items(cursor, *args))) as elements:
             for element, next_cursor in elements:
-                if job.should_stop():  # before the element: one that is behind the last has to be asked for first
+                if job.should_stop():  # before the element is performed: there may be none behind the last cursor
                     self._stop(job)
                 self.each(element)
                 done += 1
@@ -117,18 +116,18 @@ AUTO: Final = 0
 """``tasks.chunk_size`` of a Task that was submitted with ``chunk_size="auto"``."""
 
 MAX_CHUNK: Final = 1_000
-"""Items of a slice at most."""
+"""Largest number of items of a slice."""
 
 MAX_SLICE_BYTES: Final = 1_000_000
-"""A slice is closed when its items have more bytes as JSON: it travels as one message."""
+"""Largest size of the items of a slice as JSON, in bytes: it travels as one message."""
 
 _JOBS: Final = 10_000
 
 
 def chunk_of(chunk_size: int, planned: int | None, created: int) -> int:
-    """How many items the next job gets. ``planned``: rows of the list, None if unknown; ``created``: items so far.
+    """The number of items of the next job. ``planned``: rows of the list, None if unknown; ``created``: items so far.
 
-    :data:`AUTO` makes about 10,000 jobs: one item each up to 10,000 items. Of a list of unknown length the first 5,000
+    :data:`AUTO` makes about 10,000 jobs: one item each up to 10,000 items. For a list of unknown length the first 5,000
     items have a job each, then the slices grow with it.
     """
     if chunk_size != AUTO:
@@ -141,7 +140,7 @@ def chunk_of(chunk_size: int, planned: int | None, created: int) -> int:
 
 
 def pack(rows: Sequence[int], params: Several[str]) -> str:
-    """The params of a slice: its rows, ascending, and the JSON text of each item."""
+    """The params of a slice, from its rows, ascending, and the JSON text of each item."""
     runs: list[list[int]] = []
     for row in rows:
         if runs and row == runs[-1][0] + runs[-1][1]:
@@ -152,7 +151,7 @@ def pack(rows: Sequence[int], params: Several[str]) -> str:
 
 
 def unpack(params: Any) -> tuple[list[int], list[Any]]:
-    """The rows and the items of a slice. Raises ValueError for what is no slice."""
+    """The rows and the items of a slice. Raises ValueError for invalid params."""
     try:
         rows = [row for first, count in params["rows"] for row in range(first, first + count)]
         items = list(params["items"])
@@ -172,7 +171,7 @@ def item_statuses(marks: str | None, items: int, status: str) -> list[str]:
 
 
 def places_of(row: Row, statuses: Collection[str]) -> list[int]:
-    """The places of a slice's items that ended with one of these statuses."""
+    """The indexes of a slice's items that ended with one of these statuses."""
     wanted = {MARKS[Status(status)] for status in statuses}
     return [place for place, mark in enumerate(marks_of(row)) if mark in wanted]
 
@@ -189,9 +188,9 @@ class ItemFailure(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a running slice has come to, as states and not as changes: it may be written twice.
+    """The current outcomes of a running slice, as states and not as changes: writing them twice is harmless.
 
-    ``failures``: by place; ``results``: JSON text of row -> result, None if nothing was added.
+    ``failures``: by index; ``results``: JSON text of row -> result, None if nothing was added.
     """
 
     marks: str
@@ -209,7 +208,7 @@ class _Report(NamedTuple):
 
 @dataclass(slots=True)
 class Slice:
-    """One attempt of a slice: what is left to do, and what its items came to.
+    """One attempt of a slice: the items left, and the outcomes of the others.
 
     ``params``: as they travel; ``marks`` and ``kept`` (JSON text of results): of earlier attempts; ``limit``: bytes of
     results. The worker's thread reports; another may :meth:`take` at any time, one at a time.
@@ -221,8 +220,8 @@ class Slice:
     limit: int = 65_536
     rows: list[int] = field(init=False)
     items: list[Any] = field(init=False)
-    hand: Sequence[int] = ()  # the places that the worker's function has now
-    delay: int = 0  # of the retry, the longest that the policy gave to an item
+    hand: Sequence[int] = ()  # indexes that the worker's function has now
+    delay: int = 0  # of the retry: the longest that the policy gave to an item
     dropped: int = 0  # results that were not kept
     begun: bool = False  # an item of it has an outcome of this attempt
     _left: dict[int, None] = field(init=False)
@@ -247,7 +246,7 @@ class Slice:
 
     @property
     def left(self) -> list[int]:
-        """The places of the items to perform in this attempt that have no outcome yet."""
+        """The indexes of the items without an outcome that this attempt performs."""
         return list(self._left)
 
     def is_left(self, place: int) -> bool:
@@ -255,7 +254,7 @@ class Slice:
         return place in self._left
 
     def finish(self, place: int, result: str | None = None, *, is_lost: bool = False) -> None:
-        """The item returned; ``result``: JSON text; ``is_lost``: what it returned cannot be kept."""
+        """The item returned; ``result``: JSON text; ``is_lost``: the result cannot be stored."""
         self._report(_Report(place, MARKS[Status.FINISH], None, result, is_lost))
 
     def fail(self, place: int, code: str, message: str) -> None:
@@ -263,7 +262,7 @@ class Slice:
         self._report(_Report(place, MARKS[Status.FAILED], self._why(place, code, message)))
 
     def error(self, place: int, code: str, message: str, delay: int | None) -> None:
-        """The item raised; ``delay`` (microseconds): another attempt follows, None: none does."""
+        """The item raised; ``delay`` (microseconds) of the next attempt, None without one."""
         if delay is not None:
             self.delay = max(self.delay, delay)
         self._report(_Report(place, MARKS[Status.ERROR] if delay is None else RAISED_MARK, self._why(place, code, message)))
@@ -272,7 +271,7 @@ class Slice:
         return ItemFailure(self.rows[place], clean(code)[:64] or "failed", clean(message))
 
     def _report(self, report: _Report) -> None:
-        # Without a lock: this thread may be interrupted between any two steps of the worker's function.
+        # No lock: this thread may be interrupted at any step of the worker's function.
         if report.place in self._left:
             self.begun = True
             self._reports.append(report)
@@ -282,11 +281,11 @@ class Slice:
 
     @property
     def has_news(self) -> bool:
-        """Whether an item has an outcome that :meth:`take` did not return yet."""
+        """Whether an item has an outcome that :meth:`take` has not returned yet."""
         return bool(self._reports)
 
     def take(self) -> News:
-        """What the attempt has come to so far."""
+        """The current outcomes of the attempt."""
         added = False
         while self._reports:
             place, mark, failure, result, is_lost = self._reports.popleft()
@@ -321,5 +320,5 @@ class Slice:
         return worst(marked("".join(self._marks)))
 
     def count(self, status: Status) -> int:
-        """How many items ended so, as of the last :meth:`take`."""
+        """The number of items with this outcome, as of the last :meth:`take`."""
         return self._marks.count(MARKS[status])

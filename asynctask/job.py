@@ -1,4 +1,4 @@
-"""The job that is being performed: what job code and middleware see of it, on every engine."""
+"""The running job, as job code and middleware see it on every engine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from asynctask.errors import InputError, JobInterrupted, carries
 from asynctask.messages import clean
 
 MAX_CHECKPOINT: Final = 65_536
-"""Bytes of the value of a checkpoint, as JSON."""
+"""Largest checkpoint as JSON, in bytes."""
 
 
 class CurrentJob:
-    """One attempt of one job, from the inside.
+    """One running attempt of one job.
 
-    Attributes: ``job_id``; ``task_id`` (None for a job of no Task); ``attempt`` (rises with every retry, requeue and
-    recovery, first 1); ``payload`` (the job as it travels, a dict that middleware may read and add to); ``queue``;
-    ``local`` (a dict for middleware and job code of this attempt); ``result``; ``state`` (see :meth:`checkpoint`).
+    Attributes: ``job_id``; ``task_id`` (None without a Task); ``attempt`` (from 1; rises with every retry, requeue and
+    recovery); ``payload`` (the job as it travels, a dict that middleware may read and extend); ``queue``; ``local`` (a dict
+    for middleware and job code of this attempt); ``result``; ``state`` (see :meth:`checkpoint`).
     """
 
     __slots__ = (
@@ -70,13 +70,13 @@ class CurrentJob:
 
     @property
     def state(self) -> Any:
-        """The value of the newest checkpoint, of this attempt or of the ones before; None before the first."""
+        """The newest checkpoint of this or an earlier attempt; None before the first."""
         return None if self._place is None else self._place.value()
 
     def checkpoint(self, value: Any) -> None:
-        """Notes how far the job is: the next attempt finds ``value`` in :attr:`state`, whatever ended this one.
+        """Sets the checkpoint: the next attempt finds ``value`` in :attr:`state`, however this one ends.
 
-        Costs no write by itself: the newest value is saved four times a second and when the job stops, so after a kill a
+        Causes no write by itself: the newest value is saved four times a second and when the job stops, so after a kill a
         job repeats what it did in the last quarter of a second. ``value``: JSON of at most 64 KB. Raises
         :class:`InputError` for any other.
         """
@@ -96,29 +96,29 @@ class CurrentJob:
         self._place = Place(text, done, total)
 
     def progress(self, done: float, total: float | None = None) -> None:
-        """Notes how far the job is, for users who watch it: ``done`` of ``total`` (None: unknown), in units of its own.
-        Saved with the checkpoint."""
+        """Sets the progress shown to users: ``done`` of ``total`` (None: unknown), in any unit; saved with the
+        checkpoint."""
         for number in (done, total):
             if number is not None and (not isinstance(number, int | float) or not 0 <= number <= _MOST):
                 raise InputError(f"progress is counted in numbers from 0 to {_MOST:,}, not {number!r}"[:200])
         self._place = Place("null" if self._place is None else self._place.text, done, total)
 
     def resume(self, kept: str | None) -> None:
-        """Sets the place that an earlier attempt saved; for the tracker."""
+        """Sets the checkpoint of an earlier attempt; for the tracker."""
         self._place = self._saved = None if kept is None else Place.parse(kept)
 
     def adopt_place(self, kept: str | None) -> None:
-        """Sets the place that another process tells of, to be saved here; for the tracker."""
+        """Sets a checkpoint that another process reported, to be saved here; for the tracker."""
         if kept is not None:
             self._place = Place.parse(kept)
 
     @property
     def has_news(self) -> bool:
-        """Whether its place is not saved yet; for the tracker."""
+        """Whether the checkpoint is not saved yet; for the tracker."""
         return self._place is not self._saved
 
     def take_place(self) -> str | None:
-        """The place to save; None if it is saved. For the tracker."""
+        """The checkpoint to save; None if it is saved. For the tracker."""
         place = self._place
         if place is None or place is self._saved:
             return None
@@ -127,12 +127,12 @@ class CurrentJob:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The arguments of the job as they travel: JSON values by position, an item of a Task as the one and only."""
+        """The arguments as they travel: JSON values by position; for a job of a Task, the item alone."""
         return tuple(self.payload.get("args") or ()) if self._item is None else (self._item[2],)
 
     def message(self, text: str) -> None:
-        """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first. In a
-        slice it carries the item's row."""
+        """Adds a message to the Event; written with the outcome, or with ``working`` if that comes first. In a slice it has
+        the item's row."""
         self._messages.append((clean(str(text)), self.row))
 
     def take_messages(self) -> list[tuple[str, int | None]]:
@@ -144,33 +144,33 @@ class CurrentJob:
 
     @property
     def index(self) -> int | None:
-        """The place of the item in its slice, from 0; None in a job of one item, and in a batch."""
+        """The index of the item in its slice, from 0; None in a job of one item, and in a batch."""
         return None if self._item is None else self._item[0]
 
     @property
     def row(self) -> int | None:
-        """The item's row in the list; None where :attr:`index` is."""
+        """The item's row in the list; None if :attr:`index` is None."""
         return None if self._item is None else self._item[1]
 
     def take_up(self, item: tuple[int, int, Any] | None) -> None:
-        """The item of a slice that is performed now: its place, row and value; for the runtime."""
+        """Sets the item of a slice that is performed now: its index, row and value; for the runtime."""
         self._item = item
 
     def give_batch(self, batch: Batch | None) -> None:
-        """Whom :meth:`finish`, :meth:`fail` and :meth:`error` report to; for the runtime."""
+        """Sets the receiver of :meth:`finish`, :meth:`fail` and :meth:`error`; for the runtime."""
         self._batch = batch
 
     def finish(self, index: int, result: Any = None) -> None:
-        """Item ``index`` of the list that a ``batch`` worker got is done. An item that is not reported is done when the
-        worker returns."""
+        """Reports item ``index`` of the list of a ``batch`` worker as done. Unreported items are done when the worker
+        returns."""
         self._reports().finish(index, result)
 
     def fail(self, index: int, reason: str, *, code: str = "failed") -> None:
-        """The business refuses item ``index`` of the list that a ``batch`` worker got; it is not retried."""
+        """Reports item ``index`` of the list of a ``batch`` worker as refused by the business; it is not retried."""
         self._reports().fail(index, code, str(reason))
 
     def error(self, index: int, reason: str | BaseException) -> None:
-        """Item ``index`` of the list that a ``batch`` worker got went wrong; the retry policy decides what follows."""
+        """Reports item ``index`` of the list of a ``batch`` worker as failed with an error; the retry policy applies."""
         self._reports().error(index, reason)
 
     def _reports(self) -> Batch:
@@ -181,15 +181,15 @@ class CurrentJob:
     # -- stopping
 
     def should_stop(self) -> bool:
-        """Whether the job is to let go: a user stopped it, its Task was paused or cancelled, the runtime is shutting
-        down, or this attempt counts no more. Save a checkpoint and call :meth:`stop`. Costs no query."""
+        """Whether the job should stop: a user stopped it, its Task was paused or cancelled, the runtime shuts down, or this
+        attempt is obsolete. Then save a checkpoint and call :meth:`stop`. Causes no query."""
         return self._asked or (self._stop is not None and self._stop())
 
     def stop(self) -> NoReturn:
-        """Ends this attempt where it is; call it after :meth:`should_stop` said so.
+        """Ends this attempt; call it after :meth:`should_stop` returned True.
 
-        The job is stopped if a user asked for that, cancelled with its Task, and else waits for its next attempt, which
-        finds the last :meth:`checkpoint` and spends no retry. Raises :class:`JobInterrupted`, which must not be swallowed.
+        The job is stopped if a user asked for that, cancelled with its Task, and else waits for its next attempt, which has
+        the last :meth:`checkpoint` and spends no retry. Raises :class:`JobInterrupted`, which must not be swallowed.
         """
         raise JobInterrupted("the job stopped between two steps")
 
@@ -202,7 +202,7 @@ class CurrentJob:
 
 
 class Batch(Protocol):
-    """What a worker of batches reports of its items to."""
+    """Receives the reports of a batch worker on its items."""
 
     def finish(self, index: int, result: Any) -> None: ...
 
@@ -216,7 +216,7 @@ _MOST: Final = 10**15
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a job is: the value of its checkpoint as JSON, and its progress."""
+    """A checkpoint: its value as JSON, and the progress."""
 
     text: str
     done: float | None = None
@@ -240,7 +240,7 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 
 
 def _dump(value: Any) -> str:
-    """As JSON text that every database keeps. Raises TypeError, ValueError or RecursionError for what has none."""
+    """JSON text that every database stores. Raises TypeError, ValueError or RecursionError for other values."""
     text = _ENCODER.encode(value)
     text.encode()
     return text
@@ -258,7 +258,7 @@ def current_job() -> CurrentJob:
 
 
 def set_current_job(job: CurrentJob | None) -> Token[CurrentJob | None]:
-    """Makes ``job`` the current one; give the token to :func:`reset_current_job` afterwards."""
+    """Makes ``job`` the current one; pass the token to :func:`reset_current_job` afterwards."""
     return _current.set(job)
 
 
@@ -268,5 +268,5 @@ def reset_current_job(token: Token[CurrentJob | None]) -> None:
 
 
 def interrupted(job: CurrentJob, error: BaseException) -> bool:
-    """Whether the runtime stopped under the job, also where the job, or a library on the way, made another error of it."""
+    """Whether the runtime interrupted the job, also if the job, or a library, raised another error from that."""
     return isinstance(error, JobInterrupted) or (job.should_stop() and carries(error, JobInterrupted))

@@ -1,6 +1,6 @@
-"""Maintenance: what must happen although nobody asks for it. Any process can do it, and one at a time leads.
+"""Maintenance: recovery, closing and cleaning that no request triggers. Every process can do it; one at a time leads.
 
-Doing any step twice is harmless. Where nothing happens, it costs one query every few seconds.
+Repeating a step is harmless. An idle system costs one query every few seconds.
 """
 
 from __future__ import annotations
@@ -33,52 +33,51 @@ from asynctask.logs import get_logger
 # Seconds between two runs of a step
 
 FIND_LOST_S = 10.0
-"""Of the search for lost copies: a copy that two searches miss is lost, and none is on its way for so long."""
+"""Of the search for lost copies: a copy that two searches miss is lost, because none is in transit for that long."""
 
 SAMPLE_S = 5.0
 """Of the samples for rate and chart."""
 
 STRAYS_S: Final = 10.0
-"""Of the search for lists of unregistered processes, where the broker is a server of its own."""
+"""Of the search for held copies of unregistered processes, if the broker is a separate server."""
 
 CLEAR_S: Final = 3_600.0
-"""Of the search for stored lists that no Task needs; there hardly ever is one."""
+"""Of the search for stored lists that no Task needs, which are rare."""
 
 PURGE_S: Final = 86_400.0
-"""Of a purge, where one is configured."""
+"""Of a purge, if one is configured."""
 
 _PURGE_FOR_S: Final = 0.05
-"""How long one step removes rows, of as many as there are."""
+"""Duration of one purge step."""
 
 _REST_FACTOR: Final = 20
-"""Of any other step, in multiples of the time that it took: no step takes more than a twentieth of the time. The shorter of
-its last two times counts, because one that is long alone was spent waiting for a database that was silent."""
+"""Pause after any other step, as a multiple of its duration: no step takes more than a twentieth of the time. The shorter
+of its last two durations counts, because a single long one was spent waiting for a silent database."""
 
 _RECOVERY_RESTS_S: Final = 1.0
-"""Of the recovery of dead processes at most: the jobs that they held wait for it."""
+"""Longest pause of the recovery of dead processes: their jobs wait for it."""
 
 _WORK: Final = ("release_due", "turn_rows")
-"""Steps without a pause: somebody waits for their end, and each run brings it nearer."""
+"""Steps without a pause: somebody waits for their end, and each run makes progress."""
 
 # Rows of one transaction or query
 
 _BATCH: Final = 1_000
 _MAX_CHECKS: Final = 10
-"""Batches of Events without a Task that one search for lost copies checks; the next search has the rest."""
+"""Batches of Events without a Task that one search for lost copies checks; the next search continues."""
 
 POISON_COPIES: Final = 3
-"""Deaths of processes after which an untracked job goes among the dead."""
+"""Deaths of processes after which an untracked job goes to the dead set."""
 
 
 class Maintenance:
-    """Recovers the dead, pauses what fails, closes what is over, resumes stalled splits, turns rows, finds lost copies,
-    takes samples, clears stored lists.
+    """Recovers dead processes, pauses failing Tasks, closes finished ones, resumes stalled splits, continues bulk edits,
+    finds lost copies, takes samples, removes stored lists.
 
-    ``resume_split`` continues the split of a Task in a way that fits this process, ``uploads`` is where lists are stored;
-    None where it must not split. What ended ``purge_after_s`` seconds ago is removed; 0: never. ``engines``: the attached
-    engines by name.
-    ``every_s`` is the pause between two rounds while there is a Task that is not over. ``nudge`` and ``expect`` tell the
-    dispatcher that there is something for it, now or at a time (microseconds); ``waker`` is where it hears of more.
+    ``resume_split`` continues the split of a Task in a way that suits this process; ``uploads`` stores the lists; None:
+    this process must not split. What ended ``purge_after_s`` seconds ago is removed; 0: never. ``engines``: the attached
+    engines by name. ``every_s`` is the pause between two rounds while a Task is open. ``nudge`` and ``expect`` tell the
+    dispatcher that there is work now, or at a time (microseconds); ``waker`` reports new work for maintenance.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Maintenance:
         self._uploads = uploads
         self._remove_export = remove_export
         self._purge_after_s = purge_after_s
-        self._purge: Purge | None = None  # the one that is under way
+        self._purge: Purge | None = None  # the one in progress
         self._purged_at = -math.inf
         self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
         self._nudge = nudge
@@ -145,12 +144,12 @@ class Maintenance:
         self._log = get_logger("asynctask.sweep")
 
     def start(self) -> None:
-        """Does what is due in a thread of its own until :meth:`stop`."""
+        """Runs due steps in a thread until :meth:`stop`."""
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; another process has the duty then."""
+        """Ends the thread and gives up leadership."""
         self._schedule.stop()
         if self._thread is not None:
             self._thread.join(10)
@@ -169,7 +168,7 @@ class Maintenance:
         self._schedule.leave()
 
     def run_once(self) -> None:
-        """Does each step once; a step that fails does not keep the others from theirs."""
+        """Runs each step once; a failing step does not affect the others."""
         self._rests.clear()
         self._do(list(self._steps))
 
@@ -183,7 +182,7 @@ class Maintenance:
             try:
                 self._steps[name]()
             except Unavailable as error:
-                # It was no work to wait for an answer that did not come: look soon whether it does now, not at once.
+                # Waiting for an answer is not work of this step: retry it soon, but not at once.
                 longest, earlier_s = min(longest, FIND_LOST_S), math.inf
                 self._log.warning("sweep_put_off", part=name, error=str(error))
             except Exception:
@@ -197,7 +196,7 @@ class Maintenance:
     # -- the dead
 
     def recover_dead(self) -> int:
-        """Takes the jobs of dead processes back. Returns how many processes were recovered."""
+        """Recovers the jobs of dead processes. Returns the number of recovered processes."""
         with self._ledger.database.read() as connection:
             registered = processes.list_processes(connection)
             unknown = processes.unknown_workers(connection)
@@ -211,13 +210,13 @@ class Maintenance:
         return len(dead) + len(orphans)
 
     def _strays(self, known: set[str]) -> set[str]:
-        """Owners of lists that are registered nowhere: one was recovered in part, or died before it registered, or the
-        broker was put back to what it held a while ago. Not one that its tools see alive: it is another application's."""
+        """Owners of held copies that are not registered: recovered in part, dead before the registration, or from a
+        restored broker. Excludes those whose presence in the broker is current: they belong to another application."""
         strays = self._broker.holders() - known
         return strays - {each.identity for each in self._broker.operations.processes()} if strays else strays
 
     def recover(self, identity: str) -> None:
-        """What a dead process held: tracked jobs wait in the ledger again, untracked ones in their queues."""
+        """Recovers what a dead process held: tracked jobs return to the ledger, untracked ones to their queues."""
         if not processes.condemn(self._ledger, self._host, identity, self._sightings):
             return
         if processes.is_engine(identity):
@@ -227,7 +226,7 @@ class Maintenance:
             lost_copies.watch_in_flight(self._ledger, queues)
         held = self._broker.held_by(identity)
         applied = processes.recover_events(self._ledger, identity, [copy.key for copy in held])
-        # What another program pushed is tracked from the moment at which it has an Event: that one runs again, or is over.
+        # A job of another program is tracked once it has an Event, which decides whether it runs again.
         recovered = {each.record.job_id for each in applied if each.record is not None and each.turn is not None}
         untracked = [copy for copy in held if copy.attempt == 0 and copy.jid not in recovered]
         self._broker.drop(identity, [copy for copy in held if copy.attempt > 0 or copy.jid in recovered])
@@ -248,7 +247,7 @@ class Maintenance:
     # -- what is due
 
     def release_due(self) -> None:
-        """Untracked jobs whose time has come go to their queues, where no process of its own looks after them."""
+        """Moves due untracked jobs to their queues, if the broker has no process that does so."""
         if self._broker.capabilities.polled:
             return
         now = self._ledger.now()
@@ -257,7 +256,7 @@ class Maintenance:
                 pass
 
     def turn_rows(self) -> None:
-        """Goes on with cancels and retries that are turning rows."""
+        """Continues the row updates of cancels and retries."""
         with self._ledger.database.read() as connection:
             turning = control.turning_tasks(connection)
         for task_id, end in turning:
@@ -266,7 +265,7 @@ class Maintenance:
                 self._nudge()
 
     def resume_splits(self) -> None:
-        """Splits whose lease ended are resumed, or ended as broken where their source is gone with its process."""
+        """Resumes splits whose lease has expired; ends those as broken whose source is gone with its process."""
         with self._ledger.database.read() as connection:
             stalled = task_rows.stalled_splits(connection, self._ledger.now())
         for task_id, again in stalled:
@@ -281,7 +280,7 @@ class Maintenance:
                 self._resume_split(task_id)
 
     def close(self) -> None:
-        """Closes every Task that is over, and ends those whose callbacks are."""
+        """Closes every Task whose items have ended, and finishes those whose callbacks have."""
         with self._ledger.database.read() as connection:
             over, called = candidates(connection), called_back(connection)
         for task_id in over:
@@ -291,13 +290,13 @@ class Maintenance:
             try_finish(self._ledger, task_id)
 
     def pause_failing(self) -> None:
-        """Pauses every Task of which more items failed than it tolerates; what records their failures does it, too."""
+        """Pauses every Task with more failed items than it tolerates; the recording of failures does so, too."""
         task_rows.pause_failing(self._ledger)
 
     def clear_uploads(self) -> int:
-        """Removes stored lists that nobody needs: JSON items whose split is over. Returns how many.
+        """Removes stored JSON items whose split is over. Returns their number.
 
-        Only what a Task of this ledger names: other applications may keep theirs in the same folder.
+        Only those that a Task of this ledger names: other applications may use the same folder.
         """
         if self._uploads is None:
             return 0
@@ -321,7 +320,7 @@ class Maintenance:
                 return cleared
 
     def purge(self) -> bool:
-        """Removes some of what ended longer ago than is configured, once a day. Returns whether more is left."""
+        """Purges a part of what ended longer ago than configured, once a day. Returns whether more is left."""
         clock = self._ledger.clock
         if self._uploads is None or self._purge_after_s <= 0:
             return False
@@ -341,7 +340,7 @@ class Maintenance:
     # -- lost copies
 
     def find_lost(self) -> int:
-        """Dispatches again what the broker did not hold on two looks 10 s apart. Returns how many copies were lost."""
+        """Dispatches copies again that the broker lacked in two searches 10 s apart. Returns the number of lost copies."""
         now = self._ledger.clock.monotonic()
         if now - self._searched_at < FIND_LOST_S:
             return 0
@@ -360,7 +359,7 @@ class Maintenance:
                 for task_id in tasks
                 for record in lost_copies.rows_in_flight(connection, task_id)
             }
-        # A process may have died before it could take back what it pushed of a Task that was cancelled meanwhile.
+        # A process may have died before it removed the copies of a Task that was cancelled meanwhile.
         for task_id in sorted({r.task_id for r in flying.values() if r.task_id and r.task_state == State.CANCELLED}):
             self._controls.recall(task_id)
         held = self._held(flying)
@@ -374,7 +373,7 @@ class Maintenance:
         return len(gone)
 
     def _held(self, flying: Mapping[Key, EventRecord]) -> set[Key]:
-        """Those of these jobs in flight whose copies are held, in a queue or by a process."""
+        """The jobs among these whose copies are in a queue or held by a process."""
         if not flying:
             return set()
         with self._ledger.database.read() as connection:
@@ -400,7 +399,7 @@ class Maintenance:
         return len(records)
 
     def sample(self) -> None:
-        """Notes how far each running Task is, for rate and chart."""
+        """Samples the progress of each running Task, for rate and chart."""
         with self._ledger.database.read() as connection:
             wanted = progress.unsampled(connection, self._ledger.now(), SAMPLE_S)
         if wanted:
@@ -411,19 +410,19 @@ class Maintenance:
 # -- which process leads, and which steps are due
 
 _QUIET: Final = 3
-"""Pauses between two queries of the leader while nothing happens; other processes check the leader after twice as many."""
+"""Pauses between two queries of an idle leader; other processes check the leader after twice as many."""
 
 _NOTIFIED: Final = 0.25
-"""Pause between two queries that notifications cause, as a share of the usual one; the first :data:`_AT_ONCE` have none."""
+"""Pause between two queries caused by notifications, as a share of the usual one; the first :data:`_AT_ONCE` have none."""
 
 _AT_ONCE: Final = 2
 
 
 class Schedule:
-    """Which steps are due in this process; none while another leads the maintenance.
+    """Determines which steps are due in this process; none while another leads.
 
-    Between two queries it checks whether the processes of its own machine still live: one that died there is recovered at
-    once, and if it led, another process takes over.
+    Between two queries it checks the processes of its own machine: one that died is recovered at once, and if it led,
+    another takes over.
     """
 
     def __init__(
@@ -446,16 +445,16 @@ class Schedule:
         self._waker = waker
         self._every_s = every_s
         self._can_split = can_split
-        self._broker_apart = broker_apart  # outside the ledger's database: one query does not see it
+        self._broker_apart = broker_apart  # outside the ledger's database, so one query does not cover it
         self._apart = apart  # so are the lists of processes
         self._strays_at = -1e9
         self._cleared_at = -1e9
         self._leadership = leases.Leadership(ledger, leases.MAINTENANCE)
         self.sightings = processes.Sightings(ledger)
-        """Of the leases, each time that this process lists the others."""
+        """Of leases, updated when this process lists the others."""
         self._known: list[dict[str, object]] = []
         self._queried_at = -1e9
-        self._due_at = -1e9  # when it would look next if it looked at even distances because it hears something
+        self._due_at = -1e9  # of the next query if there are no notifications
         self._listed = -1e9
         self._newest: int | None = None
         self._active = True
@@ -496,7 +495,7 @@ class Schedule:
     # -- what is wanted
 
     def due_steps(self, steps: Iterable[str]) -> Sequence[str]:
-        """Those of the ``steps`` that this process should do now; none where it does not lead. Raises LedgerUnavailable."""
+        """The ``steps`` that this process should run now; none if it does not lead. Raises LedgerUnavailable."""
         if not self._leads():
             return ()
         now = self._ledger.clock.monotonic()
@@ -560,7 +559,7 @@ class Schedule:
             return processes.list_processes(connection)
 
     def _gives_way(self, holder: leases.Holder) -> bool:
-        """Whether this process should take over: the leader is gone, or cannot resume splits as this one can."""
+        """Whether this process should take over: the leader is gone, or cannot resume splits as this process can."""
         cannot_split = holder.identity is not None and processes.is_engine(holder.identity)
         return holder.is_gone(self._host, self._ledger.now()) or (self._can_split and cannot_split)
 

@@ -1,4 +1,4 @@
-"""The messages that the middleware leaves in an Event, in the languages that ship."""
+"""The messages that the middleware records in an Event, in the shipped languages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 KEEP_FIRST: Final = 10
 KEEP_LAST: Final = 90
 MAX_MESSAGE: Final = 10_000
-"""Characters kept of one message."""
+"""Largest number of characters of one message."""
 
 CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
     "en": {
@@ -72,7 +72,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class Catalogue:
-    """The messages of one locale. Raises KeyError for a locale that does not ship."""
+    """The messages of one locale. Raises KeyError for an unknown locale."""
 
     def __init__(self, locale: str = "en") -> None:
         self._texts = CATALOGUE[locale]
@@ -80,23 +80,23 @@ class Catalogue:
         self.locale = locale
 
     def __call__(self, key: str, text: str = "") -> str:
-        """The message for ``key``, with ``text`` in its place, at most ``MAX_MESSAGE`` characters."""
+        """The message for ``key`` with ``text`` inserted, at most ``MAX_MESSAGE`` characters."""
         if not text:
             return self._alone[key]
-        # Not str.format: the text comes from outside and may hold braces.
+        # Not str.format: the text is untrusted and may contain braces.
         return clean(self._texts[key].replace("{0}", text))
 
 
 def clean(text: str) -> str:
-    """Text as every database takes it: no lone surrogates, no NUL, at most ``MAX_MESSAGE`` characters.
+    """Text that every database stores: no lone surrogates, no NUL, at most ``MAX_MESSAGE`` characters.
 
-    An error message is whatever the failing code made of whatever it was given; it must not stop its own recording.
+    An error message may contain anything, and must not prevent its own recording.
     """
     return text[:MAX_MESSAGE].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def is_storable(text: str) -> bool:
-    """Whether every database takes this text: it has no lone surrogate and no NUL."""
+    """Whether every database stores this text: it has no lone surrogate and no NUL."""
     if "\0" in text:
         return False
     try:
@@ -107,9 +107,9 @@ def is_storable(text: str) -> bool:
 
 
 def append(messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages with new ones at the end: append-only, bounded to the first 10 and the last 90.
+    """Appends messages, and keeps the first 10 and the last 90.
 
-    What falls out between them is counted in one entry ``{"dropped": n}`` that stands in its place.
+    One entry ``{"dropped": n}`` between them counts the others.
     """
     merged = [*messages, *new]
     gap = next((i for i, m in enumerate(merged) if "dropped" in m), None)

@@ -41,7 +41,7 @@ MAX_WINDOW: Final = 10_000
 """The furthest end of a page of two merged lists."""
 
 TARGET_S: Final = 60.0
-"""Within how many seconds what waits is to be finished, where nobody says."""
+"""Default seconds within which the wanted processes finish what waits."""
 
 MIN_TARGET_S: Final = 1
 MAX_TARGET_S: Final = 86_400
@@ -49,7 +49,7 @@ MAX_TARGET_S: Final = 86_400
 
 @dataclass(slots=True)
 class Result:
-    """The result of an action: ``done``, how many jobs it was applied to; ``skipped``: key -> reason, of at most 100."""
+    """The result of an action: ``done``, the number of jobs it was applied to; ``skipped``: key -> reason, at most 100."""
 
     done: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
@@ -89,13 +89,13 @@ class Operations:
     # -- queues
 
     def queues(self, *, target_s: float = TARGET_S, only: str | None = None) -> list[dict[str, Any]]:
-        """Every queue in which something waits or runs, or that is paused, those of attached engines at the end; ``only``:
-        that one, even if it is empty.
+        """Every queue that is paused, or in which something waits or runs, those of attached engines at the end. ``only``:
+        that one, even if empty.
 
         Of the broker's queue: its length, the wait of its oldest job in seconds, whether it is paused, how many processes
         work it (``unattended``: none), and the worker of the next job. Of everything that could start, most of which waits
-        in the ledger: ``waiting``, ``oldest_s``, ``rate_per_s`` of the processes that work it, ``workers_wanted`` (how many
-        worker processes would finish it within ``target_s`` seconds), and ``backlog``, the same by worker and priority.
+        in the ledger: ``waiting``, ``oldest_s``, ``rate_per_s`` of the processes that work it, ``workers_wanted`` (worker
+        processes that would finish it within ``target_s`` seconds), and ``backlog``, the same by worker and priority.
         Raises :class:`InputError` for a ``target_s`` that is not from 1 to 86,400.
         """
         if not MIN_TARGET_S <= target_s <= MAX_TARGET_S:
@@ -104,7 +104,7 @@ class Operations:
             )
         now = self._ledger.now()
         works = Counter(name for each in self.processes() if each["alive"] for name in set(each["queues"]))
-        # The brokers first: what is dispatched meanwhile would count as jobs that the ledger does not know.
+        # The brokers first: jobs dispatched after the ledger's count would look unknown to the ledger.
         facts = {each.name: each for each in self._admin.queues()} | self._engine_queues(works)
         with self._ledger.database.read() as connection:
             waiting = queries.backlog(connection, now)
@@ -187,7 +187,7 @@ class Operations:
         return {**event, "actions": [] if foreign else [*self._actions(event), *_stop_or_start(event)]}
 
     def _event(self, job_id: str) -> tuple[dict[str, Any], str | None]:
-        """An Event, and the other program that alone can run its job, if one can."""
+        """An Event, and the other program that alone can run its job, if any."""
         with self._ledger.database.read() as connection:
             event = queries.event(connection, job_id)
             return event, queries.engines(connection, [event["id"]]).get(event["id"])
@@ -239,9 +239,9 @@ class Operations:
     def stop_job(self, job_id: str, *, who: str = "") -> dict[str, Any]:
         """Stops one tracked job, until :meth:`start_job`.
 
-        One that waits is stopped at once. One that runs is asked to let go (``stopping``): it does when it next asks
-        ``should_stop()``, and keeps its checkpoint; one that never asks runs to its end. Returns the Event as :meth:`job`,
-        with ``changed`` and ``detail``: where there was nothing to stop, ``detail`` says what is the case. Raises
+        A waiting job is stopped at once. A running one is asked to stop (``stopping``): it does at its next
+        ``should_stop()``, and keeps its checkpoint; one that never calls it runs to its end. Returns the Event as
+        :meth:`job`, with ``changed`` and ``detail``: if there was nothing to stop, ``detail`` describes the state. Raises
         :class:`NotFound`; :class:`Conflict` if a check of its worker refuses, or another program keeps the job.
         """
         event, foreign = self._event(job_id)
@@ -252,17 +252,17 @@ class Operations:
         self._check("stop", event)
         changed = queries.ask_stop_one(self._ledger, event["id"], who=who)
         event, _ = self._event(job_id)
-        # Whoever takes it out of the queue has it: this, or a worker, which is told when it asks whether to begin.
+        # Either this removes it from the queue, or a worker has it, whose Begin is refused.
         lies_there = event["status"] == "enqueue" and event["stopping"] and engine_of(str(event["queue"])) is None
         if lies_there and self._admin.delete_job(str(event["queue"]), f"{job_id}:{event['attempt']}") is not None:
             queries.stop_removed(self._ledger, event["id"], event["attempt"])
         return self._told(job_id, changed)
 
     def start_job(self, job_id: str, *, who: str = "") -> dict[str, Any]:
-        """Has a stopped job go on from its place, and one that waits for its time start now.
+        """Starts a stopped job again from its checkpoint, and a job that waits for its time now.
 
-        Returns as :meth:`stop_job`. Raises :class:`NotFound`, and :class:`NotNow` for a job that was asked to stop and has
-        not let go yet, that runs or is over, or which a check refuses to start.
+        Returns as :meth:`stop_job`. Raises :class:`NotFound`, and :class:`NotNow` for a job that was asked to stop and
+        still runs, that runs or has ended, or that a check refuses to start.
         """
         event, foreign = self._event(job_id)
         if (engine := foreign or _kept_by(event)) is not None:
@@ -287,7 +287,7 @@ class Operations:
         return self._told(job_id, changed)
 
     def _check(self, action: str, event: Mapping[str, Any]) -> None:
-        """Asks the checks of its worker. Raises :class:`Conflict` with the reason of the first that refuses."""
+        """Calls the checks of its worker. Raises :class:`Conflict` with the reason of the first that refuses."""
         worker = self._workers.get(str(event["worker"]))
         for check in () if worker is None else worker.checks:
             try:
@@ -302,7 +302,7 @@ class Operations:
         return {**event, "changed": changed, "detail": _standing(event)}
 
     def _take_back(self, event: Mapping[str, Any]) -> None:
-        """Takes a job out of its queue before it begins. Raises :class:`Conflict` with the reason if it cannot."""
+        """Removes a job from its queue before it begins. Raises :class:`Conflict` with the reason if it cannot."""
         job_id, queue = event["job_id"], str(event["queue"])
         name = engine_of(queue)
         if name is None:
@@ -317,7 +317,7 @@ class Operations:
         why = f"{name} cannot take back what waits in a queue that its workers work"
         if engine.capabilities.revokes:
             why = engine.revoke(job_id, queue) or ""
-        # Where nobody works the queue nobody can have begun it, and whoever takes it later finds it cancelled.
+        # Without a worker of the queue it cannot have begun; a later worker finds it cancelled.
         if why and any(each["alive"] and queue in each["queues"] for each in self.processes()):
             raise Conflict(why)
 
@@ -379,7 +379,7 @@ class Operations:
 
         For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. A lone job of an
         attached engine is pushed to its queue there. Jobs of another program are skipped; raises :class:`OtherEngine` if
-        all are of another program.
+        all are.
         """
         set_name = checked(list_name, action)
         result, wanted = Result(), wanted_keys(keys)
@@ -525,14 +525,14 @@ class Operations:
         ]
         known = {each["identity"] for each in ours}
         others = [each for each in self._admin.processes() if each.identity not in known]
-        # One that records its jobs here is in both; the broker's tools know more of it.
+        # A process of another program that records here is in both lists; the broker's entry has more members.
         twice = {f"sidekiq@{each.identity}" for each in others}
         found = [each for each in found if each["identity"] not in twice]
         return [*found, *(process_object({**each.facts, "kind": "sidekiq", "alive": True}) for each in others)]
 
     def monitored(self, *, target_s: float = TARGET_S) -> dict[str, Any]:
-        """What there is to monitor: ``queues`` as :meth:`queues`, ``tasks`` (those that are not over, by state) and
-        ``processes`` of this application with what they have done, as of their last heartbeats."""
+        """What there is to monitor: ``queues`` as :meth:`queues`, ``tasks`` (open ones by state) and ``processes`` of this
+        application with their totals, as of their last heartbeats."""
         queues = self.queues(target_s=target_s)
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
@@ -563,8 +563,8 @@ class Operations:
 
 
 class NotNow(Conflict):
-    """A job cannot be stopped or started now; ``code`` says what is the case: ``stopping``, ``running``, ``finished``, or
-    ``refused`` by a check of its worker."""
+    """A job cannot be stopped or started now; ``code``: ``stopping``, ``running``, ``finished``, or ``refused`` by a check
+    of its worker."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -572,7 +572,7 @@ class NotNow(Conflict):
 
 
 def _kept_by(event: Mapping[str, Any]) -> str | None:
-    """The engine that keeps a lone job, and gives it to its workers whatever the ledger says."""
+    """The engine that keeps a lone job and delivers it whatever the ledger says."""
     is_lone = event["task_id"] is None and event["callback_of"] is None
     return engine_of(str(event["queue"])) if is_lone else None
 
@@ -586,7 +586,7 @@ def _stop_or_start(event: Mapping[str, Any]) -> list[str]:
 
 
 def _standing(event: Mapping[str, Any]) -> str:
-    """What is the case with a job, for a person."""
+    """The state of a job, for people."""
     match event["status"]:
         case _ if event["stopping"]:
             return "it is asked to stop, and stops when its worker lets go of it"
@@ -632,7 +632,7 @@ def _performing(processes: Iterable[Mapping[str, Any]], now: int) -> dict[str, l
     for each in processes:
         if not each["concurrency"] or each["lease_until"] <= now:
             continue
-        rate = float(_info(each).get("pace", each["rate"]))  # the rate itself follows each moment
+        rate = float(_info(each).get("pace", each["rate"]))
         one = Performing(int(each["busy"]), int(each["concurrency"]), rate, bool(each["quiet"]))
         for name in set(loads(each["queues"])):
             found.setdefault(name, []).append(one)
@@ -654,7 +654,7 @@ def _queue_object(facts: QueueFacts, processes: int, now: int) -> dict[str, Any]
 def _backlog_object(
     facts: QueueFacts | None, parts: Sequence[queries.Backlog], performing: Sequence[Performing], target_s: float, now: int
 ) -> dict[str, Any]:
-    """What could start in a queue: of Tasks, as the ledger counts it, and what else lies in the broker."""
+    """What could start in a queue: jobs of Tasks, as counted in the ledger, and the other jobs in the broker."""
     rows: list[tuple[str | None, int | None, int, float | None]]
     rows = [(part.worker or None, part.priority, part.waiting, _age_s(part.oldest_at, now)) for part in parts]
     if facts is not None:
@@ -672,8 +672,8 @@ def _backlog_object(
 
 
 def _alone(facts: QueueFacts, parts: Sequence[queries.Backlog]) -> dict[int | None, int]:
-    """The jobs in a queue that belong to no Task, by priority. Where the broker cannot tell, what is dispatched of Tasks is
-    subtracted: a process may hold it, so it is the least."""
+    """The jobs in a queue without a Task, by priority. If the broker cannot tell, dispatched jobs of Tasks are subtracted;
+    as a process may hold some of these, this is a lower bound."""
     if facts.alone is not None:
         return {priority: count for priority, count in facts.alone.items()}  # noqa: C416 - a wider type of key
     return {None: facts.length - sum(part.of_tasks for part in parts)}
@@ -686,7 +686,7 @@ def _age_s(at: int | None, now: int) -> float | None:
 # -- jobs and processes as JSON, bounded in size, for they may come from any program
 
 SHOWN: Final = 16_384
-"""Characters up to which arguments are shown; ``args_cut`` marks longer ones."""
+"""Longest arguments that are shown, in characters; ``args_cut`` marks longer ones."""
 
 _MESSAGE: Final = 2_000
 _RAW: Final = 1_000
@@ -771,7 +771,7 @@ def process_object(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _info(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a process writes of itself beside its columns; a process of another version may write other members."""
+    """The facts that a process reports beside its columns; other versions may report other members."""
     info = loads(row["info"])
     return info if isinstance(info, dict) else {}
 
@@ -796,7 +796,7 @@ def _args(entry: Entry, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown_time(at: int | None) -> int | None:
-    """A time within RFC 3339's range, else None; any program may have written it."""
+    """A time within RFC 3339's range, else None: any program may have written it."""
     return at if at is not None and 0 <= at < 253_402_300_800_000_000 else None
 
 
@@ -851,7 +851,7 @@ def job_ids(keys: Sequence[str]) -> list[str]:
 
 
 def _checked_text(text: str, what: str) -> str:
-    """Refuses only what no server could look up: every existing entry must be addressable."""
+    """Refuses only text that no server could look up: every existing entry must be addressable."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Pushing single jobs: those of an application's own workers, and those for workers that other programs run.
+"""Pushes single jobs: of an application's own workers, and for workers that other programs run.
 
-A tracked job is an Event in the ledger, and the dispatcher's from then on. One that nobody tracks goes to the broker as
-Sidekiq's own client would have written it, in slices of 1,000.
+A tracked job is an Event in the ledger, and dispatched from there. An untracked one goes to the broker as Sidekiq's client
+would write it, in slices of 1,000.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from asynctask.client import RedisClient
 
 BATCH: Final = 1_000
-"""Untracked jobs of one round trip."""
+"""Untracked jobs per round trip."""
 
 _Job = tuple[dict[str, Any], int | None]
-"""An untracked job as it is stored, and when it is due (microseconds; None: now)."""
+"""An untracked job as it is stored, and its due time (microseconds; None: now)."""
 
 
 class Pushing:
-    """What an application pushes single jobs with.
+    """Pushes the single jobs of an application.
 
     Arguments: its ``config``, ``clock`` and ``ids``; the client middleware; ``made`` gives the connections of this process.
     """
@@ -54,10 +54,10 @@ class Pushing:
     def push(
         self, worker: Worker, args: Iterable[Sequence[Any]], *, at: When | None, options: Mapping[str, Any]
     ) -> list[str | None]:
-        """Pushes a job for each element of ``args``; the job ids, None where a client middleware stopped it.
+        """Pushes a job for each element of ``args``; returns the job ids, None for those that a client middleware stopped.
 
-        ``at``: when they are due; now if that is over. ``options`` win over the worker's own. Raises :class:`ConfigError`
-        for an option that means nothing, :class:`InputError` for what cannot be pushed, BrokerUnavailable.
+        ``at``: the due time; a past one means now. ``options`` take precedence over the worker's own. Raises
+        :class:`ConfigError` for an option without effect, :class:`InputError` for what cannot be pushed, BrokerUnavailable.
         """
         worker.check_options(options)
         core = self._made()
@@ -119,7 +119,7 @@ class Pushing:
 
     def _untracked(self, worker: Worker, args: Sequence[Any], item: Mapping[str, Any], jid: str, now: int) -> _Job | None:
         given = self._native(worker, [_plain(arg) for arg in args])
-        # Whether its arguments can travel is seen after the middleware: one may be there to make them so.
+        # Arguments are validated after the middleware, which may convert them.
         frame, due = normalise({**item, "args": []}, jid=jid, now=now)
         if not len(self._chain):
             check(given)
@@ -131,7 +131,7 @@ class Pushing:
         return self._asked(worker, offered, now)
 
     def _asked(self, worker: Worker, offered: dict[str, Any], now: int) -> _Job | None:
-        """What the client middleware makes of a job; None where it stops it."""
+        """The job after the client middleware; None if it was stopped."""
         job = CurrentJob(offered["jid"], queue=offered["queue"], payload=offered)
         if not passes(self._chain, worker, job):
             return None
@@ -146,8 +146,8 @@ class Pushing:
         return stored, due
 
     def _native(self, worker: Worker, args: list[Any]) -> list[Any]:
-        """Arguments as they will come back. In Redis they are as strict as Ruby's; a database takes whatever has a form in
-        JSON, a tuple or a date, say."""
+        """Arguments as the job will get them. Redis takes JSON types only, as Ruby does; a database takes all that can be
+        serialized to JSON, a tuple or a date for example."""
         if self._config.uses_redis:
             return args
         native: list[Any] = orjson.loads(_as_json(worker, args))
@@ -183,7 +183,7 @@ class Pushing:
         return job.payload if passes(self._chain, elsewhere, job) else None
 
     def close(self) -> None:
-        """Closes its connections; what is pushed afterwards opens new ones."""
+        """Closes its connections; later pushes open new ones."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -194,7 +194,7 @@ def _not_here(*_: Any) -> None:
 
 
 def _item(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the jobs of one push share, as a caller of Sidekiq's client would write it."""
+    """The members that the jobs of one push share, as a caller of Sidekiq's client would write them."""
     members = {**worker.options.get("members", {}), **options.get("members", {})}
     said = {"retry": worker.retry, "queue": worker.queue, **worker.options, **options, "members": members}
     said.pop("priority", None)
@@ -202,7 +202,7 @@ def _item(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _send(broker: Broker, jobs: Sequence[_Job], priority: int, now: int) -> None:
-    """One slice: into the schedule what is due later, into its queue the rest."""
+    """Writes one slice: later jobs into the schedule, the others into their queue."""
     later: list[Held] = []
     copies: list[Copy] = []
     for job, due in jobs:
@@ -234,7 +234,7 @@ def _as_json(worker: Worker, value: Any) -> str:
 
 
 def _check_text(worker: Worker, job: CurrentJob) -> None:
-    """The payload as the client middleware left it: what nobody could decode is refused before anything is kept."""
+    """Validates the payload that the client middleware returned, before anything is stored."""
     try:
         encoded(job.payload)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Submitting: what a list may say of itself, and what becomes of it in its first second."""
+"""Submission: a list's options, and its way until it is split or written."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from asynctask.task import Services, TaskHandle
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:
-    from asynctask.lists.options import Options  # loads pydantic, which a worker process need not
+    from asynctask.lists.options import Options  # imports pydantic, which a worker process may not need
 
 INLINE_BYTES = 1_000_000
-"""Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
+"""Largest list that is split in a thread of the process that accepted it; larger ones are split in a child process."""
 
 
 SLOW_S = 60.0
-"""After a list whose validation was slow, lists of that worker are not validated before their answer for so long."""
+"""Seconds after a slow validation during which lists of that worker are not validated before the response."""
 
 MOST_OF_KEY: Final = 100_000
 """The largest ``key_limit``."""
@@ -52,7 +52,7 @@ class Submission:
     """The result of a submission.
 
     ``created``: False if the same list was submitted before under the same Idempotency-Key; ``problems``: of refused rows,
-    None while the validation goes on; ``progress``: the progress object, where it is known without a query.
+    None while the validation goes on; ``progress``: the progress object, if known without a query.
     """
 
     task: TaskHandle
@@ -62,7 +62,7 @@ class Submission:
 
 
 class Submitter:
-    """Takes lists. ``split_elsewhere`` splits a Task in another process, or returns False where it cannot."""
+    """Accepts lists. ``split_elsewhere`` splits a Task in another process, or returns False if it cannot."""
 
     def __init__(
         self,
@@ -98,9 +98,8 @@ class Submitter:
     ) -> Submission | DryRun:
         """Makes a Task of a stored list and waits up to ``wait_s`` seconds for its validation; a dry run writes nothing.
 
-        ``callbacks``: those of the options, or of the worker. Raises :class:`InputError` with every problem where the list
-        as a whole cannot be taken, or no row of it, and for a dry run :class:`Unavailable` where it takes longer than
-        ``dry_run_s``.
+        ``callbacks``: those of the options, or of the worker. Raises :class:`InputError` with every problem if the list as
+        a whole, or every row of it, is refused; for a dry run :class:`Unavailable` if it takes longer than ``dry_run_s``.
         """
         kept = False
         try:
@@ -142,7 +141,7 @@ class Submitter:
         callbacks: Sequence[NewCallback] = (),
         wait_s: float = 1.0,
     ) -> Submission | DryRun:
-        """Makes a Task of JSON items, as :meth:`submit_stored` does; only those that have to be split are stored."""
+        """Makes a Task of JSON items, as :meth:`submit_stored`; only items that have to be split are stored."""
         _refuse_items(options)
         body = items_body(items)
         if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
@@ -166,7 +165,7 @@ class Submitter:
         unique, key = self._unique(worker, options), self._key(worker, options)
         strict, digest = bool(options.strict), None
         if options.idempotency_key is not None and not options.dry_run:
-            items = list(items)  # a key stands for the list as a whole
+            items = list(items)  # the key identifies the whole list
             digest = _digest(worker, options, _program_body(items), callbacks)
         rows = self._rows(worker, items, unique, key)
         if options.dry_run:
@@ -186,9 +185,10 @@ class Submitter:
     def _correcting(
         self, worker: Worker, stored: StoredFile, options: Options, source: ListSource
     ) -> tuple[Options, ListSource]:
-        """Of a list that corrects a Task: the owner is that Task's, and so are its columns unless they are given.
+        """The options and source of a list that corrects a Task: the owner is that Task's, and by default so are the
+        columns.
 
-        Raises :class:`InputError` for another worker or owner, and a Task that has no rows to correct.
+        Raises :class:`InputError` for another worker or owner, and for a Task that has no rows to correct.
         """
         task_id = options.resubmit_of
         if task_id is None:
@@ -259,7 +259,7 @@ class Submitter:
         )
 
     def _check_chunks(self, worker: Worker, options: Options) -> None:
-        """Raises :class:`InputError` where jobs of several items cannot be."""
+        """Raises :class:`InputError` if jobs of several items are not possible."""
         if options.chunk_size in (None, 1):
             return
         why = (
@@ -275,14 +275,15 @@ class Submitter:
             raise InputError(f"option 'chunk_size': {why}; leave it out", code="invalid_options", errors=[problem])
 
     def _why_not_in_slices(self, queue: str) -> str | None:
-        """Nothing in a declaration says which language performs a worker; who works its queue now does. Where such a
-        process comes later, its first record ends the slice in ``error``."""
+        """Why a queue takes no slices. A declaration does not say which language performs a worker, so this depends on the
+        processes that work the queue now. If one in another language comes later, its first record ends the slice in
+        ``error``."""
         with self._ledger.database.read() as connection:
             process = other_language(connection, queue, self._ledger.now())
         return process and f"{process} works the queue {queue!r}, and workers in another language perform jobs of one item"
 
     def _create(self, new: NewTask) -> Whole:
-        """The Task alone, in state ``splitting``, with the lease of its split."""
+        """Creates the Task alone, in state ``splitting``, with the lease of its split."""
         return Whole(*task_rows.create(self._ledger, new, lease_s=self._lease_s), None)
 
     def _unique(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -290,7 +291,7 @@ class Submitter:
         return _fields("unique", names, self._shape(worker, columns))
 
     def _key(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> str | None:
-        """The field that is the key of the items, None without one. Raises :class:`InputError` for one that is none."""
+        """The key field of the items, None without one. Raises :class:`InputError` for a name that is no field."""
         name = options.key or worker.key
         if name is None and options.key_limit is not None and worker.key_limit is None:
             raise _invalid("key_limit", "option.key_limit", {}, options.key_limit)
@@ -308,18 +309,20 @@ class Submitter:
     # -- lists that fit one slice
 
     def _gather(self, new: NewTask, rows: Rows, *, strict: bool) -> NewWhole | None:
-        """A list that may be written with its Task; None where it has to be split."""
+        """A list that can be written with its Task; None if it has to be split."""
         begun = self._services.clock.monotonic()
         if begun < self._slow.get(new.worker_name, 0.0):
             return None
         whole = self._splitter.gather(new, rows(), strict=strict)
         ended = self._services.clock.monotonic()
-        if ended - begun > WHOLE_S:  # a model that asks others, for instance: the next lists are answered before
+        if (
+            ended - begun > WHOLE_S
+        ):  # for instance a model that calls a service: the next lists get their response before validation
             self._slow[new.worker_name] = ended + SLOW_S
         return whole
 
     def _gather_stored(self, worker: Worker, new: NewTask, stored: StoredFile, source: ListSource) -> NewWhole | None:
-        # A small workbook may unpack to a large one; no process that answers requests reads it.
+        # A small workbook may unpack to a large one, so no process that serves requests reads it.
         # A list that takes rows of another Task is split: its slices lock that Task.
         if not self._splitter.may_fit(None, stored.size) or is_workbook(stored.path) or source.resubmit_of is not None:
             return None
@@ -327,16 +330,16 @@ class Submitter:
         try:
             with open_list(self._services.uploads, self._limits, source, shape) as opened:
                 rows = opened.planned
-                if rows is None:  # of text: a list that does not fit is not validated twice
+                if rows is None:  # of text, so that a list that does not fit is not validated twice
                     rows = stored.path.read_bytes().count(b"\n") - 1
                 if not self._splitter.may_fit(rows, None):
                     return None
                 return self._gather(new, opened.checked, strict=source.strict)
-        except InputError:  # the split meets it again, and keeps what it says
+        except InputError:  # the split raises it again, and records it
             return None
 
     def _write_whole(self, whole: NewWhole) -> Whole:
-        """One transaction, after which the Task is there with all its items, or nothing of it is."""
+        """Writes the Task with all its items in one transaction."""
         mine = self._services.dispatcher.soon
         made = self._group.create(replace(whole, notify_dispatcher=not mine))
         if mine and made.created and whole.items:
@@ -359,7 +362,7 @@ class Submitter:
             try:
                 self._splitter.split_items(made.task_id, rows, chunk_size=new.chunk_size, planned=new.planned)
             except SplitLost as lost:
-                if lost.reason != "cancelled":  # items were left over: a caller who is not told would think them safe
+                if lost.reason != "cancelled":  # items are missing: the caller must know
                     raise Conflict(
                         f"Task {made.task_id} did not take every item: {lost.reason}; hand in the rest anew"
                     ) from lost
@@ -368,13 +371,13 @@ class Submitter:
         return self._unbroken(worker, made)
 
     def _unbroken(self, worker: Worker, made: Whole) -> TaskHandle:
-        """Raises :class:`Conflict` where the Task was submitted before and its items ended with an error."""
+        """Raises :class:`Conflict` if the Task was submitted before and its items ended with an error."""
         if not made.created and (task := task_rows.read(self._ledger, made.task_id)).split_state == "failed":
             raise Conflict(f"this key was used for Task {task.id}, which broke off ({task.split_reason}); use a new key")
         return self._handle(worker, made.task_id)
 
     def _start_split(self, worker: Worker, task_id: int, size: int, wait_s: float) -> bool:
-        """Starts the split in a thread or in a child process; whether it ended within ``wait_s`` seconds."""
+        """Starts the split in a thread or in a child process; returns whether it ended within ``wait_s`` seconds."""
         if size <= INLINE_BYTES or not self._split_elsewhere(task_id):
             thread = threading.Thread(target=self.run_split, args=(worker, task_id), name=f"split-{task_id}", daemon=True)
             thread.start()
@@ -389,7 +392,7 @@ class Submitter:
         return False
 
     def run_split(self, worker: Worker, task_id: int, of: str | None = None) -> None:
-        """Splits a Task whose split this process holds or may take; does nothing where another process has it."""
+        """Splits a Task whose split this process holds or may take; does nothing if another process has it."""
         task = task_rows.claim_split(self._ledger, task_id, lease_s=self._lease_s, of=of)
         if task is None or task.source is None:
             return
@@ -405,14 +408,14 @@ class Submitter:
             )
         except SplitLost as lost:
             self._log.info("split_ended", task_id=task_id, reason=lost.reason)
-        except AsyncTaskError as error:  # the lease runs out and another process resumes it
+        except AsyncTaskError as error:  # the lease expires and another process resumes it
             self._log.warning("split_put_off", task_id=task_id, error=str(error))
         except Exception as error:
             self._log.exception("split_failed", task_id=task_id)
             task_rows.fail_split(self._ledger, task_id, f"internal_error: {type(error).__name__}")
 
     def check_for_parent(self, worker: Worker, kept: Mapping[str, Any]) -> bytes:
-        """What a child answers that was started to check a list: see :class:`Checker`."""
+        """The response of a child process that checks a list: see :class:`Checker`."""
         source = ListSource.from_json(kept)
         return self._checker.answer(source, self._shape(worker, source.columns))
 
@@ -433,7 +436,7 @@ class Submitter:
 
 
 def _key_limit(worker: Worker, options: Options) -> int | None:
-    """How many jobs of one key run at once; None where none has a key. Of mixed jobs each may have that of its worker."""
+    """How many jobs of one key run at once; None without a key. Mixed jobs may each have that of their worker."""
     if options.key is not None and options.key != worker.key:
         return options.key_limit or 1
     return None if worker.key_limit is None else options.key_limit or worker.key_limit
@@ -445,13 +448,13 @@ def _invalid(option: str, text: str, params: dict[str, Any], value: Any) -> Inpu
 
 
 def _refuse_items(options: Options) -> None:
-    """Raises :class:`InputError` where JSON items or a program's are to correct a Task: they have no row numbers."""
+    """Raises :class:`InputError` if JSON items or a program's are to correct a Task: they have no row numbers."""
     if options.resubmit_of is not None:
         raise _invalid("resubmit_of", "option.resubmit_items", {}, options.resubmit_of)
 
 
 def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
-    """The fields that the names in an option mean.
+    """The fields that an option names.
 
     Raises :class:`InputError` for a name that is no field of the item.
     """
@@ -466,8 +469,8 @@ def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, .
 
 
 def check_fields(worker: Worker) -> None:
-    """Raises :class:`InputError` where a worker's own ``unique`` or ``key`` names what is no field of its items, or its
-    ``key_limit`` limits nothing."""
+    """Raises :class:`InputError` if a worker's own ``unique`` or ``key`` names no field of its items, or its ``key_limit``
+    has no key."""
     limit = worker.key_limit
     is_count = isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= MOST_OF_KEY
     if (worker.key is None) != (limit is None) or not (limit is None or is_count):
@@ -480,7 +483,8 @@ def check_fields(worker: Worker) -> None:
 
 
 def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[NewCallback]) -> str:
-    """What an Idempotency-Key stands for: the worker, the options and the list. Earlier versions made the same."""
+    """The digest that an Idempotency-Key stands for: of the worker, the options and the list. Must stay the same across
+    versions."""
     said: dict[str, Any] = {
         "worker": worker.name, "title": options.title or "", "parallel": options.parallel, "priority": options.priority,
         "queue": options.queue, "owner": options.owner or "", "session": options.session,
@@ -512,10 +516,10 @@ def _stored_body(sha256: str, source: ListSource) -> bytes:
 
 
 def _program_body(items: Sequence[Any]) -> bytes:
-    """A program's items for :func:`_digest`. What is no item is refused later, with its row."""
+    """A program's items for :func:`_digest`. Invalid items are refused later, with their row."""
     try:
         return orjson.dumps(items, default=_said)
-    except TypeError:  # a number of more than 64 bits, half a character
+    except TypeError:  # a number of more than 64 bits, a lone surrogate
         try:
             return json.dumps(items, default=_said).encode()
         except (TypeError, ValueError) as error:

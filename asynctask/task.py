@@ -1,4 +1,4 @@
-"""The handle of a Task: what the program that submitted it, the web API and the command line hold."""
+"""The handle of a Task, for programs, the web API and the command line."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _PLACE: Final = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?", re.ASCII)
 
 
 def place_in_list(event: Mapping[str, Any]) -> str:
-    """The ``after`` of the page behind an Event that :meth:`TaskHandle.events` returned: its id, of a job of several items
-    with a point and the row behind it."""
+    """The ``after`` of the page behind an Event that :meth:`TaskHandle.events` returned: its id; for a job of several
+    items, with a point and the row."""
     return str(event["id"]) if event["items"] == 1 else f"{event['id']}.{event['row']}"
 
 
@@ -64,14 +64,14 @@ class Services:
     limits: Limits
 
     def dispatch_now(self) -> None:
-        """One round of the dispatcher; if it fails, the next round of any process does it.
+        """Runs one round of the dispatcher; if it fails, the next round of any process does the work.
 
-        What it is called after has been accepted: no fault of the dispatch may look like a refusal.
+        Never raises: the caller's request was accepted, and a failed dispatch must not look like a refusal.
         """
         self._dispatch(self.dispatcher.round)
 
     def dispatch_soon(self) -> None:
-        """The same for a small Task, which need not have a round of its own."""
+        """The same for a small Task, which needs no round of its own."""
         self._dispatch(self.dispatcher.submitted)
 
     @staticmethod
@@ -85,7 +85,7 @@ class Services:
 
 
 def checked_statuses(status: str | Collection[str]) -> tuple[str, ...]:
-    """One status or several. Raises :class:`InputError` for what is none."""
+    """One status or several. Raises :class:`InputError` for an unknown one."""
     statuses = (status,) if isinstance(status, str) else tuple(status)
     if wrong := set(statuses) - {str(s) for s in Status}:
         raise InputError(f"no such status: {', '.join(sorted(wrong))}; there are {', '.join(Status)}")
@@ -120,9 +120,9 @@ class TaskHandle:
         return found[0]
 
     def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
-        """Waits until it is done, for at most ``timeout`` seconds; returns the progress either way.
+        """Waits until the Task is done, for at most ``timeout`` seconds; returns the progress in both cases.
 
-        It is asked for every ``poll_s`` seconds. Raises :class:`InputError` for a ``timeout`` or a pause that is no number.
+        Polls every ``poll_s`` seconds. Raises :class:`InputError` for a ``timeout`` or a pause that is no number.
         """
         clock = self._s.clock
         if poll_s != poll_s or (timeout is not None and timeout != timeout):
@@ -139,10 +139,11 @@ class TaskHandle:
     def events(
         self, status: str | Collection[str] = (), after: int | str | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Events in the order they were made, of a job of several items once for each item, of the given statuses only.
+        """Events in the order of their creation, with the given statuses only; for a job of several items, one for each
+        item.
 
-        ``after``: those behind the Event of this id, or behind the item that :func:`place_in_list` names; at most
-        ``limit``, and 1,000. Raises :class:`InputError` for a status or a place that is none.
+        ``after``: those behind the Event of this id, or behind the item that :func:`place_in_list` names; ``limit`` is at
+        most 1,000. Raises :class:`InputError` for an unknown status or an invalid ``after``.
         """
         statuses, (event_id, row) = checked_statuses(status), _after(after)
         with self._s.ledger.database.read() as connection:
@@ -175,12 +176,12 @@ class TaskHandle:
         return {name: problem[name] for name in ("column", "code", "message", "value")}
 
     def refusal(self) -> InputError | None:
-        """The error that a rejected Task stands for, with what is wrong with its rows; None where it is not rejected."""
+        """The error of a rejected Task, with the problems of its rows; None if it is not rejected."""
         return refusal(self._s.ledger, self.id)
 
     def refusal_object(self, locale: str | None = None) -> dict[str, Any] | None:
-        """Why a rejected list was refused: ``code``, ``message`` and the first 20 ``errors`` ([{row, column, code, message,
-        value}]), in the language ``locale``, by default the application's; None where the Task is not rejected."""
+        """Why a list was rejected: ``code``, ``message`` and the first 20 ``errors`` ([{row, column, code, message,
+        value}]), in the language ``locale``, by default the application's; None if the Task is not rejected."""
         error = self.refusal()
         if error is None:
             return None
@@ -188,7 +189,7 @@ class TaskHandle:
         return {"code": said.code, "message": str(said), "errors": [each.as_dict() for each in said.errors[:20]]}
 
     def log(self) -> list[dict[str, Any]]:
-        """Who did what to it, the latest first."""
+        """The actions on the Task and their authors, the latest first."""
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
             return queries.log(connection, self.id)
@@ -196,10 +197,10 @@ class TaskHandle:
     def report(self, rows: str = "failed", locale: str | None = None, alive: Callable[[], None] = lambda: None) -> Report:
         """The rows ``failed``, ``succeeded``, ``unprocessed``, ``rejected`` or ``all``, in the user's own columns.
 
-        The texts are in the language ``locale``, by default the application's. ``alive`` is called now and then; what it
-        raises ends the work.
+        The texts are in the language ``locale``, by default the application's. ``alive`` is called regularly; an exception
+        of it ends the work.
         """
-        from asynctask.reports.report import make_report  # brings what writes workbooks: few processes do
+        from asynctask.reports.report import make_report  # imports the writer of workbooks, which few processes need
 
         said = locale or self._s.ledger.catalogue.locale
         return make_report(
@@ -209,7 +210,7 @@ class TaskHandle:
     # -- control: each returns whether it changed anything, and raises Conflict where the state forbids it
 
     def pause(self, who: str = "") -> bool:
-        """No new start until resumed."""
+        """Starts no more jobs until resumed."""
         return self._s.control.pause(self.id, who)
 
     def resume(self, who: str = "") -> bool:
@@ -219,16 +220,16 @@ class TaskHandle:
         return changed
 
     def cancel(self, who: str = "") -> bool:
-        """No new start, and what has not begun is cancelled."""
+        """Starts no more jobs, and cancels those that have not begun."""
         return self._s.control.cancel(self.id, who)
 
     def retry(
         self, status: Collection[str] = (), who: str = "", *, message: str | None = None, limit: int | None = None
     ) -> bool:
-        """Runs the items again that are ``failed`` or ``error`` (or of the given statuses), as a new generation.
+        """Runs items that are ``failed`` or ``error`` (or have the given statuses) again, as a new generation.
 
-        ``message``: only those of the group of failures with this message (:meth:`errors`); ``limit``: at most so many, in
-        the order of the list. Returns False if there are none.
+        ``message``: only failures of the group with this message (:meth:`errors`); ``limit``: at most this many, in the
+        order of the list. Returns False if there are none.
         """
         statuses = (status,) if isinstance(status, str) else status
         changed = self._s.control.retry(self.id, statuses, who, message=message, limit=limit)
@@ -236,14 +237,14 @@ class TaskHandle:
         return changed
 
     def run_callbacks(self, who: str = "") -> bool:
-        """Runs the callbacks again that failed; the Task is ``finalizing`` meanwhile. False while they are under way."""
+        """Runs the failed callbacks again; the Task is ``finalizing`` meanwhile. False while they run."""
         changed = task_rows.call_back_again(self._s.ledger, self.id, who=who)
         self._s.dispatch_now()
         return changed
 
     def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
-        """Turns ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10"; None: no
-        limit), ``title``; returns the progress. A Task that paused itself goes on once its failures are tolerated."""
+        """Changes ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10"; None:
+        no limit), ``title``; returns the progress. A Task that paused itself continues once its failures are tolerated."""
         self._s.control.update(self.id, knobs, who)
         self._s.dispatch_now()
         return self.progress()

@@ -1,6 +1,6 @@
-"""What one process of an application works with: connections and everything that stands on them.
+"""The parts of one process of an application: connections and everything that uses them.
 
-Made on demand, and anew in a forked child: open connections and locks do not survive a fork.
+Created on demand, and again in a forked child: open connections and locks do not survive a fork.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from asynctask.worker import Worker
 
 
 class Core:
-    """What one process of an application works with: connections and everything that stands on them."""
+    """The parts of one process of an application."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Core:
         config = self._config
         if not config.uses_redis:
             return SqlBroker(self.database, signals=self.signals)
-        from asynctask.brokers.redis.broker import RedisBroker  # whoever stays with SQL need not load it
+        from asynctask.brokers.redis.broker import RedisBroker  # not imported without Redis
 
         return RedisBroker(
             config.broker_url,
@@ -115,7 +115,7 @@ class Core:
         )
 
     def split_elsewhere(self, task_id: int) -> bool:
-        """Starts a child process that splits; False where the application has no name that a child could load."""
+        """Starts a child process that splits; returns False if the application has no name that a child could load."""
         child = self._child("split-task", str(task_id), "--of", self.ledger.identity, stdin=subprocess.DEVNULL)
         if child is None:
             return False
@@ -123,9 +123,10 @@ class Core:
         return True
 
     def check_elsewhere(self, order: bytes, seconds: float) -> bytes | None:
-        """Has a child process check a list; its answer, empty where it ended without one. None where no child can be had.
+        """Checks a list in a child process; returns its response, empty if it ended without one, None if no child can be
+        started.
 
-        Raises :class:`DryRunTimeout` when it takes longer than ``seconds``; the child is killed then.
+        Raises :class:`DryRunTimeout` after ``seconds``, and kills the child.
         """
         with tempfile.TemporaryDirectory(prefix="asynctask-check-") as folder:
             answer = Path(folder) / "answer.json"
@@ -142,7 +143,7 @@ class Core:
             return answer.read_bytes() if answer.exists() else b""
 
     def _child(self, *command: str, stdin: int) -> subprocess.Popen[bytes] | None:
-        """A command of the program on this application, in a process of its own."""
+        """Starts a command of the program on this application, in a child process."""
         config = self._config
         if not config.app:
             return None
@@ -185,7 +186,7 @@ class WebProcess(AppProcess):
 
 
 def _filtered(outgoing: PushFilter | None, copies: Sequence[Copy]) -> Sequence[Copy]:
-    """Asked anew for each push: middleware may be added after the dispatcher was made."""
+    """Evaluated for each push: middleware may be added after the dispatcher was made."""
     return copies if outgoing is None else outgoing(copies)
 
 
@@ -233,12 +234,12 @@ class OnDemand(ABC):
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """The registered workers by name, those of attached engines included."""
+        """The registered workers by name, including those of attached engines."""
         return ChainMap(self._workers, *(engine.workers for engine in self._engines.values()))  # type: ignore[arg-type]
 
     @property
     def own_workers(self) -> Mapping[str, Worker]:
-        """Those that this application's own worker processes perform, internal ones included."""
+        """The workers that this application's own worker processes perform, internal ones included."""
         return ChainMap(self._workers, self._internal)
 
     @property
@@ -247,8 +248,8 @@ class OnDemand(ABC):
         return MappingProxyType(self._engines)
 
     def attach(self, engine: Engine) -> None:
-        """Adds an engine; :mod:`asynctask.integrations` has one ``attach`` for each, which calls this. Raises
-        :class:`ConfigError` where another of that name is attached."""
+        """Adds an engine; each ``attach`` of :mod:`asynctask.integrations` calls this. Raises :class:`ConfigError` if
+        another of that name is attached."""
         if engine.name in self._engines:
             raise ConfigError(f"{engine.name} is attached to this application already; attach it once")
         self._engines[engine.name] = engine
@@ -288,36 +289,37 @@ class OnDemand(ABC):
 
     @property
     def signals(self) -> Signals:
-        """What this process hears of others."""
+        """The notifications from other processes."""
         return self._made().signals
 
     @property
     def uploads(self) -> Uploads:
-        """Where uploaded lists are kept."""
+        """The store of uploaded lists."""
         return self._made().uploads
 
     @property
     def export_files(self) -> ExportFiles:
-        """Where exports are kept."""
+        """The store of exports."""
         return ExportFiles(store_of(self.config, self.ids))
 
     @property
     def limits(self) -> Limits:
-        """How much a reader takes."""
+        """The limits of the readers."""
         return self._made().services.limits
 
     def outgoing(self) -> PushFilter | None:
-        """The client middleware as the dispatcher applies it to the jobs of Tasks; None where there is none."""
+        """The client middleware as the dispatcher applies it to the jobs of Tasks; None without any."""
         if not len(self.client_middleware):
             return None
         return Outgoing(self.ledger, self.client_middleware, {**self._internal, **self.workers})
 
     def database(self) -> Database:
-        """A database of its own, for looking at the schema; the caller closes it."""
+        """A separate database object, to inspect the schema; the caller closes it."""
         return Database(self.config.database_url, pool_size=self.config.database_connections)
 
     def ensure_schema(self) -> None:
-        """Sets up an empty SQLite file; raises SchemaOutdated, with the command to run, for any other schema."""
+        """Creates the schema of an empty SQLite file; for any other schema raises SchemaOutdated with the command to
+        run."""
         self._made()
 
     def _made(self) -> Core:
@@ -337,14 +339,14 @@ class OnDemand(ABC):
         return core
 
     def start_services(self, kind: str = "web") -> None:
-        """Registers this process and runs dispatcher and maintenance in it; for web processes. Again does nothing."""
+        """Registers this process and runs dispatcher and maintenance in it; for web processes. Idempotent."""
         with self._lock:
             if self._web is None or self._web.pid != os.getpid():
                 self._web = WebProcess(self, kind)
                 self._web.start()
 
     def stop_services(self) -> None:
-        """Ends what :meth:`start_services` began."""
+        """Stops what :meth:`start_services` started."""
         with self._lock:
             if self._web is not None and self._web.pid == os.getpid():
                 self._web.stop()

@@ -35,9 +35,9 @@ from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, ch
 
 
 class Priority(IntEnum):
-    """Names for the usual cases.
+    """Names of common priorities.
 
-    ``ADMIN_*``: someone acts and waits for it. ``USER_*``: crowds of end users. ``SYSTEM_*``: upkeep, when idle.
+    ``ADMIN_*``: a person acts and waits for it. ``USER_*``: crowds of end users. ``SYSTEM_*``: background work.
     """
 
     ADMIN_HIGH = 120
@@ -68,10 +68,10 @@ else:
 
 
 TRACKED_RETRIES = 3
-"""Retries of a tracked job that names none: Sidekiq's 25 would hold a Task open for three weeks."""
+"""Default retries of a tracked job: Sidekiq's 25 would hold a Task open for three weeks."""
 
 DEFAULT_RETRIES = 25
-"""Retries of an untracked job that names none, as Sidekiq's."""
+"""Default retries of an untracked job, as Sidekiq's."""
 
 MAX_PRIORITY = 1_000_000
 
@@ -80,11 +80,11 @@ RetryIn = Callable[[int, BaseException, CurrentJob], float | str | None]
 
 
 Check = Callable[[str, Mapping[str, Any]], str | None]
-"""("stop" or "start", the job's Event) -> why not, or None."""
+"""("stop" or "start", the job's Event) -> a reason to refuse, or None."""
 
 
 class Shape(Protocol):
-    """How the items of a worker look; made by the bulk side, used by the runtime to give an item its type back."""
+    """The form of a worker's items; made by the bulk side, used by the runtime to convert an item back to its type."""
 
     @property
     def model(self) -> type[BaseModel] | None: ...
@@ -96,7 +96,7 @@ class Shape(Protocol):
 
 
 class Pusher(Protocol):
-    """What pushes jobs for a worker: the application."""
+    """Pushes jobs for a worker: the application."""
 
     def push(
         self, worker: Worker, args: abc.Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
@@ -109,13 +109,13 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class Performs(Protocol[Q, S_co]):
-    """What an instance of a class of workers has."""
+    """An instance of a worker class."""
 
     def perform(self, *args: Q.args, **kwargs: Q.kwargs) -> S_co: ...
 
 
 class Takes(Protocol[T_contra]):
-    """A registered worker whose items are of this type: a list for it may be handed in."""
+    """A registered worker whose items are of this type: lists may be submitted for it."""
 
     @property
     def shape(self) -> Shape | None: ...
@@ -124,20 +124,20 @@ class Takes(Protocol[T_contra]):
 
 
 class Actor(Protocol):
-    """An actor of Dramatiq: a list may be handed in for one whose broker is attached."""
+    """An actor of Dramatiq: lists may be submitted for it if its broker is attached."""
 
     @property
     def actor_name(self) -> str: ...
 
 
 class EngineTask(Protocol):
-    """A task of Celery, or what is sent like one: a list may be handed in for one whose engine is attached."""
+    """A task of Celery, or a function sent like one: lists may be submitted for it if its engine is attached."""
 
     def apply_async(self, *args: Any, **options: Any) -> Any: ...
 
 
 class UntrackedOptions(TypedDict, total=False):
-    """What else the payload of an untracked worker's job may say (:mod:`asynctask.wire.payload`)."""
+    """Further options of the payload of an untracked worker's job (:mod:`asynctask.wire.payload`)."""
 
     tags: Sequence[str]
     backtrace: bool | int
@@ -180,7 +180,7 @@ class WorkerOptions(UntrackedOptions, total=False):
 
 
 class Register(Protocol):
-    """The decorator that :meth:`asynctask.AsyncTask.worker` with options alone gives."""
+    """The decorator that :meth:`asynctask.AsyncTask.worker` returns if called with options only."""
 
     @overload
     def __call__(self, target: type[Performs[Q, S_co]], /) -> Worker[Q, S_co]: ...
@@ -191,19 +191,18 @@ class Register(Protocol):
 
 @dataclass(frozen=True)
 class Worker(Generic[P, R_co]):
-    """A registered worker: the function, and what its decorator said.
+    """A registered worker: the function and its options.
 
-    ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
-    exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
-    which no two rows of one list may be the same, where a submission says nothing else. ``key``: the field of which
-    equal values run one after the other across its Tasks, or ``key_limit`` at once. ``checks``: asked before a person
-    stops or starts one of its jobs. ``options``: what else the payload of an untracked job says
-    (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. ``engine``: the attached
-    engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those of its Tasks, by name,
-    where a submission says nothing else. ``batch``: its function takes a list of items, and reports on them with
-    ``current_job().finish``, ``fail`` and ``error``. ``columns``: of an export, those of its rows; ``rows_of``: what
-    yields them, where that is another function. Calling a worker calls what was declared, in this thread. Type
-    checkers see the parameters and the result of the function.
+    ``retry``: True for the default count, False or 0 for none, or a number. ``timeout`` in seconds. ``failed_on``:
+    exceptions that are business refusals. ``use_task_event``: whether its jobs are tracked. ``unique``: fields in which no
+    two rows of a list may be equal, by default. ``key``: the field whose equal values run one after the other across its
+    Tasks, or ``key_limit`` at once. ``checks``: called before a person stops or starts one of its jobs. ``options``:
+    further members of the payload of an untracked job (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait``: those of
+    :meth:`set`. ``engine``: the attached engine that performs it; its ``queue`` has that engine's name as a prefix.
+    ``callbacks``: default callbacks of its Tasks, by name. ``batch``: its function takes a list of items, and reports on
+    them with ``current_job().finish``, ``fail`` and ``error``. ``columns``: of the rows of an export; ``rows_of``: the
+    function that yields them, if it is another. Calling a worker calls the declared function, in this thread. Type checkers
+    see its parameters and result.
     """
 
     name: str
@@ -235,7 +234,7 @@ class Worker(Generic[P, R_co]):
     rows_of: Callable[..., Any] | None = None
 
     def queue_for(self, name: str | None) -> str:
-        """The queue of a Task that asks for the queue ``name``: one of the worker's engine, if it has one."""
+        """The queue of a Task that asks for the queue ``name``, prefixed with the worker's engine, if it has one."""
         if name is None or self.engine is None:
             return name or self.queue
         return f"{self.engine}/{name}"
@@ -247,17 +246,17 @@ class Worker(Generic[P, R_co]):
 
     @property
     def max_retries(self) -> int:
-        """How many retries a job of it gets that names none itself."""
+        """The number of retries of its jobs that name none."""
         if self.retry is True:
             return TRACKED_RETRIES if self.use_task_event else DEFAULT_RETRIES
         return int(self.retry)
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether an exception means that the business said no."""
+        """Whether an exception is a business refusal."""
         return isinstance(error, (NormalException, *self.failed_on))
 
     def json_schema(self) -> dict[str, Any] | None:
-        """The JSON Schema of an item; None where any object will do."""
+        """The JSON Schema of an item; None if any object is accepted."""
         return None if self.model is None else self.model.model_json_schema()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -269,10 +268,10 @@ class Worker(Generic[P, R_co]):
     def set(self, **options: Unpack[JobOptions]) -> Worker[P, R_co]:
         """The same worker with other options for the jobs pushed through it.
 
-        ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, what :meth:`perform_in` takes first. Where jobs are
-        not tracked also ``retry_for``, ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members``
-        (:mod:`asynctask.wire.payload` says what each must be). Raises :class:`ConfigError` for an option that is none or
-        means nothing for this worker, :class:`InputError` for a value that cannot be.
+        ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, the first argument of :meth:`perform_in`. For
+        untracked jobs also ``retry_for``, ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members`` (types:
+        :mod:`asynctask.wire.payload`). Raises :class:`ConfigError` for an option that is unknown or has no effect for this
+        worker, :class:`InputError` for an invalid value.
         """
         wait, given = self.wait, dict(options)
         if said := sorted({"wait", "wait_until"} & given.keys()):
@@ -280,13 +279,13 @@ class Worker(Generic[P, R_co]):
                 raise ConfigError("wait and wait_until say the same: give one of them")
             wait = options.get("wait", options.get("wait_until"))
             if wait is not None:
-                due_at(wait, 0)  # what is no time is refused where it is said
+                due_at(wait, 0)  # refuses an invalid time here, not at the push
             del given[said[0]]
         self.check_options(given)
         return replace(self, overrides={**self.overrides, **given}, wait=wait)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Whether its jobs may be pushed with these options. Raises as :meth:`set` does."""
+        """Validates options for pushing its jobs. Raises as :meth:`set` does."""
         if self.use_task_event and (untracked := [name for name in UNTRACKED if name in options]):
             raise ConfigError(
                 f"worker {self.name!r} is tracked, so {', '.join(untracked)} would mean nothing: its retries and its end"
@@ -296,19 +295,19 @@ class Worker(Generic[P, R_co]):
         check_job_options(options)
 
     def perform_async(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        """Pushes a job. Returns its job id, or None where a client middleware stopped it.
+        """Pushes a job. Returns its job id, or None if a client middleware stopped it.
 
-        A job's arguments travel by position: those given by name are put in their place. Raises TypeError where the
-        function has no such parameter, or takes it by name only.
+        Arguments travel by position: named ones are put in their place. Raises TypeError if the function has no such
+        parameter, or takes it by name only.
         """
         return self._push([self._in_place(args, kwargs)])[0]
 
     delay = perform_async
 
     def perform_in(self, seconds: When, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        """Pushes a job that starts ``seconds`` from now, now if that is over; a timedelta will do.
+        """Pushes a job that starts ``seconds`` (or a timedelta) from now, at once if that is past.
 
-        A number of a billion or more is an epoch time, as in Sidekiq, and an aware datetime means itself.
+        A number of a billion or more is an epoch time, as in Sidekiq; an aware datetime is taken as it is.
         """
         return self._push([self._in_place(args, kwargs)], at=seconds)[0]
 
@@ -319,8 +318,8 @@ class Worker(Generic[P, R_co]):
     def perform_bulk(self, items: abc.Iterable[Any]) -> list[str | None]:
         """Pushes a job for each item (an item is its job's one argument; a list is its arguments).
 
-        Untracked jobs go 1,000 in a round trip, while ``items`` is gone through; if one of them is refused, the thousands
-        before it are pushed. Tracked ones are written in one transaction, all or none.
+        Untracked jobs are sent 1,000 per round trip, while ``items`` is consumed; if one is refused, earlier thousands are
+        pushed. Tracked ones are written in one transaction, all or none.
         """
         return self._push(tuple(item) if isinstance(item, list | tuple) else (item,) for item in items)
 
@@ -331,7 +330,7 @@ class Worker(Generic[P, R_co]):
         in_place = {name for name, each in bound.signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
         if by_name := sorted(kwargs.keys() - in_place):
             raise TypeError(f"a job's arguments travel by position: {self.name} has no place for {', '.join(by_name)}")
-        bound.apply_defaults()  # of the parameters before the last one that is given
+        bound.apply_defaults()  # of parameters before the last given one
         return bound.args
 
     def _push(self, args: abc.Iterable[Sequence[Any]], at: When | None = None) -> list[str | None]:
@@ -343,12 +342,12 @@ class Worker(Generic[P, R_co]):
 # -- callbacks of Tasks
 
 MAX_CALLBACK_BYTES: Final = 65_536
-"""The largest arguments of a callback, as JSON."""
+"""Largest arguments of a callback as JSON, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """What is called when a Task closes: the name of a worker, and its first arguments (JSON-ready)."""
+    """Called when a Task closes: the name of a worker, and its first arguments (JSON-ready)."""
 
     worker: str
     args: tuple[Any, ...] = ()
@@ -359,7 +358,7 @@ CallbackOption = str | Mapping[str, Any] | Worker[..., Any] | Callback
 
 
 def as_callback(said: Any) -> Callback:
-    """The callback of an option; a text that begins with ``{`` is JSON. Raises ValueError that says how to write it."""
+    """The callback of an option; a text that begins with ``{`` is JSON. Raises ValueError that shows the expected form."""
     if isinstance(said, Callback):
         return said
     if isinstance(said, str) and said.lstrip().startswith("{"):
@@ -385,10 +384,9 @@ _CALLBACK_FORM: Final = '{"worker": name, "args": [...]}'
 
 
 def check_job_options(options: Mapping[str, Any]) -> None:
-    """The values of options, as far as they are given; ``queue``, ``retry`` and ``priority`` as of a submission.
+    """Validates the given options; ``queue``, ``retry`` and ``priority`` as of a submission.
 
-    A value that a database or a broker cannot hold must be refused here, where somebody can still mend it. Raises
-    :class:`InputError` that names each wrong one.
+    A value that a database or a broker cannot store is refused here. Raises :class:`InputError` that names each wrong one.
     """
     check_values(options, _RULES)
 
@@ -414,15 +412,15 @@ _RULES: Final[Mapping[str, Rule]] = {
 
 
 def is_span(seconds: Any) -> bool:
-    """Whether something is a span of time that a clock can reach: a number of seconds, more than 0, with an end."""
+    """Whether a value is a valid duration: a finite number of seconds, more than 0."""
     try:
         return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < float(seconds) < math.inf
-    except OverflowError:  # an integer that is no float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel] | None]:
-    """What a function or class says of itself as a worker: its name, what to call, whether it is ``async``, its model.
+    """The name, the callable, whether it is ``async``, and the model of a function or class, as a worker.
 
     A class is instantiated for each job and its ``perform`` called. Raises :class:`ConfigError` for anything else.
     """
@@ -449,7 +447,7 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
 
 
 def _check_iterable(target: type[Iterable]) -> None:
-    """Raises :class:`ConfigError` for a class whose elements could not be gone through."""
+    """Raises :class:`ConfigError` for a class that does not define its elements correctly."""
     for name in Iterable.NAMES:
         method = getattr(target, name)
         if method is getattr(Iterable, name):
@@ -466,14 +464,14 @@ def _model_of(function: Callable[..., Any], *, skip: int = 0) -> type[BaseModel]
         return None
     try:
         hint = get_type_hints(function).get(parameters[0].name)
-    except NameError:  # an annotation that only a type checker can see
+    except NameError:  # an annotation that exists for type checkers only
         return None
     return hint if is_model(hint) else None
 
 
 def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
-    """Whether something is a class of pydantic's models. Where nobody has loaded pydantic nothing is, and it stays out:
-    a process whose workers take plain dicts saves 8 MB."""
+    """Whether a value is a class of pydantic's models. False unless pydantic is already imported, which this must not do: a
+    process whose workers take plain dicts saves 8 MB."""
     if "pydantic" not in sys.modules or not inspect.isclass(kind):
         return False
     from pydantic import BaseModel

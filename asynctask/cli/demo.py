@@ -93,18 +93,18 @@ class Followed:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo-data"),
     show_default=True,
-    help="Its folder, emptied each time.",
+    help="Folder of the demo, emptied each time.",
 )
 @click.option("--rows", type=click.IntRange(100, 100_000), help="Rows of the sheet.  [default: 10,000; on rq 1,000]")
 @click.option("--engine", type=click.Choice(list(ENGINES)), help="Run the jobs on this engine, on a Redis of its own.")
 @click.option("--keep", is_flag=True, help="Leave it running at the end, until Ctrl-C.")
 @pass_session
 def demo(session: Session, folder: Path, rows: int | None, engine: str | None, keep: bool) -> int:
-    """Show the whole system on an example shop.
+    """Run the whole system on an example shop.
 
-    It hands over 200 products as JSON and 10,000 campaigns as a spreadsheet, has 50,000 rows of a price list exported,
-    follows all three, fetches the report of what did not succeed and the exported file, and audits the outcome against
-    what the shop holds: exit code 1 if anything disagrees.
+    It submits 200 products as JSON and 10,000 campaigns as a spreadsheet, exports 50,000 rows of a price list, follows all
+    three, fetches the report of the rows that did not succeed and the exported file, and audits the outcome against the
+    shop's own data: exit code 1 if they differ.
 
     With --engine the engine's own worker command performs the jobs, and 10,000 rows are exported; redis-server must be
     installed.
@@ -128,7 +128,7 @@ def demo(session: Session, folder: Path, rows: int | None, engine: str | None, k
 def _check_flags(flags: Collection[str], engine: str | None) -> None:
     own = _RESERVED.intersection(flags)
     if own:
-        raise click.UsageError(f"--{sorted(own)[0].replace('_', '-')} is the demo's own affair: it brings everything along")
+        raise click.UsageError(f"--{sorted(own)[0].replace('_', '-')} cannot be set: the demo chooses it")
     if engine is None:
         return
     if useless := _OF_OWN_WORKERS.intersection(flags):

@@ -47,7 +47,7 @@ class Listing(Group):
 
 
 def sure(session: Session, yes: bool, what: str) -> None:
-    """Asks for confirmation of a loss. Raises :class:`click.UsageError` without a terminal."""
+    """Asks for confirmation of a deletion. Raises :class:`click.UsageError` without a terminal."""
     if yes:
         return
     if session.out.json or not sys.stdin.isatty():
@@ -104,7 +104,7 @@ queues: Final = Listing("queues", help="Show queues and their jobs; pause and cl
 def list_queues(session: Session, target_s: float) -> int:
     """List queues: how much waits, for how long, how many processes work them, and how many are wanted.
 
-    Most jobs wait in the ledger: the broker holds those that start soon. One marked unattended is worked by no process.
+    Most jobs wait in the ledger; the broker holds those that start soon. No process works a queue marked unattended.
     """
     found = session.existing().operations.queues(target_s=target_s)
     session.out.document({"queues": found})
@@ -153,7 +153,7 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @pass_session
 def delete_jobs(session: Session, queue: str, keys: tuple[str, ...]) -> int:
-    """Take jobs out of a queue for good. The items of tracked ones are cancelled."""
+    """Delete jobs of a queue. The items of tracked ones are cancelled."""
     return _print_result(session, session.existing().operations.delete_jobs(queue, keys, who=who()).as_dict(), "deleted")
 
 
@@ -162,7 +162,7 @@ def delete_jobs(session: Session, queue: str, keys: tuple[str, ...]) -> int:
 @_yes
 @pass_session
 def clear(session: Session, queue: str, yes: bool) -> int:
-    """Take every job out of a queue for good. The items of tracked ones are cancelled."""
+    """Delete all jobs of a queue. The items of tracked ones are cancelled."""
     sure(session, yes, f"clearing {clean(queue)}")
     return _print_result(session, session.existing().operations.clear_queue(queue, who=who()).as_dict(), "deleted")
 
@@ -242,7 +242,7 @@ def _list_command(name: str) -> click.Command:
 
 
 def _search_command(name: str) -> click.Command:
-    @click.command("search", cls=Command, help=f"Find {_ABOUT[name]} that hold a text, letter by letter.")
+    @click.command("search", cls=Command, help=f"Find {_ABOUT[name]} that contain a text (case-sensitive).")
     @click.argument("text")
     @click.option("--limit", type=_LIMIT, default=20, show_default=True, help="At most this many entries.")
     @pass_session
@@ -261,9 +261,9 @@ def _search_command(name: str) -> click.Command:
 
 
 _HELP: Final = {
-    "restart": "Have {0} run now.",
-    "kill": "Give up {0}: they wait no more and are kept with the dead; tracked ones end in error.",
-    "delete": "Delete {0}. The items of tracked ones that wait are cancelled; an outcome stays recorded.",
+    "restart": "Run {0} now.",
+    "kill": "Move {0} to the dead; tracked ones end in error.",
+    "delete": "Delete {0}. The items of waiting tracked ones are cancelled; recorded outcomes stay.",
 }
 
 
@@ -338,7 +338,7 @@ def _send_signal(session: Session, identity: str, verb: str) -> int:
     session.existing().operations.signal(identity, verb)
     session.out.document({"identity": identity, "signal": verb})
     session.out.line(
-        f"{clean(identity)} is told to {'take nothing more' if verb == 'quiet' else 'stop'}, at its next beat."
+        f"{clean(identity)} is told to {'take nothing more' if verb == 'quiet' else 'stop'}, at its next heartbeat."
     )
     return OK
 
@@ -394,9 +394,9 @@ db.add_command(check)
 @click.option("--repair", is_flag=True, help="Repair what is found.")
 @pass_session
 def doctor(session: Session, repair: bool) -> int:
-    """Prove that all counts equal the rows.
+    """Check that all counts equal their rows.
 
-    Exit code 1 for a finding that stays.
+    Exit code 1 if a finding remains.
     """
     findings = session.existing().doctor(repair=repair)
     rows = [(each.task_id, each.code, each.message, each.repaired) for each in findings]
@@ -410,7 +410,7 @@ def doctor(session: Session, repair: bool) -> int:
     if all(row[3] for row in rows):
         return OK
     if not repair:
-        session.out.line("To put it right: asynctask doctor --repair")
+        session.out.line("To repair it: asynctask doctor --repair")
     return FAILURES
 
 
@@ -438,8 +438,8 @@ def _age(_context: click.Context, _option: click.Parameter, text: str) -> float:
 def purge(session: Session, age: float, states: tuple[str, ...], owner: str | None, dry_run: bool, yes: bool) -> int:
     """Remove Tasks that ended long ago, with their rows, reports and uploaded files.
 
-    Without --state and --owner also jobs without a Task. Run it where --data-dir is the folder of the web server, or the
-    files stay there. It may be interrupted: the next purge continues.
+    Without --state and --owner, jobs without a Task are removed, too. Files are removed from --data-dir of this machine. An
+    interrupted purge is continued by the next.
     """
     app = session.existing()
     if not dry_run:
@@ -471,7 +471,7 @@ def _amount(found: Purged) -> str:
 def config(session: Session, config_file: str | None, environment: str | None) -> int:
     """Print every setting with its origin.
 
-    That is default, environment, flag, file (of -C), or argument (the application's own code).
+    The origin is default, environment, flag, file (of -C), or argument (the application's code).
     """
     session.take_file(config_file, environment)
     if session.target:

@@ -242,7 +242,7 @@ def pace(progress: Mapping[str, Any]) -> str:
 
 
 class _Drawn:
-    """What is drawn anew on a terminal while a block runs, and written in lines elsewhere; a context manager."""
+    """Base of what is redrawn on a terminal while a block runs, and printed as lines elsewhere; a context manager."""
 
     def __init__(self, out: Output, monotonic: Callable[[], float], *, transient: bool = False) -> None:
         self._out = out
@@ -278,7 +278,7 @@ class Bars(_Drawn):
         self._redraw(key)
 
     def note(self, task_id: int, text: str) -> None:
-        """Shows under a Task's bar why it does not move, until the next :meth:`show`."""
+        """Shows a note under a Task's bar, such as why it does not move, until the next :meth:`show`."""
         if self._notes.get(task_id) != text:
             self._notes[task_id] = text
             if self._live is None:
@@ -324,8 +324,8 @@ Row = TypeVar("Row")
 
 
 class RowsWritten(_Drawn):
-    """How far a file of rows is: one line that changes on a terminal, elsewhere a line every two seconds, none of a file
-    that takes less; a context manager.
+    """The progress of writing a file of rows: one changing line on a terminal, elsewhere a line every two seconds (none for
+    a faster file); a context manager.
 
     Arguments: ``monotonic``, a clock in seconds; ``what``, the file; ``total``, the rows that are expected.
     """
@@ -343,7 +343,7 @@ class RowsWritten(_Drawn):
             self.show()
 
     def show(self) -> None:
-        """Shows how far the file is, if the last time was long enough ago. Call it often, also before the first row."""
+        """Updates the line unless it was updated just now. Call it often, also before the first row."""
         now = self._monotonic()
         if now - self._shown_at < (_LINE_EVERY_S if self._live is None else _REDRAW_EVERY_S):
             return

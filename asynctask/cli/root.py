@@ -19,7 +19,7 @@ _EXTRAS: Final = {
     "psycopg": "postgresql", "pymysql": "mysql", "celery": "celery", "dramatiq": "dramatiq", "rq": "rq", "yaml": "yaml",
     "pyarrow": "parquet", "fsspec": "buckets", "s3fs": "buckets",
 }  # fmt: skip
-_HELP = """Hand over a list, and have every item accounted for.
+_HELP = """Run lists of items as background jobs, with a recorded outcome for every item.
 
 Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.
 """

@@ -117,7 +117,7 @@ def _ensure_schema(config: Config) -> None:
 def web(session: Session) -> int:
     """Run the web server: the API and the page.
 
-    --host, --port and --web-threads say where and how wide.
+    --host and --port set its address, --web-threads its threads.
     """
     from webapi.server import serve
 
@@ -255,7 +255,7 @@ def _end_with_parent(session: Session) -> None:
 @click.option("--of", required=True, help="The process that hands the split over.")
 @pass_session
 def split_task(session: Session, task_id: int, of: str) -> int:
-    """Split the list of a Task; a process that took a long one starts this."""
+    """Split the list of a Task; the process that accepted a long list starts this."""
     app = session.app(required="a list is split by the application that took it")
     _end_with_parent(session)
     app.split_task(task_id, of)

@@ -76,7 +76,7 @@ def _watch(session: Session, handle: TaskHandle) -> int:
     try:
         progress = follow(session, handle)
     except KeyboardInterrupt:
-        session.out.note(f"\nTask {handle.id} goes on without you. To look on again: asynctask watch {handle.id}")
+        session.out.note(f"\nTask {handle.id} keeps running. To watch it again: asynctask watch {handle.id}")
         return DETACHED
     session.out.document(progress)
     if not session.out.json:
@@ -142,7 +142,9 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--worker", required=True, help="The worker that performs the rows.")
 @click.option("--watch", "look_on", is_flag=True, help="Show it until it is done.")
 @click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows.")
-@click.option("--columns", callback=_columns, help='Headers that do not match by themselves: {"SKU no.": "sku"}.')
+@click.option(
+    "--columns", callback=_columns, help='Field of each header that is not the name of a field: {"SKU no.": "sku"}.'
+)
 @click.option("--encoding", help="Encoding of a text, such as gb18030 or cp932; by default it is detected.")
 @click.option("--title", help="Display name; by default the name of the file.")
 @click.option("--parallel", type=click.IntRange(min=1), help="The most rows that run at once.")
@@ -161,8 +163,8 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--on-success", help="The same, if no row failed or was cancelled.")
 @click.option("--on-failure", help="The same, if any row failed or was cancelled.")
 @click.option("--idempotency-key", help="Repeated submissions of the same key and file are one Task.")
-@click.option("--unique", help="Fields in which no two rows may be the same, with commas between.")
-@click.option("--resubmit-of", type=TASK_ID, help="The Task whose report FILE is, corrected: take its failed rows again.")
+@click.option("--unique", help="Fields in which no two rows may be equal, separated by commas.")
+@click.option("--resubmit-of", type=TASK_ID, help="FILE is the corrected report of this Task: run its failed rows again.")
 @click.option("--strict", is_flag=True, help="One refused row refuses the whole file.")
 @click.option("--dry-run", is_flag=True, help="Only validate and report; nothing is written.")
 @pass_session
@@ -177,8 +179,8 @@ def submit(
     dry_run: bool,
     **options: Any,
 ) -> int:
-    """Hand over a file of rows to a worker."""
-    app = session.app(required="submit needs the worker's code, to check the rows")
+    """Submit a file of rows to a worker."""
+    app = session.app(required="submit needs the worker's code to validate the rows")
     given = {name: value for name, value in options.items() if value is not None}
     if priority is not None:
         given["priority"] = priority_value(priority)
@@ -271,7 +273,7 @@ def _text_of(path: Path) -> str:
 @click.argument("answer", type=click.Path(dir_okay=False, path_type=Path))
 @pass_session
 def check_list(session: Session, answer: Path) -> int:
-    """Check a stored list for the process that started this, which says on stdin which one."""
+    """Check a stored list for the parent process, which names the list on stdin."""
     app = session.app(required="a list is checked by the application that took it")
     found = app.check_for_parent(json.load(sys.stdin))
     unfinished = answer.with_suffix(".part")
@@ -303,7 +305,7 @@ def _print_submission(session: Session, submission: Submission) -> int:
     if progress["split"]["state"] == "failed":
         out.line(_split_failure(progress), style="red")
         return FAILURES
-    out.line(f"To look on: asynctask watch {handle.id}")
+    out.line(f"To watch it: asynctask watch {handle.id}")
     return OK
 
 

@@ -52,7 +52,7 @@ def tasks(session: Session, /, limit: int, **filters: Any) -> int:
     found = session.existing().tasks(limit=limit, **filters)
     session.out.document({"tasks": found})
     if not found:
-        session.out.line("No Task is there." if not any(filters.values()) else "No such Task is there.")
+        session.out.line("No Task found.")
         return OK
     if session.out.terminal and session.out.console.width < _WIDE:
         session.out.table(("id", "state", "%", "rows", "not ok", "created", "task"), map(_narrow_row, found), wraps="task")
@@ -215,7 +215,7 @@ def _seconds(text: str) -> float:
 @click.argument("knobs", nargs=-1, required=True, metavar="NAME=VALUE...")
 @pass_session
 def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
-    """Turn the knobs of a Task while it runs.
+    """Change the knobs of a Task while it runs.
 
     parallel=5 (or none), interval=1.5 (seconds from round to round, or 0), priority=120 (or ADMIN_HIGH),
     tolerated_failures=10 (or 5%, failed:10, error:5%, none), title=TEXT.
@@ -264,7 +264,7 @@ def pause(session: Session, task_id: int) -> int:
 @click.argument("task_id", type=TASK_ID)
 @pass_session
 def resume(session: Session, task_id: int) -> int:
-    """Go on with a paused Task."""
+    """Resume a paused Task."""
     return _control(session, task_id, "resumed", lambda handle: handle.resume(who=who()))
 
 
@@ -272,9 +272,9 @@ def resume(session: Session, task_id: int) -> int:
 @click.argument("task_id", type=TASK_ID)
 @pass_session
 def cancel(session: Session, task_id: int) -> int:
-    """Give up the rows of a Task that have not begun.
+    """Cancel the rows of a Task that have not begun.
 
-    What has begun keeps its own outcome.
+    Running rows end with their own outcome.
     """
     return _control(session, task_id, "cancelled", lambda handle: handle.cancel(who=who()))
 
@@ -295,7 +295,7 @@ def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> t
 @click.option("--limit", type=click.IntRange(1), help="At most this many rows, in the order of the list.")
 @pass_session
 def retry(session: Session, task_id: int, status: tuple[str, ...], message: str | None, limit: int | None) -> int:
-    """Run the rows again that did not finish."""
+    """Run the rows that did not finish again."""
 
     def again(handle: TaskHandle) -> bool:
         return handle.retry(status, who=who(), message=message, limit=limit)
@@ -307,7 +307,7 @@ def retry(session: Session, task_id: int, status: tuple[str, ...], message: str 
 @click.argument("task_id", type=TASK_ID)
 @pass_session
 def callbacks(session: Session, task_id: int) -> int:
-    """Run the callbacks of a Task again that failed."""
+    """Run the failed callbacks of a Task again."""
     return _control(session, task_id, "its callbacks run again", lambda handle: handle.run_callbacks(who=who()))
 
 
@@ -326,7 +326,7 @@ _output_option: Final = click.option(
 @click.command("jobs", cls=Command)
 @click.option("--resumable", is_flag=True, help="The stopped jobs instead, those of Tasks too.")
 @click.option("--worker", help="Only of this worker.")
-@click.option("--status", default="", help="Only jobs with one of these, with commas between.")
+@click.option("--status", default="", help="Only jobs with one of these statuses, separated by commas.")
 @click.option("--after", type=click.IntRange(1), help="Continue after this id, as the previous page says.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True, help="At most this many entries.")
 @pass_session
@@ -336,7 +336,7 @@ def jobs(session: Session, resumable: bool, worker: str | None, status: str, aft
     found = session.existing().jobs(worker=worker, status=statuses, resumable=resumable, after=after, limit=limit)
     session.out.document({"jobs": found})
     if not found:
-        session.out.line("No job is stopped." if resumable else "No such job is there.")
+        session.out.line("No job is stopped." if resumable else "No job found.")
         return OK
     session.out.table(("job", "task", "worker", "status", "attempt", "done", ""), [_job_row(each) for each in found])
     if len(found) == limit:
@@ -359,7 +359,7 @@ def _job_row(event: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _job_done(event: Mapping[str, Any]) -> str:
-    """How far a job said to be."""
+    """The reported progress of a job; empty without one."""
     done = event["progress"]
     if done is None:
         return ""
@@ -380,7 +380,7 @@ def _tell_job(session: Session, event: Mapping[str, Any]) -> int:
 def stop(session: Session, job_id: str) -> int:
     """Stop one job, until it is started again.
 
-    One that waits is stopped at once; one that runs saves its place when it next asks whether it should stop.
+    A waiting job is stopped at once; a running one when it next checks whether it should stop, after saving its checkpoint.
     """
     return _tell_job(session, session.existing().stop_job(job_id, who=who()))
 
@@ -389,7 +389,7 @@ def stop(session: Session, job_id: str) -> int:
 @click.argument("job_id")
 @pass_session
 def start(session: Session, job_id: str) -> int:
-    """Have a stopped job go on from its place."""
+    """Start a stopped job again, from its checkpoint."""
     return _tell_job(session, session.existing().start_job(job_id, who=who()))
 
 
@@ -401,7 +401,7 @@ def start(session: Session, job_id: str) -> int:
 def report(session: Session, task_id: int, path: Path, rows: str) -> int:
     """Write the rows that did not succeed to a file.
 
-    They have their original columns, what became of them and why: ready to be corrected and sent again.
+    Each has its original columns, its status and the reason, ready to be corrected and submitted again.
     """
     suffix = _suffix(path)
     handle = session.existing().task(task_id)
@@ -431,9 +431,9 @@ def _write_report(out: Output, handle: TaskHandle, path: Path, suffix: str, rows
 @_output_option
 @pass_session
 def result(session: Session, task_id: int, path: Path) -> int:
-    """Write the file of an export that is done.
+    """Write the file of a finished export.
 
-    An existing file is replaced only by a whole one.
+    An existing file is replaced only when the new one is complete.
     """
     found = session.existing().result(task_id)
     manifest = found.manifest
