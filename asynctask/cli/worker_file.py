@@ -56,7 +56,7 @@ _FOR_RUBY: Final = frozenset(
 _UNSUPPORTED: Final[Mapping[str, str]] = {
     "capsules": "run a worker for each capsule, with its own queues and concurrency",
     "limits": "there is no limit for a single queue: run a worker for it, with a concurrency of its own",
-    "max_retries": "pass retry= where the worker is registered",
+    "max_retries": "say retry= where the worker is registered",
 }
 """Unsupported keys that would change how jobs run, and the remedy."""
 
@@ -199,7 +199,7 @@ def _settings(lines: Mapping[str, Any], before: str, known: set[str], wrong: lis
         elif name in known:
             setting = _SIDEKIQ.get(name, name)
             if setting in found:
-                wrong.append(f"{shown} repeats the setting of another line: keep one")
+                wrong.append(f"{shown} says again what another line says: keep one")
             try:
                 _add_setting(found, setting, value, lines)
             except ConfigError as error:

@@ -1,1 +1,1 @@
-"""The ledger: the SQL side, and the only truth about what happened. SQLAlchemy lives here."""
+"""The ledger: the SQL side, the only truth about Tasks and jobs. Uses SQLAlchemy."""

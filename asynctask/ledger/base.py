@@ -1,7 +1,7 @@
 """The basis of the ledger's functions: the :class:`Ledger`, JSON text, messages, and locks on Tasks' rows.
 
-Background work (dispatcher, recorder, maintenance) must not wait for a locked Task row: one row locked for long, by a
-session at the database's prompt or a process stopped inside a transaction, would delay every other Task. It waits
+Background work (dispatcher, recorder, maintenance) must not wait for a locked Task row: one row that a session at the
+database's prompt, or a process stopped inside a transaction, keeps locked would delay every other Task. It waits
 :data:`PATIENCE_S`, longer than this program's transactions take, at most once in :data:`AGAIN_S` for rows that it could not
 lock, and retries them later. A user's call waits without limit (:func:`asynctask.ledger.tasks.lock`). One statement locks
 several rows in the order of their ids and skips locked ones. SQLite has one writer at a time and no row locks.
@@ -29,7 +29,7 @@ from asynctask.database.tables import as_dict, duties, tasks
 from asynctask.messages import Catalogue
 
 MAX_SLOTS = 32
-"""Slots of ``task_tallies`` of a large Task: the number of processes that can count without contention."""
+"""Slots of ``task_tallies`` of a large Task: the number of processes that count without contention."""
 
 ERROR_SLOTS = 2
 """Slots of ``task_errors``: few, because failures come in few flushes and every poll sums all slots."""
@@ -48,7 +48,7 @@ AGAIN_S: Final = 1.0
 class Held:
     """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
 
-    Kept in memory only: if the process ends, maintenance finds the same (``dispatchable.repair``, ``sessions.repair``).
+    Kept in memory only: if the process ends, maintenance finds them (``dispatchable.repair``, ``sessions.repair``).
     """
 
     def __init__(self) -> None:
@@ -80,12 +80,13 @@ class Held:
             self._hints[task_id] = due if known is None else known if due is None else min(known, due)
 
     def keep_session(self, key: str) -> None:
-        """Keeps a session that may pass on, because the row of the first Task in its line is locked."""
+        """Keeps a session that may be free for its next Task, because the row of the first Task in its line is locked."""
         with self._lock:
             self._sessions.add(key)
 
     def keep_ended(self, ended: Mapping[int, int]) -> None:
-        """Keeps ended Events (id -> line) whose lines could not go on, because another transaction has locked the keys."""
+        """Keeps ended Events (id -> line) whose lines were not advanced, because another transaction has locked the
+        keys."""
         with self._lock:
             self._ended.update(ended)
 
@@ -113,10 +114,9 @@ class Ledger:
     """The ledger of one process.
 
     ``identity`` names the process in leases and ``events.process`` and selects its slot of the sharded counters, so that
-    processes do not contend for one hot row; empty for a caller that is no process. ``time`` is the database's clock, which
-    all times in the ledger come from.
-    ``held``: rows locked by other transactions. ``closed`` is called with the id of a Task that this process has closed,
-    after the commit; it must not block.
+    processes do not contend for one hot row; empty for a caller that is no process. ``time`` is the database's clock, the
+    source of all times in the ledger. ``held``: rows locked by other transactions. ``closed`` is called with the id of a
+    Task that this process has closed, after the commit; it must not block.
     """
 
     database: Database
@@ -134,14 +134,14 @@ class Ledger:
         object.__setattr__(self, "_seed", zlib.crc32(self.identity.encode()))
 
     def under(self, identity: str) -> Ledger:
-        """The same ledger for another process, on whose behalf this one writes."""
+        """The same ledger with the identity of another process, on whose behalf this one writes."""
         other = replace(self, identity=identity)
         object.__setattr__(other, "time", self.time)
         return other
 
     @property
     def holder(self) -> str | None:
-        """What ``events.process`` is while this process performs the job."""
+        """The value of ``events.process`` while this process performs the job."""
         return self.identity or None
 
     def slot(self, slots: int) -> int:
@@ -158,7 +158,7 @@ class Ledger:
 
 
 def in_range(number: int) -> int:
-    """The number, clamped to the range of a database integer: no id lies beyond."""
+    """The number, clamped to the range of a database integer."""
     return max(-MAX_ID, min(number, MAX_ID))
 
 
@@ -202,7 +202,7 @@ def chunks(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
 
 
 PURGING: Final = "purge"
-"""``turning`` of a Task that is being removed."""
+"""``turning`` of a Task that is being purged."""
 
 
 # -- locks on Tasks' rows
@@ -344,8 +344,8 @@ class NewItem:
     """An accepted item, or a slice of several ``items``: its params as JSON text, and its row in the list, or its first and
     last.
 
-    ``worker_name`` and ``options`` (JSON text): of an item that is not for the Task's worker. ``key``: its field and value,
-    if equal ones run one after the other. ``number``: of the row that it corrects, see :mod:`asynctask.ledger.corrections`.
+    ``worker_name`` and ``options`` (JSON text): of an item for another worker than the Task's. ``key``: its key field and
+    value. ``number``: of the row that it corrects, see :mod:`asynctask.ledger.corrections`.
     """
 
     params: str
@@ -359,7 +359,7 @@ class NewItem:
 
     @property
     def values(self) -> Any:
-        """What the params say: with a model, a dict by field name."""
+        """The item as a value; with a model, a dict by field name."""
         return orjson.loads(self.params)
 
 

@@ -1,4 +1,4 @@
-"""Control of a Task: pause, resume, cancel, retry, and its knobs. None needs a living worker."""
+"""Control of a Task: pause, resume, cancel, retry, and its knobs. None needs a running worker."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from asynctask.messages import is_storable
 
 _t, _e, _x, _g = tasks.c, events.c, item_errors.c, task_errors.c
 SLICE = 10_000
-"""The most rows that one transaction turns; fewer on SQLite, where it holds the only write lock."""
+"""Largest number of rows that one transaction updates; fewer on SQLite, where it holds the only write lock."""
 
 _SQLITE_SLICE = 500
 _KNOBS = ("parallel", "interval", "priority", "tolerated_failures", "title")
 _ENDED = ("failed", "error", "cancelled")
 _COLUMNS = {"interval": "interval_s"}
-"""Columns of knobs that have another name."""
+"""Columns of knobs whose name differs."""
 
 
 @repeatable
@@ -49,7 +49,8 @@ def _change_state(
     action: str,
     allowed: Callable[[Connection, dict[str, Any]], tuple[State, Reason] | None],
 ) -> bool:
-    """Locks the Task, gets the edge from ``allowed`` (None: nothing to do), takes it. Returns whether anything changed."""
+    """Locks the Task and applies the transition that ``allowed`` returns (None: nothing to do). Returns whether anything
+    changed."""
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         edge = allowed(connection, task)
@@ -63,9 +64,9 @@ def _change_state(
 
 
 def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Stops the start of jobs until resumed; running jobs go on. Idempotent; returns whether it changed anything.
+    """Stops the start of jobs until resumed; running jobs continue. Idempotent; returns whether it changed anything.
 
-    Raises :class:`Conflict` if the Task is over.
+    Raises :class:`Conflict` if the Task has ended.
     """
 
     def allowed(connection: Connection, task: dict[str, Any]) -> tuple[State, Reason] | None:
@@ -79,7 +80,7 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 
 def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Lets a paused Task start jobs again. Idempotent; raises :class:`Conflict` if the Task is over, or if more items
+    """Lets a paused Task start jobs again. Idempotent; raises :class:`Conflict` if the Task has ended, or if more items
     failed than it tolerates: it would pause itself again."""
 
     def allowed(connection: Connection, task: dict[str, Any]) -> tuple[State, Reason] | None:
@@ -132,14 +133,13 @@ def retry(
     limit: int | None = None,
     who: str = "",
 ) -> bool:
-    """Opens a new generation that runs the chosen terminal rows again; :func:`turn_some` reopens them afterwards. Of a
-    slice only the chosen items run again.
+    """Opens a new generation that runs the selected terminal rows again; :func:`turn_some` reopens them afterwards. Of a
+    slice, only the selected items run again.
 
     ``statuses``: of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of the group
-    that has this message; ``limit``: at most so many rows, in the order of the list. Rows that a corrected list took
-    are left out. Returns False if there is no such row.
-    Raises :class:`Conflict` if the state forbids it or all such rows were taken, :class:`InputError` for a status that
-    cannot be retried, and a limit that is no number of rows.
+    that has this message; ``limit``: at most this many rows, in the order of the list. Rows that a corrected list took are
+    left out. Returns False if there is no such row. Raises :class:`Conflict` if the state forbids it or all such rows were
+    taken, :class:`InputError` for a status that cannot be retried or an invalid limit.
     """
     chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
     wrong = set(chosen) - {Status.FAILED, Status.ERROR, Status.CANCELLED}
@@ -149,7 +149,7 @@ def retry(
         raise InputError(f"limit must be a number of rows, at least 1, not {limit!r}", code="invalid_option")
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        task_rows.check_reopenable(task)  # a Conflict also where there is no such row
+        task_rows.check_reopenable(task)  # a Conflict even if there is no such row
         digests = None if message is None else _groups_with(connection, task_id, message)
         taken = corrections.count_taken(connection, task_id)
         if connection.execute(_to_reopen(task_id, chosen, digests, but_taken=taken > 0).limit(1)).first() is None:
@@ -166,7 +166,7 @@ def retry(
 
 
 def _groups_with(connection: Connection, task_id: int, message: str) -> list[str]:
-    """The digests of the Task's groups of failures that are shown with this message."""
+    """The digests of the Task's groups of failures with this message."""
     if not is_storable(message):
         return []
     found = sa.select(_g.digest).where(_g.task_id == task_id, _g.message == message).distinct().order_by(_g.digest)
@@ -181,8 +181,8 @@ def _to_reopen(
     *,
     but_taken: bool = False,
 ) -> Any:
-    """The jobs (id, seq, number of items) that are turned, after a job, in their order: of a retry those that have an item
-    to reopen. ``but_taken``: without those whose only item a corrected list took."""
+    """The jobs (id, seq, number of items) of the next slice of rows, in their order: of a retry those that have an item to
+    reopen. ``but_taken``: without those whose only item a corrected list took."""
     has_one = sa.or_(sa.false(), *(_e[f"n_{status}"] > 0 for status in statuses if status in _ENDED))
     of_slice = (_e["items"] > 1) & _e.status.in_(_ENDED) & has_one
     found = sa.select(_e.id, _e.seq, _e["items"]).where(_e.task_id == task_id, _e.seq > after).order_by(_e.seq)
@@ -200,9 +200,9 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
     :class:`~asynctask.core.transitions.Tolerance` reads it; None: no limit), ``title``. Returns the Task's columns before
     the change.
 
-    A Task that paused itself goes on when what failed is tolerated now.
+    A Task that paused itself is resumed if its failures are tolerated now.
 
-    Raises :class:`Conflict` if the Task is over, :class:`InputError` for an unknown knob or an invalid value.
+    Raises :class:`Conflict` if the Task has ended, :class:`InputError` for an unknown knob or an invalid value.
     """
     changes = _checked(changes)
     values = {_COLUMNS.get(name, name): value for name, value in changes.items()}
@@ -219,7 +219,7 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
         if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
             progress.measure_anew(connection, task_id, ledger.now())
         if task["finished_at"] is None and {"parallel", "interval_s", "priority"} & set(values):
-            # This process may take the workers for busy, by heartbeats of a second ago; they know better.
+            # By heartbeats of a second ago the workers may look busy to this process; the notification lets them decide.
             notify(connection, LEDGER)
         task_rows.log(connection, ledger, task_id, "changed", _change(task, changes), who)
         if "tolerated_failures" in values and task["state_reason"] == Reason.TOO_MANY_FAILURES:
@@ -228,7 +228,7 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
 
 
 def _go_on(connection: Connection, ledger: Ledger, task: dict[str, Any], who: str) -> None:
-    """Resumes a Task that paused itself, if what failed is tolerated now."""
+    """Resumes a Task that paused itself, if its failures are tolerated now."""
     left = task_rows.tolerated_left(connection, task)
     if task["state"] != State.PAUSED or (left is not None and left < 0):
         return
@@ -238,7 +238,7 @@ def _go_on(connection: Connection, ledger: Ledger, task: dict[str, Any], who: st
 
 
 def _change(task: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The change as the Task's log keeps it: what each knob was, and what it is."""
+    """The change as the Task's log keeps it: the old and the new value of each knob."""
     return {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}
 
 
@@ -285,20 +285,20 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
-    """Tasks whose rows are still being turned, and how (``cancel``, ``retry``)."""
+    """Tasks with rows left to update, and the action (``cancel``, ``retry``)."""
     statement = sa.select(_t.id, _t.turning).where(_t.finished_at.is_(None), _t.turning.is_not(None)).order_by(_t.id)
     return [(int(i), str(turning)) for i, turning in connection.execute(statement)]
 
 
 def turn_some(ledger: Ledger, task_id: int) -> bool | None:
-    """Turns the next slice of rows of a cancel or retry. Returns whether rows are left; None if another transaction holds
+    """Updates the next slice of rows of a cancel or retry. Returns whether rows are left; None if another transaction holds
     the Task's row.
 
     Any process may call it at any time: the cursor moves in the transaction of the rows.
     """
     more, applied = _turn_some(ledger, task_id)
     if any(each.record is not None and each.record.line is not None for each in applied):
-        dispatchable.announce(ledger, applied)  # others of their keys may go on
+        dispatchable.announce(ledger, applied)  # later jobs of their keys may start
     return more
 
 
@@ -338,7 +338,7 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]
 def _turn_end(task: dict[str, Any]) -> dict[str, Any]:
     done: dict[str, Any] = {"turning": None, "turn_statuses": None, "turn_chosen": None}
     if task["turning"] == "cancel":
-        # All rows are terminal or in flight now; with the pointer left in place, a later retry would pass them twice.
+        # All rows are terminal or in flight now; if the pointer stayed, a later retry would pass them twice.
         return {**done, "next_seq": task["created_jobs"], "reserved_from": None}
     return {**done, "generation_sealed": 1}
 
@@ -351,7 +351,7 @@ def _chosen_items(
     left: int,
     task_id: int | None,
 ) -> dict[int, list[int]]:
-    """The places of the items that a retry reopens, by slice: at most ``left`` items of all these jobs, in their order.
+    """The indexes of the items that a retry reopens, by slice: at most ``left`` items of all these jobs, in their order.
 
     ``task_id``: the Task, if lists that correct it have taken rows of it, which are left out.
     """
@@ -395,12 +395,13 @@ def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int, places: Co
 
 
 def _cancel_at_rest(record: EventRecord) -> Turn | None:
-    """Cancels only rows at rest; others are cancelled when fetched or given back, or keep their outcome."""
+    """Cancels only rows that wait; others are cancelled when fetched or given back, or keep their outcome."""
     return cancel(record.row) if at_rest(record.row) else None
 
 
 def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Change]:
-    """Makes rows wait again, or cancels them, whose copies (job id, attempt) were taken out of the broker unrun."""
+    """Returns rows to waiting, or cancels them, whose copies (job id, attempt) were removed from the broker before they
+    ran."""
     attempts = dict(copies)
     applied: list[Change] = []
     jids = list(attempts)

@@ -1,7 +1,7 @@
-"""Corrected lists: rows of a Task that ended badly, handed in again with ``resubmit_of``.
+"""Corrected lists: rows of a Task that ended badly, submitted again with ``resubmit_of``.
 
-An accepted row takes the one that it corrects: neither another list nor a retry runs that again, and what becomes of it is
-the new Task's. All who take or retry a row hold the row of the Task where it ended; the unique index is the proof.
+An accepted row takes the one that it corrects: neither another list nor a retry runs that again, and its outcome is in the
+new Task. All who take or retry a row lock the row of the Task where it ended; a unique index enforces it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asynctask.ledger.base import PURGING, NewItem, Reject, loads
 from asynctask.ledger.events import read_events, rows_of, total_counts
 
 MOST_CORRECTIONS: Final = 200
-"""Lists that correct one Task, or correct those lists. Progress sums over them."""
+"""Largest number of lists that correct one Task, directly or indirectly. Progress sums over them."""
 
 _t, _e, _r, _a, _x = tasks.c, events.c, resubmitted_rows.c, task_ancestors.c, item_errors.c
 
@@ -33,7 +33,7 @@ def ancestors(connection: Connection, task_id: int) -> list[int]:
 
 
 def lock_all(connection: Connection, task_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The rows of these Tasks, locked in one order, by id; those that are gone are left out."""
+    """The rows of these Tasks, locked in the order of their ids, without missing ones."""
     found = sa.select(tasks).where(_t.id.in_(task_ids)).order_by(_t.id).with_for_update()
     return {int(row.id): as_dict(row) for row in connection.execute(found)}
 
@@ -53,16 +53,16 @@ def may_be_corrected(connection: Connection, task_id: int) -> list[int]:
 def find_corrected(
     connection: Connection, parent: Mapping[str, Any], numbers: Collection[int]
 ) -> tuple[dict[int, tuple[int, int]], dict[int, dict[str, Any]]]:
-    """What the rows with these numbers correct in a Task (its columns): for each its Task and row there, or a problem.
+    """The rows of a Task (its columns) that these numbers correct: for each its Task and row there, or a problem.
 
-    A number is the row in the list of the first Task; reports of all Tasks that correct it show the same.
+    A number is the row in the list of the first Task, as in the reports of all Tasks that correct it.
     """
     parent_id, places = int(parent["id"]), {number: (int(parent["id"]), number) for number in numbers}
     if parent["resubmit_of"] is not None:
         named = (_r.task_id == parent_id) & batches.among(connection, _r.number, list(numbers))
         own = connection.execute(sa.select(_r.number, _r.row, _r.of_task, _r.of_row, _r.taken).where(named))
         places = {
-            # A row that this Task refused is still the other's.
+            # A row that this Task refused still belongs to the other.
             number: (parent_id, row) if taken or of_task is None else (of_task, of_row)
             for number, row, of_task, of_row, taken in own
         }
@@ -87,7 +87,7 @@ def find_corrected(
 
 
 def row_problem(code: str, text: str, params: dict[str, Any], value: Any) -> dict[str, Any]:
-    """A problem of a row as the ledger keeps it: without words."""
+    """A problem of a row as the ledger keeps it, for translation."""
     return {"column": None, "code": code, "value": value, "text": text, "params": params}
 
 
@@ -103,7 +103,7 @@ def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) ->
         between = (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & (_e["items"] == 1)
         cancelled = between & (_e.status == Status.CANCELLED) & batches.among(connection, _e.first_row, list(left))
         found.update(connection.execute(sa.select(_e.first_row).where(cancelled)).scalars())
-        # The slice before may have the first of these rows among its later ones.
+        # The first of these rows may be a later row of the previous slice.
         slices = (_e.task_id == task_id) & (_e.seq >= low - 1) & (_e.seq < high) & (_e["items"] > 1)
         for record in read_events(connection, slices & (_e.n_cancelled > 0)):
             rows_there = rows_of(connection, record)
@@ -112,7 +112,8 @@ def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) ->
 
 
 def _seq_from(connection: Connection, task_id: int, row: int) -> int:
-    """The number of the first job whose row is not before ``row``: rows rise with it, and no index has them."""
+    """The number of the first job whose row is not before ``row``, by bisection: rows ascend with it, and no index has
+    them."""
     low, high = 0, int(connection.execute(sa.select(_t.created_jobs).where(_t.id == task_id)).scalar() or 0)
     while low < high:
         middle = (low + high) // 2
@@ -128,10 +129,11 @@ def take_rows(
     items: Sequence[NewItem],
     rejects: Sequence[Reject],
 ) -> tuple[list[NewItem], list[Reject]]:
-    """Takes the rows that these correct, and keeps the numbers of refused ones. What corrects nothing becomes a reject.
+    """Takes the rows that these items correct, and keeps the numbers of refused ones. Items that correct nothing become
+    rejects.
 
-    ``above``: the ancestors of the Task, locked. Raises :class:`InputError` where a row of a strict list became refused
-    since that was checked.
+    ``above``: the ancestors of the Task, locked. Raises :class:`InputError` if a row of a strict list became refused since
+    the check.
     """
     parent, task_id = above.get(task["resubmit_of"]), task["id"]
     if parent is None or parent["turning"] == PURGING:
@@ -177,7 +179,7 @@ def any_taken(connection: Connection, task_id: int, event_id: int | None = None)
 
 
 def taken_between(connection: Connection, task_id: int, first_row: int, last_row: int) -> set[int]:
-    """The rows of a Task, of those from one to another, that lists that correct it have taken."""
+    """The rows of a Task between two rows that lists that correct it have taken."""
     found = sa.select(_r.of_row).where(_r.of_task == task_id, _r.taken == 1, _r.of_row.between(first_row, last_row))
     return {int(row) for row in connection.execute(found).scalars()}
 
@@ -189,6 +191,6 @@ def count_taken(connection: Connection, task_id: int) -> int:
 
 
 def not_taken(task_id: int) -> Any:
-    """The condition on ``events`` of a Task that no list has taken any of the rows."""
+    """The condition on ``events`` of a Task that no list has taken any of its rows."""
     its_row = _r.of_row.between(_e.first_row, _e.last_row)
     return ~sa.exists().where(_r.of_task == task_id, its_row, _r.taken == 1)

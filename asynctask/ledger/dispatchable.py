@@ -4,9 +4,9 @@
 a queue in their order. ``tasks.due_next`` is when to check a Task again. Superfluous hints do no harm: a reservation reads
 the rows and corrects the hints under the Task's lock. :func:`repair` finds hints lost with their process.
 
-Writers of Events do not lock Tasks. They write hints after their commit, in :func:`announce`: a concurrent reservation read
-the rows before, or the hint follows it. If another transaction holds the Task's row, the next round of this process's
-dispatcher retries the hint (:func:`catch_up`), so that outcomes of other Tasks do not wait.
+Writers of Events do not lock Tasks. They write hints after their commit, in :func:`announce`: either a concurrent
+reservation has read the committed rows, or the hint follows it. If another transaction holds the Task's row, the next round
+of this process's dispatcher retries the hint (:func:`catch_up`), so that outcomes of other Tasks do not wait.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _ANNOUNCED = sa.select(
     _t.generation_sealed,
     _t.tolerated_failures,
 ).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
-# From round to round, less its lead.
+# Time between rounds, minus the lead.
 _UNTIL_ROUND = sa.case(
     (_t.interval_s < 4 * LEAD_S, _t.interval_s * 0.75), (_t.interval_s < MAX_INTERVAL_S, _t.interval_s - LEAD_S),
     else_=float(MAX_INTERVAL_S),
 )  # fmt: skip
-_NEXT_ROUND = _t.round_at + sa.cast(_UNTIL_ROUND * SECOND, sa.BigInteger)  # at the earliest: a job may have started late
+_NEXT_ROUND = _t.round_at + sa.cast(_UNTIL_ROUND * SECOND, sa.BigInteger)  # at the earliest, because a job may start late
 _RESTS = (_t.interval_s > 0) & _t.round_at.is_not(None) & (sa.bindparam("now", type_=sa.BigInteger) < _NEXT_ROUND)
 _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.due_next).limit(sa.bindparam("count"))
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
@@ -76,7 +76,7 @@ def announce(ledger: Ledger, applied: Iterable[Change]) -> int | None:
         if at is not None and ((known := due.setdefault(task_id, None)) is None or at < known):
             due[task_id] = at
     for task_id, count in freed_places.items():
-        if count > 0:  # else other jobs of the Task took the places that came free
+        if count > 0:  # else other jobs of the Task took the freed places
             due.setdefault(task_id, None)
     try:
         return _announce_all(ledger, due, sessions.free(ledger, ended) if ended else set())
@@ -100,7 +100,7 @@ def _note_put_off(error: LedgerUnavailable) -> None:
 
 
 def wake(ledger: Ledger, woken: Collection[int]) -> int | None:
-    """Writes the hints of Tasks that have jobs due now, because the lines of their keys went on; as :func:`announce`."""
+    """Writes the hints of Tasks that have jobs due now, because the lines of their keys advanced; as :func:`announce`."""
     return _announce_all(ledger, {}, woken)
 
 
@@ -111,7 +111,7 @@ def _announce_all(ledger: Ledger, due: Mapping[int, int | None], woken: Collecti
 
 
 def _freed_places(turn: Turn) -> int:
-    """Places in flight that a turn frees; 1 if it changed nothing, because its first try may have freed one."""
+    """Places in flight that a transition frees; 1 if it changed nothing, because its first try may have freed one."""
     if turn.before is None or turn.before == turn.after:
         return 1
     return int(in_flight(turn.before)) - int(in_flight(turn.after))
@@ -127,7 +127,7 @@ def _announce_batch(ledger: Ledger, due: dict[int, int | None], woken: Collectio
     limited = [row for row in found if row.parallel is not None or row.interval_s > 0]
     freed = [int(row.id) for row in limited if row.ready is None and row.id not in rounds]
     waits = {task_id: at for task_id, at in due.items() if at is not None}
-    # A Task that is ready was so after its job became due: a reservation holds the keys until it has settled the hints.
+    # A ready Task became ready after its job was due: a reservation holds the keys until it has settled the hints.
     waits |= {
         int(row.id): now for row in found if row.id in woken and (row.ready is None or row.session_holder is not None)
     }
@@ -143,8 +143,8 @@ def _announce_batch(ledger: Ledger, due: dict[int, int | None], woken: Collectio
 
 
 def _next_round(row: Any, now: int) -> int | None:
-    """When the next round of a Task with something left may begin, at the earliest, if that is later than now and its hint
-    says when to check."""
+    """The earliest start of the next round of a Task with something left, if that is later than now and its hint says when
+    to check."""
     interval = interval_of(row.interval_s)
     if not interval or row.round_at is None or row.due_next is None or row.next_seq >= row.created_jobs:
         return None
@@ -160,7 +160,7 @@ def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
             connection.execute(tasks.update().where(_t.id.in_(batch), MAY).values(ready=_t.priority))
         for task_id in free:
             if (at := waits.get(task_id)) is not None:
-                # Compares in the UPDATE itself, after any concurrent reservation has ended, so that this hint counts.
+                # The UPDATE compares after any concurrent reservation has ended, so that this hint counts.
                 earlier = sa.case((_t.due_next <= at, _t.due_next), else_=at)
                 connection.execute(tasks.update().where(_t.id == task_id).values(due_next=earlier))
 
@@ -189,7 +189,7 @@ def catch_up(ledger: Ledger) -> None:
 
 
 def next_due(connection: Connection, now: int) -> int | None:
-    """When, after ``now``, the next job that waits in the ledger is due, of a Task or without one."""
+    """The due time after ``now`` of the next job that waits in the ledger, of a Task or without one."""
     of_tasks = sa.select(_t.due_next).where(_t.due_next > now).order_by(_t.due_next).limit(1)
     alone = sa.select(_e.due_at).where(_e.task_id.is_(None), _e.due_at > now).order_by(_e.due_at).limit(1)
     times = connection.execute(sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery())).one()
@@ -202,11 +202,11 @@ def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]
 
 
 def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
-    """Makes these Tasks ready if they may dispatch; those that left their session join its line again.
+    """Makes these Tasks ready if they may dispatch; those that left their session rejoin its line.
 
-    A Task whose next round may not begin yet is checked again when it may, and within :data:`RECHECK_S`. One whose round
-    may begin keeps a hint, because the process that reserves it may die first.
-    Returns the Tasks whose rows another transaction holds: they remain due.
+    A Task whose next round may not start yet is checked again when it may, and within :data:`RECHECK_S`. One whose round
+    may start keeps a hint, because the process that reserves it may die first. Returns the Tasks whose rows another
+    transaction holds: they remain due.
     """
 
     def act(connection: Connection, free: list[int]) -> None:
@@ -223,8 +223,8 @@ def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
 
 
 def repair(ledger: Ledger, limit: int = 1_000) -> int:
-    """Finds Tasks with something to dispatch and no hint, or a later one, and writes it. Returns the number written; it
-    finds Tasks with locked rows again."""
+    """Writes missing or late hints of Tasks with something to dispatch. Returns the number written; finds Tasks with locked
+    rows again."""
     now = ledger.now()
     due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED))
     lost = (
@@ -251,8 +251,8 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
 def settled(
     task: dict[str, Any], *, left: bool, full: bool, due: int | None, now: int, opens: int | None = None
 ) -> dict[str, Any]:
-    """The hints of a Task (its columns) after a reservation. ``left``: rows before its pointer; ``due``: when its next
-    waiting job is due; ``full``: ``parallel`` is used up; ``opens``: when its next round may begin, if that is later."""
+    """The hints of a Task (its columns) after a reservation. ``left``: rows behind its pointer; ``due``: when its next
+    waiting job is due; ``full``: ``parallel`` is used up; ``opens``: when its next round may start, if that is later."""
     batch = left or (due is not None and due <= now)
     if opens is not None:
         at = opens if batch else None if due is None else max(due, opens)

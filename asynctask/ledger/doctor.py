@@ -1,4 +1,4 @@
-"""The doctor, which compares the counts with the rows and repairs them, and the readiness check of a process."""
+"""The doctor, which compares counts with rows and repairs them, and the readiness check of a process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Finding:
 def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | None = None) -> list[Finding]:
     """Examines every Task (or these), and looks for orphans.
 
-    ``repair`` adjusts the counts, the list and groups of failures, and what is kept of corrected lists, to the rows. A Task
+    ``repair`` corrects the counts, the list and groups of failures, and the records of corrected lists, by the rows. A Task
     may run meanwhile: it is read in one snapshot, and the differences found are added. Raises LedgerUnavailable.
     """
     named = task_ids is not None
@@ -148,7 +148,7 @@ def _inspect(connection: Connection, task_id: int) -> _Examined:
 
 
 def _count(connection: Connection, task_id: int) -> tuple[Delta, int, int]:
-    """The counts according to the rows, the number of rows in flight, and of slices whose marks say something else."""
+    """The counts according to the rows, the number of rows in flight, and of slices that disagree with their marks."""
     counts, flying, after, untold = Delta(), 0, 0, 0
     while True:
         page = read_tasks_events(connection, task_id, after, after + _PAGE, limit=_PAGE)
@@ -164,7 +164,7 @@ def _count(connection: Connection, task_id: int) -> tuple[Delta, int, int]:
 
 
 def _agrees(record: EventRecord) -> bool:
-    """Whether the numbers of a slice are those of its marks."""
+    """Whether the numbers of a slice agree with its marks."""
     row = record.row
     return len(marks_of(row)) == row.items and row._replace(**marked(marks_of(row))) == row._replace(marks=marks_of(row))
 
@@ -194,7 +194,7 @@ def _compare(task: dict[str, Any], stored: Delta, truth: Delta, flying: int) -> 
 
 
 def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> list[Finding]:
-    """Compares the callbacks that were queued when the generation closed with those that its outcome asks for."""
+    """Compares the callbacks that were queued when the generation closed with those that its outcome requires."""
     c = task_callbacks.c
     found = connection.execute(
         sa.select(c.name, _e.status)
@@ -206,7 +206,7 @@ def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> li
     due = due_callbacks(task["state"], truth) if closed else ()
     said = {each["name"] for each in loads(task["callbacks"]) or ()}
     wanted = said & set(due)
-    if MERGE in said and closed:  # the others follow it, by what came of it
+    if MERGE in said and closed:  # the others are queued after it, by its outcome
         followed = task["finished_at"] is not None or len(queued) > 1
         follow = {"on_complete", *({"on_success", "on_failure"} & set(queued))}  # a merge that failed may succeed later
         wanted = {MERGE, *(said & follow)} if followed else {MERGE}
@@ -248,7 +248,7 @@ def _ended(task_id: int) -> Any:
 
 
 def _stray(task_id: int) -> Any:
-    """Lines whose Event did not end as they say, and all but the last line of an Event; slices aside."""
+    """Lines that disagree with the end of their Event, and all but the last line of an Event; slices aside."""
     last = item_errors.alias("last")
     later = sa.exists().where(last.c.event_id == _x.event_id, last.c.id > _x.id)
     wrong = sa.or_(later, ~sa.exists().where(_e.id == _x.event_id, _e.status == _x.status, _ended(task_id)))
@@ -256,7 +256,7 @@ def _stray(task_id: int) -> Any:
 
 
 def _wrong_slices(connection: Connection, task_id: int) -> dict[int, list[dict[str, Any]]]:
-    """The lines that are wanting or wrong of each slice whose lines are not those of its items: all that it must have."""
+    """The missing or wrong lines of each slice whose lines disagree with its items: all that it must have."""
     of_slice = (_e.task_id == task_id) & (_e["items"] > 1)
     c = item_errors.c
     lines: dict[int, list[tuple[int, str]]] = {}
@@ -299,7 +299,7 @@ def _rebuild_list(connection: Connection, task_id: int) -> None:
 
 
 def _rebuild_slices(connection: Connection, task_id: int) -> None:
-    """Keeps the lines that are right, removes the others, and adds those that are missing, whose message is lost."""
+    """Keeps correct lines, removes the others, and adds missing ones, whose message is lost."""
     for event_id, wanted in _wrong_slices(connection, task_id).items():
         missing = {(line["row"], line["status"]): line for line in wanted}
         extra = []
@@ -330,7 +330,7 @@ def _line(event: Any) -> dict[str, Any]:
 
 
 def _rebuild_groups(connection: Connection, task_id: int) -> None:
-    """Adds the difference between lines and groups, found by one statement, because lines keep coming."""
+    """Adds the difference between lines and groups, in one statement, because lines are still written."""
     c = task_errors.c
     lines = (
         sa.select(_x.digest.label("digest"), sa.func.count().label("n")).where(_x.task_id == task_id).group_by(_x.digest)
@@ -369,11 +369,11 @@ def _group(connection: Connection, task_id: int, digest: str, count: int) -> dic
 
 
 def _ancestry(connection: Connection, task: dict[str, Any]) -> tuple[set[int], set[int]]:
-    """The ancestors of a corrected Task that are not kept as such, and those kept that are none."""
+    """The ancestors of a corrected Task that are not recorded as such, and recorded ones that are none."""
     c, above, at = task_ancestors.c, set[int](), task["resubmit_of"]
     while at is not None and at not in above:
         found = connection.execute(sa.select(_t.resubmit_of).where(_t.id == at)).one_or_none()
-        if found is None:  # it was purged: what is kept beyond it cannot be proved
+        if found is None:  # it was purged: records of its ancestors cannot be verified
             break
         above.add(int(at))
         at = found[0]
@@ -382,7 +382,7 @@ def _ancestry(connection: Connection, task: dict[str, Any]) -> tuple[set[int], s
 
 
 def _no_item(connection: Connection, task_id: int) -> list[int]:
-    """Of the rows that a corrected list took, those (ids) of which it has no item: both rise, so they are read in step."""
+    """The ids of those rows taken by a corrected list that have no item of it: both ascend, so they are read in step."""
     found: list[int] = []
     after, low = -1, 0
     while True:
@@ -451,7 +451,7 @@ RESERVE_BYTES: Final = 16 * 1024 * 1024
 """Free space below which a file system counts as full: for a list, and for SQLite's log between two checkpoints."""
 
 FRESH_S: Final = 3.0
-"""How long an answer is cached: frequent checks must not write each time."""
+"""How long a result is cached: frequent checks must not write each time."""
 
 
 class NotWritable(Unavailable):
@@ -461,7 +461,7 @@ class NotWritable(Unavailable):
 
 
 class Readiness:
-    """Arguments: ``data_dir``, the folder of uploads, which the first of them creates."""
+    """The readiness check. Arguments: ``data_dir``, the folder of uploads, created at the first upload."""
 
     def __init__(self, ledger: Ledger, data_dir: Path) -> None:
         self._ledger = ledger
@@ -501,7 +501,7 @@ class Readiness:
 
     @repeatable
     def _write(self) -> None:
-        """Inserts and deletes a row in one transaction: writes the pages, and leaves nothing behind."""
+        """Inserts and deletes a row in one transaction, which writes pages and leaves nothing behind."""
         owner = self._ledger.ids.jids(1)[0]
         with self._ledger.database.write(marked=False) as connection:
             at = self._ledger.now() // 1_000_000
@@ -510,7 +510,7 @@ class Readiness:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Bytes that this user may still write there; None if the file system does not say."""
+    """Bytes that this user may still write there; None if unknown."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

@@ -24,7 +24,7 @@ from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
 
 MAX_GROUPS = 100
-"""Groups of failure messages kept for one Task; the rest are counted under "other"."""
+"""Groups of failure messages kept for one Task; further ones are counted under "other"."""
 
 ITEMS: Final = "items"
 """``problem`` of an open slice of which an item has failed."""
@@ -52,7 +52,7 @@ _WRITTEN = (
     "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
     "n_cancelled", "process", "problem", "look_at", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
-_KEPT = ("result", "checkpoint", "marks")  # left as they are unless the change says otherwise
+_KEPT = ("result", "checkpoint", "marks")  # unchanged unless the change sets them
 _GUARD = ("id", "attempt", "status")
 
 _STATUSES = {str(status): status for status in Status}  # a dict look-up is cheaper than calling the enumeration
@@ -67,8 +67,8 @@ class Failure:
 
 
 class Note(NamedTuple):
-    """A message for ``added_messages``; ``at`` (microseconds) is None for the time of writing; ``row``: of the item of a
-    slice that it speaks of."""
+    """A message for ``added_messages``; ``at`` (microseconds) is None for the time of writing; ``row``: of its item in a
+    slice."""
 
     status: str
     message: str
@@ -78,11 +78,11 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class EventRecord:
-    """One Event as read: its bookkeeping row and the other columns that decisions and records need.
+    """One Event as read: the row for the transition functions, and the other columns that decisions and records need.
 
     ``round_at``: of a Task with an interval, when the jobs of its last round may start. ``callback_of``: the Task whose
-    callback it is. ``line``: of those that have a key, see :mod:`asynctask.ledger.sessions`.
-    ``knobs``: of its Task, those that say when its jobs start.
+    callback it is. ``line``: of those with a key, see :mod:`asynctask.ledger.sessions`. ``knobs``: those of its Task that
+    determine when its jobs start.
     """
 
     id: int
@@ -107,13 +107,13 @@ class EventRecord:
 
     @property
     def is_lone(self) -> bool:
-        """Whether it belongs to no Task, neither as a job nor as a callback. Of those that an attached engine performs, the
-        engine keeps the lone ones, the ledger all others."""
+        """Whether it belongs to no Task, neither as a job nor as a callback. An attached engine keeps its lone jobs, the
+        ledger all others."""
         return self.task_id is None and self.callback_of is None
 
 
 def untouched(record: EventRecord) -> bool:
-    """Whether the Event was dispatched and nothing else was written: no message, no process, one item."""
+    """Whether nothing was written since the Event was dispatched: no message, no process, one item."""
     row = record.row
     return (
         row.status is Status.ENQUEUE
@@ -129,7 +129,7 @@ def untouched(record: EventRecord) -> bool:
 
 
 def last_start(record: EventRecord) -> int | None:
-    """When its last attempt that began did so (microseconds), as far as is known; ``started_at`` is that of the first.
+    """Start of its last attempt that began (microseconds), as far as known; ``started_at`` is that of the first.
 
     Messages have whole milliseconds, so the start was at most one later.
     """
@@ -143,8 +143,8 @@ def last_start(record: EventRecord) -> int | None:
 
 
 def problem_of(turn: Turn, failure: Failure | None) -> str | None:
-    """The ``problem`` column: the code of the failure, for a turn that ends ``failed`` or ``error``; :data:`RESUMABLE` for
-    one that stops; :data:`ITEMS` for an open slice of which an item has failed."""
+    """The ``problem`` column: the code of the failure, for a transition that ends ``failed`` or ``error``;
+    :data:`RESUMABLE` for one that stops; :data:`ITEMS` for an open slice of which an item has failed."""
     if turn.after.status is Status.STOPPED:
         return RESUMABLE
     if turn.after.status not in PROBLEM:
@@ -156,11 +156,11 @@ def problem_of(turn: Turn, failure: Failure | None) -> str | None:
 class Change:
     """A requested change of one Event.
 
-    ``decide`` gets the Event as read in the transaction and returns the turn to take, or None to leave it (the
-    compare-and-set is lost). It must not refer to the change: thousands of such reference cycles keep the garbage
-    collector busy. If the change wins, ``notes`` are added to ``added_messages``, and the entry of ``notes_by_reason`` for
-    the turn's reason. ``values``: further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure``: for a
-    turn that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by place.
+    ``decide`` gets the Event as read in the transaction and returns the transition, or None to leave it (the
+    compare-and-set is lost). It must not refer to the change: thousands of such reference cycles keep the garbage collector
+    busy. If the change wins, ``notes`` are added to ``added_messages``, and the entry of ``notes_by_reason`` for the
+    transition's reason. ``values``: further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure``: for a
+    transition that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
 
     :func:`apply` sets its result: ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then,
     None if it is gone.
@@ -177,7 +177,7 @@ class Change:
     turn: Turn | None = None
 
     def notes_for(self, turn: Turn) -> Sequence[Note]:
-        """The messages that this turn adds."""
+        """The messages that this transition adds."""
         last = self.notes_by_reason.get(turn.reason) if self.notes_by_reason else None
         return self.notes if last is None else (*self.notes, last)
 
@@ -237,7 +237,8 @@ def _read_jobs(dialect: str) -> Any:
 
 
 class Saved(NamedTuple):
-    """What earlier attempts of a job saved: its place (:class:`asynctask.job.Place`); of a slice the marks and results."""
+    """What earlier attempts of a job saved: the checkpoint (:class:`asynctask.job.Place`); of a slice the marks and
+    results."""
 
     checkpoint: str | None
     marks: str | None
@@ -255,7 +256,7 @@ def read_saved(connection: Connection, event_ids: Sequence[int]) -> dict[int, Sa
 
 
 def rows_of(connection: Connection, record: EventRecord) -> Sequence[int | None]:
-    """The rows of an Event's items in the list, by place."""
+    """The rows of an Event's items in the list, by index."""
     first, last, items = record.first_row, record.last_row, record.row.items
     if items == 1 or first is None:
         return [first] * items
@@ -265,7 +266,7 @@ def rows_of(connection: Connection, record: EventRecord) -> Sequence[int | None]
 
 
 def read_stops(connection: Connection, event_ids: Sequence[int]) -> list[int]:
-    """Those of these running Events that are to let go: stopped by a user, or their Task paused or cancelled."""
+    """Those of these running Events that should stop: stopped by a user, or their Task paused or cancelled."""
     held_back = (_e.stopping > 0) | _t.state.in_([str(State.PAUSED), str(State.CANCELLED)])
     found = sa.select(_e.id).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
     return [int(i) for (i,) in connection.execute(found.where(batches.among(connection, _e.id, event_ids), held_back))]
@@ -380,13 +381,13 @@ def _values(ledger: Ledger, change: Change, now: int) -> dict[str, Any]:
 
 
 def _stopped_notes(ledger: Ledger, notes: Sequence[Note]) -> list[Note]:
-    """The messages of a job that waits for no attempt, because a user stopped it, instead of those of one that does."""
+    """The messages of a job that a user stopped, in place of those about its next attempt."""
     wrong = (Note("error", ledger.catalogue("interrupted")), Note("enqueue", ledger.catalogue("retry")))
     return [*(note for note in notes if note not in wrong), Note("stopped", ledger.catalogue("stopped"))]
 
 
 def group_of(failure: Failure, status: str) -> str:
-    """Digest of a failure's group: by code, whatever names the message contains; the generic codes group by message."""
+    """Digest of a failure's group: by code, whatever names the message contains; generic codes are grouped by message."""
     text = failure.message if failure.code in ("failed", "raised") else failure.code
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
 
@@ -413,7 +414,7 @@ def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Ch
 
 
 class _Failed(NamedTuple):
-    """An item that ends ``failed`` or ``error`` with a turn. ``status``: its own, None for that of its job."""
+    """An item that a transition ends as ``failed`` or ``error``. ``status``: its own, None for that of its job."""
 
     record: EventRecord
     turn: Turn
@@ -427,7 +428,7 @@ def _unexplained(turn: Turn) -> Failure:
 
 
 def _failed_items(connection: Connection, record: EventRecord, turn: Turn, change: Change) -> list[_Failed]:
-    """The items of a slice that end ``failed`` or ``error`` with this turn."""
+    """The items of a slice that this transition ends as ``failed`` or ``error``."""
     assert turn.before is not None
     found: list[_Failed] = []
     before, after = marks_of(turn.before), marks_of(turn.after)
@@ -553,7 +554,7 @@ def _forget(connection: Connection, ledger: Ledger, reopened: Sequence[EventReco
 
 # -- fast path: ends of untouched Events
 #
-# Most outcomes under load end Events that are untouched since dispatch, and with equal values. The UPDATE compares the row
+# Under load, most outcomes end Events that are untouched since dispatch, with equal values. The UPDATE compares the row
 # with the earlier read, so it is not read again; equal values are sent once per batch.
 
 # untouched() as SQL. No other column that a decision depends on changes while this holds.
@@ -568,7 +569,7 @@ _LENT = _UNTOUCHED.replace("process IS NULL", "process IS NOT NULL")
 
 @dataclass(slots=True)
 class _EndBatch:
-    """Ends that write equal values: the common turn, and a row of the differing columns for each Event."""
+    """Ends that write equal values: the common transition, and a row of the differing columns for each Event."""
 
     turn: Turn
     problem: str | None

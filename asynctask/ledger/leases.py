@@ -1,8 +1,8 @@
-"""Leases of duties: work that one process at a time leads for all, and others take over when it is gone.
+"""Leases of duties: work that one process leads for all, until others take over when it is gone.
 
 A duty is a row of ``duties`` with its leader's identity. Dispatching is leased until ``held_until`` and renewed while there
 is work. Maintenance belongs to a registered process for as long as that process's own lease runs, so it costs nothing to
-hold; on the same machine the leader's death shows at once.
+hold; on the same machine the leader's death is seen at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DISPATCH: Final = "dispatch"
 MAINTENANCE: Final = "upkeep"
 
 LEADER_LEASE_S: Final = 1.0
-"""The lease of the leader of the dispatching, renewed after half of it."""
+"""Lease of the leader of the dispatching, renewed after half of it."""
 
 _d, _t, _e, _p, _j = duties.c, tasks.c, events.c, processes.c, jobs.c
 
@@ -46,20 +46,20 @@ class Holder:
         return bool(self.process["lease_until"] <= now) or host.knows_dead(self.process)
 
     def is_dead(self, host: Host) -> bool:
-        """Whether it ran on this machine and is certainly gone."""
+        """Whether it ran on this machine and is known to be gone."""
         return self.process is not None and host.knows_dead(self.process)
 
 
 def is_taken(holder: str | None, held_until: int | None, by: str, now: int) -> bool:
-    """Whether a duty that is leased until a time belongs to another process than ``by``."""
+    """Whether a duty with this lease belongs to another process than ``by``."""
     return holder not in (None, by) and (held_until or 0) > now
 
 
 def acquire(ledger: Ledger, name: str, for_s: float, *, late: Callable[[str], None] = lambda holder: None) -> int | None:
     """Acquires or renews a duty for ``for_s`` seconds.
 
-    Returns None if this process holds it now, else until when another process does (microseconds). ``late`` gets the holder
-    from which it took the duty, because its lease had ended.
+    Returns None if this process holds it now, else until when another process does (microseconds). ``late`` is called with
+    the previous holder if its lease had expired.
     """
     now = ledger.now()
     found = _holder(ledger, name)
@@ -74,7 +74,7 @@ def acquire(ledger: Ledger, name: str, for_s: float, *, late: Callable[[str], No
 
 
 def _holder(ledger: Ledger, name: str) -> Any:
-    """The row of a duty; None before anybody has held it."""
+    """The row of a duty; None if nobody has held it."""
     with ledger.database.read() as connection:
         return connection.execute(sa.select(_d.holder, _d.held_until).where(_d.name == name)).one_or_none()
 
@@ -157,11 +157,11 @@ class Leadership:
 
     @property
     def took_over(self) -> bool:
-        """Whether this process has taken the duty from a leader whose lease had ended, until :meth:`take_late`."""
+        """Whether this process has taken the duty from a leader whose lease had expired, until :meth:`take_late`."""
         return self._late is not None
 
     def take_late(self) -> str | None:
-        """That leader, once: what it has begun may be unfinished."""
+        """That leader, once: work that it began may be unfinished."""
         late, self._late = self._late, None
         return late
 
@@ -171,8 +171,8 @@ class Leadership:
     def acquire(self, *, least_s: float, anew: bool = False) -> float | None:
         """Acquires or renews the duty for :data:`LEADER_LEASE_S`. Raises LedgerUnavailable.
 
-        Returns None where this process leads, or for how many seconds, at least ``least_s``, another does. ``anew``: asks
-        although another's lease runs, for it may have resigned.
+        Returns None if this process leads, else for how many seconds, at least ``least_s``, another does. ``anew``: queries
+        although another's lease runs, because it may have resigned.
         """
         now = self._ledger.clock.monotonic()
         if now < self._held_until - LEADER_LEASE_S / 2:
@@ -193,7 +193,7 @@ class Leadership:
         return not self.held and self._query_lease() is not None
 
     def take_over(self, gives_way: Callable[[Holder], bool]) -> bool:
-        """Takes the duty, for as long as this process lives, from a leader that ``gives_way``. Returns whether it leads.
+        """Takes the duty, for as long as this process lives, if the leader ``gives_way``. Returns whether it leads.
 
         Raises LedgerUnavailable.
         """
@@ -204,11 +204,11 @@ class Leadership:
         return self.held
 
     def lose(self) -> None:
-        """Another process took the duty over."""
+        """Notes that another process took the duty over."""
         self._held_until = 0.0
 
     def resign(self) -> None:
-        """Gives the duty up, so that the next process need not wait for the end of a lease."""
+        """Gives the duty up, so that the next process need not wait for the lease to expire."""
         if not self.held:
             return
         self._held_until = 0.0
@@ -244,11 +244,10 @@ class Leadership:
 class Work:
     """The work for the maintenance that one query found.
 
-    ``leads``: this process still leads the maintenance; ``dead``: a lease ended; ``open``: a Task is not over; ``ready``:
-    something can be dispatched, or was reserved and not pushed in time; ``alone``: copies of jobs without a Task are due
-    for a check; ``lost``: an unregistered process holds jobs; ``newest``: when the last process registered; ``due_at``:
-    when the next job in the ledger is due; ``scheduled_at``: the next in the broker's sets (all three in microseconds, None
-    for none).
+    ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``ready``: something can be
+    dispatched, or was reserved and not pushed in time; ``alone``: copies of jobs without a Task are due for a check;
+    ``lost``: an unregistered process holds jobs; ``newest``: when the last process registered; ``due_at``: when the next
+    job in the ledger is due; ``scheduled_at``: the next in the broker's sets (all three in microseconds, None for none).
     """
 
     leads: bool
@@ -293,7 +292,7 @@ _WORK = sa.select(
 
 
 def query_work(ledger: Ledger) -> Work:
-    """Queries the work, in one statement. Raises LedgerUnavailable."""
+    """Queries the work for maintenance, in one statement. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
         found = connection.execute(_WORK, {"now": ledger.now()}).one()
     holder, dead, open_, ready, alone, lost, newest, due_task, unconfirmed, due_alone, *times = found

@@ -1,7 +1,7 @@
-"""Copies lost by a broker: jobs in flight that it does not hold wait in the ledger again.
+"""Copies lost by a broker: jobs in flight that it does not hold return to the ledger.
 
-Maintenance asks the broker for them. A Task's rows are covered by its pointer, and count as lost after two checks without a
-copy. An Event without a Task has ``look_at``, the time of its check.
+Maintenance queries the broker. A Task's rows are covered by its pointer, and count as lost after two checks without a copy.
+An Event without a Task has ``look_at``, the time of its check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IN_FLIGHT = sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned), 0)
 
 
 def events_to_check(connection: Connection, now: int, limit: int = 1_000) -> list[EventRecord]:
-    """Events without a Task whose copy has been out so long that the broker should be asked whether it holds it."""
+    """Events without a Task whose copy has been out for so long that the broker should be checked for it."""
     return _read_by_ids(connection, sa.select(_e.id).where(_e.look_at <= now).order_by(_e.look_at, _e.id).limit(limit))
 
 
@@ -96,10 +96,10 @@ def rows_in_flight(connection: Connection, task_id: int, limit: int = 10_000) ->
 
 
 def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
-    """Marks what is in flight in these queues of an engine, of which a process died: it may have held any of it.
+    """Marks the jobs in flight in these queues of an engine of which a process died: it may have held any of them.
 
-    An engine does not tell which, and gives it to another worker by itself. A job that ends its process before anybody has
-    seen it begin would so go round for ever; a watched one is seen.
+    An engine does not report which, and delivers them again by itself. Without the mark, a job that ends its process before
+    its start is recorded would be delivered for ever; the start of a marked job is recorded first.
     """
     with ledger.database.read() as connection:
         found = [rows_in_flight(connection, task_id) for task_id in tasks_in_flight(connection, queues)]
@@ -115,7 +115,7 @@ def _watch(ledger: Ledger, event_ids: Sequence[int]) -> None:
 
 
 def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Change]:
-    """Makes rows, (event id, attempt), that the broker did not hold on two checks wait in the ledger again."""
+    """Returns rows, (event id, attempt), to the ledger that the broker did not hold in two checks."""
     applied = _redispatch_lost(ledger, lost)
     dispatchable.announce(ledger, applied)
     return applied

@@ -33,12 +33,12 @@ LOST = "LOST"
 
 
 def engine_identity(engine: str, host: str, pid: int, nonce: str) -> str:
-    """The identity of a process of an attached engine; its prefix names the engine whose queue holds its jobs."""
+    """The identity of a process of an attached engine; its prefix is the engine whose queue holds its jobs."""
     return f"{engine[:8]}@{host[:30].replace('@', '_')}:{pid}:{nonce}"
 
 
 def is_engine(identity: str) -> bool:
-    """Whether a process belongs to an attached engine. Read from its name, which outlives its registration."""
+    """Whether a process belongs to an attached engine, by its name, which outlives its registration."""
     return "@" in identity
 
 
@@ -52,7 +52,7 @@ class Host:
     """The machine of this process, as far as needed to tell whether another process on it lives."""
 
     name: str
-    boot_id: str  # of the boot and the pid namespace: a pid is meaningful only within both
+    boot_id: str  # of the boot and the pid namespace, within which a pid is meaningful
 
     @classmethod
     def local(cls, name: str) -> Host:
@@ -82,7 +82,7 @@ class Host:
         return self._sees(process) and self.started(int(process["pid"])) == int(process["pid_started"])
 
     def _sees(self, process: Mapping[str, Any]) -> bool:
-        """Whether its pid is visible here: containers share a host's name and boot without seeing each other."""
+        """Whether its pid is visible here: containers may share a host's name and boot without sharing pids."""
         return bool(self.boot_id) and process["hostname"] == self.name and process["boot_id"] == self.boot_id
 
 
@@ -111,7 +111,7 @@ def register(
     try:
         with ledger.database.write() as connection:
             ledger.database.forget_marks(connection)
-            notify(connection, LEDGER)  # others must know of it before it can die
+            notify(connection, LEDGER)  # others must know it before it can die
             now_read = _now_if_due(connection, ledger)
             connection.execute(processes.insert().values(values))  # last: the lease runs from here
     except exc.IntegrityError:
@@ -146,7 +146,8 @@ def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
 
 
 def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mapping[str, Any], where: Any) -> bool:
-    """Stamped with the database's time after all locks are held: a renewal that waited must not be old when written."""
+    """Stamped with the database's time after all locks are held, so that a renewal that waited is not outdated when
+    written."""
     now = database_now(ledger.database.dialect)
     renewed = {**values, "beat_at": now, "lease_until": now + micros(lease_s)}
     own = processes.update().where(_p.identity == ledger.identity, where)
@@ -160,7 +161,7 @@ def _now_if_due(connection: Connection, ledger: Ledger) -> Reading | None:
 
 @repeatable
 def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> None:
-    """Renews the leases of processes that live but cannot renew themselves, on behalf of their supervisor.
+    """Renews the leases of living processes that cannot renew themselves, on behalf of their supervisor.
 
     A process declared dead stays dead. Raises LedgerUnavailable.
     """
@@ -172,18 +173,19 @@ def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> N
 
 @repeatable
 def signal(ledger: Ledger, identity: str, name: str) -> bool:
-    """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process, which obeys at its next beat. False if unknown."""
+    """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process, which obeys at its next heartbeat. False if
+    unknown."""
     with ledger.database.write() as connection:
         there = (_p.identity == identity) & sa.or_(_p.signal.is_(None), _p.signal != LOST)  # LOST must not be replaced
         return connection.execute(processes.update().where(there).values(signal=name)).rowcount == 1
 
 
 class Sightings:
-    """Since when this process has seen the leases of others as they are.
+    """Since when this process has seen the leases of others unchanged.
 
-    A renewal is stamped before its commit, which others see later: after a wait for a lock, or for a disk. Its lease may
-    be over by then, although its process lives. So the end of a lease counts only where the lease was seen, unrenewed, for
-    as long as a lease.
+    A renewal is stamped before its commit, and becomes visible later, after a wait for a lock or for a disk: its lease may
+    have expired by then, although its process lives. So an expired lease counts only after it was seen, unrenewed, for the
+    duration of a lease.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -191,7 +193,7 @@ class Sightings:
         self._seen: Mapping[str, tuple[int, int]] = {}  # identity -> the end of its lease, since when (boot clock)
 
     def note(self, found: Sequence[Mapping[str, Any]]) -> None:
-        """These are all registered processes, read just now."""
+        """Takes a list of all registered processes, read just now."""
         at, before = self._ledger.clock.boottime(), self._seen
         seen: dict[str, tuple[int, int]] = {}
         for process in found:
@@ -201,7 +203,7 @@ class Sightings:
         self._seen = seen
 
     def has_ended(self, process: Mapping[str, Any]) -> bool:
-        """Whether a process had all of its lease to renew it, as far as this one could see, and did not."""
+        """Whether a process had a whole lease to renew it, as seen by this process, and did not."""
         seen = self._seen.get(str(process["identity"]))
         if seen is None or seen[0] != process["lease_until"] or seen[0] > self._ledger.now():
             return False
@@ -212,15 +214,15 @@ class Sightings:
 def condemn(ledger: Ledger, host: Host, identity: str, sightings: Sightings) -> bool:
     """Declares a process dead if :func:`is_dead`, so that it cannot renew any more. Returns False if it lives.
 
-    Must precede the recovery of its jobs: a process that came back between recovery and :func:`forget` would go on under a
-    name that nobody watches.
+    Must precede the recovery of its jobs: a process that came back between recovery and :func:`forget` would continue under
+    an identity that nobody watches.
     """
     with ledger.database.write() as connection:
         found = connection.execute(
             for_update(connection, sa.select(processes).where(_p.identity == identity))
         ).one_or_none()
         if found is None:
-            return True  # no registration left; copies in its list may be
+            return True  # not registered; it may still hold copies
         if not is_dead(host, as_dict(found), sightings):
             return False
         connection.execute(processes.update().where(_p.identity == identity).values(lease_until=0, signal=LOST))
@@ -238,7 +240,7 @@ def give_up(ledger: Ledger) -> None:
 
 @repeatable
 def leave(ledger: Ledger) -> None:
-    """Removes this process, which ended in order; if Events still name it, others recover its jobs at once."""
+    """Removes this process, which ended normally; if Events still name it, others recover its jobs at once."""
     with ledger.database.write() as connection:
         own = _p.identity == ledger.identity
         if connection.execute(sa.select(_e.id).where(_e.process == ledger.identity).limit(1)).first() is None:
@@ -255,10 +257,10 @@ def unknown_workers(connection: Connection) -> set[str]:
 
 
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
-    """Removes a process that ended in order, or (``dead``) one whose jobs have been recovered.
+    """Removes a process that ended normally, or (``dead``) one whose jobs have been recovered.
 
-    For a dead one, its leases of splits and reservations end too, so others take them over at once. One that ended in order
-    may live on in part: a program with a worker inside goes on submitting its items.
+    For a dead one, its leases of splits and reservations end too, so others take them over at once. One that ended normally
+    may live on in part: a program with a worker inside continues submitting its items.
     """
     if dead:
         _end_leases(ledger, identity)
@@ -272,7 +274,7 @@ def _remove(ledger: Ledger, identity: str) -> None:
 
 
 def _end_leases(ledger: Ledger, identity: str) -> None:
-    """Skips Tasks whose rows another transaction holds: those leases run out by themselves, usually earlier."""
+    """Skips Tasks whose rows another transaction holds: those leases expire by themselves, usually earlier."""
     splits, dispatches = (_t.split_by == identity) & _t.finished_at.is_(None), _t.dispatch_by == identity
     with ledger.database.read() as connection:
         found = [int(i) for (i,) in connection.execute(sa.select(_t.id).where(splits | dispatches))]
@@ -287,19 +289,19 @@ def _end_leases(ledger: Ledger, identity: str) -> None:
 # -- figures for monitoring
 
 DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Upper bounds of the histograms of durations, in seconds; a last bucket has what is above them."""
+"""Upper bounds of the histograms of durations, in seconds; a last bucket has larger values."""
 
 SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Upper bounds of the histograms of sizes."""
 
 MOST_WORKERS: Final = 200
-"""Workers with figures of their own; those of further ones are added up as :data:`OTHERS`."""
+"""Workers with figures of their own; further ones are summed as :data:`OTHERS`."""
 
 OTHERS: Final = "(others)"
 
 
 class Histogram:
-    """How many values fell below each of some bounds, and their sum."""
+    """Counts of values by upper bound, and their sum."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -314,15 +316,15 @@ class Histogram:
         self.total += value
 
     def as_list(self) -> list[Any]:
-        """The sum, and the count of each bucket alone."""
+        """The sum, and the count of each bucket."""
         return [round(self.total, 6), self.counts.copy()]
 
 
 class Figures:
-    """What one process has done since it began, for monitoring: numbers that only rise.
+    """Totals of one process since its start, for monitoring: they only rise.
 
-    Its heartbeat writes them to its row, where any process of the application finds them. Each is written by one thread,
-    once per batch or round, so nothing is locked.
+    Its heartbeat writes them to its row, for all processes of the application. Each is written by one thread, once per
+    batch or round, so nothing is locked.
     """
 
     def __init__(self) -> None:
@@ -332,7 +334,7 @@ class Figures:
         self.claims = Histogram(SIZES)
 
     def ended(self, worker: str, outcome: str, seconds: float | None) -> None:
-        """Counts an outcome that is committed; ``seconds``: how long the job ran, None if it did not."""
+        """Counts a committed outcome; ``seconds``: how long the job ran, None if it did not."""
         counts = self._outcomes.get(worker)
         if counts is None:
             worker = worker if len(self._outcomes) < MOST_WORKERS else OTHERS
@@ -345,7 +347,7 @@ class Figures:
             durations.add(seconds)
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as stored; may be called by another thread."""
+        """The figures as stored; another thread may call it."""
         return {
             "outcomes": {worker: counts.copy() for worker, counts in self._outcomes.copy().items()},
             "durations": {worker: each.as_list() for worker, each in self._durations.copy().items()},
@@ -359,7 +361,7 @@ def list_processes(connection: Connection) -> list[dict[str, Any]]:
     return [as_dict(row) for row in connection.execute(sa.select(processes).order_by(_p.started_at, _p.identity))]
 
 
-# Without `info`, which only people read: the dispatcher asks often.
+# Without `info`, which only people read, because the dispatcher queries often.
 _PERFORMING = sa.select(*(column for column in _p if column.key != "info")).where(
     _p.concurrency > 0, _p.lease_until > sa.bindparam("now")
 )
@@ -371,9 +373,10 @@ def performing(connection: Connection, now: int) -> list[dict[str, Any]]:
 
 
 def other_language(connection: Connection, queue: str, now: int) -> str | None:
-    """A living process in another language, which only records here, that works this queue of the own broker: its identity.
+    """The identity of a living process in another language, which only records here, that works this queue of the own
+    broker.
 
-    Processes of attached engines have the queues of their engines (``celery/emails``), so none of theirs is found.
+    The queues of attached engines have a prefix (``celery/emails``), so their processes never match.
     """
     found = (p for p in performing(connection, now) if is_engine(str(p["identity"])) and queue in loads(p["queues"]))
     return next((str(process["identity"]) for process in found), None)
@@ -382,7 +385,7 @@ def other_language(connection: Connection, queue: str, now: int) -> str | None:
 def is_dead(host: Host, process: Mapping[str, Any], sightings: Sightings) -> bool:
     """Whether a registered process is gone.
 
-    On this machine its pid tells, at once. Elsewhere only its lease tells, by :meth:`Sightings.has_ended`.
+    On this machine by its pid, at once. Elsewhere by its lease (:meth:`Sightings.has_ended`).
     """
     if process["signal"] == LOST:
         return True  # declared dead, by another or itself; the recovery may be unfinished
@@ -398,7 +401,7 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
     since it was fetched. Idempotent, because the attempt rises.
     """
     applied: list[Change] = []
-    attempts = dict(sorted(copies))  # the later attempt of two copies of a job
+    attempts = dict(sorted(copies))  # of two copies of a job, the later attempt
     for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
         applied += _recover_part(ledger, identity, ids, attempts)
     dispatchable.announce(ledger, applied)
@@ -406,7 +409,7 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
 
 
 def recover_job(ledger: Ledger, event_id: int) -> None:
-    """Recovers one Event at work in this process, which records for others: the one that performed the job, and no other,
+    """Recovers one Event held by this process, which records for others, after only the process that performed the job
     died."""
     dispatchable.announce(ledger, _recover_part(ledger, ledger.identity, [event_id], {}, alone=True))
 

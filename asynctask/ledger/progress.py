@@ -40,7 +40,7 @@ _ERROR_FIELDS = ("count", "digest", "message", "status", "job")
 
 
 class Split(TypedDict):
-    """How far the split of the list is, in rows."""
+    """Progress of the split of the list, in rows."""
 
     state: str
     reason: str | None
@@ -63,7 +63,7 @@ class Counts(TypedDict):
 
 
 class Done(TypedDict):
-    """How many items have ended, how fast, and when the last will have."""
+    """How many items have ended, the rate, and the forecast of the end."""
 
     done: int
     remaining: int
@@ -73,7 +73,7 @@ class Done(TypedDict):
 
 
 class Control(TypedDict):
-    """The knobs, and how many jobs run or wait in the broker."""
+    """The knobs, and the number of jobs in flight."""
 
     parallel: Annotated[int | None, "null: no limit; with an interval, 1."]
     in_flight: int
@@ -95,7 +95,7 @@ class TopError(TypedDict):
 
 
 class CallbackState(TypedDict):
-    """A callback; with a job once its generation has closed with an outcome that it follows."""
+    """A callback; with a job once its generation has closed with the outcome that triggers it."""
 
     name: Literal["merge", "on_complete", "on_success", "on_failure"]
     worker: str
@@ -114,7 +114,7 @@ class ExportResult(TypedDict):
 
 
 class Progress(TypedDict):
-    """How far a Task is."""
+    """The progress of a Task."""
 
     task_id: int
     title: str
@@ -438,7 +438,7 @@ def _callbacks(row: dict[str, Any]) -> list[CallbackState]:
 
 
 def _result(row: dict[str, Any]) -> ExportResult | None:
-    """What the merge of an export made in its generation; None before, and for other Tasks."""
+    """The result of an export's merge in the current generation; None before, and for other Tasks."""
     queued = row["queued_callbacks"] or []
     for name, _, status, result in orjson.loads(queued) if isinstance(queued, str) else queued:
         if name == MERGE and status == Status.FINISH:
@@ -470,7 +470,7 @@ def _rate(row: dict[str, Any], done: int, now: int) -> float | None:
 
 
 def _measured(row: dict[str, Any], done: int, now: int) -> tuple[float, float] | None:
-    """The rate, and over how many seconds it was measured."""
+    """The rate, and the seconds over which it was measured."""
     if row["started_at"] is None:
         return None
     until, since, before = row["closed_at"] or now, row["started_at"], 0
@@ -481,8 +481,8 @@ def _measured(row: dict[str, Any], done: int, now: int) -> tuple[float, float] |
 
 
 def _eta_s(row: dict[str, Any], done: int, remaining: int, retrying: int, now: int) -> float | None:
-    """Seconds until nothing remains: at the current rate, or by the rounds, where these are the limit. Items that wait for
-    a retry begin when the next one is due."""
+    """Seconds until nothing remains: at the current rate, or by the rounds, if these are the limit. Items that wait for a
+    retry begin when the next one is due."""
     pause_s = max(0, (row["next_due_at"] or now) - now) / SECOND if retrying else 0.0
     rate, seconds = _measured(row, done, now) or (0.0, 0.0)
     by_rate = max(remaining / rate, pause_s + retrying / rate) if rate > 0 else None
@@ -502,13 +502,14 @@ def _eta_s(row: dict[str, Any], done: int, remaining: int, retrying: int, now: i
 
 
 def eta_by_rounds(left: int, most: int, interval_s: float, to_next_s: float) -> float:
-    """Seconds until the last of the rounds begins that ``left`` items take, at most ``most`` each; the first does in
+    """Seconds until the last round begins that ``left`` items need, at most ``most`` each; the first begins in
     ``to_next_s`` seconds."""
     return to_next_s + (math.ceil(left / most) - 1) * interval_s if left > 0 else 0.0
 
 
 def are_late(done: float, seconds: float, most: int, interval_s: float) -> bool:
-    """Whether fewer items ended in so many ``seconds`` than the rounds of that time had; the last two may be under way."""
+    """Whether fewer items ended in these ``seconds`` than the rounds of that time had; the last two rounds may still
+    run."""
     rounds = math.floor(seconds / interval_s) - 2
     return rounds > 0 and done < 0.8 * rounds * most
 
@@ -560,7 +561,8 @@ def unsampled(connection: Connection, now: int, every_s: float) -> bool:
 
 
 def measure_anew(connection: Connection, task_id: int, now: int) -> None:
-    """Measures a Task's rate from now on: what it did before, under other knobs or paused, says nothing about its end."""
+    """Restarts the measurement of a Task's rate: earlier values, under other knobs or while paused, do not predict its
+    end."""
     done = sa.func.coalesce(sa.func.sum(_n.finish + _n.failed + _n.error + _n.cancelled), 0)
     problems = sa.func.coalesce(sa.func.sum(_n.failed + _n.error), 0)
     n_done, n_problems = connection.execute(sa.select(done, problems).where(_n.task_id == task_id)).one()

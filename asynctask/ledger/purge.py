@@ -1,8 +1,8 @@
 """Purge: removes Tasks that ended long ago, with their rows and files, and jobs without a Task.
 
-A Task is marked first, in ``turning``: from then on nothing finds it, and nothing can open it again. Its rows go in slices,
-one short transaction each, its file after them, and the Task's own row last; so a purge whose process ended is continued by
-the next one.
+A Task is marked first, in ``turning``: from then on no query finds it, and nothing can reopen it. Its rows are removed in
+slices, one short transaction each, then its file, and the Task's own row last; so the next purge continues an interrupted
+one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SLICE: Final = 1_000
 """Rows of one transaction: some ten milliseconds."""
 
 REST: Final = 9
-"""The pause after a slice, in multiples of the time that it took."""
+"""Pause after a slice, as a multiple of its duration."""
 
 MOST_TASKS: Final = 100
 """Tasks that are removed together."""
@@ -56,8 +56,8 @@ _SMALL: Final = (task_tallies, task_errors, task_samples, task_callbacks)
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """What to remove: Tasks that ended before ``before`` (microseconds), of ``owner`` and in one of ``states`` if these are
-    given; without them, jobs without a Task too.
+    """What to remove: Tasks that ended before ``before`` (microseconds), filtered by ``owner`` and ``states``; without
+    these filters, jobs without a Task too.
 
     Raises :class:`InputError` for a state in which a Task has not ended.
     """
@@ -80,7 +80,7 @@ class Old:
 
     @property
     def tasks(self) -> Any:
-        """The condition of its Tasks; those that an earlier purge left half-way are among them."""
+        """The condition of its Tasks, including those that an earlier purge left incomplete."""
         found = (_t.finished_at < self.before) & (_t.turning.is_(None) | (_t.turning == PURGING))
         if self.states:
             found &= _t.state.in_([str(state) for state in self.states])
@@ -109,7 +109,7 @@ class Purged:
 
 
 def count_old(connection: Connection, old: Old) -> Purged:
-    """How much a purge would remove. Of files, an upload and what an export made count one each, wherever they are."""
+    """How much a purge would remove. An upload and the files of an export count as one file each, wherever they are."""
     number = sa.func.count
     files = number(_t.split_source) + number(sa.case((_t.callbacks.contains(f'"name":"{MERGE}"'), 1)))
     columns = number(), sa.func.sum(_t.created_jobs), sa.func.sum(_t.rejected), files
@@ -132,7 +132,7 @@ class Purge:
     remove_file: Callable[[dict[str, Any]], bool]
     remove_export: Callable[[str], bool] = lambda export: False
     removed: Purged = field(default_factory=Purged)
-    _after: int = 0  # Tasks up to this id are removed, or held by somebody
+    _after: int = 0  # Tasks up to this id are removed, or locked by others
     _batch: list[int] = field(default_factory=list)  # marked Tasks whose rows are removed now
     _tasks_over: bool = False
     _log: Any = field(default_factory=lambda: get_logger("asynctask.purge"))

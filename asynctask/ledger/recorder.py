@@ -40,7 +40,8 @@ LONGEST_LINGER_S = 0.1
 """The longest wait, while there is enough work that does not depend on the outcome: see :meth:`Recorder._linger`."""
 
 _LINGERS = 9
-"""The wait in multiples of the last flush's time, so that flushing takes a tenth of the time at any cost of a commit."""
+"""The wait as a multiple of the last flush's duration, so that flushing takes a tenth of the time at any cost of a
+commit."""
 
 _MAX_BATCH = 500
 _READS = 100
@@ -54,16 +55,15 @@ _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 class Outcome:
     """The record of one attempt of one Event.
 
-    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt. ``then``
+    ``status`` and ``reason`` name the transition; ``retry_at`` (microseconds) turns an error into another attempt. ``then``
     is called after the commit with whether the compare-and-set was won; only then may the job's copy be acknowledged.
-    ``elsewhere``: another engine holds the job's copies. They carry no fence, so the open Event's current attempt is
-    meant, and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read
-    at Begin; the first try to write its end compares with it. ``awaited``: the job itself waits for this record before
-    it begins, or its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again.
-    ``doubtful``: the answer to the commit was lost and it may be written, so it stands only for the attempt that it
-    names. ``follower``: the job that began in this one's place under their Task's ``parallel``. ``checkpoint``: the
-    place to save with it; ``news``: what the items of a slice came to. ``worker`` and
-    ``seconds``, for the figures: whose job it is, and how long it ran.
+    ``elsewhere``: another engine holds the job's copies. They carry no fence, so the open Event's current attempt is meant,
+    and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read at Begin;
+    the first try to write its end compares with it. ``awaited``: the job waits for this record before it begins, or its
+    Task does, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer
+    to the commit was lost and it may be written, so it stands only for the attempt that it names. ``follower``: the job
+    that began in this one's place under their Task's ``parallel``. ``checkpoint``: saved with it; ``news``: the outcomes of
+    a slice's items. ``worker`` and ``seconds``, for the figures: the job's worker, and how long it ran.
     """
 
     event_id: int
@@ -90,8 +90,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A lent job that took the place of another. It counts as in flight from the transaction that ends the other: that
-    transaction records its outcome too, or its ``working``, which ``begun`` makes."""
+    """A lent job that took the place of another. It counts as in flight from the transaction that ends the other, which
+    also records its outcome, or its ``working``, which ``begun`` makes."""
 
     event_id: int
     begun: Callable[[], Outcome]
@@ -100,7 +100,7 @@ class Follower:
 def lingers_s(busy_for: float | None, flush_s: float) -> float:
     """How long a pending outcome waits for others, in seconds: 0, or at least :data:`LINGER_S`.
 
-    ``busy_for``: for how many seconds there is work, None if none runs; ``flush_s``: how long a flush takes. An idle thread
+    ``busy_for``: for how many seconds there is work, None if none runs; ``flush_s``: duration of a flush. An idle thread
     may depend on the outcome, so a long wait is limited to a part of the remaining work's time.
     """
     if busy_for is None:
@@ -116,9 +116,9 @@ class Recorder:
     time. ``busy_for`` returns None while no job runs, else for how many seconds there is work that does not depend on an
     outcome. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
     nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
-    time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count what is
-    committed. ``closes_at_once``: a Task that may be over is closed as soon as no job runs, however short a while ago the
-    last check was.
+    time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count committed
+    outcomes. ``closes_at_once``: a Task that may have ended is closed as soon as no job runs, however recent the last
+    check.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Recorder:
         self._reads = 0
         self._closer = TaskCloser(ledger, on_due)
         self._awaited = False  # a pending outcome is awaited
-        self._flush_s = 0.0  # duration of the last flush
+        self._flush_s = 0.0  # of the last flush, in seconds
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.recorder")
         self._flushes = True  # no outcome is pending because of a failed flush
@@ -257,7 +257,7 @@ class Recorder:
         self._log.error(
             "outcome_refused", event_id=each.event_id, attempt=each.attempt, error=_brief(error), exc_info=error
         )
-        if each.status is Status.WORKING:  # for the ledger it did not begin; the waiting thread must not hang
+        if each.status is Status.WORKING:  # it did not begin by the ledger, and the waiting thread must not hang
             self._notify(each, False)
         elif isinstance(error, TooLarge) and each.result is not None:
             note = Note("working", self._ledger.catalogue("not_kept", str(error)))
@@ -390,8 +390,8 @@ class Recorder:
     def announce(self, applied: Sequence[Change]) -> None:
         """Reports to the dispatcher what committed changes made ready.
 
-        A lost change is reported by the row as it is: its first try may have written that row although the answer was lost.
-        A superfluous hint does no harm.
+        A lost compare-and-set is reported by the row as it is: its first try may have written that row although the answer
+        was lost. A superfluous hint does no harm.
         """
         if (at := dispatchable.announce(self._ledger, [_as_it_stands(each) for each in applied])) is not None:
             self._on_due(at)
@@ -413,7 +413,7 @@ def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
 
 
 def _figure(each: Outcome) -> str | None:
-    """What the figures count an outcome as; None for one that ends no attempt."""
+    """The status that the figures count an outcome as; None for one that ends no attempt."""
     if each.status is Status.WORKING or each.reason is Reason.GIVEN_BACK:
         return None
     if each.reason is Reason.INTERRUPTED:
@@ -422,9 +422,8 @@ def _figure(each: Outcome) -> str | None:
 
 
 def _is_plain(end: Change) -> bool:
-    """Whether nothing waited for this end at Begin, so that what waits for it now may be announced with the next check: it
-    is no failure, and has no place in a ``parallel``, a round or the line of a key. (A job in a lent place has a process.)
-    """
+    """Whether nothing waited for this end at Begin, so that the next check may announce it: it is no failure, and has no
+    place in a ``parallel``, a round or the line of a key. (A job in a lent place has a process.)"""
     record, turn = end.record, end.turn
     assert record is not None
     assert turn is not None
@@ -452,7 +451,7 @@ def with_followers(batch: Sequence[Outcome]) -> list[Outcome]:
     ids = {each.event_id for each in batch}
     begun = [each.follower.begun() for each in batch if each.follower is not None and each.follower.event_id not in ids]
     for each in batch:
-        each.follower = None  # a second flush has it in the batch already
+        each.follower = None  # a second flush already has it in the batch
     return [*batch, *begun]
 
 
@@ -468,7 +467,7 @@ def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[Change], l
         if (seen := each.seen) is not None
     ]
     changes = [_change(ledger, each) for each in wave if each.seen is None] if len(ends) < len(wave) else []
-    forget_seen(wave)  # a second try must read them: this one may commit without its answer arriving
+    forget_seen(wave)  # a second try must read them: this one may commit and its answer be lost
     if len(wave) == len(ends) == 1 and (seen := ends[0].record) is not None and seen.is_lone:
         return _write_lone(ledger, wave[0], ends[0])
     with ledger.database.write() as connection:
@@ -483,7 +482,7 @@ def _write_lone(ledger: Ledger, each: Outcome, end: Change) -> tuple[list[Change
     except StaleRead:
         raise
     except TransactionConflict:
-        each.doubtful = True  # it may stand, and only its answer be lost
+        each.doubtful = True  # it may be committed, and only its answer lost
         raise
 
 
@@ -566,7 +565,7 @@ def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | 
 
 _MAX_PAUSE_S = 0.1  # the longest pause between two checks while other jobs run
 _PAUSE_FACTOR = 30  # the pause in multiples of the last check's duration
-_MAX_INLINE_JOBS = 20_000  # a larger Task is closed in a thread: the query over its rows would delay outcomes
+_MAX_INLINE_JOBS = 20_000  # a larger Task is closed in a thread, because the query over its rows would delay outcomes
 
 
 class TaskCloser:
@@ -585,8 +584,8 @@ class TaskCloser:
         self._log = get_logger("asynctask.recorder")
 
     def ended(self, task_ids: Iterable[int | None], *, unannounced: Iterable[int | None] = ()) -> None:
-        """Notes that jobs of these Tasks ended; None stands for jobs without a Task. ``unannounced``: the dispatcher is
-        told of these with the next check."""
+        """Notes that jobs of these Tasks ended; None stands for jobs without a Task. ``unannounced``: the next check tells
+        the dispatcher of these."""
         self._ended.update(task_id for task_id in task_ids if task_id is not None)
         self._unannounced.update(task_id for task_id in unannounced if task_id is not None)
 
@@ -605,7 +604,7 @@ class TaskCloser:
             self.check()
 
     def check(self) -> None:
-        """Checks now, and closes the Tasks that are over."""
+        """Checks now, and closes the Tasks that have ended."""
         begun = self._ledger.clock.monotonic()
         ended, self._ended = self._ended, set()
         unannounced, self._unannounced = self._unannounced, set()
@@ -634,8 +633,8 @@ class TaskCloser:
                     self._close_in_thread(task_id)
 
     def _over(self, task_ids: set[int]) -> tuple[list[int], list[int]]:
-        """Closes the small Tasks that are over, many per transaction. Returns the others that are over, and those of them
-        to close in this thread."""
+        """Closes the small Tasks that have ended, many per transaction. Returns the other ended ones, and those of them to
+        close in this thread."""
         with self._ledger.database.read() as connection:
             over = candidates(connection, task_ids)
         over = sorted(set(over).difference(self._close_together(over)))

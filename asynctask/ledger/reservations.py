@@ -63,7 +63,7 @@ MOST_SMALL = 20
 """Jobs of the largest small Task: in a larger one, the cost of its jobs outweighs its own."""
 
 MOST_LENT: Final = 100
-"""Jobs lent for one place at most."""
+"""Largest number of jobs lent for one place."""
 
 MOST_OF_ROUND: Final = 10_000
 """Jobs of one round of a Task with an interval: they are reserved in one transaction."""
@@ -112,7 +112,7 @@ _IS_SMALL = (
 )
 _READY = (
     sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner, _HAS_ROUNDS, _t.created_jobs - _t.next_seq)
-    .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # else it reads the Tasks that are not ready, too
+    .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # otherwise it also reads the Tasks that are not ready
     .where(_t.queue == sa.bindparam("of"), _FREE)
     .order_by(_t.ready, _t.id)
     .limit(sa.bindparam("count"))
@@ -151,7 +151,7 @@ _DUE_OF_TASK = (
     .limit(sa.bindparam("count"))
 )
 _QUEUE = sa.func.coalesce(_e.queue, "default")
-# Longer options are those of a job that another program pushed, which has no priority: they are not read for one.
+# Longer options belong to a job that another program pushed, which has no priority.
 _ALONE = (
     sa.select(_e.id, _QUEUE, sa.func.substr(_e.options, 1, 255))
     .where(_e.due_at <= sa.bindparam("now"), _e.task_id.is_(None))
@@ -188,7 +188,7 @@ class Runnable:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A job reserved for the broker. ``params`` and ``options``: JSON text as in the ledger; ``row``: its row in the list;
-    ``items``: how many it has; ``slots``: number of counter slots of its Task."""
+    ``items``: number of items; ``slots``: number of counter slots of its Task."""
 
     event_id: int
     job_id: str
@@ -290,7 +290,7 @@ def page(
         firm = [row for row in found if row[2] != last]
         count, oldest = len(found) - len(firm), int(found[len(firm)][0])
         after = served[last] if last in served else oldest + int(place * (int(newest(priority=last)[0][0]) - oldest))
-        # Those after the last one that was served, and on from the first where these end.
+        # Those after the last one that was served, then from the first on.
         turned = beyond(priority=last, after=after, count=count)
         found = firm + (turned + [row for row in found if row[2] == last and row[0] <= after])[:count]
     return found + (lower(priority=last) if int(found[0][2]) == last else [])
@@ -331,7 +331,7 @@ def reserve(
 class _Reserved:
     jobs: list[Ready]
     full: bool = False  # ``parallel`` is used up
-    idle: bool = False  # holds its session, but has nothing to reserve
+    idle: bool = False  # holds its session, with nothing to reserve
     next_at: int | None = None  # when to check whether the next round may begin, or an earlier split has ended
     in_hand: tuple[int, int] | None = None  # the Task's priority, and until when another dispatcher has its reservation
     woken: set[int] = field(default_factory=set)  # Tasks that have jobs due now, because the line of a key went on
@@ -390,7 +390,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
 
 _LEAST_PASSED: Final = 256
 _MOST_PASSED: Final = 2_000
-"""Rows that the pointer of a Task with keys passes in one reservation, where hardly any has its turn."""
+"""Rows that the pointer of a Task with keys passes in one reservation, if hardly any has its turn."""
 
 _PASSED = (
     sa.select(_e.id, _e.seq)
@@ -401,7 +401,7 @@ _PASSED = (
 
 
 def _keys_wait(connection: Connection, ledger: Ledger, task: Mapping[str, Any], now: int) -> _Reserved | None:
-    """What a Task with keys gets that may not dispatch now; None if it may, and then the keys are locked."""
+    """The result for a Task with keys that may not dispatch now; None if it may, and then the keys are locked."""
     if not sessions.lock_keys(connection, ledger):
         return _Reserved([], next_at=now + micros(dispatchable.RECHECK_S))
     if not sessions.waits_for_split(connection, task):
@@ -412,8 +412,8 @@ def _keys_wait(connection: Connection, ledger: Ledger, task: Mapping[str, Any], 
 
 
 def _pass(connection: Connection, task: Mapping[str, Any], count: int, now: int, woken: set[int]) -> int:
-    """How far the pointer of a locked Task goes for ``count`` jobs. Of one with keys, it passes those whose turn has not
-    come: they wait for it. ``woken`` gets the Tasks that have jobs due now."""
+    """How far the pointer of a locked Task moves for ``count`` jobs. With keys, it passes those whose turn has not come:
+    they wait for it. ``woken`` gets the Tasks that have jobs due now."""
     low, created = int(task["next_seq"]), int(task["created_jobs"])
     if task["key_limit"] is None or count <= 0:
         return min(created, low + count)
@@ -460,7 +460,7 @@ def _round_opens(connection: Connection, task: Mapping[str, Any], interval: int,
 def _noted_round(
     task: Mapping[str, Any], interval: int, reserved: int, begins: int, jobs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The columns of the round that a reservation began; those of a Task that has no interval any more are cleared."""
+    """The columns of the round that a reservation began; those of a Task without an interval are cleared."""
     if interval and reserved:
         return {"round_at": begins, "round_jobs": dumps(jobs)}
     return {"round_at": None, "round_jobs": None} if not interval and task["round_at"] is not None else {}
@@ -532,7 +532,7 @@ def _lend_fresh(connection: Connection, ledger: Ledger, fresh: Sequence[Ready]) 
 
 
 def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:
-    """Returns jobs lent to this process that it does not know (``known``: Event ids) to the ledger; returns how many.
+    """Returns jobs lent to this process that it does not know (``known``: Event ids) to the ledger; returns their number.
 
     A loan is unknown if the answer to its transaction was lost.
     """
@@ -557,8 +557,8 @@ def _return_loans(ledger: Ledger, event_ids: Sequence[int]) -> list[Change]:
 
 @repeatable
 def _recheck_parallel(ledger: Ledger, task_id: int) -> bool:
-    """Makes a Task ready again that has room by now; the next reservation sets when its next round may begin, if it has
-    rounds. Returns whether it did."""
+    """Makes a Task ready again that has free places now; if it has rounds, the next reservation determines when the next
+    may begin. Returns whether it did."""
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
         flying, limit = _flying(connection, task), at_once(task["parallel"], interval_of(task["interval_s"]))
@@ -573,7 +573,7 @@ def _recheck_parallel(ledger: Ledger, task_id: int) -> bool:
 
 
 def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
-    """Number of a Task's jobs in flight; 0 without a limit, where nobody needs it."""
+    """Number of a Task's jobs in flight; 0 without a limit, which does not need it."""
     if task["parallel"] is None and task["interval_s"] <= 0:
         return 0
     counts = total_counts(connection, task["id"])
@@ -714,8 +714,8 @@ def confirm(
 
 
 def unconfirmed(connection: Connection, now: int, late: str | None = None) -> dict[int, str]:
-    """Tasks whose dispatcher's lease ended between reserve and confirm, with their queues; also those of ``late``, a
-    dispatcher that lost its leadership, whose leases may run."""
+    """Tasks whose dispatcher's lease expired between reserve and confirm, with their queues; also those of ``late``, a
+    dispatcher that lost its leadership, whose leases may still run."""
     found = list(connection.execute(_UNCONFIRMED, {"now": now}))
     if late is not None:
         found += connection.execute(_UNCONFIRMED_OF, {"late": late})
@@ -726,8 +726,8 @@ def unconfirmed(connection: Connection, now: int, late: str | None = None) -> di
 def take_again(
     ledger: Ledger, task_id: int, *, lease_s: float, late: str | None = None, limit: int = 10_000
 ) -> list[Ready] | None:
-    """Takes over an unconfirmed reservation whose lease ended, or which is of ``late``; returns the jobs of its range to
-    push again.
+    """Takes over an unconfirmed reservation whose lease expired, or which belongs to ``late``; returns the jobs of its
+    range, to be pushed again.
 
     None if it is not taken over: it is confirmed, another dispatcher has it, or another transaction holds the Task's row,
     and a later round retries.
@@ -749,8 +749,8 @@ def take_again(
 
 
 def out_before(ledger: Ledger, task_id: int, limit: int = 10_000) -> list[Ready]:
-    """Jobs of a Task that are out, unbegun as far as is known, and before what is reserved at its pointer: a reservation
-    that was not confirmed may have released any of them, which were due. The broker knows which of them it holds."""
+    """Jobs of a Task in flight before the range reserved at its pointer that are not known to have begun: an unconfirmed
+    reservation may have released any of them, which were due. The broker knows which of them it holds."""
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
         high = task["next_seq"] if task["reserved_from"] is None else task["reserved_from"]
@@ -763,7 +763,7 @@ def alone_due(connection: Connection, now: int, queues: Collection[str], limit: 
     """Jobs without a Task that are due in these queues, in the order of their due times.
 
     If more than ``limit`` are due, the first and the last ``limit``: an urgent job that came last is seen behind any number
-    of others, and no query reads all of them.
+    of others, without reading all of them.
     """
     if not queues:
         return []

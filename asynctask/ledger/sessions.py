@@ -58,7 +58,7 @@ def readiness(task: Mapping[str, Any]) -> int | None:
 
 
 def waiting_in_line(task: Mapping[str, Any]) -> bool:
-    """Whether a Task (its columns) waits for its session, as shown to its user."""
+    """Whether a Task (its columns) waits for its session, as shown to users."""
     return task["session_waits"] is not None and task["state"] in _DISPATCHED
 
 
@@ -83,7 +83,7 @@ def after_turn(connection: Connection, ledger: Ledger, before: Mapping[str, Any]
 
 
 def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> None:
-    """Releases the session of a Task that is over and promotes the next one, in the caller's transaction."""
+    """Releases the session of a Task that has ended and promotes the next one, in the caller's transaction."""
     if task["session_key"] is None:
         return
     connection.execute(tasks.update().where(_t.id == task["id"]).values(session_holder=None, session_waits=None))
@@ -164,7 +164,7 @@ def _waits_for_retries(connection: Connection, task: Mapping[str, Any], now: int
     counts = total_counts(connection, task["id"])
     if counts.working or counts.stopped or not counts.enqueue or counts.dispatched != counts.returned:
         return False
-    due = connection.execute(_NEXT_DUE, {"task_id": task["id"]}).scalar()  # or they wait for jobs of their keys
+    due = connection.execute(_NEXT_DUE, {"task_id": task["id"]}).scalar()  # or its jobs wait for their keys
     return due is not None and int(due) > now
 
 
@@ -174,7 +174,7 @@ _NEXT_DUE = (
 
 
 def next_due(connection: Connection, task_id: int) -> int | None:
-    """When the first of a Task's jobs that wait in the ledger is due; those that wait for their keys do not count."""
+    """The due time of the first of a Task's jobs that wait in the ledger, without those that wait for their keys."""
     due = connection.execute(_NEXT_DUE, {"task_id": task_id}).scalar()
     return None if due == BLOCKED else due
 
@@ -223,7 +223,7 @@ def promote_alone(ledger: Ledger, key: str) -> bool:
 
 
 def _stalled_holders() -> sa.Select[Any]:
-    """Holders that by their counts only wait for retries, while other Tasks wait for the session."""
+    """Holders that only wait for retries, by their counts, while other Tasks wait for the session."""
     other = tasks.alias("other")
     open_items = sa.func.sum(_n.enqueue)
     return (
@@ -243,17 +243,17 @@ def _stalled_holders() -> sa.Select[Any]:
 # -- keys: items with equal values of a field run one after the other
 
 MAX_KEY: Final = 255
-"""Characters of a key."""
+"""Largest number of characters of a key."""
 
 _KEYS: Final = "keys"
 """The duty whose row is locked while turns are given, so that two processes never give the same one."""
 
 _FREED: Final = 500
-"""Ended Events of one transaction that lets their lines go on."""
+"""Ended Events of one transaction that advances their lines."""
 
 _TERMINAL: Final = sorted(map(str, TERMINAL))
 _MIXED: Final = "*"
-"""The worker's name of a Task whose jobs name their own."""
+"""The worker's name of a Task of mixed jobs."""
 
 _SPLITTING: Final = (
     sa.select(sa.literal(1))
@@ -266,7 +266,7 @@ _SPLITTING: Final = (
 def key_text(value: Any) -> str | None:
     """The key in a value of an item: a text without blanks around it, or a number as text, so 7, 7.0 and "7" are one key.
 
-    None for anything else, and for a text that is empty or longer than :data:`MAX_KEY`.
+    None for other values, and for a text that is empty or longer than :data:`MAX_KEY`.
     """
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)
@@ -276,7 +276,8 @@ def key_text(value: Any) -> str | None:
 
 
 def line_of(worker_name: str, key: str) -> int:
-    """The line of a worker's key: a digest of 64 bits. Two keys with the same wait for each other, which harms neither."""
+    """The line of a worker's key: a digest of 64 bits. Two keys with the same digest wait for each other, which does no
+    harm."""
     digest = hashlib.blake2b(f"{len(worker_name)}:{worker_name}{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
@@ -304,10 +305,10 @@ def waits_for_split(connection: Connection, task: Mapping[str, Any]) -> bool:
 def admit(
     connection: Connection, task: Mapping[str, Any], event_ids: Collection[int], high: int, now: int
 ) -> tuple[set[int], set[int]]:
-    """Of these Events of a locked Task, which are to be dispatched, those whose turn it is; and the Tasks of which Events
-    are due now because a line went on. ``high``: where the Task's pointer will be. The caller has locked the keys.
+    """Those of these Events of a locked Task, which are to be dispatched, whose turn it is; and the Tasks with Events due
+    now because a line advanced. ``high``: where the Task's pointer will be. The caller has locked the keys.
 
-    An Event without a key has its turn always; one without a place, because it ended before and runs again, gets the last
+    An Event without a key always has its turn; one without a place, because it ended before and runs again, gets the last
     place.
     """
     dialect = connection.dialect.name
@@ -327,7 +328,7 @@ def admit(
 
 
 def block(connection: Connection, event_ids: Collection[int]) -> None:
-    """Makes Events wait for their turn that were to be dispatched: they change neither status nor counts."""
+    """Makes these Events, which were to be dispatched, wait for their turn; neither status nor counts change."""
     if event_ids:
         dialect = connection.dialect.name
         given = {"ids": batches.given(dialect, event_ids)}
@@ -335,9 +336,9 @@ def block(connection: Connection, event_ids: Collection[int]) -> None:
 
 
 def free(ledger: Ledger, ended: Mapping[int, int]) -> set[int]:
-    """Takes ended Events (id -> line) out of their lines, after the commit of their ends; those next in line are due now.
+    """Removes ended Events (id -> line) from their lines, after the commit of their ends; the next in line are due now.
 
-    Returns the Tasks of these. What another transaction keeps from it now, a later ``dispatchable.catch_up`` does.
+    Returns the Tasks of these. If another transaction prevents it, a later ``dispatchable.catch_up`` does it.
     """
     woken: set[int] = set()
     for part in chunks(sorted(ended), _FREED):
@@ -367,8 +368,8 @@ def _leave(connection: Connection, event_ids: Collection[int]) -> None:
 
 
 class _Own(NamedTuple):
-    """A Task whose reservation asks: its pointer passes up to ``high`` now. ``waiting``: its Events that are dispatched now
-    if they get their turn, and so are open and not blocked."""
+    """A Task that is being reserved: its pointer moves to ``high`` now. ``waiting``: its Events that are dispatched now if
+    they get their turn, and so are open and not blocked."""
 
     task_id: int = 0
     high: int = 0
@@ -452,13 +453,14 @@ def _heads(dialect: str) -> Any:
     )
     held = "SELECT count(*) FROM key_places h WHERE h.line = d.line AND h.holds = 1"
     columns = f"d.line, ({head}), ({held})"
-    if dialect == "sqlite":  # one text: among several threads, a row costs more than what it holds
+    if dialect == "sqlite":  # one text: with several threads, a row costs more than its content
         columns = f"json_group_array(json_array({columns}))"
     return sa.text(f"SELECT {columns} FROM {_LINES[dialect]}")  # noqa: S608
 
 
 def _heads_of(connection: Connection, lines: Collection[int]) -> Sequence[Sequence[Any]]:
-    """Of each line: its number, the next Event without its turn, and how many hold the line. Two index look-ups a line."""
+    """For each line: its number, the next Event without its turn, and how many hold the line. Two index look-ups per
+    line."""
     dialect = connection.dialect.name
     given = batches.given("postgresql" if dialect == "postgresql" else "sqlite", list(lines))
     found = connection.execute(_heads(dialect), {"lines": given})
@@ -519,8 +521,8 @@ def _unblock(dialect: str) -> Any:
 
 
 def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
-    """Lets lines go on whose holder has ended, or that none holds although Events wait for their turn: their process died
-    between two commits. Returns the Tasks with Events that are due now."""
+    """Advances lines whose holder has ended, or that nobody holds although Events wait: their process died between two
+    commits. Returns the Tasks with Events that are due now."""
     joined = key_places.outerjoin(events, _e.id == _k.event_id)
     over = _e.id.is_(None) | _e.status.in_(_TERMINAL)
     ended = sa.select(_k.event_id, _k.line).select_from(joined).where(_k.holds == 1, over).limit(limit)

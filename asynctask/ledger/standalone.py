@@ -1,4 +1,4 @@
-"""Events created or changed from outside the runtimes: jobs without a Task, and the public ``app.record``."""
+"""Events created or changed outside the runtimes: jobs without a Task, and the public ``app.record``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from asynctask.ledger.tasks import close_after
 from asynctask.messages import clean
 
 ENGINE: Final = "engine"
-"""The option that names the engine that holds an Event's job; the only one of such an Event."""
+"""The option that names the engine that holds an Event's job; the only option of such an Event."""
 
 MAX_JOB_ID: Final = 64
 """Characters of a job id."""
@@ -46,10 +46,10 @@ _e = events.c
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job as it comes to the ledger: an engine fetched it, or a program sends it.
+    """A job that reaches the ledger: an engine fetched it, or a program sends it.
 
-    ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For its
-    Event, if it has none yet: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text.
+    ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
+    Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text.
     """
 
     job_id: str
@@ -66,7 +66,7 @@ def is_job_id(text: str) -> bool:
 
 
 def fitted(job: Arrival) -> tuple[Arrival, str | None]:
-    """A job of another program made to fit an Event, and a description of the changes; None without changes.
+    """A job of another program adapted to fit an Event, and a description of the changes; None without changes.
 
     Names are truncated and cleaned; arguments that cannot be stored are dropped, and the reason quotes their beginning.
     """
@@ -217,10 +217,10 @@ def _message_key(status: Status) -> str:
 def end_elsewhere(
     ledger: Ledger, job_id: str, why: str, *, timeout_s: float | None = None, lone_only: bool = False
 ) -> bool:
-    """Ends an open job in ``error`` that an attached engine gave up where no middleware ran; whether it did.
+    """Ends an open job in ``error`` that an attached engine gave up without running the middleware; returns whether it did.
 
     ``why``: the reason shown; ``timeout_s``: the engine ended it over that limit, in seconds; ``lone_only``: leaves a job
-    or a callback of a Task, which the ledger gives again.
+    or a callback of a Task, which the ledger dispatches again.
     """
     error = JobTimeout(timeout_s) if timeout_s is not None else None
     reason, code = (Reason.TIMEOUT, "timeout") if error else (Reason.DISCARDED, "discarded")
@@ -245,8 +245,8 @@ def end_elsewhere(
 
 @repeatable
 def reopen_elsewhere(ledger: Ledger, job_id: str) -> bool:
-    """Opens the Event of a failed job without a Task again, which a person put on the queue of its engine once more, with
-    the engine's own tools; whether it did."""
+    """Reopens the Event of a failed job without a Task that a person requeued with the engine's own tools; returns whether
+    it did."""
 
     def decide(record: EventRecord) -> Turn | None:
         if record.row.status not in (Status.FAILED, Status.ERROR) or not record.is_lone:

@@ -54,7 +54,7 @@ MAX_SPLIT_TRIES = 3
 
 
 class SplitLost(Exception):
-    """Another process holds the split, or it is over: the caller must stop adding items. ``reason`` says which."""
+    """Another process holds the split, or it has ended: the caller must stop adding items. ``reason`` says which."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -192,7 +192,7 @@ def submission_detail(new: NewTask) -> dict[str, Any]:
 
 
 def nothing_taken(reason: Reason, rejected: int) -> str:
-    """``state_reason`` of a Task of which nothing was accepted and ``rejected`` rows were refused."""
+    """``state_reason`` of a Task of which no row was accepted and ``rejected`` rows were refused."""
     return str(reason) if reason is Reason.ROWS_REJECTED else "all_rejected" if rejected else "no_items"
 
 
@@ -334,7 +334,7 @@ def add_slice(
     jids = ledger.ids.jids(len(items))
     corrects = any(each.number is not None for rows in (items, rejects) for each in rows)
     with ledger.database.write() as connection:
-        # Those above have smaller ids, so they are locked first.
+        # Ancestors have smaller ids, so they are locked first.
         above = corrections.lock_all(connection, corrections.ancestors(connection, task_id)) if corrects else {}
         task = lock(connection, task_id)
         _check_split_held(ledger, task)
@@ -364,7 +364,7 @@ def add_slice(
 
 
 def _grown(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> dict[str, Any]:
-    """The columns of a Task with these jobs and refused rows more."""
+    """The columns of a Task after adding these jobs and refused rows."""
     created = task["created"] + items_of(items)
     return {
         "created_jobs": task["created_jobs"] + len(items),
@@ -379,7 +379,7 @@ def _grown(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> 
 def _add_jobs(
     connection: Connection, ledger: Ledger, task: Mapping[str, Any], jids: Sequence[str], items: Sequence[NewItem], now: int
 ) -> None:
-    """The Events of new jobs of a Task, their places in the lines of their keys, and their counts."""
+    """Inserts the Events of new jobs of a Task and their places in the lines of their keys, and counts them."""
     task_id, first = int(task["id"]), int(task["created_jobs"])
     new = [(jid, task_id, seq, one) for seq, (jid, one) in enumerate(zip(jids, items, strict=True), first)]
     _insert_events(connection, new, now, {task_id: task["worker_name"]})
@@ -392,7 +392,8 @@ def _add_jobs(
 def _insert_events(
     connection: Connection, new: Sequence[tuple[str, int, int, NewItem]], now: int, workers: Mapping[int, str]
 ) -> None:
-    """The Events of items: (job id, Task, number in the Task, item) each. ``workers``: the worker's name of each Task."""
+    """Inserts the Events of items: (job id, Task, number in the Task, item) each. ``workers``: the worker's name of each
+    Task."""
     rows: list[tuple[Any, ...]]
     rows = [
         (jid, task_id, seq, "enqueue", one.params, one.row, one.last_row or one.row, now) for jid, task_id, seq, one in new
@@ -411,7 +412,7 @@ def _insert_events(
 
 
 def items_of(jobs: Sequence[NewItem]) -> int:
-    """How many items these jobs have."""
+    """The number of items of these jobs."""
     return sum([each.items for each in jobs])
 
 
@@ -461,10 +462,10 @@ def refuse_list(ledger: Ledger, task_id: int, planned: int) -> None:
 def fail_split(
     ledger: Ledger, task_id: int, reason: str, *, detail: dict[str, Any] | None = None, anyone: bool = False
 ) -> None:
-    """Ends a split for good; created jobs run on, and the Task says why it is incomplete.
+    """Ends a split for good; created jobs continue, and the Task says why it is incomplete.
 
     ``detail``: ``text`` and ``params`` of the reason, for translation, and its ``errors``; kept in the Task's log.
-    ``anyone``: the caller is maintenance, which found the lease of a split ended that cannot be resumed.
+    ``anyone``: the caller is maintenance, which found the expired lease of a split that cannot be resumed.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id) if anyone else lock(connection, task_id)
@@ -531,10 +532,10 @@ def plan(ledger: Ledger, task_id: int, planned: int) -> None:
 
 @repeatable
 def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> TaskRow | None:
-    """Claims a split whose lease ended, or (``of``) takes it over from that process.
+    """Claims a split whose lease expired, or (``of``) takes it over from that process.
 
-    Returns the Task (resume after ``split_cursor``), or None if another process holds it. A split that three
-    processes claimed without progress probably killed them: it ends as failed.
+    Returns the Task (resume after ``split_cursor``), or None if another process holds it. A split that three processes
+    claimed without progress probably killed them: it ends as failed.
     """
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
@@ -553,7 +554,7 @@ def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None 
 
 
 def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
-    """Tasks whose split's lease ended: (id, whether it can be resumed)."""
+    """Tasks whose split's lease expired: (id, whether it can be resumed)."""
     rows = connection.execute(
         sa.select(_t.id, _t.split_source.is_not(None))
         .where(_t.finished_at.is_(None), _t.split_state == "splitting", _t.split_until <= now)
@@ -570,7 +571,7 @@ def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[
 
 @repeatable
 def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
-    """Removes the source of these Tasks, whose split is over and whose list is not stored any more."""
+    """Removes the source of these Tasks, whose split has ended and whose list is not stored any more."""
     with ledger.database.write() as connection:
         over = _t.id.in_(task_ids) & (_t.split_state != "splitting")
         connection.execute(tasks.update().where(over).values(split_source=None))
@@ -765,7 +766,7 @@ _OPEN_ITEMS = _n.enqueue + _n.working + _n.stopped
 
 
 def tolerance_of(task: Mapping[str, Any]) -> Tolerance | None:
-    """What a Task (its columns) tolerates; None: everything, also where a user wrote something else into the row."""
+    """The tolerance of a Task (its columns); None: everything, also if a user wrote an invalid value into the row."""
     if task["tolerated_failures"] is None:
         return None
     try:
@@ -776,7 +777,7 @@ def tolerance_of(task: Mapping[str, Any]) -> Tolerance | None:
 
 def tolerated_left(connection: Connection, task: Mapping[str, Any]) -> int | None:
     """How many more items of a Task (its columns) may fail before it pauses itself; negative: it is over its limit. None:
-    it has none, or none is known while the list is split."""
+    it has no limit, or none is known while the list is split."""
     if (tolerance := tolerance_of(task)) is None:
         return None
     counts = total_counts(connection, task["id"])
@@ -789,10 +790,10 @@ def _known_total(task: Mapping[str, Any]) -> int | None:
 
 
 def pause_failing(ledger: Ledger, task_ids: Iterable[int] | None = None) -> list[int]:
-    """Pauses those Tasks, of ``task_ids`` or of all, of which more items failed than they tolerate; returns their ids.
+    """Pauses those Tasks, of ``task_ids`` or of all, with more failed items than they tolerate; returns their ids.
 
-    A Task whose row another transaction holds is left to maintenance, and so is one whose rows are being turned: a retry
-    takes the failures back.
+    A Task whose row another transaction holds is left to maintenance, and so is one with rows left to update: a retry takes
+    the failures back.
     """
     given = {} if task_ids is None else {"ids": list(task_ids)}
     with ledger.database.read() as connection:
@@ -820,7 +821,7 @@ def _failing(some: bool) -> Any:
 def _is_failing(task: Mapping[str, Any]) -> bool:
     tolerance = tolerance_of(task)
     left = None if tolerance is None else tolerance.left(int(task["failed"]), int(task["error"]), _known_total(task))
-    # With nothing left to start, it ends rather than waits for somebody.
+    # With nothing left to start, it ends instead of waiting for a person.
     return left is not None and left < 0 and (int(task["open"]) > 0 or task["split_state"] == "splitting")
 
 
@@ -904,10 +905,10 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
 
 
 def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
-    """Closes the generation of a locked Task and queues the callbacks that follow it; without any, the Task is done."""
+    """Closes the generation of a locked Task and queues its callbacks; without any, the Task is done."""
     due = due_callbacks(task["state"], total_counts(connection, task["id"]))
     said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
-    # An export is merged first; its callbacks are told what came of that.
+    # An export is merged first; its callbacks depend on the outcome.
     callbacks = [each for each in said if each.name == MERGE] or [each for each in said if each.name in due]
     now = ledger.now()
     if task["state"] == State.CANCELLED:
@@ -915,7 +916,7 @@ def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None
         connection.execute(tasks.update().where(_t.id == task["id"]).values(**over, version=_t.version + 1))
         sessions.release(connection, ledger, task)
     else:
-        # The rows that were in flight when it paused itself were its last.
+        # It paused itself while its last rows were in flight.
         paused: dict[str, Any] = {"state_reason": None} if task["state_reason"] == Reason.TOO_MANY_FAILURES else {}
         turn(connection, ledger, task, State.FINALIZING, Reason.CLOSED, closed_at=now, **paused)
         if not callbacks:
@@ -949,7 +950,7 @@ def _open_rows(connection: Connection, task_id: int) -> bool:
 # The Task waits for them in ``finalizing``, or ``cancelled`` without ``finished_at``.
 
 CALLBACK_RETRIES: Final = 4
-"""Retries of a callback: it is tried five times."""
+"""Retries of a callback, so it is tried five times."""
 
 _c = task_callbacks.c
 _CALLBACKS: Final = (
@@ -1013,7 +1014,7 @@ def _queue_callbacks(
 
 
 def called_back(connection: Connection) -> list[int]:
-    """Tasks that are closed and not done, of whose callbacks none is open."""
+    """Tasks that are closed and not done, without an open callback."""
     return [int(i) for (i,) in connection.execute(_CALLED_BACK)]
 
 
@@ -1032,11 +1033,11 @@ def _after_merge(connection: Connection, task: dict[str, Any], merge_failed: boo
 
 @repeatable
 def try_finish(ledger: Ledger, task_id: int) -> bool:
-    """Makes a closed Task done if each of its callbacks is over. Returns whether this caller did.
+    """Makes a closed Task done if all its callbacks have ended. Returns whether this caller did.
 
-    One that did not end in ``finish`` makes it ``callback_failed``. Call it in a transaction after the one that ended a
-    callback: inside, two processes would each see the other's open. A Task whose row another transaction holds is left to
-    maintenance.
+    A callback that did not end in ``finish`` makes it ``callback_failed``. Call it in a transaction after the one that
+    ended a callback: inside, two processes would each see the other's open. A Task whose row another transaction holds is
+    left to maintenance.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
@@ -1062,7 +1063,7 @@ def try_finish(ledger: Ledger, task_id: int) -> bool:
 
 @repeatable
 def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Runs the callbacks of the Task's generation again that did not finish. Returns False while they are under way.
+    """Runs the failed callbacks of the Task's generation again. Returns False while they run.
 
     Raises :class:`Conflict` if the Task is not closed, or no callback of it has failed.
     """
@@ -1084,7 +1085,7 @@ def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 def reopen_callbacks(
     connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
 ) -> list[Change]:
-    """Opens these callbacks of a locked Task again; if it was done, it waits for them again.
+    """Reopens these callbacks of a locked Task; if it was done, it waits for them again.
 
     Raises :class:`Conflict` for one of an earlier generation.
     """
