@@ -16,11 +16,14 @@ from support.databases import KINDS, Databases, Store
 from support.rabbit import shared_rabbit
 from support.redis_ruby import Desk, RubyDesk
 from support.servers import REDIS_RELEASES, RedisServer
+from support.statements import share_statements
 from support.world import World
 
 # A test of correctness has no limit of time: a machine that is busy would fail it.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+share_statements()
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,11 @@ TERMINAL = ("finish", "failed", "error", "cancelled")
 _TERMINAL = ", ".join(f"'{status}'" for status in TERMINAL)
 
 
+def _pids() -> set[int]:
+    with os.scandir("/proc") as entries:
+        return {int(entry.name) for entry in entries if entry.name.isdecimal()}
+
+
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
     """The configuration of a world: short leases, everything in the folder; in a child, the servers of its parent."""
     return {
@@ -201,6 +206,7 @@ class World:
         self._apps: list[AsyncTask] = []
         self._children: list[Started] = []
         self._lifeline = os.pipe()
+        self._others = _pids()
 
     # -- applications
 
@@ -319,17 +325,17 @@ class World:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def processes(self) -> dict[int, str]:
-        """Every living process of this world but this one: pid -> command line."""
+        """Every living process of this world but this one: pid -> command line. None is older than the world."""
         mark = f"{MARK}={self.folder}".encode()
         found: dict[int, str] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and int(entry.name) != os.getpid():
-                try:
-                    # What was forked shows another's environment.
-                    if (entry / "cwd").readlink() == self.folder or mark in (entry / "environ").read_bytes().split(b"\0"):
-                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                except OSError:
-                    continue  # it ended just now, or is somebody else's
+        for pid in _pids() - self._others:
+            entry = Path("/proc") / str(pid)
+            try:
+                # What was forked shows another's environment.
+                if (entry / "cwd").readlink() == self.folder or mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found[pid] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # it ended just now, or is somebody else's
         return found
 
     def close(self) -> None:
