@@ -695,7 +695,9 @@ def _reserve(world: World, task: Task, wanted: int, by: str, *, spends: bool = T
 
 
 class _Outbox:
-    """What is reserved on its way to the broker, as counts."""
+    """What is reserved on its way to the broker, as counts. No row is locked here for longer than a step."""
+
+    is_settled = True
 
     def __init__(self, world: World, identity: str, pushed: Callable[[], None]) -> None:
         self._world, self._identity, self._pushed = world, identity, pushed

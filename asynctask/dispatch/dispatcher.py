@@ -143,6 +143,7 @@ class Dispatcher:
         self._used_up_at = 0.0  # when what the last round pushed will be nearly used up
         self._empty_rounds = 0  # rounds of its own, one after the other, that pushed nothing
         self._due: int | None = None
+        self._unsettled_rounds = 0  # rounds, one after the other, that could not confirm everything
         self._leadership = leases.Leadership(ledger, leases.DISPATCH)
         self.rounds = 0
         self.dispatched = 0  # jobs pushed by these rounds
@@ -274,7 +275,7 @@ class Dispatcher:
 
     def _next_due(self) -> int | None:
         with self._ledger.database.read() as connection:
-            return dispatchable.next_due(connection, self._ledger.now())
+            return dispatchable.next_due(connection, self._ledger.now(), self._ledger.identity, self._place)
 
     def _go_on(self, pause: float) -> float:
         """Acquires, renews or ends leadership by what is left. Returns how long to wait for the next round."""
@@ -332,8 +333,7 @@ class Dispatcher:
             pushed += self._part(partial(self._dispatch, self._loads(() if own else self._workers)))
             self.rounds += 1
             self.dispatched += pushed
-            if self._ledger.held.keeps:
-                self.expect(self._ledger.now() + micros(HELD_S))
+            self._expect_unsettled()
             if (self._is_left or self._leadership.held) and threading.current_thread() is not self._thread:
                 self._wake.set()  # somebody has to go on with it
             return pushed
@@ -371,6 +371,16 @@ class Dispatcher:
                 if engine is None:
                     raise
         return pushed
+
+    def _expect_unsettled(self) -> None:
+        """What a locked row of a Task kept back goes with a round soon: until its reservation is confirmed, no other
+        dispatcher can serve the Task."""
+        is_settled = all(outbox.is_settled for outbox in self._outboxes.values())
+        self._unsettled_rounds = 0 if is_settled else self._unsettled_rounds + 1
+        if not is_settled:
+            self.expect(self._ledger.now() + micros(min(HELD_S, SHORTEST_S * 2 ** min(self._unsettled_rounds - 1, 9))))
+        elif self._ledger.held.keeps:
+            self.expect(self._ledger.now() + micros(HELD_S))
 
     def _part(self, act: Callable[[], int]) -> int:
         try:

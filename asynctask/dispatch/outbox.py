@@ -206,6 +206,11 @@ class Outbox:
             self._give_up()
         return asked
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that was reserved of Tasks is confirmed."""
+        return not self._unconfirmed
+
     def settle(self) -> int:
         """Pushes what is reserved, then confirms it. Returns how many were pushed. Raises :class:`Unavailable`.
 

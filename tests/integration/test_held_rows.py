@@ -14,6 +14,7 @@ from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.database.retrying import LockTimeout
 from asynctask.dispatch.demand import Load
+from asynctask.dispatch.dispatcher import HELD_S
 from asynctask.dispatch.outbox import tracked_copy
 from asynctask.ledger import base, dispatchable, processes, reservations
 from asynctask.ledger import tasks as task_rows
@@ -180,6 +181,32 @@ def test_a_reservation_that_cannot_be_confirmed_is_confirmed_later(world: World,
     assert column(world, "dispatch_by", held.id) is None
     assert good.progress()["control"]["in_flight"] == held.progress()["control"]["in_flight"] == 3
     assert world.one("SELECT COUNT(*) FROM jobs") == 6
+
+
+@pytest.mark.parametrize("knobs", [{}, {"interval": 0.5, "parallel": 3}], ids=["plain", "interval"])
+def test_what_cannot_be_confirmed_is_confirmed_soon_by_the_same_dispatcher(
+    world: World, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]
+) -> None:
+    """No other dispatcher may serve the Task until then. Taken out: the round that it expects for it."""
+    app = world.app()
+    task = app.submit("note", numbers(3), **knobs)
+    dispatcher = app.dispatcher
+    using(app, 10)
+    push, stack = app.broker.push, ExitStack()
+
+    def push_then_hold(copies: Any) -> None:
+        monkeypatch.setattr(app.broker, "push", push)
+        push(copies)
+        stack.enter_context(holding(world, task.id))
+
+    monkeypatch.setattr(app.broker, "push", push_then_hold)
+    with stack:
+        dispatcher.nudge()
+        dispatcher._step()  # as its thread does
+        wait_for(lambda: dispatcher._step() and not dispatcher._leadership.held, "nothing is left, and it leads no more")
+        assert column(world, "dispatch_by", task.id) == app.ledger.identity
+        assert dispatcher._until_due() <= HELD_S
+    wait_for(lambda: dispatcher._step() and column(world, "dispatch_by", task.id) is None, "a round confirms it")
 
 
 def test_hints_of_held_tasks_are_kept_and_given_by_the_next_round(world: World) -> None:
