@@ -1,1 +1,1 @@
-"""From the ledger to the broker: how many jobs are wanted, which process leads, and what is on its way."""
+"""From the ledger to the broker: the demand, the leader, and jobs on their way."""

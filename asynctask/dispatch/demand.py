@@ -1,5 +1,5 @@
-"""How many jobs are wanted in each queue: what its workers can use soon, less what waits there already; and how many
-workers are wanted for what waits."""
+"""How many jobs are wanted in each queue: what its workers can use soon, minus what waits there; and how many workers are
+wanted for what waits."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ _MANY: Final = 1_000
 """Jobs of one full reservation."""
 
 _FEW: Final = _MANY // 8
-"""Fewer are left to the next round, after a full reservation: to reserve a few costs nearly as much as to reserve many."""
+"""A smaller remainder is left to the next round after a full reservation: reserving a few costs nearly as much as reserving
+many."""
 
 
 _MOST_OWED: Final = 100
-"""Jobs that a queue owes to larger priorities at most: what could not be paid is not paid all at once."""
+"""Largest number of jobs that a queue owes to larger priorities, so that a debt that could not be paid is not paid all at
+once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one worker process can use: its queues, its idle threads, and how many jobs it finishes in a second.
+    """What one worker process can use: its queues, its idle threads, and its jobs per second.
 
     ``is_local``: it is this process, so the figures are current.
     """
@@ -62,11 +64,11 @@ class Capacity:
 
     @property
     def wanting(self) -> set[str]:
-        """Those with an idle thread, or jobs that end."""
+        """The queues with an idle thread, or with jobs that end."""
         return {queue for queue in self.free if self.free[queue] or self._rates[queue]}
 
     def soon(self, waiting: Mapping[str, Mapping[int, int]], pace: QueueRates, ahead_s: float) -> dict[str, int]:
-        """How many jobs of each queue its workers can use soon, in ``ahead_s`` seconds."""
+        """How many jobs of each queue its workers can use in ``ahead_s`` seconds."""
         rates = dict(self._rates)
         for queue in self._watched:
             rates[queue] = max(rates[queue], pace.rate(queue, sum(waiting.get(queue, {}).values())))
@@ -74,13 +76,13 @@ class Capacity:
 
 
 class Demand:
-    """How many jobs are still wanted.
+    """The number of jobs still wanted.
 
-    What waits at a larger priority does not count, for it would be passed: a pile of upkeep must not keep an urgent job in
-    the ledger. In a queue that ``is_ordered`` says is not ordered by priority, everything goes first.
+    Jobs that wait at a larger priority do not count, because new ones pass them: much background work must not keep an
+    urgent job in the ledger. In a queue that ``is_ordered`` says is not ordered by priority, all waiting jobs count.
 
-    Once a full reservation was dispatched, and a job for each of the ``free`` threads, a rest of fewer than :data:`_FEW` is
-    left to the next round.
+    After a full reservation, and a job for each of the ``free`` threads, a remainder of fewer than :data:`_FEW` is left to
+    the next round.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Demand:
         return self._unless_few(queue, max(0, self._soon.get(queue, 0) - first))
 
     def left(self, queue: str) -> int:
-        """How many more jobs are wanted in a queue, of whatever priority."""
+        """How many more jobs of any priority are wanted in a queue."""
         rest = max(0, self._soon.get(queue, 0) - sum(self._waiting.get(queue, {}).values()))
         return self._unless_few(queue, rest)
 
@@ -113,17 +115,17 @@ class Demand:
         return 0 if rest < _FEW and self._taken[queue] >= max(_MANY, self._free.get(queue, 0)) else rest
 
     def take(self, queue: str, priority: int, count: int) -> None:
-        """``count`` jobs were dispatched."""
+        """Notes that ``count`` jobs were dispatched."""
         counts = self._waiting.setdefault(queue, {})
         counts[priority] = counts.get(priority, 0) + count
         self._taken[queue] += count
 
 
 class Shares:
-    """Whose turn it is among those that want jobs at the same time: whoever got the fewest since it came.
+    """The turns of those that want jobs at the same time: the one that got the fewest since it came is next.
 
-    A newcomer begins with as many as the one that got the fewest, so it neither waits for the others to have had theirs nor
-    catches up on what they got before.
+    A newcomer begins with the count of the one that got the fewest, so it neither waits for the others to catch up nor
+    catches up itself.
     """
 
     def __init__(self) -> None:
@@ -134,19 +136,19 @@ class Shares:
         self._got = {key: count for key, count in self._got.items() if key in present}
 
     def order(self, keys: Iterable[Hashable]) -> list[Hashable]:
-        """Those whose turn comes first, first; of the same count in the given order."""
+        """In the order of their turns; those with the same count in the given order."""
         keys = list(keys)
         least = min((self._got[key] for key in keys if key in self._got), default=0)
         return sorted(keys, key=lambda key: self._got.setdefault(key, least))
 
     def served(self, key: Hashable, count: float) -> None:
-        """It got so many jobs; of several that are served together, so many each."""
+        """Counts jobs that it got; of several that are served together, the jobs of each."""
         self._got[key] = self._got.get(key, 0) + count
 
 
 class Credit:
-    """What each queue owes to jobs of larger priorities, which else would wait for as long as there are smaller ones: a
-    ``share`` of its jobs."""
+    """What each queue owes to jobs of larger priorities, a ``share`` of its jobs; without it they would wait as long as
+    there are smaller priorities."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -154,20 +156,20 @@ class Credit:
 
     def owed(self, queue: str) -> int:
         """How many jobs of larger priorities go next, whatever waits at the smallest."""
-        return int(self._owed[queue] + 1e-6)  # ten tenths are a little less than one
+        return int(self._owed[queue] + 1e-6)  # the sum of ten tenths is a little less than one
 
     def note(self, queue: str, sent: int, behind: int) -> None:
-        """So many jobs were dispatched while others waited; ``behind`` of these were not of the smallest priority."""
+        """Counts jobs dispatched while others waited; ``behind`` of these were not of the smallest priority."""
         self._owed[queue] = min(_MOST_OWED, max(0.0, self._owed[queue] + self._share * sent - behind))
 
     def forget(self, queue: str) -> None:
-        """Nobody waits behind others."""
+        """Clears the debt: nobody waits behind others."""
         self._owed.pop(queue, None)
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A queue since a moment: what waited and how many threads were idle then, what was pushed and wanted since."""
+    """A queue since a moment: the waiting jobs and idle threads then, and the jobs pushed and wanted since."""
 
     since: float
     latest: float
@@ -178,7 +180,7 @@ class _Watched:
 
 
 class QueueRates:
-    """How fast jobs leave each queue, seen in the queue itself.
+    """The rate at which jobs leave each queue, measured in the queue itself.
 
     The rates that processes report are as old as their last heartbeat. The leader knows more: how much was pushed to a
     queue, and how much of it is left a moment later. If nothing is left, more could have been used.
@@ -190,7 +192,7 @@ class QueueRates:
         self._rates: dict[str, float] = {}
 
     def rate(self, queue: str, waits: int) -> float:
-        """Jobs a second that leave a queue in which ``waits`` are now; 0 where it was not watched just before."""
+        """Jobs per second that leave a queue in which ``waits`` are now; 0 if it was not watched just before."""
         last = self._last.get(queue)
         if last is None:
             return 0.0
@@ -202,7 +204,7 @@ class QueueRates:
         known = self._rates.get(queue, 0.0)
         if now - last.since < _WINDOW_S:
             return known
-        # The jobs that idle threads took at once do not show how fast they end.
+        # Jobs that idle threads took at once say nothing about the rate.
         seen = max(0, last.waited + last.pushed - waits - last.free) / (now - last.since)
         if waits == 0 and last.pushed >= last.wanted > 0:
             seen *= 2
@@ -222,18 +224,17 @@ class QueueRates:
 # -- how fast one process is
 
 MEASURE_S: Final = 0.05
-"""Seconds between two measurements, unless the process ran dry meanwhile."""
+"""Seconds between two measurements, unless the process ran out of jobs meanwhile."""
 
 LEAST_S: Final = MEASURE_S / 4
-"""Shortest time over which jobs count: a few that took none say little about the next thousand. So the next fetch asks for
-at most twenty times what was finished."""
+"""Shortest time over which jobs count: a few quick ones say little about the next thousand. So the next fetch asks for at
+most twenty times the jobs finished."""
 
 
 class Rate:
-    """Jobs finished in a second in which at least one runs, smoothed.
+    """Jobs per second, smoothed, over seconds in which at least one runs.
 
-    Measured over busy time only: idle seconds would lower the estimate until the process starved itself. The estimate fades
-    while nothing runs.
+    Idle seconds would lower the estimate until the process starved itself. The estimate fades while nothing runs.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -244,9 +245,9 @@ class Rate:
         self.per_second = 0.0
 
     def update(self, count: int, busy_s: float, *, dry: bool = False) -> float:
-        """The jobs finished in a second, after ``count`` jobs in all, with some job running for ``busy_s`` seconds in all.
+        """The jobs per second, after ``count`` jobs in all, with some job running for ``busy_s`` seconds in all.
 
-        ``dry``: nothing is left to do, so it is measured at once.
+        ``dry``: no jobs are left, so it is measured at once.
         """
         now = self._clock.monotonic()
         passed, done = now - self._at, count - self._count
@@ -260,12 +261,12 @@ class Rate:
 
 
 AHEAD_S: Final = 0.1
-"""A process fetches what its idle threads take at once and what they finish in this time, and while a fetch is on its way:
-long jobs are not hoarded, and short ones lie ready when the next fetch begins."""
+"""Seconds of work that a process fetches ahead, beside jobs for its idle threads and for the duration of a fetch: long jobs
+are not hoarded, and short ones are ready when the next fetch begins."""
 
 
 def fetched_ahead(idle: int, rate: float, latency_s: float) -> int:
-    """How many jobs one process should have that have not begun: ``rate`` of them end in a second, and a fetch takes
+    """How many jobs one process should have that have not begun: ``rate`` of them end per second, and a fetch takes
     ``latency_s``."""
     return max(0, idle) + int(rate * (AHEAD_S + 2 * latency_s))
 
@@ -274,16 +275,16 @@ def fetched_ahead(idle: int, rate: float, latency_s: float) -> int:
 
 
 ENOUGH: Final = 50
-"""Jobs over which a :class:`Pace` is measured, if they did not take too long."""
+"""Jobs over which a :class:`Pace` is measured, unless they take too long."""
 
 LONGEST_S: Final = 3_600.0
-"""Busy seconds over which a :class:`Pace` is measured at most."""
+"""Largest number of busy seconds over which a :class:`Pace` is measured."""
 
 
 class Pace:
-    """Jobs finished in a second in which at least one runs, over the last :data:`ENOUGH`.
+    """Jobs per second over the last :data:`ENOUGH` jobs, in seconds in which at least one runs.
 
-    Steady for jobs of any length, where :class:`Rate` follows the last twentieth of a second; kept while nothing runs.
+    Steady for jobs of any length, while :class:`Rate` follows the last twentieth of a second; kept while nothing runs.
     """
 
     def __init__(self) -> None:
@@ -302,8 +303,8 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Performing:
-    """A live worker process by its last heartbeat: running jobs, threads, jobs finished in a second (0: unknown), and
-    whether it takes no further ones."""
+    """A live worker process by its last heartbeat: running jobs, threads, jobs per second (0: unknown), and whether it is
+    quiet."""
 
     busy: int
     concurrency: int
@@ -317,10 +318,9 @@ def workers_wanted(
     """How many worker processes would finish within ``target_s`` seconds what waits in a queue.
 
     ``waiting``: jobs of that queue; ``limited``: for each Task with a ``parallel``, its part of ``waiting``, and
-    ``parallel``: it counts for no more threads than it may use. A process is taken to be as fast as those that are measured
-    are on average. None measured yet: one process if anything waits. No more threads than jobs, however slow these are, and
-    at least as many processes as have jobs that run. Those that
-    take no further jobs do not count: they are about to end, and whoever ends them has one less already.
+    ``parallel``: it counts for no more threads than it may use. A process without a measured rate counts with the average
+    of the others; if none is measured, one process is wanted if anything waits. The result is at most a thread per job, and
+    at least the number of processes with running jobs. Quiet processes do not count: they are about to end.
     """
     staying = [each for each in processes if not each.is_quiet]
     busy = sum(1 for each in staying if each.busy)

@@ -1,7 +1,7 @@
-"""The dispatcher: moves jobs from the ledger to the broker, little by little, under each Task's knobs.
+"""The dispatcher: moves jobs from the ledger to the broker, a few at a time, under each Task's knobs.
 
-It pushes only as many jobs as will be used soon. So a knob acts within a second, the broker stays small, and losing the
-broker loses nothing.
+It pushes only as many jobs as will be used soon. So a knob takes effect within a second, the broker stays small, and losing
+the broker loses nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from asynctask.logs import get_logger
 # Seconds between two rounds
 
 SHORTEST_S = 0.05
-"""At least, however little work is to lie in the queues. Small Tasks submitted meanwhile wait for the next round."""
+"""The minimum, however little work is kept in the queues. Small Tasks submitted meanwhile wait for the next round."""
 
 ACTIVE_S = 0.2
-"""Of the leader, at most, and after a round that pushed nothing: what each round pushes has to last longer."""
+"""Of the leader, at most, and after a round that pushed nothing: the jobs of each round have to last longer."""
 
 HELP_S = 0.5
-"""Of a process whose queues ran dry, while another leads. With no leader it retries sooner and doubles the pause after each
-round that pushed nothing, up to this: short lists in a row begin at once, and untracked jobs do not cost a round each."""
+"""Of a process whose queues ran empty, while another leads. With no leader, retry sooner; double the pause after each round
+that pushed nothing, up to this: consecutive short lists begin at once, and untracked jobs do not cost a round each."""
 
 ALONE_S = 0.1
 """Of a process without a dispatching thread that submits small Tasks."""
@@ -46,7 +46,7 @@ IDLE_S = 1.0
 """Until the next check whether another process still leads."""
 
 QUIET_S = 60.0
-"""With nothing left to dispatch; whatever comes ends the pause."""
+"""With nothing left to dispatch; new work ends the pause."""
 
 # Other times
 
@@ -54,44 +54,44 @@ LEASE_S = 5.0
 """Lease of a reservation during its push. Longer than any push that works; after a crash another process takes it over."""
 
 LOOK_AGAIN_S = 15.0
-"""A stand-alone job dispatched this long ago and not known to have begun may be lost: the broker is asked."""
+"""A stand-alone job that was dispatched this long ago and is not known to have begun may be lost: the broker is queried."""
 
 OBSERVE_S = 0.4
 """Between two queries of the other processes while rounds go on: a heartbeat comes once a second at most."""
 
 PUSHING_S = 0.5
-"""For so long at most larger priorities wait while another dispatcher pushes jobs of a Task that has more."""
+"""Longest time for which larger priorities wait while another dispatcher pushes jobs of a Task that has more."""
 
 TURN_S = 0.25
-"""A round dispatches in one queue for so long, and goes on in the next: which Tasks have their turn is read anew."""
+"""Time that a round dispatches in one queue before it continues in the next; then the Tasks are read again."""
 
 HELD_S = 0.5
-"""Until a Task whose row another session had locked is tried again."""
+"""Until a Task whose row another session had locked is retried."""
 
 _MAX_RESERVED = 1_000
 """Jobs of one reservation."""
 
 
 _Send = Callable[[int, int | None], int]
-"""Dispatches up to so many jobs of one source, at another priority if one is given; returns how many it did."""
+"""Dispatches up to this many jobs of one source, at another priority if one is given; returns the number dispatched."""
 
 _Sources = dict[Hashable, dict[Hashable, _Send]]
-"""What wants jobs, by who shares alike with whom: an owner's Tasks together, or each by itself."""
+"""Sources of jobs, grouped by those that share alike: an owner's Tasks together, or each by itself."""
 
 
 class Dispatcher:
-    """One dispatcher; any number may run, in any process, and any one suffices.
+    """One dispatcher; any number may run, in any process, and one suffices.
 
     The process that made something ready runs a round for it. What is left then, because there is more than the workers can
     use, is dispatched by one leader at a time, round after round until nothing is left; when it dies, another process leads
-    within a second. Of that, the rounds of others push what their own process can use: no round knows what others have
-    reserved and not pushed yet, so that a hundred of them for all workers would push a hundred times what is wanted.
+    within a second. Meanwhile, the rounds of others push what their own process can use: no round knows what others have
+    reserved and not pushed yet, so a hundred rounds for all workers would push a hundred times what is wanted.
 
-    Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` filters what is pushed. What
-    this process can use, :meth:`attach` says; of others their last heartbeat counts. ``engines``: the attached engines by
-    name, into whose queues the jobs of their workers go; one whose broker does not answer keeps nothing else waiting.
-    ``fair_by_owner``: the owners of Tasks of one priority share alike, not the Tasks. ``background_share``: which part of
-    the jobs is of larger priorities while smaller ones wait.
+    Arguments: ``ahead_s``: seconds of work that wait in the queue; ``outgoing`` filters what is pushed. :meth:`attach` sets
+    what this process can use; for others their last heartbeat counts. ``engines``: the attached engines by name, into whose
+    queues the jobs of their workers go; one whose broker does not answer delays nothing else. ``fair_by_owner``: the owners
+    of Tasks of one priority share alike, not the Tasks. ``background_share``: the share of the jobs that is of larger
+    priorities while smaller ones wait.
     """
 
     def __init__(
@@ -124,10 +124,12 @@ class Dispatcher:
         self._many: dict[Hashable, int] = {}  # how many small Tasks are served together
         self._credit = Credit(background_share)
         self._up_to: dict[str, int] = {}  # larger priorities of a queue are left to the next round
-        self._turn_until = 0.0  # until when this round dispatches in the queue that it is at
+        self._turn_until = 0.0  # until when this round dispatches in the current queue
         self._is_cut = False  # the last round ended before everything that was wanted was dispatched
         self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
-        self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
+        self._place = (
+            zlib.crc32(ledger.identity.encode()) / 2**32
+        )  # the position among many Tasks at which this process begins
         self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
         self._stopping = False
@@ -139,9 +141,9 @@ class Dispatcher:
         self._submitted = False
         self._round_at = -1e9  # when the last round began
         self._ran_dry = False
-        self._own_round_at = 0.0  # not before then does this process, run dry, make a round of its own
+        self._own_round_at = 0.0  # earliest next round of this process for its own empty queues
         self._used_up_at = 0.0  # when what the last round pushed will be nearly used up
-        self._empty_rounds = 0  # rounds of its own, one after the other, that pushed nothing
+        self._empty_rounds = 0  # consecutive rounds of its own that pushed nothing
         self._due: int | None = None
         self._unsettled_rounds = 0  # rounds, one after the other, that could not confirm everything
         self._leadership = leases.Leadership(ledger, leases.DISPATCH)
@@ -152,7 +154,7 @@ class Dispatcher:
     # -- the thread
 
     def start(self) -> None:
-        """Runs rounds in a thread of its own until each :meth:`start` has had its :meth:`stop`."""
+        """Runs rounds in its own thread until each :meth:`start` has had its :meth:`stop`."""
         with self._users_lock:
             self._users += 1
             if self._users > 1:  # a web server and a worker in one process
@@ -162,7 +164,7 @@ class Dispatcher:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, unless somebody else started it too."""
+        """Ends the thread, unless another caller started it too."""
         with self._users_lock:
             self._users = max(0, self._users - 1)
             if self._users:
@@ -173,22 +175,22 @@ class Dispatcher:
                 self._thread.join(10)
 
     def attach(self, local: Callable[[], Load] | None) -> None:
-        """Sets what this process can use, if it performs jobs; None: it does not any more."""
+        """Sets what this process can use, if it performs jobs; None: it no longer does."""
         self._local = local
 
     def nudge(self) -> None:
-        """Something changed: a round at once."""
+        """Runs a round at once, because something changed."""
         self._nudged = True
         self._wake.set()
 
     @property
     def soon(self) -> bool:
         """Whether this process should dispatch a small Task that is submitted now: its thread does it, with all that come
-        together, or its last round is a while ago. Else the leader is notified of the Task, which costs less."""
+        together, or its last round is a while ago. Otherwise the leader is notified of the Task, which costs less."""
         return self._has_thread or self._ledger.clock.monotonic() - self._round_at >= ALONE_S
 
     def submitted(self) -> None:
-        """A small Task was written: a round, by this process's thread soon, or here and now where it has none."""
+        """Runs a round for a small Task: soon, by this process's thread, or here if it has none."""
         if not self._has_thread:
             self._round(anew=False)
             return
@@ -200,7 +202,7 @@ class Dispatcher:
         return self._thread is not None and self._thread.is_alive()
 
     def expect(self, at: int) -> None:
-        """Something is due then (microseconds; the past: now): a round at that time."""
+        """Schedules a round at this time (microseconds; the past: now), when something is due."""
         if at <= self._ledger.now():
             self.nudge()
         elif self._due is None or at < self._due:
@@ -208,14 +210,14 @@ class Dispatcher:
             self._wake.set()
 
     def _expect_later(self, at: int) -> None:
-        """:meth:`expect` for a Task that a round asked for: what is due now is left for the next one."""
+        """:meth:`expect` for a Task that a round has queried: what is due now is left for the next round."""
         if at > self._ledger.now():
             self.expect(at)
 
     def dry(self, worked: bool) -> None:
-        """This process found less in its queues than it could use; ``worked``: it had jobs since the last call.
+        """Notes that this process found less in its queues than it could use; ``worked``: it had jobs since the last call.
 
-        A round at once where there may be more; an idle process that polls costs nothing.
+        Runs a round at once if there may be more; an idle process that polls costs nothing.
         """
         if worked or self._is_left:
             self._ran_dry = True
@@ -237,7 +239,7 @@ class Dispatcher:
         self._leadership.resign()
 
     def _step(self) -> float:
-        """A round, if there is a reason for one. Returns for how many seconds there will be none, as far as is known."""
+        """Runs a round if there is a reason. Returns the seconds until the next, as far as known."""
         now = self._ledger.clock.monotonic()
         due = self._due is not None and self._due <= self._ledger.now()
         nudged, self._nudged = self._nudged, False
@@ -252,13 +254,13 @@ class Dispatcher:
         return min(self._go_on(pause), self._until_due(), waits)
 
     def _reasoned_round(self, *, anew: bool, due: bool, own: bool) -> float:
-        """One round; returns the pause after which what it pushed is nearly used up."""
+        """Runs one round; returns the pause after which its jobs are nearly used up."""
         clock = self._ledger.clock
         self._submitted = self._ran_dry = False
         if due:
             self._due = None
         began = clock.monotonic()
-        if own:  # only a round of its own puts off the next one: others do not serve this process first
+        if own:  # only a round of its own delays the next one: others do not serve this process first
             self._own_round_at = began + HELP_S
         pushed = self._round(anew=anew, own=own and not anew and self._leadership.elsewhere)
         if own and not self._leadership.elsewhere:
@@ -268,7 +270,7 @@ class Dispatcher:
             self.expect(next_due)
         if self._is_cut:
             return 0.0
-        if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
+        if pushed:  # from start to start, because the jobs last no longer if a round is slow
             self._used_up_at = began + self._pause_s
         rest = self._used_up_at - clock.monotonic()
         return max(SHORTEST_S, rest) if pushed or rest > 0 else ACTIVE_S
@@ -278,12 +280,12 @@ class Dispatcher:
             return dispatchable.next_due(connection, self._ledger.now(), self._ledger.identity, self._place)
 
     def _go_on(self, pause: float) -> float:
-        """Acquires, renews or ends leadership by what is left. Returns how long to wait for the next round."""
+        """Acquires, renews or ends leadership by what is left. Returns the wait until the next round."""
         with self._round_lock:  # a round of another thread may acquire it
             if not self._is_left:
                 if self._leadership.held:
                     self._leadership.resign()
-                    self.nudge()  # whoever made something ready before that left it to this process
+                    self.nudge()  # others may have left work to this process until now
                 return pause if self._ran_dry else QUIET_S
             others_s = self._leadership.acquire(least_s=ACTIVE_S)
         if others_s is None:
@@ -296,10 +298,10 @@ class Dispatcher:
     # -- loans
 
     def lend(self, task_id: int, count: int, places: int) -> Sequence[tuple[Copy, Ready]]:
-        """Up to ``count`` jobs of a Task, lent to this process to follow its jobs in ``places`` of the Task's ``parallel``.
+        """Lends up to ``count`` jobs of a Task to this process, to follow its jobs in ``places`` of the Task's
+        ``parallel``.
 
-        Each comes with what the ledger has of it; see :func:`asynctask.ledger.reservations.lend_jobs`. Raises
-        :class:`Unavailable`.
+        Each comes with its ledger record; see :func:`asynctask.ledger.reservations.lend_jobs`. Raises :class:`Unavailable`.
         """
         jobs = reservations.lend_jobs(self._ledger, task_id, count, places)
         by_id = {job.job_id: job for job in jobs}
@@ -308,11 +310,11 @@ class Dispatcher:
     # -- one round
 
     def round(self) -> int:
-        """One round, or as many as it takes: observes the workers, settles what is on its way, reserves and pushes what is
-        wanted. Returns how many jobs were pushed.
+        """Runs one round, or as many as needed: observes the workers, settles the outbox, reserves and pushes what is
+        wanted. Returns the number of jobs pushed.
 
-        Raises :class:`Unavailable` where the ledger or the broker does not answer; any other fault is logged and costs only
-        the part of the round that it is in.
+        Raises :class:`Unavailable` if the ledger or the broker does not answer; any other error is logged and costs only
+        its part of the round.
         """
         pushed = self._round(anew=True)
         while self._is_cut:
@@ -320,7 +322,8 @@ class Dispatcher:
         return pushed
 
     def _round(self, *, anew: bool, own: bool = False) -> int:
-        """``own``: for this process alone; it observes no others, for each of a thousand would read a thousand rows."""
+        """``own``: for this process alone; it does not observe others, because each of a thousand processes would read a
+        thousand rows."""
         with self._round_lock:
             self._round_at = self._ledger.clock.monotonic()
             late = self._leadership.take_late()
@@ -335,12 +338,12 @@ class Dispatcher:
             self.dispatched += pushed
             self._expect_unsettled()
             if (self._is_left or self._leadership.held) and threading.current_thread() is not self._thread:
-                self._wake.set()  # somebody has to go on with it
+                self._wake.set()  # a leader has to continue
             return pushed
 
     def _observe(self, late: str | None) -> Mapping[int, str]:
-        """Queries the other processes and what is due. Returns the Tasks whose reservation a process, or ``late``, left
-        unconfirmed, with their queues."""
+        """Queries the other processes and what is due. Returns the Tasks, with their queues, whose reservation a process,
+        or ``late``, left unconfirmed."""
         now, until = self._ledger.now(), self._ledger.clock.monotonic() + OBSERVE_S
         if self._ledger.held.keeps:
             dispatchable.catch_up(self._ledger)
@@ -362,7 +365,7 @@ class Dispatcher:
 
     def _settle(self) -> int:
         """Pushes and confirms what is reserved. What an engine's broker does not take now goes with a later round, of this
-        process or, when the lease of the reservation is over, of another."""
+        process or, when the lease of the reservation has expired, of another."""
         pushed = 0
         for engine, outbox in self._outboxes.items():
             try:
@@ -428,9 +431,9 @@ class Dispatcher:
         sent = {queue: self._dispatch_queue(room, queue, sources) for queue, sources in found.items()}
         for queue in soon:
             waits, went = sum(waiting.get(queue, {}).values()), sent.get(queue, 0)
-            # A rest that is left on purpose is wanted no more: the pace goes by whether all went that was to go.
+            # A remainder left on purpose is no longer wanted: the rate depends on whether all wanted jobs went.
             self._rates.note(queue, waits, went, went + room.left(queue), used.free[queue])
-        # A Task whose round was asked for is left no more: it says when its next one may begin.
+        # A Task whose round was reserved is not left over: it set the time of its next one.
         self._is_left = bool(alone or rounds or not all(task.has_rounds for task in tasks))
         return sum(sent.values())
 
@@ -440,14 +443,14 @@ class Dispatcher:
             tasks, self._up_to = reservations.runnable(
                 connection, self._ledger, used.queues, after=self._last_served, since=since, place=self._place
             )
-            # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
+            # Jobs for a queue that nobody works stay in the ledger, and delay nothing else.
             return tasks, reservations.alone_due(connection, self._ledger.now(), used.wanting)
 
     def _sources(
         self, tasks: Sequence[Runnable], alone: Sequence[Alone], rounds: set[int]
     ) -> dict[str, dict[int, _Sources]]:
-        """What wants jobs, by queue and priority. All single jobs of a priority count as one Task. All small Tasks (of an
-        owner) are served together, as many Tasks as they are."""
+        """The sources of jobs, by queue and priority. All single jobs of a priority count as one Task. All small Tasks (of
+        an owner) are served together, and count as that many Tasks."""
         found: dict[str, dict[int, _Sources]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
         small: dict[Hashable, list[int]] = {}
         single: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -474,8 +477,8 @@ class Dispatcher:
         return found
 
     def _open(self, room: Demand, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> set[tuple[str, int]]:
-        """The queues and priorities of which more may be ready than is wanted. Of the others every job is wanted, and any
-        number of rounds at once push each of these once."""
+        """The queues and priorities of which more may be ready than is wanted. Of the others every job is wanted, and
+        concurrent rounds push each of these once."""
         ready: dict[tuple[str, int], float] = defaultdict(float)
         read: dict[str, int] = defaultdict(int)
         for job in alone:
@@ -483,7 +486,7 @@ class Dispatcher:
         for task in tasks:
             read[task.queue] += 1
             if not task.has_rounds:
-                ready[task.queue, task.priority] += task.left or math.inf  # it is not known how many are due again
+                ready[task.queue, task.priority] += task.left or math.inf  # the number of jobs due again is unknown
         full = {queue for queue, count in read.items() if count >= reservations.PAGE}
         return {
             (queue, priority)
@@ -492,11 +495,11 @@ class Dispatcher:
         }
 
     def _is_for_all(self) -> bool:
-        """Whether this round pushes for all processes: one process at a time does, for no round knows what others have
+        """Whether this round pushes for all processes: one process at a time does, because no round knows what others have
         reserved and not pushed."""
         if self._has_thread:
             return self._leadership.acquire(least_s=ACTIVE_S, anew=True) is None
-        return not self._leadership.query_elsewhere()  # a process that leads has to go on with it
+        return not self._leadership.query_elsewhere()  # the leader has to continue
 
     def _limit(
         self,
@@ -506,10 +509,10 @@ class Dispatcher:
         loads_: Iterable[Load],
         waiting: Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Limits what is open to what this process can use. A Task with an interval limits itself; and the leader may not
-        reach the queues of an engine that this process only submits to.
+        """Limits open queues to what this process can use. A Task with an interval limits itself; and the leader may not
+        reach the queues of an engine to which this process only submits.
 
-        Each process begins with another Task: of those that got alike, all would serve the first.
+        Each process begins with a different Task; otherwise all would serve the first of those with equal shares.
         """
         own = Capacity([load for load in loads_ if load.is_local])
         soon = own.soon({}, self._rates, self._ahead_s)
@@ -525,7 +528,7 @@ class Dispatcher:
                     sources[name] = partial(_send_within, room, queue, priority, sources[name])
 
     def _dispatch_queue(self, room: Demand, queue: str, sources: Mapping[int, _Sources]) -> int:
-        """Priorities one after the other; first what the queue owes to those that would wait for all others."""
+        """Dispatches priorities in order; first what the queue owes to larger priorities."""
         self._turn_until = self._ledger.clock.monotonic() + TURN_S
         first, *others = sorted(sources)
         if not others:
@@ -540,8 +543,8 @@ class Dispatcher:
         return sent + behind
 
     def _share_next(self, room: Demand, queue: str, priority: int, sources: Mapping[int, _Sources]) -> int:
-        """What is wanted at a priority, unless another dispatcher has a Task of a smaller one in hand, or the turn ended
-        before those of a smaller one had what they can use."""
+        """Dispatches a priority, unless another dispatcher holds a Task of a smaller one, or the turn ended before those of
+        a smaller one had what they can use."""
         if room.at(queue, priority) <= 0 or self._up_to.get(queue, priority) < priority:
             return 0
         return self._share(room, queue, priority, sources[priority])
@@ -554,8 +557,8 @@ class Dispatcher:
         self._up_to[queue] = min(priority, self._up_to.get(queue, priority))
 
     def _share(self, room: Demand, queue: str, priority: int, groups: _Sources, owed: int | None = None) -> int:
-        """Those of one priority share alike. ``owed``: these are of larger priorities, and so many of their jobs go at
-        this one."""
+        """Sources of one priority share alike. ``owed``: they are of larger priorities, and this many of their jobs go
+        now."""
         reserved, at = 0, None if owed is None else priority
         groups = {key: sources for key, sources in groups.items() if sources}
         while groups and (wanted := self._wanted(room, queue, priority, owed, reserved)) > 0:
@@ -583,7 +586,7 @@ class Dispatcher:
         return reserved
 
     def _renew(self) -> None:
-        """A round of many Tasks may last longer than the lease."""
+        """Renews leadership: a round of many Tasks may last longer than the lease."""
         if self._leadership.held:
             self._leadership.acquire(least_s=ACTIVE_S)
 
@@ -606,7 +609,7 @@ class Dispatcher:
         return len(found)
 
     def _reserve_round(self, task_id: int, queue: str, rounds: set[int], count: int, at: int | None) -> int:
-        """Takes the Task out of ``rounds``, those that were not asked for yet: none begins two rounds in one."""
+        """Removes the Task from ``rounds``, those that were not reserved yet, so that none begins two rounds in one."""
         if task_id not in rounds:
             return 0
         rounds.remove(task_id)
@@ -616,7 +619,7 @@ class Dispatcher:
         return len(found)
 
     def _reserve_small(self, task_ids: list[int], queue: str, count: int, at: int | None) -> int:
-        """Takes what it looked at out of ``task_ids``."""
+        """Removes the queried Tasks from ``task_ids``."""
         sent = 0
         while task_ids and sent < count:
             some = task_ids[: count - sent]
@@ -635,12 +638,12 @@ class Dispatcher:
             return reserve_small(self._ledger, task_ids, count, lease_s=LEASE_S)
         except Unavailable:
             raise
-        except Exception:  # one of them cannot be reserved: each by itself, so that the others have their turn
+        except Exception:  # one of them cannot be reserved: reserves each by itself
             self._log.exception("dispatch_failed", tasks=len(task_ids))
             return {}
 
     def _reserve_alone(self, ids: list[int], queue: str, count: int, at: int | None) -> int:
-        """Takes what it reserves out of ``ids``; those that another dispatcher took meanwhile are passed over."""
+        """Removes what it reserves from ``ids``; skips those that another dispatcher took meanwhile."""
         sent = 0
         while ids and sent < count:
             part = ids[: count - sent]
@@ -651,9 +654,9 @@ class Dispatcher:
         return sent
 
     def _push_again(self, task_id: int, queue: str, late: str | None) -> int:
-        """Takes over what a dispatcher, ``late`` or one whose lease has ended, reserved of a Task and did not confirm: its
-        range is pushed as a whole, and what was due as far as the broker does not hold it. An engine has no fence and does
-        not say what it holds: only the range, and not before the lease has ended."""
+        """Takes over a Task's reservation that a dispatcher, ``late`` or one whose lease has expired, did not confirm:
+        pushes its whole range, and due jobs that the broker does not hold. An engine has no fence and does not report what
+        it holds: only the range, and not before the lease has expired."""
         own = engine_of(queue) is None
         found = reservations.take_again(self._ledger, task_id, lease_s=LEASE_S, late=late if own else None)
         if found is None:

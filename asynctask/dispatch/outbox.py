@@ -1,6 +1,6 @@
-"""What a dispatcher has reserved, on its way to the broker or to an attached engine until it is confirmed.
+"""Copies that a dispatcher has reserved, until they are pushed to the broker or an attached engine and confirmed.
 
-A queue of an engine has the engine's name before it, as in ``celery/emails``; no queue of the own broker has a slash.
+A queue of an engine has the engine's name as a prefix, as in ``celery/emails``; no queue of the own broker has a slash.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]
 # -- where it goes
 
 AWAY_S: Final = 1.0
-"""Seconds for which an engine's broker that did not answer is not asked again."""
+"""Seconds for which an engine's broker that did not answer is not queried again."""
 
 
 def engine_queue(engine: str, name: str) -> str:
-    """The queue ``name`` of an engine, as the ledger calls it."""
+    """The ledger's name of the queue ``name`` of an engine."""
     return f"{engine}/{name}"
 
 
@@ -49,7 +49,7 @@ def engine_of(queue: str) -> str | None:
 
 
 def own_name(queue: str) -> str:
-    """What the engine itself calls a queue."""
+    """The engine's own name of a queue."""
     return queue.partition("/")[2]
 
 
@@ -60,8 +60,8 @@ class EngineQueues(Protocol):
     """
 
     def push(self, copies: Sequence[Copy]) -> None:
-        """Puts jobs on their queues under the ids that they have. If it raises, any of them may be on their queues: they
-        are pushed again, and the ledger counts the outcome of one copy only."""
+        """Pushes jobs to their queues under their ids. If it raises, any of them may be on their queues: they are pushed
+        again, and the ledger counts the outcome of one copy only."""
         ...
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
@@ -69,7 +69,8 @@ class EngineQueues(Protocol):
         ...
 
     def may_hold(self, queue: str) -> bool:
-        """Whether idle workers of this queue may hold jobs that they have not begun, for a rate limit for instance."""
+        """Whether idle workers of this queue may hold jobs that they have not begun, because of a rate limit for
+        example."""
         ...
 
 
@@ -160,11 +161,11 @@ class Router:
 
 
 class Outbox:
-    """Copies of what is reserved. Nothing leaves it but to the broker, or as refused to the ledger.
+    """Reserved copies. They leave it only to the broker, or, if refused, to the ledger.
 
-    Arguments: ``push`` puts copies on their queues; ``outgoing`` is the client side's last word on what is pushed;
-    ``pushed`` is told after each push; ``recall`` takes back what was pushed of a Task that was paused or cancelled, or got
-    another priority, meanwhile.
+    Arguments: ``push`` puts copies on their queues; ``outgoing`` applies the client middleware; ``pushed`` is called after
+    each push; ``recall`` withdraws what was pushed of a Task that was paused or cancelled, or got another priority,
+    meanwhile.
     """
 
     def __init__(
@@ -180,14 +181,14 @@ class Outbox:
         self._outgoing = outgoing
         self._on_pushed = pushed
         self._recall = recall
-        self._unasked: list[Copy] = []  # reserved, and not past the client side's last word
-        self._unpushed: list[Copy] = []  # past it, but the broker did not take them
-        self._unconfirmed: dict[int, int | None] = {}  # Tasks of which something is reserved, with their priorities
+        self._unasked: list[Copy] = []  # reserved, before the client middleware
+        self._unpushed: list[Copy] = []  # after it, but not accepted by the broker
+        self._unconfirmed: dict[int, int | None] = {}  # Tasks with reserved jobs, with their priorities
         self._refused: dict[Key, str] = {}  # copies that cannot be pushed, and why
         self._log = get_logger("asynctask.dispatcher")
 
     def add(self, found: Sequence[Ready], task_id: int | None = None, *, at: int | None = None) -> None:
-        """These are reserved; of a Task, whose reservation is to be confirmed. ``at``: a priority instead of their own."""
+        """Adds reserved jobs; of a Task, whose reservation is to be confirmed. ``at``: a priority instead of their own."""
         if task_id is not None:
             self._unconfirmed.setdefault(task_id, found[0].priority if found else None)
         now = self._ledger.now()
@@ -198,7 +199,7 @@ class Outbox:
                 self._refuse((each.job_id, each.attempt), error)
 
     def taken(self, found: Sequence[Ready]) -> Sequence[Copy]:
-        """What is past the client side's last word, for a process that takes it as it is, without the broker."""
+        """Those that pass the client middleware, for a process that takes them directly, without the broker."""
         self.add(found)
         unasked, self._unasked = self._unasked, []
         asked = unasked if self._outgoing is None else self._sift(unasked, self._outgoing)
@@ -212,9 +213,9 @@ class Outbox:
         return not self._unconfirmed
 
     def settle(self) -> int:
-        """Pushes what is reserved, then confirms it. Returns how many were pushed. Raises :class:`Unavailable`.
+        """Pushes what is reserved, then confirms it. Returns the number pushed. Raises :class:`Unavailable`.
 
-        What cannot be confirmed, for somebody holds its Task's row, is confirmed with a later round.
+        If another transaction holds a Task's row, a later round confirms it.
         """
         pushed = self._push()
         if self._unconfirmed:
@@ -225,7 +226,7 @@ class Outbox:
         return pushed
 
     def _push(self) -> int:
-        """What is reserved goes to the broker before anything else is reserved: a later confirmation covers it too."""
+        """Pushes what is reserved before anything else is reserved: a later confirmation covers it too."""
         if self._unasked:
             asked = self._unasked if self._outgoing is None else self._sift(self._unasked, self._outgoing)
             self._unpushed += asked
@@ -242,7 +243,7 @@ class Outbox:
         return copies
 
     def _sift(self, copies: Sequence[Copy], act: PushFilter) -> list[Copy]:
-        """What of these gets through ``act``. Where it fails, each half is tried: one bad copy must not keep the others."""
+        """The copies that pass ``act``. If it fails, each half is tried, so that one bad copy does not keep the others."""
         try:
             return list(act(copies))
         except Unavailable:
@@ -259,12 +260,12 @@ class Outbox:
         self._refused[key] = clean(f"it cannot be put on its queue: {type(error).__name__}: {error}")
 
     def _give_up(self) -> None:
-        """What no broker takes ends in ``error``; it is remembered until the ledger took that."""
+        """Ends copies that no broker accepts in ``error``; keeps them until the ledger has recorded that."""
         try:
             discard(self._ledger, self._refused)
         except Unavailable:
             raise
-        except Exception:  # maintenance finds it lost and it comes by again
+        except Exception:  # maintenance finds it lost and dispatches it again
             self._log.exception("copies_not_discarded", count=len(self._refused))
         self._refused = {}
 
@@ -273,7 +274,7 @@ class Outbox:
 
 
 def passes(chain: Chain, worker: Worker, job: CurrentJob) -> bool:
-    """Whether a job gets through the client middleware; it may have changed ``job.payload``."""
+    """Whether a job passes the client middleware; it may have changed ``job.payload``."""
     if not len(chain):
         return True
     passed = False
@@ -288,9 +289,9 @@ def passes(chain: Chain, worker: Worker, job: CurrentJob) -> bool:
 
 
 def encoded(payload: Mapping[str, object]) -> str:
-    """The text of a payload as the client middleware left it.
+    """The text of a payload after the client middleware.
 
-    Raises TypeError for what JSON cannot say, ValueError for what is no job any more.
+    Raises TypeError for values that JSON cannot represent, ValueError for what is no job any more.
     """
     text = dumps(payload)
     decode(text)
@@ -300,8 +301,8 @@ def encoded(payload: Mapping[str, object]) -> str:
 class Outgoing:
     """Applies the client middleware to the jobs of Tasks as they are dispatched.
 
-    A single job was asked when it was pushed. A job of a Task that a middleware stops, whose middleware raises or leaves
-    what is no job any more, ends in ``error`` with the reason: an accepted item never just vanishes.
+    Single jobs passed it when they were pushed. A job of a Task that a middleware stops, whose middleware raises or returns
+    an invalid job, ends in ``error`` with the reason: an accepted item never vanishes.
     """
 
     def __init__(self, ledger: Ledger, chain: Chain, workers: Mapping[str, Worker]) -> None:
@@ -353,7 +354,7 @@ CALLBACK_OF: Final = "callback_of"
 """The member, and the option of an Event, that names the Task whose callback a job is."""
 
 CAME: Final = "came"
-"""The one option of an Event whose job another program pushed: the members that it came with, as text."""
+"""The one option of an Event whose job another program pushed: its original members, as text."""
 
 _CAME_FIRST: Final = f'{{"{CAME}":'
 
@@ -374,10 +375,10 @@ def build(
 
 
 def tracked_copy(ready: Ready, now: int) -> Copy:
-    """The copy of a reserved job that goes to the broker.
+    """The copy of a reserved job for the broker.
 
-    The item's JSON is put in as the text that the ledger holds: it is not parsed and written again for each job. A job that
-    another program pushed has the members with which it came, see :func:`options_of`.
+    The item's JSON is inserted as the ledger's text, not parsed and serialized for each job. A job that another program
+    pushed has its original members, see :func:`options_of`.
     """
     if ready.options is not None and ready.options.startswith(_CAME_FIRST):
         return _as_it_came(ready, now)
@@ -398,7 +399,7 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
 
 def _lone_arguments(params: str) -> str:
     """The arguments of a lone job of an engine: ``[positional, keyword arguments]``. Its Event has keyword arguments only
-    where there are any."""
+    if there are any."""
     if not params.startswith("{"):
         return f"[{params},{{}}]"
     both = orjson.loads(params)
@@ -406,17 +407,17 @@ def _lone_arguments(params: str) -> str:
 
 
 def options_of(came: Mapping[str, Any]) -> str:
-    """The options of the Event of a job that another program pushed: its members, for they are written again.
+    """The options of the Event of a job that another program pushed: its members, to be written again.
 
-    As a text in the text: whoever reads options does not change its numbers. The arguments are the Event's own.
+    Nested as text, so that reading the options does not change its numbers. The arguments are the Event's own.
     """
     kept = {name: None if name == "args" else value for name, value in came.items() if name != "asynctask"}
     return orjson.dumps({CAME: dump(kept)}).decode()
 
 
 def _as_it_came(ready: Ready, now: int) -> Copy:
-    """The copy of a job that another program pushed, with the members that it brought, in their order and with their own
-    numbers. Ruby's own members say how often it was retried: it goes on counting from there."""
+    """The copy of a job that another program pushed, with its original members, in their order and with their own numbers.
+    Ruby's own members count its retries, and continue."""
     job = parse(orjson.loads(ready.options or "{}")[CAME], keep_numbers=True)
     job["args"] = parse(f'{{"args":{ready.params or "[]"}}}', keep_numbers=True)["args"]
     job["queue"], job["jid"] = ready.queue, ready.job_id
@@ -424,7 +425,7 @@ def _as_it_came(ready: Ready, now: int) -> Copy:
         count = job.get("retry_count")
         before = count + 1 if isinstance(count, int) and not isinstance(count, bool) else 0
         job["retry_count"] = before + ready.retries - 1
-        if read_time(job.get("failed_at")) is None:  # it was tried first when its Event was made
+        if read_time(job.get("failed_at")) is None:  # the first try was when its Event was made
             job["failed_at"] = write_time(ready.created_at)
     job["enqueued_at"] = write_time(now)
     presentable(job, queue=ready.queue)
@@ -450,7 +451,7 @@ def _frame(
     if retries:
         frame["retry_count"] = retries - 1
     if items > 1:
-        frame["items"] = items  # a worker in another language must not take them for one
+        frame["items"] = items  # workers in another language must not take them for one item
     frame["args"], frame["jid"] = orjson.Fragment(b"\0"), orjson.Fragment(b"\0")  # no JSON text holds such a byte
     before, between, after = orjson.dumps(frame).decode().split("\0")
     return before, between, after, said
@@ -458,18 +459,19 @@ def _frame(
 
 @lru_cache(maxsize=64)
 def _options(text: str) -> Mapping[str, Any]:
-    """Read once for all jobs of a Task; whoever has it changes nothing in it."""
+    """Parsed once for all jobs of a Task; callers must not change it."""
     found: Mapping[str, Any] = orjson.loads(text)
     return found
 
 
 def decode(payload: str | bytes) -> Mapping[str, Any]:
-    """The job of a payload. Raises ValueError for text that is no job: no JSON as Ruby reads it, no class, no args."""
+    """The job of a payload. Raises ValueError for text that is no job: invalid JSON (as Ruby reads it), no class, no
+    args."""
     return _checked(parse(payload))
 
 
 def job_of(copy: Copy) -> Mapping[str, Any]:
-    """The job of a fetched copy, not parsed again if the broker has. Raises as :func:`decode`."""
+    """The job of a fetched copy, not parsed again if the broker has done so. Raises as :func:`decode`."""
     return decode(copy.payload) if copy.job is None else _checked(copy.job)
 
 
@@ -480,7 +482,7 @@ def _checked(job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def worker_name(job: Mapping[str, Any]) -> str:
-    """The name of the worker of a decoded job: its class, or what ActiveJob's wrapper says that it carries."""
+    """The name of the worker of a decoded job: its class, or that inside ActiveJob's wrapper."""
     if not is_wrapped(job):
         return str(job["class"])
     carried = job.get("wrapped")
@@ -491,7 +493,7 @@ def worker_name(job: Mapping[str, Any]) -> str:
 
 
 def poisoned(copy: Copy, now: int) -> Copy:
-    """An untracked job that processes died of, as it goes to the dead at ``now`` (microseconds)."""
+    """An untracked job whose processes died, as an entry of the dead set at ``now`` (microseconds)."""
     return buried(
         copy,
         now,
@@ -502,9 +504,9 @@ def poisoned(copy: Copy, now: int) -> Copy:
 
 
 def buried(copy: Copy, now: int, error_class: str, message: str) -> Copy:
-    """A job that is given up without having raised, as it goes to the dead at ``now`` (microseconds): it says why itself.
+    """A job that is given up without having raised, as an entry of the dead set at ``now`` (microseconds), with the reason.
 
-    What is no job stays as it is.
+    What is no job stays unchanged.
     """
     try:
         job = parse(copy.payload, keep_numbers=True)
@@ -520,9 +522,9 @@ def buried(copy: Copy, now: int, error_class: str, message: str) -> Copy:
 
 
 def arguments_of(job: Mapping[str, Any], worker: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """What the worker of a decoded job is called with: (arguments, keyword arguments).
+    """The arguments with which the worker of a decoded job is called: (arguments, keyword arguments).
 
-    A job of ActiveJob that is tracked comes back from the ledger under its worker's own name, its data as they were. Raises
+    A tracked job of ActiveJob comes back from the ledger under its worker's own name, with unchanged data. Raises
     :class:`~asynctask.errors.InputError` for data of ActiveJob that cannot be read.
     """
     args: Sequence[Any] = job["args"]

@@ -123,8 +123,8 @@ def count_old(connection: Connection, old: Old) -> Purged:
 class Purge:
     """One purge, slice by slice.
 
-    ``remove_file`` removes the stored list that a Task's ``split_source`` (as JSON) names, ``remove_export`` the parts and
-    the result of an export; they say whether there were any.
+    ``remove_file`` removes the stored list named by a Task's ``split_source`` (as JSON), ``remove_export`` the parts and
+    the result of an export; both return whether there were any.
     """
 
     ledger: Ledger
@@ -175,7 +175,7 @@ class Purge:
         marked: list[int] = []
 
         def act(connection: Connection, free: list[int]) -> None:
-            # Again under the lock: one may have been opened by a retry since.
+            # Again under the lock: a retry may have reopened one.
             its = self.old.tasks & _t.id.in_(free)
             connection.execute(tasks.update().where(its).values(turning=PURGING, version=_t.version + 1))
             marked.extend(int(i) for (i,) in connection.execute(sa.select(_t.id).where(its)))
@@ -206,7 +206,9 @@ class Purge:
         for source in kept:
             try:
                 self.removed.files += self.remove_file(source)
-            except OSError as error:  # the Task goes without it; who may remove the file finds its name here
+            except (
+                OSError
+            ) as error:  # the Task is removed all the same; the log names the file for somebody who may remove it
                 self._log.warning("file_not_removed", name=source.get("name"), error=str(error))
         self._exports()
         self.removed.tasks += _delete_tasks(self.ledger, self._batch)
@@ -226,7 +228,7 @@ class Purge:
 
 @repeatable
 def _delete_events(ledger: Ledger, task_ids: Sequence[int], which: Any) -> int:
-    """One slice of Events, with what is kept of their failures, and the callbacks' Events of these Tasks."""
+    """Deletes one slice of Events, with the records of their failures, and the callbacks' Events of these Tasks."""
     with ledger.database.write() as connection:
         ids = [int(i) for (i,) in connection.execute(sa.select(_e.id).where(which).limit(SLICE))]
         gone = len(ids)
@@ -252,8 +254,8 @@ def _delete_rejects(ledger: Ledger, task_ids: Sequence[int]) -> int:
 
 @repeatable
 def _forget_corrected(ledger: Ledger, task_ids: Sequence[int]) -> int:
-    """One slice of what these Tasks corrected, or of what corrected them. What the Task at the other end needs stays: it is
-    known there that a row was taken, and which number it has."""
+    """Deletes one slice of what these Tasks corrected, or of what corrected them. The records that the Task at the other
+    end needs stay: that a row was taken, and its number."""
     with ledger.database.write() as connection:
         its = _o.task_id.in_(task_ids) | _o.of_task.in_(task_ids)
         found = connection.execute(sa.select(_o.id, _o.task_id, _o.of_task, _o.taken).where(its).limit(SLICE)).all()
@@ -298,7 +300,7 @@ def _delete_tasks(ledger: Ledger, task_ids: Sequence[int]) -> int:
 
 
 def _keep_mended(connection: Connection, task_ids: Sequence[int]) -> None:
-    """Adds what these corrected Tasks count to those that they correct, which sum it from their rows otherwise."""
+    """Adds the counts of these corrected Tasks to those that they correct, which otherwise sum them from their rows."""
     left = (_a.task_id.in_(task_ids)) & (_a.ancestor_id.not_in(task_ids))
     counted_for = sa.select(_a.ancestor_id, _a.task_id).where(left).order_by(_a.ancestor_id)
     for ancestor, task_id in connection.execute(counted_for).all():

@@ -60,7 +60,7 @@ _t, _e, _x, _n = tasks.c, events.c, task_errors.c, task_tallies.c
 
 
 class Outcomes(TypedDict):
-    """What the items of one job came to so far."""
+    """The current outcomes of the items of one job."""
 
     finish: int
     failed: int
@@ -69,7 +69,7 @@ class Outcomes(TypedDict):
 
 
 class JobProgress(TypedDict):
-    """How far one job is."""
+    """The progress of one job."""
 
     done: float
     total: float | None
@@ -146,7 +146,7 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _progress_of(place: Mapping[str, Any]) -> JobProgress | None:
-    """How far a single job said to be, by its last checkpoint."""
+    """The progress that a single job reported with its last checkpoint."""
     done, total = place.get("done"), place.get("total")
     if done is None:
         return None
@@ -340,7 +340,7 @@ def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list
 
 
 def log(connection: Connection, task_id: int, limit: int = 1_000) -> list[dict[str, Any]]:
-    """Who did what to a Task, latest first."""
+    """The actions on a Task and their authors, latest first."""
     c = task_log.c
     statement = sa.select(task_log).where(c.task_id == task_id).order_by(c.id.desc()).limit(limit)
     return [
@@ -357,7 +357,8 @@ _PAGE_BYTES = 2_000_000
 
 
 def _page_size(page: Sequence[Any]) -> int:
-    """Number of rows of the next page, from the size of this one: rows differ a thousandfold, a page's memory must not."""
+    """Number of rows of the next page, from the size of this one: the size of rows varies a thousandfold, and a page's
+    memory is bounded."""
     size = sum(len(cell) for row in page for cell in row.values() if isinstance(cell, str))
     return max(10, min(_PAGE, _PAGE_BYTES * len(page) // max(size, 1)))
 
@@ -544,12 +545,12 @@ _MOST_OVERDUE: Final = 10_000  # jobs of Tasks whose time has come and that are 
 
 @dataclass(slots=True)
 class Backlog:
-    """What waits in a queue for one worker at one priority, and may start now.
+    """The jobs that wait in a queue for one worker at one priority, and may start now.
 
     ``waiting``: jobs that have not begun as far as the ledger knows, dispatched or not; ``of_tasks``: those of them that
-    are dispatched, of Tasks: the broker or a process holds them; ``oldest_at``: when the one that could start for longest
-    was made or came due, in microseconds, None if that is unknown; ``limited``: (waiting, ``parallel``) of each Task with a
-    limit, whose jobs ``waiting`` includes.
+    are dispatched, of Tasks, so the broker or a process holds them; ``oldest_at``: when the one that has been ready for
+    longest was made or came due, in microseconds, None if unknown; ``limited``: (waiting, ``parallel``) of each Task with a
+    limit, included in ``waiting``.
     """
 
     queue: str
@@ -611,12 +612,12 @@ _ALONE_WAITING: Final = sa.select(
 
 
 def backlog(connection: Connection, now: int) -> list[Backlog]:
-    """What could start now, by queue, priority and worker: jobs of Tasks that may dispatch, and jobs without a Task that
-    are due and not dispatched.
+    """The jobs that could start now, by queue, priority and worker: of Tasks that may dispatch, and jobs without a Task
+    that are due and not dispatched.
 
-    Counts the oldest 10,000 open Tasks by their counters, of the jobs without a Task the first 100,000, and of the retries
-    that are due the first 10,000. Jobs for later, of paused Tasks and of those that wait for their session do not count. A
-    job that runs for less than a tenth of a second may count as waiting: nobody has written that it began.
+    Counts the oldest 10,000 open Tasks by their counters, the first 100,000 jobs without a Task, and the first 10,000 due
+    retries. Later jobs, and those of paused Tasks and of Tasks that wait for their session, do not count. A job that runs
+    for less than a tenth of a second may count as waiting, because its start is not written.
     """
     found: dict[tuple[str, int, str], Backlog] = {}
 
@@ -662,9 +663,9 @@ _NONE_DUE: Final = _Due(0, 0, None)
 
 def _jobs_of(row: Any, due: _Due, held: Counter[str]) -> tuple[int, int]:
     """How many jobs of a Task could start, and how many of them are dispatched. ``held``: of its Events at work or lent,
-    how many have each status.
+    the number by status.
 
-    The counters of outcomes are about items. Where each job has one they say it all; of slices the jobs are those that the
+    The counters of outcomes count items. If each job has one item they suffice; of slices, the jobs are those that the
     pointer has not reached, those that are dispatched and not at work, those that are lent, and those that are due again.
     """
     items = int(row.waiting) + due.retries
@@ -675,7 +676,7 @@ def _jobs_of(row: Any, due: _Due, held: Counter[str]) -> tuple[int, int]:
 
 
 def _held(connection: Connection) -> dict[int, Counter[str]]:
-    """Task -> how many of its Events in processes have each status; no more are than there are threads."""
+    """Task -> number of its Events in processes by status; at most as many as there are threads."""
     held: dict[int, Counter[str]] = defaultdict(Counter)
     found = sa.select(_e.task_id, _e.status).where(_e.process.is_not(None)).limit(COUNTED)
     for task_id, status in connection.execute(found):
@@ -685,7 +686,7 @@ def _held(connection: Connection) -> dict[int, Counter[str]]:
 
 
 def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[int, _Due]:
-    """Of these Tasks, those with jobs whose time has come."""
+    """Of these Tasks, those with due jobs."""
     if not task_ids:
         return {}
     first = (
@@ -777,7 +778,7 @@ def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, 
 
 
 def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], action: str, who: str) -> None:
-    """Logs one entry per Task: who did it to how many jobs, and the first of them."""
+    """Logs one entry per Task: the author, the action, the number of jobs, and the first of them."""
     changed: dict[int, list[str]] = {}
     for each in applied:
         if each.turn is not None and each.record is not None and each.record.task_id is not None:
@@ -800,13 +801,13 @@ def _after_commit(ledger: Ledger, applied: Sequence[Change]) -> int:
 
 
 def ask_stop_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
-    """Stops a job that nothing runs, or asks whoever has it to let go. False where there is nothing to do: it is stopped or
-    over, or was asked before. Raises :class:`OtherEngine` for a job that another program keeps."""
+    """Stops a job that does not run, or asks its process to stop it. False if there is nothing to do: it is stopped or has
+    ended, or was asked before. Raises :class:`OtherEngine` for a job that another program keeps."""
     return bool(_after_commit(ledger, _turn_one(ledger, event_id, lambda seen: ask_stop(seen.row), "stopped", who)))
 
 
 def stop_removed(ledger: Ledger, event_id: int, attempt: int) -> bool:
-    """Stops a job whose copy of this attempt was taken out of its queue, so that nothing can be running it."""
+    """Stops a job whose copy of this attempt was removed from its queue, so that nothing can run it."""
 
     def decide(seen: EventRecord) -> Turn | None:
         waits = seen.row.attempt == attempt and seen.row.status is Status.ENQUEUE and in_flight(seen.row)
@@ -856,9 +857,9 @@ def alone_dead(connection: Connection, now: int, *, after: int, limit: int) -> l
 def retry_one(ledger: Ledger, event_id: int, *, who: str = "", refused_too: bool = False) -> bool:
     """An explicit retry of one job that ended in error, in a new generation of its Task; of a callback, in the same.
 
-    ``refused_too``: or that ended ``failed``, without a Task. A lone job of an attached engine waits in the ledger until
-    the dispatcher pushes it to its queue. Returns False if it did not end so. Raises :class:`Conflict` if the Task's state
-    forbids it or the ledger does not have the job's arguments, and :class:`OtherEngine` for a job of another program.
+    ``refused_too``: also one that ended ``failed``, without a Task. A lone job of an attached engine waits in the ledger
+    until the dispatcher pushes it to its queue. Returns False if it did not end so. Raises :class:`Conflict` if the Task's
+    state forbids it or the ledger does not have the job's arguments, and :class:`OtherEngine` for a job of another program.
     """
     applied = _retry_one(ledger, event_id, who, refused_too)
     dispatchable.announce(ledger, applied)
@@ -920,18 +921,18 @@ def _merge_said(callbacks: Any) -> dict[str, Any] | None:
 
 
 def export_of(connection: Connection, task_id: int) -> dict[str, Any] | None:
-    """What the merge of an export is told; None for another Task."""
+    """The parameters of an export's merge; None for another Task."""
     return _merge_said(connection.execute(sa.select(tasks.c.callbacks).where(tasks.c.id == task_id)).scalar())
 
 
 def merge_of(connection: Connection, job_id: str, task_id: int) -> dict[str, Any] | None:
-    """What the merge of an export is told, if this job is a callback of its Task; else None."""
+    """The parameters of an export's merge, if this job is a callback of its Task; else None."""
     own = sa.select(_e.id).where(_e.job_id == job_id, _e.callback_of == task_id)
     return None if connection.execute(own).first() is None else export_of(connection, task_id)
 
 
 def shard_of(connection: Connection, job_id: str) -> tuple[int | None, dict[str, Any] | None]:
-    """The number of the shard that a job exports, and what the merge of its Task is told."""
+    """The number of the shard that a job exports, and the parameters of its Task's merge."""
     statement = sa.select(_e.seq, tasks.c.callbacks).join(tasks, tasks.c.id == _e.task_id).where(_e.job_id == job_id)
     seq, callbacks = connection.execute(statement).one_or_none() or (None, None)
     return (None, None) if seq is None else (int(seq), _merge_said(callbacks))
