@@ -436,7 +436,7 @@ class AsyncTask(OnDemand):
         found = self._find(worker)
         if isinstance(worker, Worker):
             if worker.wait is not None:
-                raise InputError("a Task cannot wait for a time: submit it then, or leave wait out of set()")
+                raise InputError("a Task cannot be scheduled: submit it at that time, or leave wait out of set()")
             found = replace(found, **worker.overrides)  # worker.set(queue=...) applies to its Tasks too
         checked = self._checked(options)
         return self._made().submitter.submit(found, items, checked, callbacks=self._callbacks(found, checked))
@@ -629,7 +629,7 @@ class AsyncTask(OnDemand):
         engine = None if found.engine is None else self._engines[found.engine]
         if engine is not None and not engine.capabilities.counts:
             raise InputError(
-                f"{name} runs on {engine.name}, whose broker cannot say how many jobs wait: no list can be handed in for it"
+                f"{name} runs on {engine.name}, whose broker cannot count waiting jobs: lists cannot be submitted for it"
             )
         if not found.use_task_event:
             raise InputError(
@@ -659,7 +659,7 @@ class AsyncTask(OnDemand):
         named = {name: self._named(given[name]) for name in CALLBACKS if given.get(name) is not None}
         options = check_options({**given, **named})
         if options.dry_run and not may_be_dry:
-            raise InputError("a stored list is dry-run by check_file, which answers what it would come to")
+            raise InputError("use check_file for a dry run of a stored list")
         return options
 
     def _named(self, callback: Any) -> Any:

@@ -165,7 +165,9 @@ class RedisClient:
                 job, at = normalise(filtered, jid=job["jid"], now=now)
                 dump(job)
             except InputError as error:
-                raise InputError(f"a client middleware left what cannot be pushed: {error}", code=error.code) from None
+                raise InputError(
+                    f"a client middleware returned a job that cannot be pushed: {error}", code=error.code
+                ) from None
         if at is None:
             job["enqueued_at"] = write_time(now)
         else:

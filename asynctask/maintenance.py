@@ -273,7 +273,7 @@ class Maintenance:
                 task_rows.fail_split(
                     self._ledger,
                     task_id,
-                    "the program that handed in the items ended before it had handed in all",
+                    "the program that submitted the items ended before it had submitted all",
                     anyone=True,
                 )
             elif self._resume_split is not None and not is_held(self._ledger, task_id):

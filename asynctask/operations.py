@@ -270,7 +270,7 @@ class Operations:
         changed = False
         match event["status"]:
             case _ if event["stopping"]:
-                raise NotNow("stopping", "it was asked to stop, and its worker has not let go of it yet: try again then")
+                raise NotNow("stopping", "it was asked to stop, and its worker has not let go of it yet: try again later")
             case "working":
                 raise NotNow("running", "a worker performs it")
             case "stopped":
@@ -280,7 +280,7 @@ class Operations:
                 self._check("start", event)
                 changed = bool(queries.turn_waiting(self._ledger, "restart", [event["id"]], who=who))
             case "finish" | "failed" | "error" | "cancelled":
-                text = f"it ended {event['status']}: a job that is over goes on no more; restart what ended in error"
+                text = f"it ended {event['status']}: only a job that ended in error can be restarted"
                 raise NotNow("finished", text)
         if changed:
             self._services.dispatch_now()
@@ -589,7 +589,7 @@ def _standing(event: Mapping[str, Any]) -> str:
     """The state of a job, for people."""
     match event["status"]:
         case _ if event["stopping"]:
-            return "it is asked to stop, and stops when its worker lets go of it"
+            return "it was asked to stop, and stops at its next opportunity"
         case "enqueue" if event["waits_for"] is not None:
             return "it waits for earlier jobs of its key"
         case "enqueue":
@@ -614,9 +614,9 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
         case "stopped":
             return "it is stopped"
         case "failed" | "cancelled" if action == "restart" and event["task_id"] is not None:
-            return f"it is of Task {event['task_id']}: retry the Task, whose rows that ended so run again"
+            return f"it belongs to Task {event['task_id']}: retry the Task, which runs such rows again"
         case status if action == "restart":
-            return f"it ended {status}: only what ended in an error, or was refused, is restarted"
+            return f"it ended {status}: only a job that ended in an error or was refused can be restarted"
     return _RECORDED
 
 
@@ -827,7 +827,7 @@ def checked(list_name: str, action: str) -> str:
     if action not in ACTIONS:
         raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
     if action == "kill" and set_name == DEAD:
-        raise InputError("what is dead cannot be killed; delete it, or restart it", code="bad_action")
+        raise InputError("dead jobs cannot be killed; delete or restart them", code="bad_action")
     return set_name
 
 
@@ -855,7 +855,7 @@ def _checked_text(text: str, what: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{what} holds half a character: mend its decoding", code="bad_name") from None
+        raise InputError(f"{what} holds half a character (a lone surrogate): fix its decoding", code="bad_name") from None
     if not 1 <= len(text) <= _MAX_NAME:
         raise InputError(f"{what} has 1 to {_MAX_NAME} characters", code="bad_name")
     return text

@@ -364,7 +364,7 @@ class Submitter:
             except SplitLost as lost:
                 if lost.reason != "cancelled":  # items are missing: the caller must know
                     raise Conflict(
-                        f"Task {made.task_id} did not take every item: {lost.reason}; hand in the rest anew"
+                        f"Task {made.task_id} did not take every item: {lost.reason}; submit the rest again"
                     ) from lost
                 self._log.info("split_ended", task_id=made.task_id, reason=lost.reason)
             self._services.dispatch_now()

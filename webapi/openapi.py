@@ -33,7 +33,7 @@ _COMMON_RESPONSES: Final = {
     "408": "The request came too slowly",
     "413": "The body is too long",
     "414": "The first line of the request is too long",
-    "421": "The server is not meant for this name (`allowed_hosts`)",
+    "421": "The server does not answer to this host name (`allowed_hosts`)",
     "431": "The headers are too long",
     "503": "Come again after `Retry-After`",
 }

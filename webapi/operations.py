@@ -31,21 +31,21 @@ Key = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 class ListQuery(_Query):
     """Which page."""
 
-    after: int = Field(0, ge=0, le=9_000, description="Go on after so many entries; `links.next` says it.")
+    after: int = Field(0, ge=0, le=9_000, description="Entries to skip; follow `links.next`.")
     limit: int = Field(100, ge=1, le=1000, description="Entries on a page.")
 
 
 class SearchQuery(_Query):
     """What to look for."""
 
-    text: Name = Field(description="What the entry must hold, letter by letter.")
+    text: Name = Field(description="Text that the entry contains (case-sensitive).")
     limit: int = Field(100, ge=1, le=1000, description="Most entries to find.")
 
 
 class JobQuery(_Query):
     """Which jobs of a queue."""
 
-    after: int = Field(0, ge=0, le=1_000_000, description="Go on after so many jobs; `links.next` says it.")
+    after: int = Field(0, ge=0, le=1_000_000, description="Jobs to skip; follow `links.next`.")
     limit: int = Field(100, ge=1, le=1000, description="Jobs on a page.")
     newest: bool = Field(False, description="Begin with the last one pushed.")
 
@@ -57,7 +57,7 @@ class TargetQuery(_Query):
         TARGET_S,
         ge=MIN_TARGET_S,
         le=MAX_TARGET_S,
-        description="`workers_wanted` would finish what waits in so many seconds.",
+        description="Seconds within which `workers_wanted` would finish what waits.",
     )
 
 
@@ -76,7 +76,7 @@ class Keys(_In):
 class BacklogPart(_Out):
     """What waits in a queue for one worker at one priority."""
 
-    worker: str | None = Field(description="Null: jobs without a Task that lie in the broker.")
+    worker: str | None = Field(description="Null: jobs without a Task in the broker.")
     priority: int | None = Field(description="Null: the broker knows none.")
     waiting: int
     oldest_s: float | None
@@ -397,7 +397,7 @@ def _register(list_name: str) -> None:
     _route(
         f"/{list_name}/search",
         f"Find {title}",
-        "Those that hold a text, letter by letter, among the first 100,000.",
+        "Those that contain a text (case-sensitive), among the first 100,000.",
         _search_in(list_name),
         post=False,
         schema=SearchQuery,
@@ -596,7 +596,7 @@ def _of_queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
             labels = (queue["name"], worker, "" if part["priority"] is None else str(part["priority"]))
             parts[labels] = parts.get(labels, 0) + part["waiting"]
     yield _gauge(
-        "backlog_jobs", "Jobs that could start now; no worker: they lie in the broker without a Task.",
+        "backlog_jobs", "Jobs that could start now; no worker: jobs without a Task in the broker.",
         ["queue", "worker", "priority"], list(parts.items()),
     )  # fmt: skip
     for name, member, about in (

@@ -39,7 +39,7 @@ def register_hosts(flask_app: APIFlask, config: Config, bound: str) -> None:
         host = request.environ.get("HTTP_HOST", "")
         if host and not hosts.knows(host):  # a browser always sends it
             raise UnknownHost(
-                f"this server is not meant for the name {host[:255]!r}; if it is one of its names, the operator adds it to"
+                f"this server does not answer to the name {host[:255]!r}; if it should, the operator adds it to"
                 " allowed_hosts"
             )
 

@@ -86,7 +86,7 @@ class _Parent:
             if self._ended():
                 self._replace()
             elif self._monotonic() - self._child.heard > HELD_S:
-                _log.error("the loop of the answering process %d does not turn; it is killed", self._pid)
+                _log.error("the event loop of the serving process %d is blocked; the process is killed", self._pid)
                 os.kill(self._pid, signal.SIGKILL)
         self._listener.close()
         self._stop()
@@ -143,8 +143,8 @@ class _Parent:
         pause = self._child.ended(self._monotonic())
         if self._hopeless:
             self._listener.close()
-            raise Unavailable("the process that answers requests does not start; what it wrote says why")
-        _log.error("the answering process %d died; another one starts in %g s", self._pid, pause)
+            raise Unavailable("the serving process does not start; its output says why")
+        _log.error("the serving process %d died; another one starts in %g s", self._pid, pause)
         until = self._monotonic() + pause
         while not self._wakeup.is_set and (left := until - self._monotonic()) > 0:
             self._wakeup.wait(left)

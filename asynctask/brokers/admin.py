@@ -197,7 +197,9 @@ def checked_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError("what to search for holds half a character: mend its decoding", code="bad_search") from None
+        raise InputError(
+            "the search text holds half a character (a lone surrogate): fix its decoding", code="bad_search"
+        ) from None
     return text
 
 

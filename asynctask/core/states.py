@@ -55,7 +55,7 @@ class Who(StrEnum):
 
 
 class Reason(StrEnum):
-    """The reason of an edge; logged, and stored where it says more than the status."""
+    """The reason of an edge; logged, and stored if it adds to the status."""
 
     SUBMITTED = "submitted"
     STARTED = "started"
@@ -64,7 +64,7 @@ class Reason(StrEnum):
     RAISED = "raised"
     TIMEOUT = "timeout"
     INTERRUPTED = "interrupted"
-    RETRY = "retry"  # the retry policy gives another attempt
+    RETRY = "retry"  # the retry policy allows another attempt
     WORKER_LOST = "worker_lost"
     POISON = "poison"
     GIVEN_BACK = "given_back"  # fetched, lent or waiting in the broker, and returned unrun
@@ -83,7 +83,7 @@ class Reason(StrEnum):
     CLOSED = "closed"
     CALLED_BACK = "called_back"
     CALLBACK_FAILED = "callback_failed"
-    CALLED_AGAIN = "called_again"  # a user runs the callbacks again that failed
+    CALLED_AGAIN = "called_again"  # a user runs the failed callbacks again
     NOTHING_ACCEPTED = "nothing_accepted"
     ROWS_REJECTED = "rows_rejected"  # strict: a refused row refuses the list
 

@@ -38,7 +38,7 @@ MERGE: Final = "merge"
 """The step of an export between its close and its callbacks; kept among them."""
 
 BLOCKED: Final = 253_402_300_799_000_000
-"""``due_at`` of a job that waits for others of its key, until its turn comes: the end of the year 9999."""
+"""``due_at`` of a job that waits for others of its key: the end of the year 9999."""
 
 POISON_DEATHS: Final = 3
 """Deaths of processes after which a job that had begun ends in ``error`` (reason ``poison``); twice as many if others were
@@ -57,7 +57,7 @@ OPEN_MARK: Final = "."
 """The mark of an item that has no outcome yet."""
 
 RAISED_MARK: Final = "r"
-"""The mark of an item that raised in this attempt and has another: the next attempt of its job opens it again."""
+"""The mark of an item that raised in this attempt and has a retry: the next attempt of its job opens it again."""
 
 _FINAL: Final = frozenset(MARKS.values())
 
@@ -71,14 +71,14 @@ _ENDS: Final = {
 
 
 class Row(NamedTuple):
-    """The bookkeeping columns of an Event.
+    """The columns of an Event that transitions decide on.
 
     ``due_at``: microseconds, None if it does not wait; ``retries``: attempts given by the retry policy; ``deaths``:
     processes that died under it since its last outcome; ``reserved``: the dispatcher has passed the row (always true
     without a Task); ``watched``: a process that held it died, so its next worker records ``working`` before it performs;
-    ``n_*``: outcomes of a slice's items so far; ``stopping``: a user asked to stop it, and whoever has it has not
-    let go of it; ``marks``: of a slice (``items`` > 1), one letter an item, see :data:`MARKS`, None while all are open. The
-    ``n_*`` of a slice are the numbers of these letters.
+    ``n_*``: outcomes of a slice's items so far; ``stopping``: a user asked to stop it, and its process has not stopped it
+    yet; ``marks``: of a slice (``items`` > 1), one letter per item, see :data:`MARKS`, None while all are open. The ``n_*``
+    of a slice count these letters.
     """
 
     status: Status
@@ -221,7 +221,7 @@ def _turn(row: Row, target: Status, reason: Reason, **changes: Any) -> Turn:
 
 
 def _wait_again(row: Row, reason: Reason, **changes: Any) -> Turn:
-    """The row waits for another attempt. One that a user asked to stop is stopped instead: nothing runs it now."""
+    """The row waits for another attempt. If a user asked to stop it, it is stopped instead, because nothing runs it now."""
     if row.stopping:
         return stop(row)
     return _turn(row, Status.ENQUEUE, reason, attempt=row.attempt + 1, process=None, **changes)
@@ -236,7 +236,7 @@ def may_dispatch(state: str) -> bool:
 
 
 def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
-    """How many jobs of a Task may be reserved now: ``wanted``, limited by ``parallel`` less those in flight."""
+    """How many jobs of a Task may be reserved now: ``wanted``, limited by ``parallel`` minus those in flight."""
     if not may_dispatch(state):
         return 0
     limit = wanted if parallel is None else min(wanted, parallel - flying)
@@ -247,21 +247,21 @@ MAX_INTERVAL_S: Final = 604_800
 """The longest interval between two rounds: a week."""
 
 LEAD_S: Final = 0.05
-"""How long before its time a round is reserved at most: what the way of a job from the ledger to its worker takes."""
+"""Longest time by which a round is reserved early: the duration of a job's way from the ledger to its worker."""
 
 _AHEAD: Final = 1_000_000
 _LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
 
 
 def interval_of(interval_s: float) -> int:
-    """Microseconds from round to round; 0: the Task has no rounds. What no interval can be counts as the longest."""
+    """Microseconds from round to round; 0: the Task has no rounds. An invalid interval counts as the longest."""
     if interval_s <= 0:
         return 0
     return round((interval_s if interval_s < MAX_INTERVAL_S else MAX_INTERVAL_S) * 1_000_000)
 
 
 def lead(interval: int) -> int:
-    """How long before its time a round of this interval is reserved (both in microseconds). Its jobs start at the time."""
+    """How early a round of this interval is reserved (both in microseconds). Its jobs start at the time."""
     return min(interval // 4, round(LEAD_S * 1_000_000))
 
 
@@ -271,13 +271,13 @@ def at_once(parallel: int | None, interval: int) -> int | None:
 
 
 def next_round(began: int | None, started: int | None, unbegun: int, interval: int, now: int) -> int:
-    """When the jobs of a Task's next round may start; a time that is not after ``now``: they may now.
+    """When the jobs of a Task's next round may start; a time not after ``now`` means now.
 
-    ``began``: that time of the last round; ``started``: the latest known start of one of its jobs; ``unbegun``: how
-    many of them are in flight and not known to have begun (all times in microseconds). The interval counts from the latest
-    start, so the jobs of two rounds are never closer than it, however long one of them waited for a worker; while one
-    waits, the result is when to ask again. A time more than a second after ``now`` is that of a clock which was set back
-    since, and does not count.
+    ``began``: that time of the last round; ``started``: the latest known start of one of its jobs; ``unbegun``: how many of
+    them are in flight and not known to have begun (all times in microseconds). The interval counts from the latest start,
+    so the jobs of two rounds are never closer than it, however long one of them waited for a worker; while one waits, the
+    result is the time of the next check. A time more than a second after ``now`` comes from a clock that was set back
+    since, and is ignored.
     """
     known = [at for at in (began, started) if at is not None and at <= now + _AHEAD]
     first = max(known) + interval if known else now
@@ -305,16 +305,16 @@ def lend(row: Row, process: str) -> Turn:
 
 
 def hurry(row: Row, *, now: int) -> Turn:
-    """Makes a row that waits for ``due_at`` due now, by a user's request; it keeps its attempt, because none was lost."""
+    """Makes a row that waits for ``due_at`` due now, at a user's request; its attempt stays, because no copy was lost."""
     if row.status is not Status.ENQUEUE or row.due_at is None:
         raise ValueError(f"only a waiting row can be hurried, not {row}")
     return Turn(row, row._replace(due_at=now), Reason.RETRY)
 
 
 def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, now: int) -> Turn | None:
-    """Makes an open row in flight that the broker did not hold on two checks wait again, or cancels it with its Task.
+    """Makes an open row in flight that the broker did not hold in two checks wait again, or cancels it with its Task.
 
-    Leaves a row in ``working`` alone: its process goes on without the broker's copy.
+    Leaves a row in ``working`` alone: its process continues without the broker's copy.
     """
     if held or not missed_before or row.status is not Status.ENQUEUE or not in_flight(row):
         return None
@@ -394,7 +394,7 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
     if attempt is not None and attempt != row.attempt:
         return Begin.DROP
     if row.due_at is not None and attempt is not None:
-        return Begin.DROP  # it waits in the ledger; the next dispatch pushes a copy of its own
+        return Begin.DROP  # it waits in the ledger; the next dispatch pushes a new copy
     if row.status is Status.WORKING and row.process is not None and attempt is not None:
         return Begin.DROP  # a process runs this attempt; the broker lost its copy and got another
     if state == State.CANCELLED:
@@ -408,7 +408,7 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
 
 
 def working(row: Row, process: str | None, reason: Reason = Reason.STARTED) -> Turn:
-    """The job began and outlasts a flush, or is watched because a process died under it."""
+    """The job began and outlasts a flush, or is watched because its process died."""
     return _turn(row, Status.WORKING, reason, process=process)
 
 
@@ -418,7 +418,7 @@ def take_over(row: Row, process: str | None) -> Turn:
 
 
 def held_elsewhere(turn: Turn) -> Turn:
-    """The same turn for a job whose copies another engine holds: its next attempt waits in that engine's queue.
+    """The same transition for a job whose copies another engine holds: its next attempt waits in that engine's queue.
 
     The row stays in flight instead of waiting in the ledger, whose dispatcher would push it to the wrong broker.
     """
@@ -486,7 +486,7 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
 
 
 def watch(row: Row) -> Turn | None:
-    """A row in flight that a dead process may have held: its worker is to record ``working`` before it performs.
+    """Marks a row in flight that a dead process may have held: its worker records ``working`` before it performs.
 
     None for a row that is watched or known to have begun.
     """
@@ -533,16 +533,16 @@ def cancel(row: Row) -> Turn:
 
 
 def stop(row: Row) -> Turn:
-    """Stops a row that nothing runs at a user's request, visibly, until a user starts it again."""
+    """Stops a row that nothing runs, at a user's request, until a user starts it again."""
     return _turn(
         row, Status.STOPPED, Reason.STOPPED, attempt=row.attempt + 1, due_at=None, process=None, stopping=False
     )  # fmt: skip
 
 
 def ask_stop(row: Row) -> Turn | None:
-    """A user's request to stop a row: at once if it is at rest, else when whoever has it lets go of it.
+    """Stops a row at a user's request: at once if it is at rest, else when its process stops it.
 
-    None where there is nothing to do: it is stopped or over, or was asked to stop before.
+    None if there is nothing to do: it is stopped or has ended, or was asked to stop before.
     """
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.stopping:
         return None
@@ -563,15 +563,15 @@ def start(row: Row, *, now: int) -> Turn:
 
 
 def saved(row: Row) -> Turn:
-    """A running job saved its place: deaths before that do not count any more, because it got further."""
+    """A running job saved a checkpoint: earlier deaths no longer count, because it made progress."""
     return Turn(row, row._replace(deaths=0), Reason.RECORDED)
 
 
 def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None) -> Turn:
     """A user's retry of a terminal row: it waits from ``now``, with its retries and deaths reset.
 
-    A row that the dispatcher has not passed needs no ``due_at``: the pointer will reach it. ``chosen``: the places of a
-    slice's items to open again, of those that did not finish; None: all of these.
+    A row that the dispatcher has not passed needs no ``due_at``: the pointer will reach it. ``chosen``: the indexes of a
+    slice's items to reopen, of those that did not finish; None: all of these.
     """
     open_again: dict[str, Any] = {"n_failed": 0, "n_error": 0, "n_cancelled": 0}
     if row.items > 1:
@@ -597,7 +597,7 @@ def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None)
 
 
 def may_close(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:
-    """Whether a Task's generation may close: sealed, no rows being turned, no open item by its counts.
+    """Whether a Task's generation may close: sealed, no rows left to update, no open item by its counts.
 
     The caller must then check the rows, which are the truth; counts are a cache.
     """
@@ -626,9 +626,9 @@ def marked(marks: str) -> dict[str, Any]:
 
 
 def stepped(row: Row, marks: str) -> Row:
-    """The row of a running slice whose attempt has come to these marks; an outcome that an item has stands.
+    """The row of a running slice whose attempt has reached these marks; an item's outcome is never replaced.
 
-    Marks are states, not changes: writing them twice changes nothing. Progress means that earlier deaths do not count.
+    Marks are states, not changes: writing them twice is harmless. Progress resets the count of deaths.
     """
     if len(marks) != row.items:
         raise ValueError(f"a slice of {row.items} items has as many marks, not {len(marks)}")
@@ -638,13 +638,13 @@ def stepped(row: Row, marks: str) -> Row:
 
 
 def worst(counts: Mapping[str, Any]) -> Status:
-    """The status of a slice that has ended, by its ``n_*``: error before failed before cancelled before finish."""
+    """The status of an ended slice, by its ``n_*``: error before failed before cancelled before finish."""
     order = (Status.ERROR, Status.FAILED, Status.CANCELLED)
     return next((status for status in order if counts[f"n_{status}"]), Status.FINISH)
 
 
 def _overall(row: Row, ended: Mapping[str, Any], status: Status, reason: Reason) -> tuple[Status, Reason]:
-    """How a job ends: as its last attempt did, a slice as its worst item, with the reason that is usual for that."""
+    """How a job ends: as its last attempt did; a slice as its worst item, with that status's usual reason."""
     if row.items > 1 and (overall := worst(ended)) is not status:
         return overall, _ENDS[overall]
     return status, reason
@@ -653,7 +653,7 @@ def _overall(row: Row, ended: Mapping[str, Any], status: Status, reason: Reason)
 def _without_poison(row: Row) -> Row | None:
     """The row with its first open item in ``error``; None if no other is open.
 
-    A watched slice records each item before it begins the next, so that one is what the processes died under.
+    A watched slice records each item before it begins the next, so the processes died under that one.
     """
     if row.items == 1 or (marks := marks_of(row)).count(OPEN_MARK) < 2:
         return None

@@ -20,10 +20,10 @@ _TURN_FOR_S = 0.5
 
 
 class Control:
-    """Pause, resume, cancel, retry and knobs; accepted with or without living workers, and while the broker is away.
+    """Pause, resume, cancel, retry and knobs; accepted with or without living workers, and while the broker is unavailable.
 
-    A pause, a cancel and a changed ``parallel``, ``interval`` or ``priority`` reach what waits in the broker, and what a
-    worker fetched half a second ago or earlier: Begin is asked again before it starts.
+    A pause, a cancel and a changed ``parallel``, ``interval`` or ``priority`` also apply to copies in the broker, and to
+    jobs that a worker fetched half a second ago or earlier: it repeats Begin before their start.
     """
 
     def __init__(self, ledger: Ledger, broker: Broker) -> None:
@@ -32,21 +32,23 @@ class Control:
         self._log = get_logger("asynctask.control")
 
     def pause(self, task_id: int, who: str = "") -> bool:
-        """No new start; what waits in the broker goes back to the ledger. Raises :class:`Conflict` where it is over."""
+        """Starts no more jobs; copies in the broker return to the ledger. Raises :class:`Conflict` if the Task has
+        ended."""
         changed = control.pause(self._ledger, task_id, who=who)
         self.withdrawn(task_id)
         return changed
 
     def resume(self, task_id: int, who: str = "") -> bool:
-        """Starts again."""
+        """Starts jobs again."""
         return control.resume(self._ledger, task_id, who=who)
 
     def cancel(self, task_id: int, who: str = "") -> bool:
-        """No new start, and open rows are cancelled: here for half a second, the rest by the maintenance of any process."""
+        """Starts no more jobs, and cancels open rows: here for half a second, the rest by the maintenance of any
+        process."""
         changed = control.cancel_task(self._ledger, task_id, who=who)
-        # If the broker is away maintenance does all of it: it would not come back for copies of rows that are turned.
+        # Without the broker, maintenance does all of it: it would not return for copies of cancelled rows.
         if self.withdrawn(task_id) and self.turn(task_id):
-            try_close(self._ledger, task_id)  # with no worker and no web process alive, nobody else would
+            try_close(self._ledger, task_id)  # without a living worker or web process, nobody else would
         return changed
 
     def retry(
@@ -64,13 +66,13 @@ class Control:
         return changed
 
     def update(self, task_id: int, changes: dict[str, Any], who: str = "") -> None:
-        """Turns knobs. What waits in the broker under the old ones is taken back and dispatched anew."""
+        """Changes knobs. Copies in the broker under the old ones are withdrawn and dispatched again."""
         control.update(self._ledger, task_id, changes, who=who)
         if set(changes) & {"parallel", "interval", "priority"}:
             self.withdrawn(task_id)
 
     def withdrawn(self, task_id: int) -> bool:
-        """As :meth:`withdraw`; False where the broker does not answer now."""
+        """As :meth:`withdraw`; False if the broker does not answer now."""
         try:
             self.withdraw(task_id)
         except BrokerUnavailable as error:
@@ -79,7 +81,7 @@ class Control:
         return True
 
     def withdraw(self, task_id: int) -> int:
-        """Takes the Task's waiting copies out of the broker; returns how many."""
+        """Removes the Task's waiting copies from the broker; returns their number."""
         count = 0
         while True:
             keys = self._broker.withdraw(task_id, _WITHDRAW)
@@ -89,15 +91,15 @@ class Control:
                 return count
 
     def recall(self, task_id: int) -> None:
-        """Takes back copies of a Task that was paused or cancelled while they were on their way to the broker.
+        """Withdraws copies of a Task that was paused or cancelled while they were on their way to the broker.
 
-        One that was cancelled closes here if nothing else of it is open: there may be no worker that would close it.
+        Closes a cancelled Task here if nothing else of it is open: there may be no worker that would close it.
         """
         if self.withdrawn(task_id):
             try_close(self._ledger, task_id)
 
     def turn(self, task_id: int, seconds: float = _TURN_FOR_S) -> bool:
-        """Turns rows of a cancel or retry for so long; returns whether it is done."""
+        """Updates rows of a cancel or retry for this long; returns whether it is done."""
         until = self._ledger.clock.monotonic() + seconds
         while more := control.turn_some(self._ledger, task_id):
             if self._ledger.clock.monotonic() > until:

@@ -344,7 +344,7 @@ class Outgoing:
             kept.append(replace(copy, payload=encoded(job.payload)))
         except (TypeError, ValueError) as error:
             get_logger("asynctask.outgoing").exception("client_middleware_failed", job_id=copy.jid)
-            return clean(f"a client middleware left what is no job: {error}")
+            return clean(f"a client middleware returned no valid job: {error}")
         return ""
 
 
@@ -498,7 +498,7 @@ def poisoned(copy: Copy, now: int) -> Copy:
         copy,
         now,
         "ProcessDied",
-        f"{copy.deaths} processes died while they held this job, so no other is given it:"
+        f"{copy.deaths} processes died while they held this job, so it is not given to another:"
         " see what it does to memory and to native code, then retry it",
     )
 

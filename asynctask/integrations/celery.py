@@ -520,7 +520,7 @@ class CeleryEngine:
         that could not be recorded."""
         try:
             if arrival.attempt is not None and (not isinstance(arrival.attempt, int) or arrival.attempt < 1):
-                raise Ignore(f"job {arrival.job_id} has no attempt that could be: {arrival.attempt!r}")
+                raise Ignore(f"job {arrival.job_id} has an invalid attempt: {arrival.attempt!r}")
             process = self._running_process()
             ticket = process.begin(arrival, redelivered=redelivered)
         except Ignore:
@@ -530,9 +530,9 @@ class CeleryEngine:
             threading.Event().wait(_AWAY_S)
             raise Reject(error, requeue=True) from error
         if ticket.verdict is not Begin.RUN:
-            raise Ignore(f"job {arrival.job_id} is over, or the ledger has taken it back")
+            raise Ignore(f"job {arrival.job_id} has ended, or the ledger has taken it back")
         if not ticket.is_lone and arrival.attempt is None:
-            raise ValueError(f"{arrival.job_id} is the id of a job that the ledger keeps, which this is not")
+            raise ValueError(f"{arrival.job_id} is the id of another job, which the ledger keeps")
         return process, ticket
 
     def _call(self, current: _Performed, function: Callable[[], Any]) -> Any:

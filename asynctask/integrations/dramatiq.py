@@ -615,7 +615,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             raise SkipMessage(f"message {message.message_id} is not to be performed: {_WHY[ticket.verdict]}")
         if not ticket.is_lone and arrival.attempt is None:
             message.fail()
-            raise SkipMessage(f"message {message.message_id} has the id of a job that the ledger keeps, which it is not")
+            raise SkipMessage(f"message {message.message_id} has the id of another job, which the ledger keeps")
         ticket.job = CurrentJob(
             message.message_id,
             task_id=ticket.task_id,

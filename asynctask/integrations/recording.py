@@ -332,9 +332,9 @@ class _Answers:
         early = self._take_expected(turn)
         ticket = self._process.begin_anew(arrival, early) if anew else self._process.begin(arrival, early)
         if ticket.verdict is not Begin.RUN:
-            return {"why": "it is over, or the ledger has taken it back"}
+            return {"why": "it has ended, or the ledger has taken it back"}
         if not ticket.is_lone and arrival.attempt is None:
-            return {"why": "its id is that of a job that the ledger keeps, which it is not"}
+            return {"why": "its id is that of another job, which the ledger keeps"}
         ticket.job = CurrentJob(ticket.job_id, task_id=ticket.task_id, attempt=ticket.attempt)
         self._process.tracker.start(ticket)
         if ticket.lost:

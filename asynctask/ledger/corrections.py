@@ -45,7 +45,7 @@ def may_be_corrected(connection: Connection, task_id: int) -> list[int]:
         raise NotFound(f"there is no Task {task_id}")
     most = sa.select(sa.func.count()).where(_a.ancestor_id.in_(ids)).group_by(_a.ancestor_id)
     if max(connection.execute(most).scalars(), default=0) >= MOST_CORRECTIONS:
-        raise Conflict(f"{MOST_CORRECTIONS} lists correct Task {task_id} already; hand in the rest as a list of its own")
+        raise Conflict(f"{MOST_CORRECTIONS} lists correct Task {task_id} already; submit the rest as a separate list")
     connection.execute(tasks.update().where(_t.id == task_id).values(version=_t.version + 1))
     return ids
 

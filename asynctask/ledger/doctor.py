@@ -143,7 +143,7 @@ def _inspect(connection: Connection, task_id: int) -> _Examined:
     if task["resubmit_of"] is not None:
         findings += _corrections(connection, task, items)
     if untold:
-        findings.append(Finding("slice_marks", task_id, f"{untold} slices whose numbers are not those of their marks"))
+        findings.append(Finding("slice_marks", task_id, f"{untold} slices whose counts differ from their marks"))
     return _Examined(findings, missing, created, _repairs(connection, task_id))
 
 

@@ -884,7 +884,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
             if (engine := engines(connection, [event_id]).get(event_id)) is not None:
                 raise OtherEngine(engine)
             if is_bare:
-                raise Conflict("its arguments were not kept, so it cannot run again: push it anew")
+                raise Conflict("its arguments were not kept, so it cannot run again: push a new job")
             return apply(connection, ledger, [change])
         task = task_rows.lock(connection, int(task_id))
         # Only an explicit retry leaves ``error``, and it holds the Task's row: this status cannot change.

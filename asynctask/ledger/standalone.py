@@ -100,7 +100,9 @@ def _unfit_params(params: Any) -> str | None:
     except TypeError as error:  # the encoder's error for all: long integers, depth, lone surrogates
         return f"the ledger cannot keep its arguments ({error}): {repr(params)[:_SHOWN]}"
     if size > MAX_PARAMS:
-        return f"its arguments have {size:,} bytes, the most is {MAX_PARAMS:,}: put the data somewhere and send where it is"
+        return (
+            f"its arguments have {size:,} bytes, the most is {MAX_PARAMS:,}: store the data elsewhere and send its location"
+        )
     return None
 
 

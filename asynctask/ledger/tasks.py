@@ -280,7 +280,7 @@ def check_reopenable(task: dict[str, Any]) -> None:
     """Raises :class:`Conflict` unless the Task's items may be retried: it runs, is finished, is cancelled and closed, or
     paused itself because too many of them failed."""
     if task["turning"] is not None:
-        raise Conflict(f"Task {task['id']} is still turning rows ({task['turning']}); try again in a moment")
+        raise Conflict(f"Task {task['id']} still has rows to update ({task['turning']}); try again in a moment")
     over = task["state"] == State.CANCELLED and task["finished_at"] is not None
     failing = task["state_reason"] == Reason.TOO_MANY_FAILURES and task["split_state"] != "splitting"
     if (

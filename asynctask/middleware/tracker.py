@@ -46,18 +46,18 @@ from asynctask.messages import clean
 from asynctask.worker import Worker
 
 SAVE_S: Final = 0.2
-"""Seconds between two saves of a running job's place, at least. Each is a commit; after a kill the job repeats what it did
+"""Shortest time between two saves of a running job's checkpoint. Each is a commit; after a kill the job repeats what it did
 since the last one."""
 
 LOOK_EVERY: Final = 3
-"""Ticks of a tenth of a second from one question for stopped jobs to the next."""
+"""Ticks of a tenth of a second between two queries for stopped jobs."""
 
 
 class AttemptLost(AsyncTaskError):
-    """The attempt of this thread counts no more.
+    """The attempt of this thread is obsolete.
 
-    It belonged to another process or was over when it was to begin; or the thread was given up while it performed, and the
-    outcome was recorded without it.
+    It belonged to another process or had ended when it was to begin; or the thread was abandoned while it performed, and
+    the outcome was recorded without it.
     """
 
     code = "attempt_lost"
@@ -74,8 +74,8 @@ class Ticket:
     attempt: int
     retries: int = 0
     watched: bool = False
-    elsewhere: bool = False  # its engine keeps, delivers and retries it, without a fence
-    holder: str | None = None  # the process in which it was at work when it arrived
+    elsewhere: bool = False  # kept, delivered and retried by its engine, without a fence
+    holder: str | None = None  # the process that performed it when it arrived
     awaited: bool = False  # its Task has a ``parallel`` or an interval, or a thread waits for the commit of its end
     not_before: int | None = None  # it has an interval or a key: when it may start; nothing follows in its place
     started_at: int | None = None
@@ -84,17 +84,17 @@ class Ticket:
     failure: Failure | None = None
     result: str | None = None
     said: bool = False  # an outcome already contains the working message
-    lost: bool = False  # the compare-and-set of `working` was lost: this attempt does not count
+    lost: bool = False  # the compare-and-set of `working` was lost: this attempt is obsolete
     settled: bool = False
     exited: bool = False  # job code raised SystemExit or KeyboardInterrupt
     seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
     job: CurrentJob | None = None
     callback_of: int | None = None  # the Task whose callback it is
-    checkpoint: str | None = None  # the place that an earlier attempt saved
+    checkpoint: str | None = None  # the checkpoint of an earlier attempt
     items: int = 1
     row: int | None = None  # in the list, or that of the first item
-    marks: str | None = None  # of a slice: what its items have come to in earlier attempts
-    results: str | None = None  # and what these returned
+    marks: str | None = None  # of a slice: outcomes of its items in earlier attempts
+    results: str | None = None  # and their results
     slice: Slice | None = None  # this attempt of it
     worker: str = ""
     knobs: tuple[float | None, ...] = ()  # of its Task at Begin
@@ -137,7 +137,7 @@ class Ticket:
         self.failure = refusal_of(error)
 
     def raised(self, error: BaseException) -> None:
-        """The job raised: a bug, a timeout, an interruption."""
+        """The job raised: an error, a timeout, an interruption."""
         self._drop_result()
         if isinstance(error, JobTimeout):
             self.status, self.reason, self.failure = Status.ERROR, Reason.TIMEOUT, Failure("timeout", str(error))
@@ -151,7 +151,7 @@ class Ticket:
         self.failure = failure_of(error)
 
     def lost_performer(self, text: str) -> None:
-        """The process that performed the job died, while the one that records it lives; ``text`` says so."""
+        """The process that performed the job died, while the recording one lives; ``text`` is the message."""
         self._drop_result()
         self.status, self.reason, self.failure = Status.ERROR, Reason.DISCARDED, Failure("worker_lost", text)
 
@@ -169,7 +169,7 @@ class Ticket:
         }
 
     def adopt(self, report: Mapping[str, Any]) -> None:
-        """Sets the outcome that another process's :meth:`report` tells of."""
+        """Sets the outcome of another process's :meth:`report`."""
         self.status = None if report["status"] is None else Status(report["status"])
         self.reason, self.exited = Reason(report["reason"]), bool(report["exited"])
         self.failure = None if report["failure"] is None else Failure(*report["failure"])
@@ -180,7 +180,7 @@ class Ticket:
             self.job.adopt_place(report["place"])
 
     def _drop_result(self) -> None:
-        """Drops the result: a middleware outside the recording one may raise after the job returned."""
+        """Drops the result, because a middleware outside the recording one may raise after the job returned."""
         self.result, self._notes = None, []
 
 
@@ -221,7 +221,7 @@ class Tracker:
         return tickets
 
     def _read_places(self, tickets: Sequence[Ticket]) -> None:
-        """The places that earlier attempts saved. An untouched Event has none, so most batches ask nothing."""
+        """Reads the checkpoints of earlier attempts. An untouched Event has none, so most batches need no query."""
         if tickets:
             with self._ledger.database.read() as connection:
                 saved = read_saved(connection, [ticket.event_id for ticket in tickets])
@@ -298,7 +298,8 @@ class Tracker:
         """Marks the job as performed now. For a watched job, ``working`` is in the ledger when this returns.
 
         A job of a round first waits for its time, at most :data:`~asynctask.core.transitions.LEAD_S`. If the ticket is
-        ``lost`` afterwards, acknowledge the job and do not perform it: the attempt is another's, or over.
+        ``lost`` afterwards, acknowledge the job and do not perform it: the attempt belongs to another process, or has
+        ended.
         """
         if ticket.not_before is not None and (early := ticket.not_before - self._ledger.now()) > 0:
             threading.Event().wait(min(early / SECOND, LEAD_S))
@@ -311,7 +312,7 @@ class Tracker:
             done.wait()
 
     def save(self, ticket: Ticket) -> None:
-        """Records that the job has begun, and what the items of a slice came to so far; in the ledger when this returns."""
+        """Records that the job has begun, and the current outcomes of a slice's items; in the ledger when this returns."""
         done = threading.Event()
         if self._acquire(ticket):
             outcome = self._working(ticket, done.set)
@@ -320,12 +321,12 @@ class Tracker:
             done.wait()
 
     def note_long(self, older_than_s: float) -> None:
-        """Records ``working`` of jobs that run for longer than this, once each, and the checkpoints that are not saved yet;
-        called periodically."""
+        """Records ``working`` of jobs that run for longer than this, once each, and unsaved checkpoints; called
+        periodically."""
         now = self._ledger.clock.monotonic()
         with self._lock:
             long = [t for begun, t in self._started() if begun <= now - older_than_s and t.status is None]
-            # Held until handed over, so that a later outcome follows it: not every engine has a fence.
+            # Held until passed on, so that a later outcome follows it, because not every engine has a fence.
             acquired = [ticket for ticket in long if _has_news(ticket, now) and ticket.acquire()]
             self._recorder.put([self._working(ticket) for ticket in acquired])
             for ticket in acquired:
@@ -411,16 +412,16 @@ class Tracker:
         then: Callable[[bool], None] | None = None,
         follower: Ticket | None = None,
     ) -> None:
-        """Hands the outcome to the group commit. ``then`` is called after the commit, with whether it was won.
+        """Passes the outcome to the group commit. ``then`` is called after the commit, with whether it was won.
 
         ``retry_at`` (microseconds): another attempt follows; ``discarded``: why the engine gave the job up outside its
-        code; ``follower``: a lent job that begins now in this one's place. Settling twice does nothing.
+        code; ``follower``: a lent job that begins now in this one's place. Idempotent.
         """
         if not ticket.awaited:
             if self._acquire(ticket):
                 self._hand_over(ticket, retry_at, discarded, then, None)
             return
-        with self._lock:  # a settled ticket's outcome is handed over under this lock, see `_working_of_follower`
+        with self._lock:  # a settled ticket's outcome is passed on under this lock, see `_working_of_follower`
             if ticket.acquire():
                 self._hand_over(ticket, retry_at, discarded, then, follower)
 
@@ -503,7 +504,7 @@ class Tracker:
         discarded: str | None = None,
         then: Callable[[bool], None] | None = None,
     ) -> Outcome:
-        """What :meth:`settle` hands to the group commit."""
+        """The outcome that :meth:`settle` passes to the group commit."""
         if discarded is not None:
             ticket.status, ticket.reason = Status.ERROR, Reason.DISCARDED
             ticket.failure = Failure("discarded", self._ledger.catalogue("discarded", discarded))
@@ -512,12 +513,14 @@ class Tracker:
         elif ticket.status is None:  # no middleware recorded a result
             ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
         elif ticket.elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
-            # Our runtime always repeats what it interrupted; another engine may have given it up.
+            # Our runtime always repeats interrupted jobs; another engine may give them up.
             ticket.reason, ticket.exited = Reason.RAISED, True
             ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
         notes = self._opening(ticket) if ticket.started_at is not None else []
         notes += self._closing(ticket, retry_at)
-        is_short = ticket.status is Status.FINISH and ticket.seen is not None  # nobody watched it, nothing goes on from it
+        is_short = (
+            ticket.status is Status.FINISH and ticket.seen is not None
+        )  # no user watched it, and no attempt continues from it
         place = None if ticket.job is None or is_short else ticket.job.take_place()
         return Outcome(
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
@@ -574,8 +577,8 @@ class Tracker:
 
 
 class Stops:
-    """Asks the ledger which running jobs are to let go, on a thread of its own: the one that says that this process lives
-    must not wait for a database."""
+    """Queries which running jobs should stop, in its own thread, because the thread of the heartbeat must not wait for a
+    database."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -590,7 +593,8 @@ class Stops:
         self._thread.start()
 
     def look(self) -> None:
-        """Has it asked, every :data:`LOOK_EVERY` calls, while a job runs that was recorded as ``working``; never blocks."""
+        """Triggers the query, every :data:`LOOK_EVERY` calls, while a job runs that was recorded as ``working``; never
+        blocks."""
         self._left -= 1
         if self._left < 0 and any(ticket.said for ticket in self._tracker.running()):
             self._left = LOOK_EVERY
@@ -610,17 +614,17 @@ class Stops:
                 return
             try:
                 self._tracker.ask_stops()
-            except Exception as error:  # the next look follows; a stop that was asked for is in the ledger
+            except Exception as error:  # the next query follows; the request to stop is in the ledger
                 self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
 
 
 def _not_before(record: EventRecord) -> int | None:
-    """When a job of a Task with an interval may start; 0 for any other with a key. Nothing follows in their places."""
+    """When a job of a Task with an interval may start; 0 for others with a key. Nothing follows in their places."""
     return 0 if record.round_at is None and record.line is not None else record.round_at
 
 
 def _has_news(ticket: Ticket, now: float) -> bool:
-    """Whether something of a long job is to be written while it runs."""
+    """Whether a long job has something to be written while it runs."""
     if ticket.slice is not None and ticket.said:
         return ticket.slice.has_news and now - ticket.saved_at >= SAVE_S
     return not ticket.said or (now - ticket.saved_at >= SAVE_S and ticket.job is not None and ticket.job.has_news)
@@ -631,7 +635,7 @@ def _news_of(ticket: Ticket) -> News | None:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Why an item ended, that raised this."""
+    """The failure of an item that raised this."""
     if isinstance(error, JobTimeout):
         return Failure("timeout", str(error))
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -639,18 +643,18 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def refusal_of(error: BaseException) -> Failure:
-    """Why the business refused an item with this."""
+    """The failure of an item that the business refused with this."""
     return Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
 
 
 def last_message_is(messages: str | None, text: str) -> bool:
-    """Whether a job's last message says this."""
+    """Whether a job's last message is this text."""
     said = orjson.loads(messages) if messages else []
     return bool(said) and said[-1].get("message") == text
 
 
 def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:
-    """What a function returned as JSON text of at most ``limit`` bytes, and a message if it is not kept."""
+    """A function's result as JSON text of at most ``limit`` bytes, and a message if it is not kept."""
     if value is None:
         return None, None
     try:

@@ -1,9 +1,9 @@
 """Performing one job: execute it, decide what follows, settle it.
 
-Around the worker's function stand, from the outside in: the context of the job (``current_job()``), the middleware chain
-with the one that records nearest to the job, the timeout, and the function on this thread or on the event loop.
+Around the worker's function, from the outside in: the context of the job (``current_job()``), the middleware chain with the
+recording middleware innermost, the timeout, and the function on this thread or on the event loop.
 
-The retry policy (:func:`decide`, :func:`decide_untracked`, :func:`decide_foreign`) is pure and stands at the end.
+The retry policy (:func:`decide`, :func:`decide_untracked`, :func:`decide_foreign`) is pure, and at the end of the module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, Any] = {}
 
 MAX_STACK = 20_000
-"""Characters logged of the stack of a job that raised; the end of it, where the error is."""
+"""Largest number of logged characters of the stack of a job that raised; the end is kept, where the error is."""
 
 
 class WorkerMissing(AsyncTaskError):
@@ -61,8 +61,8 @@ class WorkerMissing(AsyncTaskError):
 class Execution:
     """One job in this process, from its fetch to its acknowledgement.
 
-    ``ticket`` is its record if it is tracked; ``asked`` and ``began`` are on the monotonic clock: when Begin was asked for
-    the ticket, and when the job began. ``thread`` took it up. ``is_lent``: it never was in the broker, see
+    ``ticket`` is its record if it is tracked; ``asked`` and ``began`` are on the monotonic clock: when the ticket was
+    requested, and when the job began. ``thread`` performs it. ``is_lent``: it never was in the broker, see
     :mod:`asynctask.runtime.lanes`; ``follower`` is the job that takes its place. ``error`` is what the job raised.
     """
 
@@ -92,13 +92,13 @@ class Execution:
         return self._owner.setdefault("thread", me) is me
 
     def waive(self) -> None:
-        """The calling thread enters the function (again): until it returns, others may give the thread up."""
+        """The calling thread enters the function (again): until it returns, others may abandon the thread."""
         if self._owner.get("thread") is threading.current_thread():
             del self._owner["thread"]
 
     @property
     def abandoned(self) -> bool:
-        """Whether its thread was given up: whatever that thread still comes to counts no more."""
+        """Whether its thread was abandoned, so that its further results do not count."""
         if self.watch is not None and self.watch.lost:
             return True
         owner = self._owner.get("thread")
@@ -118,7 +118,7 @@ class Execution:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a process died that held it: the job may be what kills."""
+        """Whether a process that held it died: the job may be the cause."""
         return self.ticket is not None and self.ticket.watched
 
     @property
@@ -129,13 +129,13 @@ class Execution:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether this process does not know the worker of a job that the ledger keeps. A job that was put into a queue by
-        hand to be tracked is none: nobody ever checked its name, and it ends in error."""
+        """Whether this process does not know the worker of a job that the ledger keeps. False for a job that was put into a
+        queue by hand to be tracked: nobody has checked its name, and it ends in error."""
         return self.worker is None and self.copy.attempt > 0
 
     @property
     def is_tracked(self) -> bool:
-        """Whether an Event is kept of it: it has one, its payload asks for one, or its worker does."""
+        """Whether an Event records it: it has one, its payload asks for one, or its worker does."""
         if self.copy.attempt > 0:
             return True
         opted = self.payload.get("use_task_event")
@@ -148,7 +148,7 @@ class Place(Protocol):
     """Where a job runs and what holds its copy; the pool is one.
 
     ``done``: the outcome is recorded, so the copy may be acknowledged. ``gone``: the copy left this process's list in
-    another way. ``hung``: its thread does not come back. ``follow``: the lent job that begins in its place, asked just
+    another way. ``hung``: its thread does not return. ``follow``: the lent job that begins in its place, queried just
     before its outcome is recorded.
     """
 
@@ -163,8 +163,8 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """What the application and its tools are notified of: ``death`` when no retry is left, ``error`` of every exception,
-    ``ended`` once when a job ends, with whether it raised."""
+    """Callbacks of the application and its tools: ``death`` when no retry is left, ``error`` for every exception, ``ended``
+    once when a job ends, with whether it raised."""
 
     death: Callable[[CurrentJob, BaseException], None]
     error: Callable[[BaseException, Mapping[str, Any]], None]
@@ -214,20 +214,22 @@ class Performer:
             if self._is_ours(execution):
                 self.settle(execution, self.decide(execution))
         finally:
-            execution.error = None  # its traceback holds the execution: a reference cycle would wait for the collector
+            execution.error = (
+                None  # its traceback refers to the execution: the reference cycle would wait for the garbage collector
+            )
         self.performed += 1
         if self._clock.monotonic() - execution.began < QUICK_S:
             self.quick += 1
 
     def _is_ours(self, execution: Execution) -> bool:
-        """Whether this thread settles the job; not if the thread was given up."""
+        """Whether this thread settles the job; not if the thread was abandoned."""
         watch = execution.watch
         return (watch is None or not watch.lost) and execution.claim()
 
     # -- execute: context > middleware > timeout > function
 
     def execute(self, execution: Execution) -> None:
-        """Runs the job; its result is in ``job.result``, or what it raised in ``error``."""
+        """Runs the job; its result is in ``job.result``, its exception in ``error``."""
         execution.began = self._clock.monotonic()
         set_current_job(execution.job)
         try:
@@ -253,7 +255,7 @@ class Performer:
         try:
             return self._run_function(worker, execution)
         finally:
-            # Before a middleware writes on the ticket: the thread that gave this one up has written there.
+            # Before a middleware writes on the ticket: the thread that abandoned this one has written there.
             if not self._is_ours(execution):
                 raise AttemptLost(f"the thread of {execution.job.job_id} was given up")
 
@@ -282,13 +284,13 @@ class Performer:
             error.seconds = error.seconds or worker.timeout or 0.0
             raise
         finally:
-            if not watch.lost:  # a lost one stays: it says that the thread is given up
+            if not watch.lost:  # a lost one stays, because it marks the thread as abandoned
                 execution.watch = None
 
     # -- slices: the function is called for each item, or once for all that are left
 
     def _run_slice(self, worker: Worker, execution: Execution, ticket: Ticket) -> None:
-        """Performs the items that are left. Each one's outcome is on ``ticket.slice``; raises what ends the attempt."""
+        """Performs the remaining items. Their outcomes are on ``ticket.slice``; raises what ends the attempt."""
         given = execution.payload["args"][0]
         if ticket.items == 1:
             given = {"rows": [[ticket.row or 1, 1]], "items": [given]}
@@ -354,7 +356,8 @@ class Performer:
                 raise AttemptLost(f"the thread of {execution.job.job_id} was given up")
 
     def _items_raised(self, execution: Execution, part: Slice, error: BaseException) -> None:
-        """The outcome of the items in the function's hands that it has not reported: the retry policy is asked once."""
+        """Sets the outcome of the items passed to the function that it has not reported: the retry policy is called
+        once."""
         places = [place for place in part.hand if part.is_left(place)]
         part.hand = ()
         if execution.worker is not None and execution.worker.refuses(error):
@@ -367,7 +370,8 @@ class Performer:
                 part.error(place, *_pair(failure_of(error)), delay)
 
     def ask_policy(self, execution: Execution, error: BaseException) -> int | None:
-        """Microseconds until the retry of an item that raised this; None for none: it is reported as a dead job is."""
+        """Microseconds until the retry of an item that raised this; None for no retry: then it is reported as a dead job
+        is."""
         assert execution.ticket is not None
         limit = retries_of(execution.payload.get("retry"))
         decision = decide(
@@ -393,7 +397,7 @@ class Performer:
     # -- decide: finish, failed, retry, dead, discard, again, or drop
 
     def decide(self, execution: Execution) -> Decision:
-        """What follows the execution. Asks the worker's policy; records nothing."""
+        """Decides what follows the execution. Calls the worker's policy; records nothing."""
         error, worker, ticket, job = execution.error, execution.worker, execution.ticket, execution.job
         if isinstance(error, AttemptLost):
             return Decision(Follow.DROP)
@@ -415,7 +419,7 @@ class Performer:
     # -- settle: the only exit
 
     def settle(self, execution: Execution, decision: Decision) -> None:
-        """Has the outcome recorded, or the copy moved to where a job without a record waits; then acknowledges."""
+        """Records the outcome, or moves the copy of an untracked job to its set; then acknowledges."""
         if decision is _FINISH:
             self._observers.ended(execution, False)
             if execution.ticket is None:
@@ -450,7 +454,7 @@ class Performer:
             self._observers.death(execution.job, error)
 
     def _record(self, execution: Execution, ticket: Ticket, retry_at: int | None = None) -> None:
-        """Has what the ticket says recorded, and with it the lent job that follows in its place of the Task."""
+        """Records the ticket's outcome, and with it the lent job that follows in its place of the Task."""
         if ticket.settled:
             return
         follower = self._place.follow(execution)
@@ -462,7 +466,7 @@ class Performer:
         )
 
     def _settle_untracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
-        """The retry or the death of a job without a record lies in the broker's own sets."""
+        """Moves an untracked job to the broker's sets, for its retry or as dead."""
         copy, follow = execution.copy, decision.follow
         if error is None or follow is Follow.DROP:
             self._place.done(execution)
@@ -482,15 +486,15 @@ class Performer:
             self._observers.death(execution.job, error)
 
     def _is_kept(self, execution: Execution, error: BaseException, decision: Decision) -> bool:
-        """Whether a job that is given up goes to the dead: its worker is asked, unless the job never retries."""
+        """Whether a job that is given up goes to the dead: its worker decides, unless the job never retries."""
         job = parse(execution.copy.payload)
         if decision.follow is Follow.DISCARD or limit_of(job, execution.worker) is None:
             return False
         return self._exhausted(execution, error) != "discard" and job.get("dead") is not False
 
     def _move(self, execution: Execution, move: Callable[[], None]) -> None:
-        """Moves a copy out of this process's list; retries while the broker is away, for nobody else would look for the
-        copy as long as this process lives. For a thread that was given up: one try, which may raise Unavailable."""
+        """Moves a copy out of this process's list; retries while the broker is unavailable, because nobody else looks for
+        the copy while this process lives. For an abandoned thread: one try, which may raise Unavailable."""
         tries = 0
         while True:
             try:
@@ -509,7 +513,7 @@ class Performer:
         self._broker.hold(DEAD, [Held(copy, now)], process=self._identity)
 
     def _exhausted(self, execution: Execution, error: BaseException) -> Any:
-        """Notifies the worker that no retry is left; returns its answer."""
+        """Tells the worker that no retry is left; returns its answer."""
         worker = execution.worker
         if worker is not None and worker.retries_exhausted is not None:
             try:
@@ -523,17 +527,17 @@ class Performer:
         if decision.follow is Follow.RETRY:
             self._log.info("job_raised", error=f"{clean(type(error).__name__)}: {text_of(error)}"[:500], **context)
         else:
-            # As text of our own: what a console makes of an exception may cost more than the job, and show its arguments.
+            # As plain text: rendering an exception for a console may cost more than the job, and show its arguments.
             self._log.warning("job_raised", stack=_stack(error), **context)
         self._observers.error(error, context)
 
     # -- threads that do not come back
 
     def _hung(self, execution: Execution) -> None:
-        """The timeout was raised in the thread and it did not come back: the job is settled without it."""
+        """Settles the job without its thread, which did not return after the timeout was raised in it."""
         worker = execution.worker
         seconds = worker.timeout if worker is not None else None
-        if execution.claim():  # else the process ends, and has settled it
+        if execution.claim():  # otherwise the process ends, and has settled it
             self._settle_without_thread(execution, JobTimeout(seconds or 0.0))
         self._place.hung(execution)
 
@@ -544,8 +548,8 @@ class Performer:
             self.watchdog.interrupt(watch)
 
     def interrupted(self, execution: Execution) -> None:
-        """The process must end now: the job waits again, whatever its thread still does. Not if its function has returned:
-        that outcome stands, and where it is not recorded before the end, recovery finds the job."""
+        """Returns the job to waiting, because the process must end now, whatever its thread still does. Not if its function
+        has returned: that outcome stands, and if it is not recorded before the end, recovery finds the job."""
         if execution.claim():
             self._settle_without_thread(execution, JobInterrupted("the runtime is shutting down"))
 
@@ -560,7 +564,7 @@ class Performer:
             execution.error = None
 
     def broke(self, execution: Execution, error: BaseException) -> None:
-        """The runtime itself failed around the job: it is settled all the same."""
+        """Settles the job after the runtime itself failed around it."""
         if self._is_ours(execution):
             self._settle_broken(execution, error)
 
@@ -570,12 +574,13 @@ class Performer:
             self._bury_broken(execution, error)
             return
         if ticket.status is None:
-            late = isinstance(error, JobInterrupted)  # it came between two of the runtime's own steps
+            late = isinstance(error, JobInterrupted)  # raised between two of the runtime's own steps
             ticket.raised(error if late else RuntimeError(f"the runtime failed around the job: {type(error).__name__}"))
         self._record(execution, ticket)
 
     def _bury_broken(self, execution: Execution, error: BaseException) -> None:
-        """Into the dead set as it came, where people see it; while the broker is away it stays in this process's list."""
+        """Moves the copy unchanged to the dead set, where people see it; while the broker is unavailable it stays in this
+        process's list."""
         if isinstance(error, Unavailable):
             return
         try:
@@ -586,7 +591,7 @@ class Performer:
 
 
 class _BatchReports:
-    """What a batch worker reports of its items: by their places in the list that it got."""
+    """Receives a batch worker's reports on its items, by their index in its list."""
 
     def __init__(self, performer: Performer, execution: Execution, part: Slice, places: list[int]) -> None:
         self._performer, self._execution, self._part, self._places = performer, execution, part, places
@@ -616,7 +621,7 @@ def _pair(failure: Any) -> tuple[str, str]:
 
 
 def _without_ours(chain: Chain) -> Chain:
-    """The chain of an untracked job: the middleware that records would do nothing for it."""
+    """The chain of an untracked job, without the recording middleware."""
     rest = Chain()
     for middleware in chain:
         if not isinstance(middleware, TaskEventMiddleware):
@@ -632,7 +637,7 @@ def _stack(error: BaseException) -> str:
 # -- the retry policy: what follows a job that raised. Pure; asked once, before anything is recorded
 
 MAX_PAUSE_S = 366 * 24 * 3600
-"""No pause before a retry is longer, whoever says so: it must fit a column, and somebody should live to see it."""
+"""Longest delay before a retry, from any source: it must fit a column."""
 
 
 class Follow(Enum):
@@ -640,11 +645,11 @@ class Follow(Enum):
 
     FINISH = "finish"  # it returned
     FAILED = "failed"  # a business refusal: recorded, and not retried
-    DROP = "drop"  # it is not the attempt that counts: nothing is recorded
+    DROP = "drop"  # an obsolete attempt: nothing is recorded
     RETRY = "retry"
-    DEAD = "dead"  # no retry is left, or the policy says so: kept, shown, hooks run
-    DISCARD = "discard"  # dropped, and the worker is not asked what to do about it
-    AGAIN = "again"  # the runtime stopped under it: it was not its fault
+    DEAD = "dead"  # no retry is left, or the policy says so: kept in the dead set, and the hooks run
+    DISCARD = "discard"  # dropped, without calling the worker's hooks
+    AGAIN = "again"  # the runtime stopped under it
 
 
 @dataclass(frozen=True, slots=True)
@@ -655,12 +660,12 @@ class Decision:
     delay: int = 0
 
 
-_FINISH = Decision(Follow.FINISH)  # one for all: most jobs return
+_FINISH = Decision(Follow.FINISH)  # shared, because most jobs return
 _REPORTED = (Follow.RETRY, Follow.DEAD, Follow.DISCARD)
 
 
 def backoff(count: int, noise: float) -> float:
-    """Sidekiq's pause before retry number ``count`` (0 is the first), in seconds: count^4 + 15, and jitter.
+    """Sidekiq's delay before retry number ``count`` (0 is the first), in seconds: count^4 + 15, and jitter.
 
     ``noise`` is a number in [0, 1). Source: sidekiq 8, job_retry.rb.
     """
@@ -672,7 +677,7 @@ def _jitter(count: int, noise: float) -> int:
 
 
 def retries_of(retry: object) -> int:
-    """How many retries of a tracked job the payload member ``retry`` means.
+    """The number of retries of a tracked job that the payload member ``retry`` means.
 
     The truth table is Ruby's: only false and null are false.
     """
@@ -695,7 +700,7 @@ def decide(
 ) -> Decision:
     """What follows ``error``, after ``retries`` retries of at most ``limit``.
 
-    ``always_spread``: a pause that the worker chose is lengthened by chance as well, as Sidekiq does it.
+    ``always_spread``: a delay that the worker chose gets jitter, too, as in Sidekiq.
     """
     if interrupted(job, error):
         return Decision(Follow.AGAIN)
@@ -708,7 +713,7 @@ def decide(
             return Decision(Follow.DEAD)
         if answer == "discard":
             return Decision(Follow.DISCARD)
-        # By comparison, which also leaves out what is no number and what is without end.
+        # By comparison, which also excludes NaN and infinity.
         if isinstance(answer, int | float) and 0 < answer <= MAX_PAUSE_S:
             seconds = min(answer + (_jitter(retries, noise) if always_spread else 0), MAX_PAUSE_S)
     return Decision(Follow.RETRY, micros(min(backoff(retries, noise), MAX_PAUSE_S) if seconds is None else seconds))
@@ -725,11 +730,11 @@ def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) ->
 
 # -- untracked jobs: a retry or a death, written as Ruby's workers write it
 #
-# The payload is parsed anew, so that changes by middleware do not last and unknown members are kept. Sources: sidekiq 8,
+# The payload is parsed again, so that changes by middleware do not last and unknown members are kept. Sources: sidekiq 8,
 # job_retry.rb, and for the forms of the members the readers of all versions.
 
 MAX_RETRY_COUNT: Final = 10_000
-"""What a payload says of its retries is believed up to here."""
+"""Largest accepted retry count of a payload."""
 
 MAX_BACKTRACE: Final = 1_000
 """Lines kept of a backtrace."""
@@ -738,7 +743,7 @@ _MAX_QUEUE: Final = 255
 
 
 def limit_of(job: Mapping[str, Any], worker: Worker | None) -> int | None:
-    """How often a job is retried; None: never, and it is not kept either. One that does not say is as its worker says."""
+    """The largest number of retries of a job; None: never retried, and not kept either. By default as its worker says."""
     said = job.get("retry")
     return retries(worker.retry if said is None and worker is not None else said)
 
@@ -761,7 +766,7 @@ def decide_foreign(
     error: BaseException, job: Mapping[str, Any], current: CurrentJob, worker: Worker | None, *, now: int, noise: float
 ) -> Decision:
     """What follows ``error`` in a tracked job that another program pushed: as many retries as the job and its worker both
-    allow, those that the job had elsewhere counted. ``now`` in microseconds, ``noise`` in [0, 1)."""
+    allow, counting those elsewhere. ``now`` in microseconds, ``noise`` in [0, 1)."""
     count, limit = _count(job), limit_of(job, worker)
     own = TRACKED_RETRIES if worker is None else worker.max_retries
     over = limit is None or count >= own or _is_over(job, count, limit, now)
@@ -769,7 +774,7 @@ def decide_foreign(
 
 
 def _is_over(job: Mapping[str, Any], count: int, limit: int, now: int) -> bool:
-    """Whether a job that was retried ``count`` times is retried no more."""
+    """Whether a job that was retried ``count`` times has no retry left."""
     retry_for = job.get("retry_for")
     if isinstance(retry_for, int | float) and not isinstance(retry_for, bool):  # it stands in the place of the count
         failed_at = read_time(job.get("failed_at"))
@@ -778,7 +783,7 @@ def _is_over(job: Mapping[str, Any], count: int, limit: int, now: int) -> bool:
 
 
 def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
-    """The copy as it lies in a set after ``error``, at ``now`` (microseconds): the same members in the same order, and
+    """The copy as an entry of a set after ``error``, at ``now`` (microseconds): the same members in the same order, and
     those that a failure adds. Raises :class:`~asynctask.wire.payload.Malformed` for a payload that is no job."""
     job = parse(copy.payload, keep_numbers=True)
     queue = job.get("retry_queue")
@@ -802,10 +807,10 @@ def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, as far as it is kept."""
+    """The text of an error, as far as it is kept."""
     try:
         return clean(str(error))
-    except Exception:  # an error of the job's own that cannot say what it is
+    except Exception:  # an exception of the job whose __str__ fails
         return f"({clean(type(error).__name__)} without a readable text)"
 
 
@@ -814,13 +819,13 @@ def _is_count(value: Any) -> bool:
 
 
 def _count(job: Mapping[str, Any]) -> int:
-    """Which retry comes next: 0 is the first. What is written there comes from outside, whatever it is."""
+    """The number of the next retry: 0 is the first. The member may hold any value."""
     count = job.get("retry_count")
     return max(0, min(count, MAX_RETRY_COUNT) + 1) if isinstance(count, int) and _is_count(count) else 0
 
 
 def _backtrace(error: BaseException, wanted: Any) -> list[str] | None:
-    """The lines of an error, the innermost first, as many as ``wanted`` says; None where none are wanted."""
+    """The lines of an error, the innermost first, as many as ``wanted`` says; None if none are wanted."""
     if wanted is None or wanted is False:
         return None
     most = max(0, min(wanted, MAX_BACKTRACE)) if _is_count(wanted) else MAX_BACKTRACE

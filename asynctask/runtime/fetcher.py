@@ -33,26 +33,26 @@ from asynctask.wire.ruby_json import dump_any
 from asynctask.worker import Worker
 
 LATENCY_S: Final = 0.5
-"""A fetch that takes longer is an exception, and no reason to fetch more ahead."""
+"""A longer fetch is an exception, and no reason to fetch more ahead."""
 
 HOARD: Final = 10
-"""With more jobs ready than so many times what a process would fetch now, it gives back what it cannot begin soon."""
+"""With more ready jobs than this multiple of what it would fetch now, a process gives back what it cannot begin soon."""
 
 DEFER_S: Final = 5
 """Seconds after which a tracked job of a worker that this process does not know is dispatched again, to any process that
-fetches it then: another may know it, as during a roll-out."""
+fetches it: another may know it, as during a deploy."""
 
 MAX_FETCH: Final = 1_000
 MAX_UNRECORDED: Final = 5_000
-_IDLE_WAIT_S: Final = 5.0  # a push ends the wait; this is for a notification that was lost
+_IDLE_WAIT_S: Final = 5.0  # a push ends the wait; this covers a lost notification
 _PACE_S: Final = 0.005
 
 
 class Fetcher:
-    """Fetches for one process, in a thread of its own.
+    """Fetches for one process, in its own thread.
 
     Arguments: ``order`` gives the queues in the order of the next fetch; ``on_dry`` is called when the queues gave nothing,
-    with whether they gave anything since the last call; ``unrecorded`` says how many outcomes wait for the ledger.
+    with whether they gave anything since the last call; ``unrecorded`` returns how many outcomes wait for the ledger.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Fetcher:
         self._on_dry = on_dry
         self._unrecorded = unrecorded
         self._doubt = Doubt(clock)
-        self._asked = 0.0  # when the broker was asked last, on the monotonic clock
+        self._asked = 0.0  # time of the last fetch, on the monotonic clock
         self._gave = False  # whether the queues gave anything since they ran dry
-        self._latency = 0.0  # seconds from asking for jobs until they can begin, smoothed
+        self._latency = 0.0  # seconds from the request for jobs until they can begin, smoothed
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.fetcher")
 
@@ -125,7 +125,7 @@ class Fetcher:
                 self._quiet.wait(1.0)
 
     def _fetch(self) -> None:
-        """One round: checks what is in doubt, exchanges, begins what came, waits for news. Raises Unavailable."""
+        """Runs one round: checks what is in doubt, exchanges, begins what came, waits for news. Raises Unavailable."""
         self._settle_doubt()
         limit = self._room()
         if limit <= 0 and self._can_wait():
@@ -142,7 +142,7 @@ class Fetcher:
             self._wait_for_news()
 
     def _settle_doubt(self) -> None:
-        """Puts back what the broker or the ledger gave this process although it never arrived here."""
+        """Puts back what the broker or the ledger gave this process but never arrived here."""
         if self._doubt.is_due():
             unarrived = [copy for copy in self._broker.held_by(self._identity) if copy not in self._held]
             if unarrived:
@@ -152,7 +152,7 @@ class Fetcher:
         self._pool.lanes.return_unknown()
 
     def _room(self) -> int:
-        """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""
+        """How many jobs to fetch now: none while enough are ready, so that fetches stay few and large."""
         pool = self._pool
         pool.low.clear()
         pool.shorten_line()
@@ -190,19 +190,19 @@ class Fetcher:
         return copies
 
     def _wait_for_news(self) -> None:
-        # Every commit, our own too, ends the wait: a busy process must not answer each with a transaction.
+        # Every commit, including our own, ends the wait: a busy process must not fetch after each.
         self._quiet.wait(_PACE_S if self._pool.busy else 0)
-        # Not for long while jobs lie ready, for they may prove to be long.
+        # Not for long while jobs are ready, because they may take long.
         ready = self._pool.ready
         seconds = AHEAD_S if ready > self._pool.concurrency else STALE_S if ready else _IDLE_WAIT_S
         self._broker.wait(self._untracked_deferral.limit_wait(seconds))
 
     def _begin(self, copies: Sequence[Copy]) -> None:
-        """Asks the ledger about a fetched batch and hands it to the pool. Raises :class:`Unavailable`."""
+        """Begins a fetched batch in the ledger and passes it to the pool. Raises :class:`Unavailable`."""
         try:
             executions = self._intake.take(copies)
         except Unavailable:
-            self._held.forget(copies)  # nothing of these may begin: they go back as soon as the broker answers
+            self._held.forget(copies)  # none of these may begin: they go back as soon as the broker answers
             raise
         except Exception:
             self._log.exception("batch_not_begun", count=len(copies))
@@ -222,8 +222,8 @@ class Fetcher:
             self._put_off(deferred)
 
     def _put_off(self, deferred: Sequence[Execution]) -> None:
-        """Tracked jobs of workers that this process does not know wait in the ledger, without spending a retry. Raises
-        :class:`Unavailable`."""
+        """Makes tracked jobs of workers that this process does not know wait in the ledger, without spending a retry.
+        Raises :class:`Unavailable`."""
         names = sorted({job.name[:100] for job in deferred})
         get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
         try:
@@ -236,7 +236,7 @@ class Fetcher:
             self._held.done(each.copy)
 
     def _begin_singly(self, copies: Sequence[Copy]) -> None:
-        """One job that cannot be asked about must not keep its neighbours; it stays in this process's list."""
+        """Begins one by one, so that one failing job does not keep its neighbours; it stays in this process's list."""
         for position, copy in enumerate(copies, 1):
             try:
                 self._begin([copy])
@@ -256,23 +256,23 @@ CHECKS_S: Final = (0.0, 10.0, 60.0, 180.0)
 
 
 class Doubt:
-    """An exchange without an answer: the broker may have given, or may yet give, what never arrives here."""
+    """An exchange without an answer: the broker may have given, or may yet give, jobs that never arrive here."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._checks: list[float] = []  # on the monotonic clock, the next one first
 
     def rise(self) -> None:
-        """An exchange broke off just now."""
+        """Notes that an exchange failed just now."""
         now = self._clock.monotonic()
         self._checks = [now + seconds for seconds in CHECKS_S]
 
     def is_due(self) -> bool:
-        """Whether it is time to ask the broker."""
+        """Whether it is time to check the broker."""
         return bool(self._checks) and self._checks[0] <= self._clock.monotonic()
 
     def checked(self) -> None:
-        """The broker was asked just now."""
+        """Notes that the broker was checked just now."""
         now = self._clock.monotonic()
         self._checks = [at for at in self._checks if at > now]
 
@@ -326,7 +326,7 @@ class Intake:
         return [each for each in executions if id(each) not in refused] if refused else executions
 
     def take_lent(self, lent: Sequence[tuple[Copy, Ready]], asked: float) -> list[Execution]:
-        """Jobs that this process was lent, each with its ticket. ``asked``: when, on the monotonic clock."""
+        """Jobs lent to this process, each with its ticket. ``asked``: the time of the request, on the monotonic clock."""
         found = []
         for (copy, _), ticket in zip(lent, self._tracker.lent([job for _, job in lent]), strict=True):
             execution = self._assign(copy)
@@ -336,7 +336,7 @@ class Intake:
         return found
 
     def _begin(self, tracked: Sequence[Execution]) -> set[int]:
-        """Gives each its ticket; returns (by ``id``) those that no Event can hold, which have ended with that reason."""
+        """Gives each its ticket; returns (by ``id``) those that no Event can store, which have ended with that reason."""
         asked = self._clock.monotonic()
         refused: set[int] = set()
         arrivals: list[tuple[Execution, Arrival, str | None]] = []
@@ -354,11 +354,11 @@ class Intake:
         return refused
 
     def _tickets(self, arrivals: Sequence[tuple[Execution, Arrival, str | None]]) -> list[Ticket | None]:
-        """The tracker's answer; None for a job of which the database takes no Event: that one is buried."""
+        """The tracker's tickets; None for a job whose Event the database rejects: it is buried."""
         try:
             return list(self._tracker.begin([arrival for _, arrival, _ in arrivals]))
         except InputError as error:
-            if len(arrivals) > 1:  # one by one: a job must not cost its neighbours
+            if len(arrivals) > 1:  # one by one, so that one job does not affect its neighbours
                 return [ticket for each in arrivals for ticket in self._tickets([each])]
             ((execution, _, _),) = arrivals
             if execution.copy.attempt > 0:
@@ -367,8 +367,8 @@ class Intake:
             return [None]
 
     def ask_again(self, execution: Execution) -> bool:
-        """A ticket that says what is so now, for a job that was not begun since it got its first. Returns whether it may
-        begin: not if a knob of its Task was turned meanwhile, under which it is dispatched anew. Raises Unavailable."""
+        """Requests a current ticket for a job that has not begun since it got its first. Returns whether it may begin: not
+        if a knob of its Task was changed meanwhile, under which it is dispatched again. Raises Unavailable."""
         asked, old = self._clock.monotonic(), execution.ticket
         arrival, _ = _arrival(execution)
         (ticket,) = self._tracker.begin([arrival])
@@ -406,7 +406,7 @@ class Intake:
         return self._quiet.is_set() or (ticket is not None and ticket.lost)
 
     def _give_up(self, copy: Copy, error: ValueError) -> None:
-        """A copy that is no job: where it is tracked its Event ends so, for nobody would ever look into ``dead`` for it."""
+        """Ends a copy that is no job: if it is tracked, its Event, because nobody would look into ``dead`` for it."""
         if copy.attempt == 0:
             self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
             self._held.forget([copy])
@@ -418,7 +418,7 @@ class Intake:
             self._tracker.release(ticket, lambda won: self._held.acknowledge(copy))
 
     def _refuse(self, copy: Copy, ticket: Ticket, reason: str) -> bool:
-        """Ends a job whose Event could run, in ``error`` with the reason; False for one that it would not run anyway."""
+        """Ends a job whose Event could run in ``error`` with the reason; False for one that would not run anyway."""
         if ticket.verdict is not Begin.RUN:
             return False
         self._log.error("job_refused", jid=copy.jid, queue=clean(copy.queue), reason=reason[:500])
@@ -426,7 +426,8 @@ class Intake:
         return True
 
     def _bury(self, execution: Execution, reason: str) -> None:
-        """A job that can have no Event: among the broker's dead it is seen, with the reason. Raises BrokerUnavailable."""
+        """Moves a job that can have no Event to the broker's dead, where people see it with the reason. Raises
+        BrokerUnavailable."""
         copy, now = execution.copy, self._clock.now()
         self._log.error("job_refused", jid=clean(copy.jid), queue=clean(copy.queue), reason=reason[:500])
         self._broker.hold(DEAD, [Held(buried(copy, now, "NotRecordable", reason), now)], process=self._identity)
@@ -434,13 +435,13 @@ class Intake:
 
 
 def _arrival(execution: Execution) -> tuple[Arrival, str | None]:
-    """What the tracker is asked about it, and what of it an Event cannot hold. Only others push what it cannot."""
+    """What the tracker gets of it, and the part that an Event cannot store, which only other programs push."""
     copy, name, args = execution.copy, execution.name, execution.payload["args"]
     if copy.attempt > 0:
         return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
     came = parse(copy.payload, keep_numbers=True)
     arrival, unfit = fitted(Arrival(copy.jid, copy.attempt, name, copy.queue, args, options_of(came)))
-    # The arguments as they came: what an Event can keep of them was seen by their values.
+    # The original arguments; their values determined what an Event can store.
     params = None if arrival.params is None else orjson.Fragment(dump_any(came["args"]))
     return replace(arrival, params=params), unfit
 
@@ -461,16 +462,16 @@ def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
 # to end rests for a while: its jobs would only be passed from process to process.
 
 FIRST_REST_S: Final = 1.0
-"""Seconds for which a queue is left out that gave only jobs of others; twice as long each time that it does so again."""
+"""Seconds for which a queue is not fetched from after it gave only jobs of others; doubled each further time."""
 
 LONGEST_REST_S: Final = 30.0
-"""Seconds, at most."""
+"""The longest such pause, in seconds."""
 
 LONGEST_PASS: Final = 1_000
-"""Jobs of others that are passed over at a stretch, in a queue that is longer."""
+"""Jobs of others that are passed over in a row, in a longer queue."""
 
 MAX_REPORTS: Final = 1_000
-"""Pairs of a class and a queue that are reported and remembered: names come from outside."""
+"""Pairs of a class and a queue that are logged and remembered; names are untrusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,8 +486,8 @@ class DeferredCopy:
 def why_not_ours(payload: Mapping[str, Any], worker: Worker | None) -> str | None:
     """Why an untracked job is left to others; None for one that this process performs.
 
-    A job of a batch would leave that batch open for ever, and an encrypted one has nothing that could be read. A job that
-    asks by itself to be tracked is taken though nobody knows its worker: its Event says so.
+    A job of a batch would leave that batch open for ever, and an encrypted one cannot be read. A job that asks to be
+    tracked is taken though nobody knows its worker: its Event says so.
     """
     if _is_set(payload.get("bid")):
         return "it belongs to a batch of Sidekiq Pro (bid)"
@@ -498,24 +499,24 @@ def why_not_ours(payload: Mapping[str, Any], worker: Worker | None) -> str | Non
 
 
 def _is_set(value: Any) -> bool:
-    return value is not None and value is not False  # as Ruby asks
+    return value is not None and value is not False  # truth as in Ruby
 
 
 class UntrackedDeferral:
-    """Defers such jobs, and says which queues to fetch from meanwhile. For the fetching thread alone."""
+    """Defers such jobs, and chooses the queues to fetch from meanwhile. For the fetching thread alone."""
 
     def __init__(self, identity: str, broker: Broker, clock: Clock) -> None:
         self._identity = identity
         self._broker = broker
         self._clock = clock
-        self._rests: dict[str, float] = {}  # queue -> how long its next rest is
-        self._until: dict[str, float] = {}  # queue -> when it is fetched from again
+        self._rests: dict[str, float] = {}  # queue -> duration of its next pause
+        self._until: dict[str, float] = {}  # queue -> end of its pause
         self._passes: dict[str, tuple[str, int]] = {}  # queue -> jid of the first that was passed over, and how many were
         self._reported: set[tuple[str, str]] = set()
         self._log = get_logger("asynctask.strangers")
 
     def order(self, queues: Sequence[str]) -> Sequence[str]:
-        """Those of the queues that are fetched from now, in their order."""
+        """The queues that are fetched from now, in their order."""
         if not self._until:
             return queues
         now = self._clock.monotonic()
@@ -523,7 +524,7 @@ class UntrackedDeferral:
         return [queue for queue in queues if queue not in self._until]
 
     def limit_wait(self, seconds: float) -> float:
-        """How long to wait for news: ``seconds``, or until a queue is fetched from again."""
+        """How long to wait for news: ``seconds``, or until the pause of a queue ends."""
         if not self._until:
             return seconds
         return max(0.0, min(seconds, min(self._until.values()) - self._clock.monotonic()))

@@ -12,8 +12,8 @@ from functools import cache
 from typing import Final
 
 SELDOM: Final = 50_000
-"""A process holds some thousand jobs at a time, of a few dozen short-lived objects each. With CPython's own threshold these
-alone trigger full collections again and again: a third of the processor time."""
+"""Allocations between collections. A process holds some thousand jobs at a time, of a few dozen short-lived objects each.
+With CPython's own threshold these alone trigger full collections repeatedly: a third of the processor time."""
 
 OFTEN_S: Final = 0.00005
 """Switch interval while jobs take their time. With CPython's 5 ms, a job of one millisecond would wait that long for the
@@ -24,7 +24,7 @@ MOST_THREADS: Final = 10
 100 threads and :data:`OFTEN_S` these wake-ups take more processor time than the jobs."""
 
 QUICK_S: Final = 0.0003
-"""Shorter jobs come by ten thousands a second; frequent thread switches then cost more than they give."""
+"""Shorter jobs come by ten thousands per second; frequent thread switches then cost more than they gain."""
 
 _ASK: Final = "import gc, json, sys; print(json.dumps([gc.get_threshold(), sys.getswitchinterval()]))"
 _ANSWER_S: Final = 30.0
@@ -32,7 +32,7 @@ _ANSWER_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What an interpreter of this version starts with: the collector's thresholds, and the switch interval in seconds."""
+    """The defaults of an interpreter of this version: the collector's thresholds, and the switch interval in seconds."""
 
     thresholds: tuple[int, ...]
     switch_s: float
@@ -40,14 +40,15 @@ class Defaults:
 
 @cache
 def defaults() -> Defaults | None:
-    """Asks a fresh interpreter, since releases differ: 700 objects up to 3.12, 2,000 from 3.13 on. None where none answers.
+    """Reads the defaults from a fresh interpreter, since releases differ: 700 objects up to 3.12, 2,000 from 3.13 on. None
+    if that fails.
 
-    The answer tells a setting of the application from one that nobody has made.
+    They tell a setting of the application from an unchanged one.
     """
     if not sys.executable:  # Python is embedded in another program
         return None
     try:
-        # -I and -S: neither the environment nor a sitecustomize of the machine has a say.
+        # -I and -S: ignores the environment and a sitecustomize of the machine.
         said = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _ASK],
             stdin=subprocess.DEVNULL,
@@ -64,10 +65,10 @@ def defaults() -> Defaults | None:
 
 
 def collect_seldom() -> None:
-    """For a process whose only purpose is to perform jobs, once it is up.
+    """Reduces garbage collections, in a process whose only purpose is to perform jobs, after its start.
 
-    What is there now stays as long as the process, and is not examined any more. Memory is freed as before: the collector
-    is for reference cycles only. Nothing is changed where somebody has set thresholds, or has turned the collector off.
+    Objects that exist now stay as long as the process and are not examined again. Memory is freed as before: the collector
+    handles reference cycles only. Changes nothing if thresholds were set, or the collector was turned off.
     """
     found = defaults()
     if found is None or not gc.isenabled() or gc.get_threshold() != found.thresholds:
@@ -78,9 +79,9 @@ def collect_seldom() -> None:
 
 
 class Switching:
-    """The switch interval of a process whose only purpose is to perform jobs in ``threads``, by how long these take.
+    """The switch interval of a process whose only purpose is to perform jobs in ``threads``, by their durations.
 
-    Nothing is changed where the application has set an interval, and with more than :data:`MOST_THREADS`.
+    Changes nothing if the application has set an interval, and with more than :data:`MOST_THREADS`.
     """
 
     def __init__(self, threads: int) -> None:
@@ -92,10 +93,10 @@ class Switching:
         self._quick = 0
 
     def follow(self, jobs: int, quick: int) -> None:
-        """``jobs`` were performed in all, ``quick`` of them within :data:`QUICK_S`.
+        """Adapts to ``jobs`` performed in all, ``quick`` of them within :data:`QUICK_S`.
 
-        What most jobs take decides, not what they take on average: of those that do nothing a few wait for the interpreter,
-        the longer the more threads there are.
+        The duration of most jobs decides, not the average: of no-op jobs a few wait for the interpreter, the longer the
+        more threads there are.
         """
         done, were_quick = jobs - self._jobs, quick - self._quick
         if done <= 0:
@@ -104,7 +105,7 @@ class Switching:
         self._set(self._default_s if were_quick * 2 > done else OFTEN_S)
 
     def end(self) -> None:
-        """The interval is what it was before."""
+        """Restores the interval."""
         self._set(self._default_s)
 
     def _set(self, wanted: float) -> None:

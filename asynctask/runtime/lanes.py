@@ -1,12 +1,12 @@
 """Lanes: jobs of a Task with a ``parallel`` follow each other in one of its places, without the broker between them.
 
 Through the broker, a free place gets its next job after a flush, a reservation, a push and a fetch, which take longer than
-a short job. So the ledger lends a process that has a place the next jobs of the Task, :data:`SPAN_S` of work, and it
-begins each as soon as the one before has returned. The transaction that records the end of one job passes the place on to
-the next: no more jobs are in flight than ``parallel``.
+a short job. So the ledger lends a process that has a place the next jobs of the Task, :data:`SPAN_S` of work, and it begins
+each when the one before has returned. The transaction that records the end of one job passes the place on to the next: no
+more jobs are in flight than ``parallel``.
 
 The thread whose lane runs low borrows more, for all low lanes of its Task, before it begins its next job. While other jobs
-wait for a thread of the process it borrows nothing, and the place goes back when its lane is empty.
+wait for a thread of the process it borrows nothing, and the place is released when its lane is empty.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ WORN: Final = 0.9
 """Share of a lane up to which it is refilled when another lane of its Task borrows: one query serves many lanes."""
 
 MOST: Final = MOST_LENT
-"""Jobs lent for one place at most, however short they are."""
+"""Largest number of jobs lent for one place."""
 
 IN_VAIN_S: Final = 0.1
-"""Seconds until a Task that had nothing to lend is queried again: at its end, every job would query it."""
+"""Seconds until a Task that had nothing to lend is queried again; otherwise, at its end every job would query it."""
 
 _TASKS: Final = 1_000
 """Tasks whose time per job is remembered."""
@@ -73,9 +73,9 @@ class _Limited:
 class Lanes:
     """The lanes of one process.
 
-    Arguments: ``lend`` asks the ledger for jobs; ``take`` makes executions of them, and is told when they were asked for
-    (on the monotonic clock); ``release`` gives one back; ``fresh_s`` is for how many seconds after that they may begin;
-    ``take_back`` has every loan of this process go back but those whose Event ids it is given.
+    Arguments: ``lend`` requests jobs from the ledger; ``take`` makes executions of them, with the time of the request (on
+    the monotonic clock); ``release`` gives one back; ``fresh_s``: seconds after the request within which they may begin;
+    ``take_back`` returns every loan of this process except those with the given Event ids.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Lanes:
         self._lent: dict[int, None] = {}  # Event ids, until their outcomes are recorded
         self._doubt = False
         self._lock = threading.Lock()  # over the lanes
-        self._asking = threading.Lock()  # one query at a time: two would wait for the Task's row in turn
+        self._asking = threading.Lock()  # one query at a time, because two would wait for the Task's row
         self._ready = 0
         self._log = get_logger("asynctask.lanes")
 
@@ -136,7 +136,7 @@ class Lanes:
             each = min(MOST, int(SPAN_S / max(limited.seconds, SPAN_S / MOST)))
             if len(lane.followers) <= LOW * each and each > 0 and may_ask():
                 self._refill(lane, each)
-            if goes_on() and (follower := self._next(lane)) is not None:  # the answer may have taken its time
+            if goes_on() and (follower := self._next(lane)) is not None:  # the query may have been slow
                 lane.since = self._clock.monotonic()
                 follower.lane = lane
                 execution.follower = follower
@@ -145,7 +145,7 @@ class Lanes:
         return None
 
     def close(self, execution: Execution) -> None:
-        """Nothing follows this job: the rest of its lane goes back."""
+        """Closes the lane: no job follows, and its rest goes back."""
         lane = execution.lane
         if lane is None:
             return

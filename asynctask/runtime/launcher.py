@@ -36,7 +36,7 @@ from asynctask.runtime.process import AppProcess, Parts, PresenceHeartbeat, reco
 from asynctask.runtime.supervisor import Pulse, Wakeup
 
 LONG_S = 0.1
-"""A job that runs for longer than this has its ``working`` status written by itself."""
+"""Duration of a job from which its ``working`` status is written separately."""
 
 PULSE_S = 1.0
 """Seconds between two signs of life to the supervisor, at most."""
@@ -181,7 +181,7 @@ class Launcher(AppProcess):
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
         self.register()
         self._pulse.registered(self.ledger.identity, self.ledger.database.absolute_url, self._parts.config.lease_s)
-        self.heartbeat.start()  # before the hooks, which may take longer than a lease
+        self.heartbeat.start()  # before the hooks, which may outlast a lease
         self._parts.fire("startup")
         self.recorder.start()
         self.pool.start()
@@ -198,7 +198,7 @@ class Launcher(AppProcess):
         self._ticker.start()
 
     def quiet(self) -> None:
-        """Fetches and begins nothing more; running jobs go on."""
+        """Fetches and begins nothing more; running jobs continue."""
         if not self.pool.is_quiet:
             self._log.info("quiet")
             if self.poller is not None:
@@ -254,7 +254,7 @@ class Launcher(AppProcess):
         interrupts, quiet = 0, False
         self._wakeup = Wakeup()
 
-        # A handler takes no lock: this thread may hold it already.
+        # A signal handler takes no lock, because this thread may hold it.
         def on_stop(number: int, _frame: Any) -> None:
             nonlocal interrupts
             interrupts += number == signal.SIGINT
@@ -366,10 +366,10 @@ class Launcher(AppProcess):
 # It runs where the broker is polled; jobs that wait in the ledger are the dispatcher's.
 
 EACH_S: Final = 5.0
-"""Seconds between two polls by any process, on average: each of n processes polls every n times as many."""
+"""Average seconds between two polls by any process: each of n processes polls every n times as many."""
 
 FIRST_S: Final = 10.0
-"""Seconds before the first poll, for all processes of a roll-out to be counted."""
+"""Seconds before the first poll, so that all processes of a deploy are counted."""
 
 JITTER_S: Final = 5.0
 AT_ONCE: Final = 100
@@ -379,7 +379,7 @@ PRUNE_S: Final = 60.0
 """Seconds between two prunings of this process."""
 
 MAX_PAUSE_S: Final = 3600.0
-"""It polls at least this often, however many names stand in the set of processes."""
+"""Longest pause between polls, however many names the set of processes has."""
 
 _MANY: Final = 10
 

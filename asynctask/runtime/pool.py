@@ -1,7 +1,7 @@
-"""The pool: the threads of a process that perform jobs, and the jobs that lie ready for them.
+"""The pool: the threads of a process that perform jobs, and the jobs that are ready for them.
 
-``concurrency`` processors take jobs from one buffer. Suspects, jobs under which a process died, wait in a line of their own
-with one more thread, see :class:`Isolation`; lent jobs follow in the place of the one before them, see
+``concurrency`` processors take jobs from one buffer. Suspects, jobs whose process died, wait in their own line with one
+more thread, see :class:`Isolation`; lent jobs follow in the place of the one before them, see
 :mod:`asynctask.runtime.lanes`.
 """
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from asynctask.runtime.fetcher import Intake
 
 STALE_S: Final = 0.5
-"""Seconds after which Begin is asked again before a job starts, so that a knob acts on new starts within a second. A
-fetched job mostly starts within :data:`AHEAD_S`; it waits longer where jobs proved to be long, or behind a suspect."""
+"""Age of Begin's answer from which Begin is repeated before a job starts, so that a knob takes effect within a second. A
+fetched job mostly starts within :data:`AHEAD_S`; it waits longer if jobs turn out to be long, or behind a suspect."""
 
 LINE_S: Final = 5.0
-"""Suspects that wait in the line for longer go back for other processes, but for as many as there are threads."""
+"""Suspects that wait longer in the line go back for other processes, except as many as there are threads."""
 
 _UNWIND_S: Final = 1.0
 
@@ -42,8 +42,8 @@ class Pool:
     """The processors of one process.
 
     Arguments: ``chain``, the middleware around each job; ``queues``, which this process works; ``may_start`` is false while
-    nothing may begin (the heartbeat is late, the ledger is away); ``quiet`` is set when nothing begins any more; ``lend``
-    and ``take_back`` are for :class:`~asynctask.runtime.lanes.Lanes`.
+    nothing may begin (the heartbeat is late, the ledger is unavailable); ``quiet`` is set when nothing begins any more;
+    ``lend`` and ``take_back`` are for :class:`~asynctask.runtime.lanes.Lanes`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Pool:
             self._spawn(self._buffer)
 
     def quiet(self) -> None:
-        """Begins nothing more; what was fetched and not begun is given back."""
+        """Begins nothing more; gives back what was fetched and has not begun."""
         if self._quiet.is_set():
             return
         self._quiet.set()
@@ -135,7 +135,7 @@ class Pool:
         return True
 
     def interrupt(self) -> int:
-        """Ends what still runs: raises in its thread first, then settles it without the thread. Returns how many jobs."""
+        """Ends running jobs: raises in their threads, then settles them without the threads. Returns their number."""
         left = self.running()
         self.performer.watchdog.end()
         self.performer.loop.interrupt()
@@ -145,7 +145,7 @@ class Pool:
         for execution in self.running():
             try:
                 self.performer.interrupted(execution)
-            except Exception:  # the rest of the stop must come; recovery finds the job in this process's list
+            except Exception:  # the stop must continue; recovery finds the job in this process's list
                 self._log.exception("interrupt_put_off", job_id=execution.copy.jid)
         return len(left)
 
@@ -165,12 +165,12 @@ class Pool:
 
     @property
     def ready(self) -> int:
-        """Jobs that were fetched and wait for a thread, suspects aside."""
+        """Number of fetched jobs that wait for a thread, without suspects."""
         return self._buffer.qsize()
 
     @property
     def is_stale(self) -> bool:
-        """Whether what lies ready was fetched too long ago to begin without asking again."""
+        """Whether the ready jobs were fetched too long ago to begin without repeating Begin."""
         return self._clock.monotonic() - self._filled_at >= STALE_S
 
     @property
@@ -188,7 +188,7 @@ class Pool:
         return [each for each in self._isolation.running() if not each.abandoned]
 
     def busy_for(self) -> float | None:
-        """For how many seconds the jobs that lie ready last; None while no job runs."""
+        """Seconds for which the ready jobs last; None while no job runs."""
         if not self._isolation:
             return None
         if self._isolation.closed:  # a suspect runs alone: all others wait for it, and it for its outcome
@@ -205,18 +205,18 @@ class Pool:
 
     @property
     def worked(self) -> tuple[int, float]:
-        """Jobs performed in all, and for how many seconds there was one that ran, in all."""
+        """Number of jobs performed, and of seconds in which at least one ran."""
         return self.performer.performed, self._isolation.busy_s
 
     def measured(self) -> float:
-        """The jobs that finish in a second, measured now. For the fetching thread."""
+        """Jobs per second, measured now. For the fetching thread."""
         idle = not self.busy and not self._buffer.qsize()
         return self.rate.update(self.performer.performed, self._isolation.busy_s, dry=idle)
 
     # -- what lies ready
 
     def put(self, executions: Sequence[Execution]) -> None:
-        """Jobs that may begin, for the processors."""
+        """Passes jobs that may begin to the processors."""
         self._filled_at = self._clock.monotonic()
         for execution in executions:
             if execution.is_suspect:
@@ -225,22 +225,22 @@ class Pool:
                 self._buffer.put(execution)
 
     def _line_up(self, suspect: Execution) -> None:
-        """Suspects wait for each other, and no processor with them: a thread of their own takes them in turn."""
+        """Puts a suspect into the line, whose own thread takes them in turn, so that no processor waits."""
         if not self._has_line:
             self._has_line = True
             self._spawn(self._suspects)
         self._suspects.put(suspect)
 
     def keep(self, count: int) -> None:
-        """Gives all but ``count`` ready jobs back, where jobs became long: others can begin them, and what is more urgent
-        by now comes before them. Raises Unavailable."""
+        """Gives all but ``count`` ready jobs back, if jobs became long: others can begin them, and more urgent ones now
+        come first. Raises Unavailable."""
         surplus = _drained(self._buffer)
         for execution in surplus[:count]:
             self._buffer.put(execution)
         self._give_back(surplus[count:])
 
     def shorten_line(self) -> None:
-        """Gives suspects back that wait for long behind others: other processes may begin them. Raises Unavailable."""
+        """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""
         if self._suspects.qsize() <= self.concurrency:
             return
         line, now = _drained(self._suspects), self._clock.monotonic()
@@ -256,11 +256,11 @@ class Pool:
             if execution.ticket is not None:
                 self.release(execution)
         copies = [each.copy for each in unbegun if each.ticket is None]
-        self._held.forget(copies)  # if the broker is away now, they are found and go back when it is there
+        self._held.forget(copies)  # if the broker is unavailable now, they go back when it is available
         self._broker.put_back(self.identity, copies)
 
     def release(self, execution: Execution) -> None:
-        """A job that was fetched or lent and will not run in this process goes back."""
+        """Gives back a fetched or lent job that will not run in this process."""
         try:
             self._release(execution)
         except Unavailable as error:  # recovery finds it in this process's list
@@ -285,7 +285,7 @@ class Pool:
         thread.start()
 
     def _process(self, queue: Queue) -> None:
-        """A processor: takes jobs until it is told to end. One that dies is replaced."""
+        """A processor: takes jobs until its end. One that dies is replaced."""
         ended = False
         try:
             while (taken := queue.get()) is not None:
@@ -294,7 +294,7 @@ class Pool:
                 execution: Execution | None = taken
                 while execution is not None:
                     self._run(execution)
-                    if execution.abandoned:  # its thread came back after all, and another has its place
+                    if execution.abandoned:  # its thread returned after all, and another has its place
                         ended = True
                         return
                     execution = execution.follower
@@ -335,7 +335,7 @@ class Pool:
             self._broker.wake()
 
     def _begins(self, execution: Execution) -> bool:
-        """Waits for the turn of a job; whether it may begin then. An old answer of Begin is asked for again."""
+        """Waits for the turn of a job; returns whether it may begin then. Repeats Begin if its answer is old."""
         if not self._waited_for_start() or not self._isolation.enter(execution, self._quiet.is_set):
             return False
         if self._quiet.is_set():
@@ -346,7 +346,7 @@ class Pool:
             return False
         try:
             return self._intake.ask_again(execution)
-        except Exception as error:  # what cannot be asked about does not begin: back to the ledger, when that is there
+        except Exception as error:  # Begin failed: back to the ledger, when that is available
             self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
             return False
 
@@ -359,24 +359,24 @@ class Pool:
     # -- the place of a job that runs
 
     def done(self, execution: Execution) -> None:
-        """Its outcome is in the ledger (or it has none): its copy is acknowledged with the next exchange."""
+        """The outcome is in the ledger (or there is none): the copy is acknowledged with the next exchange."""
         if execution.is_lent:
             self.lanes.done(execution)
         else:
             self._held.done(execution.copy)
 
     def gone(self, execution: Execution) -> None:
-        """Its copy went back, or into a set: it is not this process's any more."""
+        """The copy went back, or into a set: it is no longer this process's."""
         self._held.forget([execution.copy])
 
     def hung(self, execution: Execution) -> None:
-        """The thread of this job is lost to it: another takes its place."""
+        """The thread of this job is lost: another takes its place."""
         self._isolation.leave(execution)
         if not self._quiet.is_set():
             self._spawn(self._suspects if execution.is_suspect else self._buffer)
 
     def follow(self, execution: Execution) -> Execution | None:
-        """The lent job that begins on this thread in the place of one that is over, if any does."""
+        """The lent job that begins on this thread in the place of one that ended, if any."""
 
         def goes_on() -> bool:
             closed = self._quiet.is_set() or self._isolation.closed
@@ -385,15 +385,15 @@ class Pool:
         return self.lanes.follow(execution, goes_on, self._has_room)
 
     def _has_room(self) -> bool:
-        """Whether nothing waits for a thread of this process, as far as it can know: one is idle, or jobs are fetched ahead
-        and none waits for one."""
+        """Whether nothing waits for a thread of this process, as far as known: one is idle, or jobs are fetched ahead and
+        none waits."""
         idle = max(0, self.concurrency - self.busy)
         ahead = idle > 0 or self.rate.per_second * AHEAD_S >= 1
         return ahead and self._buffer.qsize() <= idle and self._suspects.empty()
 
 
 def _drained(queue: Queue) -> list[Execution]:
-    """What lay there, taken out."""
+    """Empties the queue and returns its content."""
     taken: list[Execution] = []
     ends = 0
     while True:
@@ -413,7 +413,7 @@ def _drained(queue: Queue) -> list[Execution]:
 # -- isolation: a job under which a process died runs alone in its process for some seconds
 
 ALONE_S: Final = 5.0
-"""Seconds for which a suspect may close its process: until the jobs beside it have ended, and while it runs alone. A job
+"""Longest time for which a suspect closes its process: until the jobs beside it have ended, and while it runs alone. A job
 that kills its process mostly does so at once, and no other job waits longer than this."""
 
 _CHECK_S: Final = 0.1
@@ -492,12 +492,12 @@ class Isolation:
             self._waiting -= 1
 
     def _closed_for(self) -> float:
-        """For how many seconds from now the process is closed; where it is not, until somebody looks again."""
+        """Seconds for which the process stays closed; if it is open, until the next check."""
         left = 0.0 if self._closed_at is None else self._closed_at + ALONE_S - self._clock.monotonic()
         return left if left > 0 else _CHECK_S
 
     def _open(self) -> None:
-        """The turn of a suspect is over."""
+        """Ends the turn of a suspect."""
         assert self._closed_at is not None
         closed_s = min(self._clock.monotonic() - self._closed_at, ALONE_S)
         self._stays_open_until = self._closed_at + 2 * closed_s
@@ -510,7 +510,7 @@ class Isolation:
             self._since = self._clock.monotonic()
 
     def leave(self, execution: Execution) -> None:
-        """It runs no more, or counts as lost. Leaving twice does nothing."""
+        """The job no longer runs, or counts as lost. Idempotent."""
         if self._running.pop(id(execution), None) is None:
             return
         if not self._running or self._waiting or self._closed_at is not None:
@@ -527,7 +527,7 @@ class Isolation:
             self._condition.notify_all()
 
     def pass_on(self, execution: Execution, follower: Execution) -> None:
-        """Another job begins on its thread, in its place."""
+        """The follower begins on its thread, in its place."""
         self._add(follower)
         self._running.pop(id(execution), None)
 
@@ -543,7 +543,7 @@ class Isolation:
 
     @property
     def busy_s(self) -> float:
-        """For how many seconds there was a job that ran, in all."""
+        """Total seconds in which at least one job ran."""
         with self._lock:
             return self._busy_s + (0.0 if self._since is None else self._clock.monotonic() - self._since)
 
@@ -554,12 +554,12 @@ class Isolation:
 # -- which copies are here
 
 MANY_DONE: Final = 500
-"""Copies to acknowledge at which the fetcher is woken, however busy the process is."""
+"""Number of copies to acknowledge from which the fetcher is woken, however busy the process is."""
 
 
 class HeldCopies:
-    """The copies that the broker holds for this process: those that arrived and did not leave, and those of them that
-    may be acknowledged."""
+    """The copies that the broker holds for this process: those that arrived and have not left, and those of them that may
+    be acknowledged."""
 
     def __init__(self, broker: Broker, isolation: Isolation) -> None:
         self._broker = broker
@@ -567,7 +567,7 @@ class HeldCopies:
         self._lock = threading.Lock()
         self._done: list[Copy] = []
         self._handles: set[Any] = set()  # of whatever kind the broker's are
-        self._woken = False  # whether the fetcher was woken for what is done: once until it is taken
+        self._woken = False  # whether the fetcher was woken for these: once until it takes them
 
     def __contains__(self, copy: Copy) -> bool:
         with self._lock:
@@ -579,15 +579,15 @@ class HeldCopies:
         return len(self._done)
 
     def done(self, copy: Copy) -> None:
-        """It may be acknowledged, with the next exchange. An idle process makes one at once."""
+        """The copy may be acknowledged, with the next exchange. An idle process makes one at once."""
         waiting = self._add(copy)
-        # A flush ends hundreds of jobs, and waking the fetcher for each costs more.
+        # A flush ends hundreds of jobs; waking the fetcher for each would cost more.
         if not self._woken and (waiting >= MANY_DONE or not self._isolation):
             self._woken = True
             self._broker.wake()
 
     def acknowledge(self, copy: Copy) -> None:
-        """It may be acknowledged at once: it never became an execution."""
+        """The copy may be acknowledged at once: it never became an execution."""
         self._add(copy)
         self._broker.wake()
 
@@ -597,14 +597,14 @@ class HeldCopies:
             return len(self._done)
 
     def take_done(self) -> list[Copy]:
-        """The copies to acknowledge, for the caller to do it now."""
+        """Takes the copies that the caller acknowledges now."""
         self._woken = False
         with self._lock:
             taken, self._done = self._done, []
             return taken
 
     def keep_done(self, copies: Sequence[Copy]) -> None:
-        """They could not be acknowledged; they come first the next time."""
+        """Returns copies that could not be acknowledged; they come first the next time."""
         with self._lock:
             self._done[:0] = copies
 
@@ -615,6 +615,6 @@ class HeldCopies:
             self._handles.update(copy.handle for copy in copies)
 
     def forget(self, copies: Sequence[Copy]) -> None:
-        """They went back or into a set, or count as never arrived."""
+        """The copies went back or into a set, or count as never arrived."""
         with self._lock:
             self._handles.difference_update(copy.handle for copy in copies)

@@ -3,7 +3,7 @@ maintenance.
 
 There are three kinds: web processes (:class:`asynctask.wiring.WebProcess`), workers
 (:class:`asynctask.runtime.launcher.Launcher`) and workers of an attached engine
-(:class:`asynctask.integrations.engine.EngineProcess`).
+(:class:`asynctask.integrations.base.EngineProcess`).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class AppProcess:
         return {**self.facts(), "info": dumps({**self.info(), "pace": pace, "figures": figures})}
 
     def worked(self) -> tuple[int, float]:
-        """Jobs performed in all, and for how many seconds there was one that ran, in all."""
+        """Number of jobs performed, and of seconds in which at least one ran."""
         return 0, 0.0
 
     def info(self) -> dict[str, Any]:
@@ -195,8 +195,8 @@ class AppProcess:
         return {}
 
     def obey(self, name: str) -> None:
-        """A signal from the ledger. ``LOST``, declared dead by another process: registers again, since without a fence its
-        outcomes still count, or it holds no jobs."""
+        """Obeys a signal from the ledger. ``LOST``, declared dead by another process: registers again, since without a
+        fence its outcomes still count, or it holds no jobs."""
         if name == processes.LOST:
             self._log.warning("declared_dead", identity=self.ledger.identity)
             processes.forget(self.ledger, self.ledger.identity)
@@ -204,7 +204,7 @@ class AppProcess:
 
 
 def recording_chain(app: Tracked, tracker: Tracker) -> Chain:
-    """The application's server middleware around the one that records, which stands nearest to the job."""
+    """The application's server middleware with the recording middleware innermost."""
     chain = Chain()
     for middleware in app.server_middleware:
         chain.add(middleware)
@@ -222,10 +222,10 @@ RETRY_S = 1.0
 
 
 class Heartbeat:
-    """Renews the lease every ``every_s`` seconds, in a thread of its own.
+    """Renews the lease every ``every_s`` seconds, in its own thread.
 
-    ``facts`` gives the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal left in the ledger
-    (``TSTP``, ``TERM``), or ``LOST`` when another process has declared this one dead.
+    ``facts`` returns the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal left in the
+    ledger (``TSTP``, ``TERM``), or ``LOST`` when another process has declared this one dead.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Heartbeat:
             self._thread.join(10)
 
     def soon(self) -> None:
-        """Beats at once: something changed that other processes wait for."""
+        """Beats at once, for a change that other processes wait for."""
         self._soon.set()
 
     def fresh(self) -> bool:
@@ -272,7 +272,7 @@ class Heartbeat:
         return self._clock.boottime() - self._last < micros(self._lease_s * LATE)
 
     def beat(self) -> None:
-        """One beat now. Raises LedgerUnavailable."""
+        """Sends one heartbeat now. Raises LedgerUnavailable."""
         before = self._clock.boottime()
         left = processes.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._facts())
         if left != processes.LOST:
@@ -306,7 +306,7 @@ def memory_bytes() -> int:
 # -- the presence heartbeat, in a thread of its own: neither the lease nor a job waits for it
 
 BEAT_S: Final = 10.0
-"""Seconds between two beats. Sidekiq's tools drop a process after a minute without one."""
+"""Seconds between two heartbeats. Sidekiq's tools drop a process after a minute without one."""
 
 SIGNALS: Final = frozenset({"TSTP", "TERM", "TTIN"})
 """Signals that tools send: quiet, stop, and write the stacks of all threads."""
@@ -346,11 +346,11 @@ class PresenceHeartbeat:
         self._thread.start()
 
     def soon(self) -> None:
-        """Beats at once: something changed that a tool waits for."""
+        """Beats at once, for a change that a tool waits for."""
         self._soon.set()
 
     def stop(self) -> None:
-        """Sends the last counts and removes the process from the tools. Counts are lost while the broker is away."""
+        """Sends the last counts and removes the process from the tools. Counts are lost while the broker is unavailable."""
         self._stopping = True
         self._soon.set()
         if self._thread is not None:
@@ -372,7 +372,7 @@ class PresenceHeartbeat:
         self._presence.ended(name, self._clock.monotonic() - execution.began, failed)
 
     def beat(self) -> None:
-        """One beat now. Raises Unavailable."""
+        """Sends one heartbeat now. Raises Unavailable."""
         with self._lock:
             running = self._now_running()
             signal = self._presence.beat(running, quiet=self._is_quiet(), rss_kib=resident_kib())
@@ -413,7 +413,7 @@ class PresenceHeartbeat:
 
 
 def resident_kib() -> int:
-    """The memory that this process uses now, in KiB; where the system does not tell, the most that it has used."""
+    """The memory that this process uses now, in KiB; if the system does not report it, the most that it has used."""
     if sys.platform == "linux":
         try:
             pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -1,9 +1,9 @@
-"""The supervisor: starts processes, replaces the dead, renews the leases of those that cannot, ends them all.
+"""The supervisor: starts processes, replaces dead ones, renews leases of those that cannot, and ends them all.
 
-It is a small process of its own, ``python -m asynctask.runtime.supervisor``, which a command of the command line turns into
-(:func:`become`): it loads neither the application nor a database driver, for it stays beside every worker process. Where a
-job keeps the interpreter of a worker process from running anything else, its lease is renewed by another process
-(:class:`Renewals`), which is started then and ends with the need.
+A small process, ``python -m asynctask.runtime.supervisor``, which replaces a command of the command line (:func:`become`):
+it imports neither the application nor a database driver, because it stays beside every worker process. If a job keeps the
+interpreter of a worker process from running anything else, another process renews its lease (:class:`Renewals`), started
+then and ended with the need.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PLAN: Final = "_ASYNCTASK_CHILDREN"
 _RENEW: Final = "renew-leases"
 _POLL_S: Final = 0.5  # a child that ends, a pulse and a signal wake it at once
 RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
-"""Pauses before a process that ended is started again, by how often it ended soon after its start."""
+"""Delays before an ended process is restarted, by the number of times in a row that it ended soon after its start."""
 
 STEADY_S: Final = 10.0
-"""A process that ran so long did not end soon after its start."""
+"""Run time from which a process did not end soon after its start."""
 
 _RENEWER_AGAIN_S: Final = 1.0
 
@@ -38,10 +38,10 @@ SILENT: Final = 1 / 3
 """Share of its lease after which the lease of a process without a pulse is renewed: the renewer takes seconds to start."""
 
 SILENT_S: Final = 1.5
-"""Shortest time without a pulse before that: on a busy machine every process stalls for a moment."""
+"""Shortest time without a pulse before that, because on a busy machine every process stalls for a moment."""
 
 
-# Named tuples: what data classes are made with takes a third as much memory as all of the rest.
+# Named tuples: importing dataclasses takes a third as much memory as all of the rest.
 
 
 class ChildSpec(NamedTuple):
@@ -74,7 +74,7 @@ C = TypeVar("C", bound="Child")
 
 
 class Child:
-    """A process that is kept running: its pulse, which it writes into a pipe, and how soon it ended the last times."""
+    """A process that is kept running: its pulse, which it writes into a pipe, and its recent ends."""
 
     def __init__(self) -> None:
         self.pulse = -1  # the reading end of its pipe; -1: there is none
@@ -83,7 +83,7 @@ class Child:
         self.failures = 0
 
     def read(self, now: float) -> bytes:
-        """What it has written since; the pipe does not block. Closes it where the child has closed it or ended."""
+        """Reads what it has written since, without blocking. Closes the pipe if the child has closed it or ended."""
         try:
             received = os.read(self.pulse, 65_536)
         except BlockingIOError:
@@ -95,7 +95,7 @@ class Child:
         return received
 
     def hang_up(self) -> None:
-        """Closes the pipe: it has ended."""
+        """Closes the pipe, after the end of the child."""
         self._close()
 
     def _close(self) -> None:
@@ -104,14 +104,14 @@ class Child:
         self.pulse = -1
 
     def ended(self, now: float) -> float:
-        """It ended: hangs up, and returns the seconds before it is started again."""
+        """Closes the pipe of an ended child, and returns the seconds before its restart."""
         self.hang_up()
         self.failures = 0 if now - self.started > STEADY_S else self.failures + 1
         return RESTART_S[min(self.failures, len(RESTART_S) - 1)]
 
 
 def listen(wakeup: Wakeup, children: Sequence[C], seconds: float) -> list[C]:
-    """Waits for at most so many seconds for a wake-up or a pulse; returns the children that are to be read."""
+    """Waits up to ``seconds`` for a wake-up or a pulse; returns the children with something to read."""
     poll = select.poll()
     poll.register(wakeup.fileno(), select.POLLIN)
     pulses = {child.pulse: child for child in children if child.pulse >= 0}
@@ -140,9 +140,9 @@ class _Worker(Child):
 class Supervisor:
     """Keeps the children running until it is stopped.
 
-    Arguments: ``shutdown_s`` is how long children get to end before they are killed; ``environ`` is the children's
-    environment; ``logger`` returns the log when it is needed, because loading it takes more memory than the rest.
-    If there is a single child and it exits with 0, its users have stopped it, and the supervisor ends too.
+    Arguments: ``shutdown_s``: time that children get to end before they are killed; ``environ``: the children's
+    environment; ``logger`` returns the log on demand, because loading it takes more memory than the rest. If there is a
+    single child and it exits with 0, its users have stopped it, and the supervisor ends too.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Supervisor:
         self._wakeup.set()
 
     def look(self) -> None:
-        """Replaces children that ended, at once the first time, then with growing pauses; has leases renewed."""
+        """Restarts ended children, at once the first time, then with growing delays; has leases renewed."""
         for child in self._children:
             if child.process is not None and (code := child.process.poll()) is not None:
                 self._ended(child, child.process.pid, code)
@@ -211,7 +211,7 @@ class Supervisor:
         killed = 0
         while (left := self._living()) and self._monotonic() < until:
             self._listen(_POLL_S)
-            self._renew()  # the children must not be taken for dead while their jobs end
+            self._renew()  # others must not declare the children dead while their jobs end
         for child in left:
             assert child.process is not None
             self._logger().error("child_killed", name=child.spec.name, pid=child.process.pid)
@@ -351,7 +351,7 @@ class Renewals:
         self._log = get_logger("asynctask.renewer")
 
     def keep(self, leases: Sequence[Lease]) -> None:
-        """From now on these are renewed, at once and then in time."""
+        """Renews these from now on, at once and then in time."""
         self._leases = leases
         self._changed.set()
 
@@ -378,7 +378,7 @@ class Renewals:
                 if url not in self._databases:
                     self._databases[url] = Database(url, pool_size=4)
                 renew(self._databases[url], identities, lease_s=lease_s)
-        except Exception as error:  # whatever it is: nobody else renews them
+        except Exception as error:  # any exception: nobody else renews them
             self._log.warning("renewal_put_off", error=str(error))
             return _RENEW_RETRY_S
         return min(lease_s for _, lease_s in together) * _RENEW_EVERY
@@ -393,7 +393,7 @@ def renew_leases() -> None:
     threading.Thread(target=renewals.run, name="renewals", daemon=True).start()
     for line in sys.stdin:
         renewals.keep([Lease(**each) for each in json.loads(line)])
-    os._exit(0)  # whatever the database keeps it waiting for
+    os._exit(0)  # even while it waits for the database
 
 
 # -- the process
@@ -407,7 +407,7 @@ def become(
     shutdown_s: float,
     announcement: Announcement | None = None,
 ) -> NoReturn:
-    """Replaces this process by a supervisor of these children, under the same pid.
+    """Replaces this process with a supervisor of these children, under the same pid.
 
     ``words`` are shown in the system's process list.
     """
@@ -497,7 +497,7 @@ class Wakeup:
         self._set = False
 
     def fileno(self) -> int:
-        """What to poll for reading, beside other descriptors."""
+        """A descriptor to poll for reading, beside others."""
         return self._read
 
     @property
@@ -514,7 +514,7 @@ class Wakeup:
         """Ends this wait, or the next one."""
         try:
             os.write(self._write, b"x")
-        except OSError:  # it is full, so it is readable; or nobody waits any more
+        except OSError:  # full, so readable; or nobody waits any more
             pass
 
     def wait(self, seconds: float) -> bool:
@@ -534,7 +534,7 @@ class Wakeup:
             pass
 
     def close(self) -> None:
-        """Gives the pipe back; whoever sets it afterwards wakes nobody."""
+        """Closes the pipe; later notifications wake nobody."""
         read, write, self._read, self._write = self._read, self._write, -1, -1
         for descriptor in (read, write):
             if descriptor >= 0:
@@ -542,9 +542,10 @@ class Wakeup:
 
 
 class Pulse:
-    """What a worker process tells its supervisor: who it is, and that its interpreter runs. Nothing without a supervisor.
+    """Reports of a worker process to its supervisor: its identity, and that its interpreter runs. None without a
+    supervisor.
 
-    A line each: the first is a JSON object, the others are empty.
+    One line each: the first is a JSON object, the others are empty.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -553,11 +554,11 @@ class Pulse:
             os.set_blocking(self._descriptor, False)
 
     def registered(self, identity: str, database_url: str, lease_s: float) -> None:
-        """The process is in the ledger under this identity, with a lease of ``lease_s`` seconds."""
+        """Reports that the process is in the ledger under this identity, with a lease of ``lease_s`` seconds."""
         self._write(json.dumps({"identity": identity, "database_url": database_url, "lease_s": lease_s}).encode())
 
     def beat(self) -> None:
-        """Python code runs."""
+        """Reports that Python code runs."""
         self._write(b"")
 
     def _write(self, line: bytes) -> None:
@@ -565,12 +566,12 @@ class Pulse:
             return
         try:
             os.write(self._descriptor, line + b"\n")
-        except OSError:  # full, for the supervisor is stopped; or it is gone
+        except OSError:  # full, because the supervisor is stopped; or it is gone
             pass
 
 
 def watch_parent(environ: Mapping[str, str], on_end: Callable[[], None]) -> bool:
-    """In a child: calls ``on_end`` when the supervisor is gone. Returns False where there is no supervisor."""
+    """In a child: calls ``on_end`` when the supervisor is gone. Returns False without a supervisor."""
     descriptor = _descriptor(environ, LIFELINE)
     if descriptor is None:
         return False

@@ -26,7 +26,7 @@ GRACE_S = 5.0
 """A thread that does not return within this time after its timeout was raised counts as hung."""
 
 _AFTER_FAULT_S = 0.5
-"""Pause of the watchdog after an exception of its own: one in every round must not take a processor."""
+"""Pause of the watchdog after an exception of its own, so that repeated ones do not use up a processor."""
 
 _KINDS = (JobTimeout, JobInterrupted)
 
@@ -35,8 +35,8 @@ _KINDS = (JobTimeout, JobInterrupted)
 class Watch:
     """One job inside its function, on the thread ``thread_id``.
 
-    ``seconds`` is its timeout (None: no limit); ``on_hung`` is called, on a thread of its own, if the thread is hung.
-    ``lost``: the thread is given up, and the function's result does not count.
+    ``seconds`` is its timeout (None: no limit); ``on_hung`` is called, in its own thread, if the thread is hung. ``lost``:
+    the thread is abandoned, and the function's result does not count.
     """
 
     thread_id: int
@@ -100,7 +100,7 @@ class Watchdog:
     def _leave(self, watch: Watch) -> None:
         self._inside.pop(id(watch), None)
         while watch.firing:
-            pass  # for a few bytecodes of the other thread; waiting for a lock is not allowed here
+            pass  # for a few bytecodes of the other thread; this must not wait for a lock
         if watch.raised:
             _raise_in(watch.thread_id, None)  # raised but not delivered yet: it must not hit what comes next
 
@@ -112,7 +112,7 @@ class Watchdog:
             return self._fire(watch, JobInterrupted)
 
     def end(self) -> None:
-        """From now on every function is interrupted as it begins."""
+        """Interrupts every function as it begins, from now on."""
         self._ending = True
 
     def stop(self) -> None:
@@ -151,7 +151,7 @@ class Watchdog:
         return min(max(0.0, self._wakes_at - self._clock.monotonic()), threading.TIMEOUT_MAX)
 
     def _look(self) -> list[Watch]:
-        """Raises what is due; returns the hung ones. The caller holds the lock."""
+        """Raises due exceptions; returns the hung watches. The caller holds the lock."""
         now = self._clock.monotonic()
         hung = []
         nearest: float | None = None
@@ -181,7 +181,7 @@ class Watchdog:
             watch.firing = False
 
     def _give_up(self, watch: Watch) -> bool:
-        """Gives the thread up; False if it returned just now."""
+        """Abandons the thread; False if it returned just now."""
         watch.firing = True
         try:
             watch.lost = self._inside.pop(id(watch), None) is not None
@@ -190,12 +190,12 @@ class Watchdog:
             watch.firing = False
 
     def _report_hung(self, watch: Watch) -> None:
-        """Calls ``on_hung`` in a thread of its own: it runs the job's hooks and talks to the broker."""
+        """Calls ``on_hung`` in its own thread, because it runs the job's hooks and calls the broker."""
         if watch.on_hung is None:
             return
         try:
             threading.Thread(target=self._on_hung, args=(watch.on_hung,), name="given-up", daemon=True).start()
-        except RuntimeError:  # no thread can be started, so no replacement either
+        except RuntimeError:  # no thread can be started, and so no replacement
             self._log.exception("hung_job_not_replaced")
 
     def _on_hung(self, on_hung: Callable[[], None]) -> None:

@@ -94,7 +94,7 @@ def _checked(write: Callable[[Any], str], value: Any) -> str:
         if not text.isascii():
             text.encode()
     except UnicodeEncodeError:
-        raise Malformed("it holds half a character (a lone surrogate): mend its decoding") from None
+        raise Malformed("it holds half a character (a lone surrogate): fix its decoding") from None
     except RecursionError:
         raise Malformed(_too_deep()) from None
     except (ValueError, TypeError) as error:
@@ -138,7 +138,7 @@ def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES, keep_numbers: bool =
     """
     if len(text) > max_bytes:
         raise Malformed(
-            f"it has {len(text):,} bytes, the most is {max_bytes:,}: put the data somewhere and send where it is"
+            f"it has {len(text):,} bytes, the most is {max_bytes:,}: store the data elsewhere and send its location"
         )
     try:
         raw = text if isinstance(text, bytes) else text.encode()

@@ -187,7 +187,7 @@ class RedisOperations:
     def kill(self, set_name: str, entries: Sequence[Entry]) -> int:
         name, now = _set_key(self._keys, set_name), self._clock.now()
         if set_name == DEAD:
-            raise InputError("what is dead cannot be killed; delete it, or start it again", code="bad_action")
+            raise InputError("dead jobs cannot be killed; delete or restart them", code="bad_action")
         moves = [text for each in distinct(entries) for text in (_raw(each), _as_dead(each))]
         if not moves:
             return 0

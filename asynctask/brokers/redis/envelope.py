@@ -169,7 +169,7 @@ def _problems(copy: Copy) -> Iterable[Problem]:
         try:
             copy.payload.encode()
         except UnicodeEncodeError:
-            message = "payload holds half a character (a lone surrogate): mend its decoding"
+            message = "payload holds half a character (a lone surrogate): fix its decoding"
             yield Problem(None, "payload", "bad_text", message)
 
 

@@ -194,7 +194,7 @@ class SqlOperations:
 
     def kill(self, set_name: str, entries: Sequence[Entry]) -> int:
         if _checked(set_name) == DEAD:
-            raise InputError("what is dead cannot be killed; delete it, or start it again", code="bad_action")
+            raise InputError("dead jobs cannot be killed; delete or restart them", code="bad_action")
         return self._translated(lambda: self._move(set_name, entries, {"held_in": DEAD, "run_at": self._clock.now()}))
 
     @repeatable

@@ -98,7 +98,7 @@ def _text_problems(name: str, value: str) -> list[Problem]:
     try:
         value.encode()
     except UnicodeEncodeError:
-        return [Problem(None, name, "bad_text", f"{name} holds half a character (a lone surrogate): mend its decoding")]
+        return [Problem(None, name, "bad_text", f"{name} holds half a character (a lone surrogate): fix its decoding")]
     return []
 
 
