@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -57,7 +57,7 @@ class Held:
         self._again_at = 0.0
         self._hints: dict[int, int | None] = {}
         self._sessions: set[str] = set()
-        self._ended: dict[int, int] = {}
+        self._lines: set[int] = set()
 
     def worth_waiting(self, task_id: int, now: float) -> bool:
         """Whether to wait for the row: not if a wait failed less than :data:`AGAIN_S` before ``now`` (monotonic)."""
@@ -84,22 +84,21 @@ class Held:
         with self._lock:
             self._sessions.add(key)
 
-    def keep_ended(self, ended: Mapping[int, int]) -> None:
-        """Keeps ended Events (id -> line) whose lines were not advanced, because another transaction has locked the
-        keys."""
+    def keep_lines(self, lines: Iterable[int]) -> None:
+        """Keeps lines that could not go on, because another transaction has locked the keys."""
         with self._lock:
-            self._ended.update(ended)
+            self._lines.update(lines)
 
     @property
     def keeps(self) -> bool:
-        """Whether any hint, session or ended Event is kept."""
-        return bool(self._hints or self._sessions or self._ended)
+        """Whether any hint, session or line is kept."""
+        return bool(self._hints or self._sessions or self._lines)
 
-    def take_ended(self) -> dict[int, int]:
-        """Returns and clears all kept Events."""
+    def take_lines(self) -> set[int]:
+        """Returns and clears all kept lines."""
         with self._lock:
-            ended, self._ended = self._ended, {}
-        return ended
+            lines, self._lines = self._lines, set()
+        return lines
 
     def take(self) -> tuple[dict[int, int | None], set[str]]:
         """Returns and clears all kept hints and sessions."""

@@ -11,7 +11,8 @@ of this process's dispatcher retries the hint (:func:`catch_up`), so that outcom
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -75,21 +76,24 @@ _NEXT_DUE = sa.union_all(sa.select(_DUE_LATER), sa.select(_ALONE_LATER.c.at, sa.
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
-def announce(ledger: Ledger, applied: Iterable[Change]) -> int | None:
-    """Writes the hints for committed changes; call it after their transaction.
+def announce(ledger: Ledger, applied: Collection[Change], plain: Collection[Change] = ()) -> int | None:
+    """Writes the hints for committed changes; call it after their transaction. ``plain``: ends for which nothing waits but
+    others of their keys, or what :func:`announce_freed` announces.
 
     Returns when the first of them is due (microseconds; the past: now), None if there is none. Does not wait for locked
     rows of Tasks.
     """
     due: dict[int, int | None] = {}
     freed_places: dict[int, int] = {}
-    ended: dict[int, int] = {}  # Events with a key: id -> line
+    lines = {
+        each.record.line
+        for each in chain(applied, plain)
+        if each.record is not None and each.record.line is not None and each.turn and each.turn.after.status in TERMINAL
+    }
     for each in applied:
         if each.turn is None or each.record is None or each.record.task_id is None:
             continue
         task_id, at = each.record.task_id, each.turn.after.due_at
-        if each.record.line is not None and each.turn.after.status in TERMINAL:
-            ended[each.record.id] = each.record.line
         freed_places[task_id] = freed_places.get(task_id, 0) + _freed_places(each.turn)
         if at is not None and ((known := due.setdefault(task_id, None)) is None or at < known):
             due[task_id] = at
@@ -97,7 +101,7 @@ def announce(ledger: Ledger, applied: Iterable[Change]) -> int | None:
         if count > 0:  # else other jobs of the Task took the freed places
             due.setdefault(task_id, None)
     try:
-        return _announce_all(ledger, due, sessions.free(ledger, ended) if ended else set())
+        return _announce_all(ledger, due, sessions.free(ledger, lines) if lines else ())
     except LedgerUnavailable as error:
         _note_put_off(error)
         return None
@@ -189,18 +193,16 @@ def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
 
 def catch_up(ledger: Ledger) -> None:
     """Retries the hints and promotions that this process kept because a Task's row was locked."""
-    (hints, keys), ended = ledger.held.take(), ledger.held.take_ended()
+    (hints, keys), lines = ledger.held.take(), ledger.held.take_lines()
     try:
-        woken = sessions.free(ledger, ended) if ended else set()
-        ended = {}
-        if woken:
-            _announce_all(ledger, {}, woken)
+        wake(ledger, sessions.free(ledger, lines))
+        lines = set()
         for part in chunks(sorted(hints.items()), 1_000):
             _announce_batch(ledger, dict(part))
         for key in keys:
             sessions.promote_alone(ledger, key)
     except LedgerUnavailable:
-        ledger.held.keep_ended(ended)
+        ledger.held.keep_lines(lines)
         for task_id, due in hints.items():
             ledger.held.keep_hint(task_id, due)
         for key in keys:

@@ -18,7 +18,7 @@ from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import MARKS, Delta, Row, Turn, marks_of
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict
-from asynctask.database.tables import events, item_errors, task_errors, task_tallies, tasks
+from asynctask.database.tables import events, item_errors, key_places, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
@@ -303,10 +303,28 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], end
         _apply_batch(connection, ledger, batch, moved, now)
     if ends:
         write_unread(connection, ledger, ends, moved, now)
+    _leave_lines(connection, [*changes, *ends])
     # Lock order of every transaction: all events first, then their counters.
     _write_failures(connection, ledger, [*changes, *ends])
     move_counts(connection, moved, now)
     return list(changes)
+
+
+def _leave_lines(connection: Connection, changes: Sequence[Change]) -> None:
+    """Takes Events that end out of the lines of their keys; who is next, :func:`sessions.free` finds after the commit."""
+    ended = [
+        each.event_id
+        for each in changes
+        if each.record is not None and each.record.line is not None and each.turn and each.turn.after.status in TERMINAL
+    ]
+    if ended:
+        dialect = connection.dialect.name
+        connection.execute(_leave(dialect), {"ids": batches.given(dialect, ended)})
+
+
+@cache
+def _leave(dialect: str) -> Any:
+    return key_places.delete().where(batches.among_given(dialect, key_places.c.event_id, "ids"))
 
 
 def _apply_batch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import Any
@@ -344,8 +344,8 @@ class Recorder:
                 if won and (kind := _figure(each)) is not None:
                     self._figures.ended(each.worker, kind, each.seconds)
                 self._notify(each, won)
-            plain = {each.event_id for each in ends if _is_plain(each)}
-            self.announce([*applied, *(each for each in ends if each.event_id not in plain)])
+            plain = {each.event_id: each for each in ends if _is_plain(each)}
+            self.announce([*applied, *(each for each in ends if each.event_id not in plain)], plain.values())
             over = [record for each in (*ends, *applied) if (record := each.record) and _is_over(record, each.turn)]
             self._closer.ended(
                 {record.task_id for record in over},
@@ -387,13 +387,13 @@ class Recorder:
         except Exception:
             self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
-    def announce(self, applied: Sequence[Change]) -> None:
+    def announce(self, applied: Sequence[Change], plain: Collection[Change] = ()) -> None:
         """Reports to the dispatcher what committed changes made ready.
 
         A lost compare-and-set is reported by the row as it is: its first try may have written that row although the answer
         was lost. A superfluous hint does no harm.
         """
-        if (at := dispatchable.announce(self._ledger, [_as_it_stands(each) for each in applied])) is not None:
+        if (at := dispatchable.announce(self._ledger, [_as_it_stands(each) for each in applied], plain)) is not None:
             self._on_due(at)
 
 
@@ -422,13 +422,14 @@ def _figure(each: Outcome) -> str | None:
 
 
 def _is_plain(end: Change) -> bool:
-    """Whether nothing waited for this end at Begin, so that the next check may announce it: it is no failure, and has no
-    place in a ``parallel``, a round or the line of a key. (A job in a lent place has a process.)"""
+    """Whether nothing waited for this end at Begin, so that what waits for it now may be announced with the next check: it
+    is no failure, and has no place in a ``parallel`` or a round. (A job in a lent place has a process.)
+    """
     record, turn = end.record, end.turn
     assert record is not None
     assert turn is not None
-    waits = record.parallel, record.round_at, record.line, record.row.process
-    return turn.after.status is Status.FINISH and waits == (None, None, None, None)
+    waits = record.parallel, record.round_at, record.row.process
+    return turn.after.status is Status.FINISH and waits == (None, None, None)
 
 
 def _is_over(record: EventRecord, turn: Turn | None) -> bool:

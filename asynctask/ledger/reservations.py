@@ -40,7 +40,7 @@ from asynctask.core.transitions import (
 )
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict, repeatable
-from asynctask.database.tables import events, task_log, tasks
+from asynctask.database.tables import events, key_places, task_log, tasks
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, Ledger, dumps, each_free, loads, try_lock
@@ -317,8 +317,8 @@ def reserve(
         in_hand(*reserved.in_hand)
     if reserved.next_at is not None:
         expect(reserved.next_at)
-    if reserved.woken:
-        dispatchable.wake(ledger, reserved.woken)
+    if reserved.blocked:
+        dispatchable.wake(ledger, sessions.free(ledger, reserved.blocked))
     # The hint of a job that ended while the Task was locked may be lost.
     if reserved.full and _recheck_parallel(ledger, task_id):
         expect(ledger.now())
@@ -334,7 +334,7 @@ class _Reserved:
     idle: bool = False  # holds its session, with nothing to reserve
     next_at: int | None = None  # when to check whether the next round may begin, or an earlier split has ended
     in_hand: tuple[int, int] | None = None  # the Task's priority, and until when another dispatcher has its reservation
-    woken: set[int] = field(default_factory=set)  # Tasks that have jobs due now, because the line of a key went on
+    blocked: set[int] = field(default_factory=set)  # lines of which a job waits for its turn from now on
 
 
 @repeatable
@@ -358,11 +358,11 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         if opens - lead(interval) > now:
             count = 0
         due = sessions.next_due(connection, task_id)
-        ids, woken = [], set[int]()
+        ids, blocked = [], set[int]()
         if count > 0 and due is not None and due <= now:
-            ids = _release(connection, ledger, task, count, now, woken)
-        low, high = task["next_seq"], _pass(connection, task, max(0, count) - len(ids), now, woken)
-        if ids or woken:
+            ids = _release(connection, ledger, task, count, now, blocked)
+        low, high = task["next_seq"], _pass(connection, task, max(0, count) - len(ids), blocked)
+        if ids or blocked:
             due = sessions.next_due(connection, task_id)
         found = _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
         reserved = len(found)
@@ -371,6 +371,8 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
             move_counts(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
             found += fresh
             reserved += begun
+        if task["key_limit"] is not None:
+            sessions.hold(connection, [job.event_id for job in found])
         full = limit is not None and flying + reserved >= limit
         begins = max(opens, now)
         if interval and reserved:
@@ -385,7 +387,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         )
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     idle = task["session_holder"] is not None and not found and high >= task["created_jobs"]
-    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None, woken=woken)
+    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None, blocked=blocked)
 
 
 # -- jobs with a key: only those whose turn it is are dispatched (:mod:`asynctask.ledger.sessions`)
@@ -395,7 +397,8 @@ _MOST_PASSED: Final = 2_000
 """Rows that the pointer of a Task with keys passes in one reservation, if hardly any has its turn."""
 
 _PASSED = (
-    sa.select(_e.id, _e.seq)
+    sa.select(_e.id, _e.seq, _e.line, key_places.c.holds)
+    .select_from(events.outerjoin(key_places, key_places.c.event_id == _e.id))
     .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None), _e.status == str(Status.ENQUEUE))
     .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
     .order_by(_e.seq)
@@ -413,24 +416,39 @@ def _keys_wait(connection: Connection, ledger: Ledger, task: Mapping[str, Any], 
     return _Reserved([], next_at=again)
 
 
-def _pass(connection: Connection, task: Mapping[str, Any], count: int, now: int, woken: set[int]) -> int:
-    """How far the pointer of a locked Task moves for ``count`` jobs. With keys, it passes those whose turn has not come:
-    they wait for it. ``woken`` gets the Tasks that have jobs due now."""
+def _pass(connection: Connection, task: Mapping[str, Any], count: int, blocked: set[int]) -> int:
+    """How far the pointer of a locked Task goes for ``count`` jobs. Of one with keys, it passes those whose turn has not
+    come, and they wait for it: ``blocked`` gets their lines.
+
+    It does so for as many jobs as the Task has fewer than ``count`` that wait for a thread. Where there are enough, the
+    turn of those at the pointer comes while these run, and to pass one costs three updates of its Event.
+    """
     low, created = int(task["next_seq"]), int(task["created_jobs"])
     if task["key_limit"] is None or count <= 0:
         return min(created, low + count)
+    counts = total_counts(connection, task["id"])
+    needed = count - max(0, counts.dispatched - counts.returned - counts.working)
     high, most = low, low + max(count, _MOST_PASSED)
     while count > 0 and high < min(created, most):
         top = min(created, most, high + max(count, _LEAST_PASSED))
         given = {"of": task["id"], "low": high, "high": top}
-        passed = {int(i): int(seq) for i, seq in batches.fetch_small(connection, _PASSED, given)}
-        admitted, others = sessions.admit(connection, task, passed, top, now)
-        woken |= others
-        if len(admitted) > count:
-            top = sorted(passed[i] for i in admitted)[count]
-        sessions.block(connection, [i for i, seq in passed.items() if seq < top and i not in admitted])
-        count -= min(count, len(admitted))
-        high = top
+        rows = batches.fetch_small(connection, _PASSED, given)
+        passed = {int(i): (int(seq), line, holds) for i, seq, line, holds in rows}
+        admitted = sessions.admit(connection, task, [(i, line, holds) for i, (_, line, holds) in passed.items()])
+        going = sorted(passed[i][0] for i in admitted)
+        if len(going) > count:
+            top = going[count]
+        enough = high if needed <= 0 else going[needed - 1] + 1 if needed <= len(going) else top
+        waiting = sorted((seq, i) for i, (seq, *_) in passed.items() if i not in admitted and seq < top)
+        stop = next((seq for seq, _ in waiting if seq >= enough), None)
+        high = top if stop is None else stop
+        waiting = [(seq, i) for seq, i in waiting if seq < high]
+        sessions.block(connection, [i for _, i in waiting])
+        blocked |= {passed[i][1] for _, i in waiting}
+        gone = sum(seq < high for seq in going)
+        count, needed = count - gone, needed - gone
+        if stop is not None:
+            break
     return high
 
 
@@ -587,14 +605,15 @@ def _held_by_another(ledger: Ledger, task: Mapping[str, Any], now: int) -> bool:
 
 
 def _release(
-    connection: Connection, ledger: Ledger, task: Mapping[str, Any], count: int, now: int, woken: set[int]
+    connection: Connection, ledger: Ledger, task: Mapping[str, Any], count: int, now: int, blocked: set[int]
 ) -> list[int]:
     given = {"of": task["id"], "now": now, "count": count}
     found, simple = [int(i) for (i,) in connection.execute(_DUE_OF_TASK, given)], list[int]()
     if task["key_limit"] is not None:
-        admitted, others = sessions.admit(connection, task, found, task["next_seq"], now)
-        woken |= others
+        asking = sessions.asking(connection, found)
+        admitted = sessions.admit(connection, task, asking)
         sessions.block(connection, [i for i in found if i not in admitted])
+        blocked |= {line for i, line, _ in asking if line is not None and i not in admitted}
         simple = _release_first(connection, ledger, task, [i for i in found if i in admitted], now)
         found = [i for i in found if i in admitted and i not in set(simple)]
     changes = [Change(event_id, _release_if_due(now)) for event_id in found]

@@ -7,15 +7,16 @@ line again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
 of it (``key_places``); the first holds the line until it has ended, or the first ``key_limit``. The gate of a
-reservation (:func:`admit`) gives turns under one lock, and so does :func:`free` when holders end. An Event whose Task's
-pointer passed it before its turn waits with ``due_at`` :data:`~asynctask.core.transitions.BLOCKED`.
+reservation (:func:`admit`) gives turns under one lock; :func:`free` gives them to those that wait, when holders have ended.
+An Event whose Task's pointer passed it before its turn waits with ``due_at``
+:data:`~asynctask.core.transitions.BLOCKED`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.core.states import TERMINAL, Reason, State, Status
+from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
@@ -249,9 +250,8 @@ _KEYS: Final = "keys"
 """The duty whose row is locked while turns are given, so that two processes never give the same one."""
 
 _FREED: Final = 500
-"""Ended Events of one transaction that advances their lines."""
+"""Lines of one transaction that advances them."""
 
-_TERMINAL: Final = sorted(map(str, TERMINAL))
 _MIXED: Final = "*"
 """The worker's name of a Task of mixed jobs."""
 
@@ -302,29 +302,45 @@ def waits_for_split(connection: Connection, task: Mapping[str, Any]) -> bool:
     return connection.execute(_SPLITTING, given).first() is not None
 
 
-def admit(
-    connection: Connection, task: Mapping[str, Any], event_ids: Collection[int], high: int, now: int
-) -> tuple[set[int], set[int]]:
-    """Those of these Events of a locked Task, which are to be dispatched, whose turn it is; and the Tasks with Events due
-    now because a line advanced. ``high``: where the Task's pointer will be. The caller has locked the keys.
+Asking = tuple[int, int | None, int | None]
+"""An Event that is to be dispatched: its id, its line if it has a key, and whether it holds it (None: it has no place)."""
 
-    An Event without a key always has its turn; one without a place, because it ended before and runs again, gets the last
-    place.
+
+def admit(connection: Connection, task: Mapping[str, Any], asking: Collection[Asking]) -> set[int]:
+    """Of these Events of a locked Task those whose turn it is.
+
+    The caller has locked the keys. In its transaction it lets those that go :func:`hold` their lines, and has the others
+    :func:`block`; after it, :func:`free` looks at the lines of these, for their holders may have ended meanwhile. An Event
+    without a key has its turn always; one without a place, because it ended before and runs again, gets the last place.
     """
-    dialect = connection.dialect.name
-    given = {"ids": batches.given(dialect, event_ids)} if event_ids else {}
-    found = batches.fetch_small(connection, _places(dialect), given) if given else []
-    admitted = {int(i) for i, line, _ in found if line is None}
-    admitted.update(int(i) for i, _, holds in found if holds)
-    waiting = {int(i): int(line) for i, line, holds in found if line is not None and not holds}
-    if not waiting:
-        return admitted, set()
-    if again := [{"event_id": i, "line": line} for i, line, holds in found if line is not None and holds is None]:
+    admitted = {i for i, line, holds in asking if line is None or holds}
+    waiting = {i: line for i, line, holds in asking if line is not None and not holds}
+    if again := [{"event_id": i, "line": line} for i, line, holds in asking if line is not None and holds is None]:
         last = connection.execute(sa.select(sa.func.max(_t.id))).scalar_one()
         connection.execute(key_places.insert(), [{**each, "place": 2 * last + 1, "holds": 0} for each in again])
-    own = _Own(int(task["id"]), high, int(task["key_limit"]), waiting.keys())
-    turns, woken = _give_turns(connection, set(waiting.values()), now, own)
-    return admitted | (turns & waiting.keys()), woken
+    left, taken, limit = set(waiting.values()), 0, int(task["key_limit"])
+    while left:
+        own = {i: held for _, i, held in _heads_of(connection, left, taken) if i in waiting and held + taken < limit}
+        admitted |= own.keys()
+        taken += 1
+        left = {waiting[i] for i, held in own.items() if held + taken < limit}
+    return admitted
+
+
+def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
+    """These Events for :func:`admit`."""
+    if not event_ids:
+        return []
+    dialect = connection.dialect.name
+    found = batches.fetch_small(connection, _places(dialect), {"ids": batches.given(dialect, event_ids)})
+    return [(int(i), line, holds) for i, line, holds in found]
+
+
+def hold(connection: Connection, event_ids: Collection[int]) -> None:
+    """Notes that the turn of these Events has come, until they end. The caller has locked their rows."""
+    if event_ids:
+        dialect = connection.dialect.name
+        connection.execute(_holds(dialect), {"ids": batches.given(dialect, event_ids)})
 
 
 def block(connection: Connection, event_ids: Collection[int]) -> None:
@@ -335,81 +351,49 @@ def block(connection: Connection, event_ids: Collection[int]) -> None:
         connection.execute(_block(dialect), given)
 
 
-def free(ledger: Ledger, ended: Mapping[int, int]) -> set[int]:
-    """Removes ended Events (id -> line) from their lines, after the commit of their ends; the next in line are due now.
+def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
+    """Lets lines go on in which Events have ended or were blocked, after the commit of that: the next ones are due now.
 
-    Returns the Tasks of these. If another transaction prevents it, a later ``dispatchable.catch_up`` does it.
+    Returns the Tasks of these. What another transaction keeps from it now, a later ``dispatchable.catch_up`` does.
+    Whoever ends an Event takes it out of its line and then looks who is next; whoever blocks one looks afterwards, too: one
+    of the two sees what both did. Only where somebody is next are the keys locked.
     """
     woken: set[int] = set()
-    for part in chunks(sorted(ended), _FREED):
-        some = {event_id: ended[event_id] for event_id in part}
-        found = _free(ledger, some)
+    for part in chunks(sorted(lines), _FREED):
+        with ledger.database.read() as connection:
+            free_lines = _free_lines(connection, part)
+        if not free_lines:
+            continue
+        found = _give_turns(ledger, free_lines)
         if found is None:
-            ledger.held.keep_ended(some)
+            ledger.held.keep_lines(free_lines)
         else:
             woken |= found
     return woken
 
 
 @repeatable
-def _free(ledger: Ledger, ended: Mapping[int, int]) -> set[int] | None:
+def _give_turns(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
+    """Gives turns in these lines until each has its holders, or its next Event was not passed by its Task's pointer.
+
+    Returns the Tasks of those that waited for it and are due now; None if another transaction has locked the keys.
+    """
+    woken: set[int] = set()
     with ledger.database.write() as connection:
         if not lock_keys(connection, ledger):
             return None
-        dialect = connection.dialect.name
-        connection.execute(_delete_over(dialect), {"ids": batches.given(dialect, list(ended))})
-        return _give_turns(connection, set(ended.values()), ledger.now())[1]
-
-
-def _leave(connection: Connection, event_ids: Collection[int]) -> None:
-    if event_ids:
-        dialect = connection.dialect.name
-        connection.execute(_delete(dialect), {"ids": batches.given(dialect, event_ids)})
-
-
-class _Own(NamedTuple):
-    """A Task that is being reserved: its pointer moves to ``high`` now. ``waiting``: its Events that are dispatched now if
-    they get their turn, and so are open and not blocked."""
-
-    task_id: int = 0
-    high: int = 0
-    limit: int = 1
-    waiting: Collection[int] = ()
-
-    def passed(self, row: _Head) -> bool:
-        """Whether the pointer of an Event's Task passed it."""
-        return bool(row.seq < row.next_seq or (row.task_id == self.task_id and row.seq < self.high))
-
-
-_NOBODY: Final = _Own()
-
-
-def _give_turns(connection: Connection, lines: Collection[int], now: int, own: _Own = _NOBODY) -> tuple[set[int], set[int]]:
-    """Gives turns in these lines until each has its holders, or its next Event was not passed by its Task's pointer.
-
-    Returns the Events that got their turn, and the Tasks of those that waited for it and are due now.
-    """
-    dialect, left = connection.dialect.name, set(lines)
-    turns: set[int] = set()
-    woken: set[int] = set()
-    while left:
-        heads = {head: (line, held) for line, head, held in _heads_of(connection, left) if head is not None}
-        if not heads:
-            break
-        others = [i for i in heads if i not in own.waiting]
-        rows = {row.id: row for row in _rows_of(connection, others)}
-        gone = {i for i in others if i not in rows or rows[i].status in TERMINAL}
-        limits = {i: own.limit for i in heads if i in own.waiting}
-        limits |= {i: row.key_limit or 1 for i, row in rows.items() if i not in gone and own.passed(row)}
-        next_ = {i for i, limit in limits.items() if heads[i][1] < limit}
-        _leave(connection, gone)
-        _hold(connection, next_)
-        if due := [i for i in next_ if i in rows and rows[i].due_at == BLOCKED]:
-            connection.execute(_unblock(dialect), {"ids": batches.given(dialect, due), "now": now})
-            woken.update(rows[i].task_id for i in due)
-        turns |= next_
-        left = {heads[i][0] for i in next_ if heads[i][1] + 1 < limits[i]} | {heads[i][0] for i in gone}
-    return turns, woken
+        dialect, left, now = connection.dialect.name, set(lines), ledger.now()
+        while left:
+            heads = {i: (line, held) for line, i, held in _heads_of(connection, left)}
+            rows = {row.id: row for row in _rows_of(connection, heads)}
+            limits = {i: row.key_limit or 1 for i, row in rows.items() if row.seq < row.next_seq}
+            next_ = [i for i, limit in limits.items() if heads[i][1] < limit]
+            hold(connection, next_)
+            if due := [i for i in next_ if rows[i].due_at == BLOCKED]:
+                connection.execute(_unblock(dialect), {"ids": batches.given(dialect, due), "now": now})
+                woken.update(rows[i].task_id for i in due)
+            left = {heads[i][0] for i in next_ if heads[i][1] + 1 < limits[i]}
+    return woken
 
 
 class _Head(NamedTuple):
@@ -418,24 +402,20 @@ class _Head(NamedTuple):
     id: int
     task_id: int
     seq: int
-    status: str
     due_at: int | None
     next_seq: int
     key_limit: int | None
 
 
 def _rows_of(connection: Connection, event_ids: Collection[int]) -> list[_Head]:
+    """Events of heads, locked, as everywhere before their places."""
     if not event_ids:
         return []
     dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _head_rows(dialect), {"ids": batches.given(dialect, event_ids)})
-    return [_Head(*row) for row in found]
-
-
-def _hold(connection: Connection, event_ids: Collection[int]) -> None:
-    if event_ids:
-        dialect = connection.dialect.name
-        connection.execute(_holds(dialect), {"ids": batches.given(dialect, event_ids)})
+    chosen = {"ids": batches.given(dialect, sorted(event_ids))}
+    if dialect != "sqlite":
+        connection.execute(_lock_heads(dialect), chosen)
+    return [_Head(*row) for row in batches.fetch_small(connection, _head_rows(dialect), chosen)]
 
 
 _LINES: Final = {
@@ -445,29 +425,49 @@ _LINES: Final = {
 }
 
 
+_HEAD: Final = (
+    "SELECT w.event_id FROM key_places w WHERE w.line = d.line AND w.holds = 0"
+    " ORDER BY w.line, w.holds, w.place, w.event_id LIMIT 1"
+)
+_HELD: Final = "SELECT count(*) FROM key_places h WHERE h.line = d.line AND h.holds = 1"
+
+
 @cache
 def _heads(dialect: str) -> Any:
-    head = (
-        "SELECT w.event_id FROM key_places w WHERE w.line = d.line AND w.holds = 0"
-        " ORDER BY w.line, w.holds, w.place, w.event_id LIMIT 1"
-    )
-    held = "SELECT count(*) FROM key_places h WHERE h.line = d.line AND h.holds = 1"
-    columns = f"d.line, ({head}), ({held})"
-    if dialect == "sqlite":  # one text: with several threads, a row costs more than its content
+    columns = f"d.line, ({_HEAD} OFFSET :skip), ({_HELD})"
+    if dialect == "sqlite":  # one text: among several threads, a row costs more than what it holds
         columns = f"json_group_array(json_array({columns}))"
     return sa.text(f"SELECT {columns} FROM {_LINES[dialect]}")  # noqa: S608
 
 
-def _heads_of(connection: Connection, lines: Collection[int]) -> Sequence[Sequence[Any]]:
-    """For each line: its number, the next Event without its turn, and how many hold the line. Two index look-ups per
-    line."""
-    dialect = connection.dialect.name
-    given = batches.given("postgresql" if dialect == "postgresql" else "sqlite", list(lines))
-    found = connection.execute(_heads(dialect), {"lines": given})
+def _heads_of(connection: Connection, lines: Collection[int], skip: int = 0) -> list[tuple[int, int, int]]:
+    """Of each line that has one: its number, the next Event without its turn after ``skip`` others, and how many hold the
+    line. Two index look-ups a line."""
+    found = connection.execute(_heads(connection.dialect.name), {**_given_lines(connection, lines), "skip": skip})
+    rows = loads(found.scalar_one()) if connection.dialect.name == "sqlite" else found.all()
+    return [(int(line), int(head), int(held)) for line, head, held in rows if head is not None]
+
+
+def _given_lines(connection: Connection, lines: Collection[int]) -> dict[str, Any]:
+    return {"lines": batches.given("postgresql" if connection.dialect.name == "postgresql" else "sqlite", list(lines))}
+
+
+@cache
+def _to_go_on(dialect: str) -> Any:
+    found = (
+        f"(SELECT d.line AS line, ({_HEAD}) AS head FROM {_LINES[dialect]}) AS d"  # noqa: S608
+        " JOIN events e ON e.id = d.head JOIN tasks t ON t.id = e.task_id"
+    )
     if dialect == "sqlite":
-        heads: list[list[Any]] = loads(found.scalar_one())
-        return heads
-    return found.all()
+        found = found.replace(" JOIN ", " CROSS JOIN ")  # each look-up after the one that it depends on
+    may = f"e.seq < t.next_seq AND ({_HELD}) < coalesce(t.key_limit, 1)"
+    return sa.text(f"SELECT d.line FROM {found} WHERE {may}")  # noqa: S608
+
+
+def _free_lines(connection: Connection, lines: Collection[int]) -> list[int]:
+    """Those of these lines in which an Event waits that its Task's pointer passed, and whose turn it is."""
+    found = connection.execute(_to_go_on(connection.dialect.name), _given_lines(connection, lines))
+    return [int(line) for line in found.scalars()]
 
 
 @cache
@@ -479,9 +479,14 @@ def _add_places(dialect: str) -> Any:
 
 @cache
 def _head_rows(dialect: str) -> Any:
-    columns = (_e.id, _e.task_id, _e.seq, _e.status, _e.due_at, _t.next_seq, _t.key_limit)
+    columns = (_e.id, _e.task_id, _e.seq, _e.due_at, _t.next_seq, _t.key_limit)
     joined = events.join(tasks, _t.id == _e.task_id)
     return sa.select(*columns).select_from(joined).where(batches.among_given(dialect, _e.id, "ids"))
+
+
+@cache
+def _lock_heads(dialect: str) -> Any:
+    return sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids")).order_by(_e.id).with_for_update()
 
 
 @cache
@@ -489,18 +494,6 @@ def _places(dialect: str) -> Any:
     joined = events.outerjoin(key_places, _k.event_id == _e.id)
     found = sa.select(_e.id, _e.line, _k.holds).select_from(joined)
     return found.where(batches.among_given(dialect, _e.id, "ids")).order_by(_e.id)
-
-
-@cache
-def _delete_over(dialect: str) -> Any:
-    """One that was opened again meanwhile keeps its place."""
-    is_open = sa.exists().where(_e.id == _k.event_id, _e.status.not_in(_TERMINAL))
-    return key_places.delete().where(batches.among_given(dialect, _k.event_id, "ids"), ~is_open)
-
-
-@cache
-def _delete(dialect: str) -> Any:
-    return key_places.delete().where(batches.among_given(dialect, _k.event_id, "ids"))
 
 
 @cache
@@ -521,26 +514,21 @@ def _unblock(dialect: str) -> Any:
 
 
 def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
-    """Advances lines whose holder has ended, or that nobody holds although Events wait: their process died between two
-    commits. Returns the Tasks with Events that are due now."""
-    joined = key_places.outerjoin(events, _e.id == _k.event_id)
-    over = _e.id.is_(None) | _e.status.in_(_TERMINAL)
-    ended = sa.select(_k.event_id, _k.line).select_from(joined).where(_k.holds == 1, over).limit(limit)
-    held = sa.exists().where(_k.line == _e.line, _k.holds == 1)
+    """Lets lines go on in which Events wait for their turn although it has come: their process died before it looked who is
+    next. Returns the Tasks with Events that are due now."""
+    held = sa.select(sa.func.count()).where(_k.line == _e.line, _k.holds == 1).scalar_subquery()
     waits = (
         sa.select(_e.id, _e.line)
         .select_from(tasks.join(events, _e.task_id == _t.id))
-        .where(_t.finished_at.is_(None), _t.key_limit.is_not(None), _e.due_at == BLOCKED, ~held)
+        .where(_t.finished_at.is_(None), _t.key_limit.is_not(None), _e.due_at == BLOCKED, held < _t.key_limit)
         .order_by(_e.id)
         .limit(limit)
     )
-    with ledger.database.read() as connection:
-        woken = {int(i): int(line) for i, line in connection.execute(ended)}
-    found, after = free(ledger, woken) if woken else set(), 0
+    found, after = set[int](), 0
     while True:
         with ledger.database.read() as connection:
             page = {int(i): int(line) for i, line in connection.execute(waits.where(_e.id > after))}
-        found |= free(ledger, page) if page else set()
+        found |= free(ledger, set(page.values()))
         if len(page) < limit:
             return found
         after = max(page)

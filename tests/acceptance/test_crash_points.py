@@ -140,7 +140,7 @@ def test_a_process_that_dies_at_this_point_queues_a_callback_once_and_its_task_e
 def test_a_process_that_dies_at_this_point_leaves_every_key_in_its_order(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """Taken out, for the death before ``free``: the repair of lines whose holder has ended."""
+    """Taken out, for the death before ``free``: the repair of lines whose next one waits."""
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)

@@ -203,17 +203,19 @@ def test_a_task_leaves_its_session_while_its_jobs_wait_for_their_keys(world: Wor
 
 
 def test_maintenance_lets_lines_go_on_that_a_dead_process_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It died between the commit of an end and that of the next turn. Taken out: either part of the repair."""
+    """It died between the commit of an end and that of the next turn. Taken out: the repair, the limit of the second
+    Task in it."""
     app = world.app()
     task = app.submit("note", items(*"aabb"), key="serial")
-    jobs = reserve(app, task)
+    two = app.submit("note", items(*"cccc"), key="serial", key_limit=2)
+    jobs, (first, _) = reserve(app, task), reserve(app, two)
     with monkeypatch.context() as patched:
-        patched.setattr(sessions, "free", lambda ledger, ended: set())
-        end(app, *jobs)
-    assert reserve(app, task) == []
-    world.sql("DELETE FROM key_places WHERE event_id = ?", jobs[0].event_id)
+        patched.setattr(sessions, "free", lambda ledger, lines: set())
+        end(app, *jobs, first)
+    assert reserve(app, task) == reserve(app, two) == []
     maintenance(app).run_once()
     assert numbers_of(reserve(app, task)) == [1, 3]
+    assert numbers_of(reserve(app, two)) == [2], "the other place is taken"
 
 
 def maintenance(app: AsyncTask) -> Maintenance:
@@ -223,7 +225,7 @@ def maintenance(app: AsyncTask) -> Maintenance:
 @pytest.mark.each_database(reason="each locks in its own way")
 @pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
 def test_a_locked_line_is_left_and_come_back_to(world: World) -> None:
-    """Taken out: the ended Events that are kept."""
+    """Taken out: the lines that are kept."""
     app = world.app()
     task = app.submit("note", items("a", "a"), key="serial")
     (job,) = reserve(app, task)
@@ -235,6 +237,54 @@ def test_a_locked_line_is_left_and_come_back_to(world: World) -> None:
         assert reserve(other, task) == []
     dispatchable.catch_up(other.ledger)
     assert numbers_of(reserve(app, task)) == [1]
+
+
+@pytest.mark.each_database(reason="each locks in its own way")
+@pytest.mark.databases(
+    "postgresql", reason="SQLite has one writer, and MariaDB locks more rows than it changes in a tiny table"
+)
+def test_a_job_whose_key_comes_free_while_it_is_passed_goes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends the holder does not see yet that it waits. Taken out: the look after the reservation."""
+    app, other = world.app(), world.app()
+    task = app.submit("note", items("a", "a", "b"), key="serial")
+    (job,) = reserve(app, task, 1)
+    block = sessions.block
+
+    def ended_meanwhile(*args: Any) -> None:
+        block(*args)
+        end(other, job)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, "block", ended_meanwhile)
+        assert numbers_of(reserve(app, task)) == [2]
+    assert numbers_of(reserve(app, task)) == [1]
+
+
+def test_no_job_is_passed_while_enough_of_its_task_wait_for_a_thread(world: World) -> None:
+    """To pass one costs more than all the rest. Taken out: the jobs that wait, those among them that run."""
+    app = world.app()
+    task = app.submit("note", items(*"abcabcdefg"), key="serial")
+    jobs = reserve(app, task, 3)
+    assert numbers_of(jobs) == [0, 1, 2]
+    assert reserve(app, task, 3) == []
+    assert blocked(world) == 0
+    Recorder(app.ledger).flush([Outcome(jobs[1].event_id, 1, Status.WORKING, Reason.STARTED)])
+    assert numbers_of(reserve(app, task, 3)) == [6, 7, 8], "only two wait"
+    assert blocked(world) == 3
+    end(app, jobs[0])
+    assert numbers_of(reserve(app, task, 2)) == [3, 9]
+
+
+def test_an_end_locks_the_keys_only_if_the_next_of_its_line_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commit takes it out of its line. Taken out: that, the look before the lock."""
+    app = world.app()
+    task = app.submit("note", items("a", "b", "a"), key="serial")
+    jobs = reserve(app, task, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, "lock_keys", lambda connection, ledger: pytest.fail("nothing waits"))
+        end(app, *jobs)
+    assert places(world) == 1
+    assert numbers_of(reserve(app, task)) == [2]
 
 
 # -- what has a key

@@ -23,7 +23,7 @@ from support.world import MARK, make_app, mixed
 from asynctask import maintenance
 from asynctask.brokers.base import Broker
 from asynctask.dispatch import dispatcher
-from asynctask.ledger import recorder, reservations, sessions, tasks
+from asynctask.ledger import dispatchable, recorder, reservations, sessions, tasks
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists import split
 from asynctask.middleware.tracker import Tracker
@@ -83,8 +83,7 @@ PLACES: dict[str, list[tuple[Any, str]]] = {
     "queue_callbacks": [(tasks, "_queue_callbacks")],
     "finish": [(recorder, "try_finish"), (maintenance, "try_finish")],
     "admit": [(sessions, "admit")],
-    "turn": [(sessions, "_hold")],
-    "free": [(sessions, "free")],
+    "turn": [(sessions, "hold")],
 }
 """What a point stands for: the functions, where they are looked up."""
 
@@ -97,6 +96,9 @@ def set_trap(trap: Trap, app: Any) -> None:
         setattr(place, name, trap.around(getattr(place, name)))
     if point == "push":
         broker.push = trap.around(broker.push)
+    elif point == "free":
+        patched: Any = dispatchable
+        patched.announce = trap.around(dispatchable.announce, _ends_keyed)
     elif point == "push_again":
         broker.push = trap.around(broker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
     elif point == "fetch":
@@ -113,6 +115,10 @@ def set_trap(trap: Trap, app: Any) -> None:
         broker.hold = trap.around(broker.hold)
     elif point not in PLACES:
         raise ValueError(point)
+
+
+def _ends_keyed(ledger: Any, applied: Any, plain: Any = ()) -> bool:
+    return any(each.record is not None and each.record.line is not None for each in (*applied, *plain))
 
 
 def _will_fetch(broker: Broker, process: str, done: Any, queues: Any, limit: int) -> bool:
