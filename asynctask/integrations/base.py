@@ -19,10 +19,11 @@ import functools
 import os
 import queue
 import threading
-from collections import ChainMap
+from collections import ChainMap, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeVar
 
 from asynctask.brokers.base import Copy
@@ -59,7 +60,11 @@ LONG_S: Final = 0.1
 """Seconds after which a running job's ``working`` status is written by itself."""
 
 _GATHER_S: Final = 0.001
-"""Seconds for which tickets that no thread waits for are gathered before they are asked for."""
+"""Seconds for which tickets that are about to be needed are gathered before they are asked for."""
+
+_APART_S: Final = 0.04
+"""Seconds of work that an outcome may wait for where its acknowledgement keeps no other job away; see
+:func:`~asynctask.ledger.recorder.lingers_s`."""
 
 _MOST_EARLY: Final = 1_000
 _FLUSH_S: Final = 5.0
@@ -318,20 +323,32 @@ class Together:
 class EarlyTickets:
     """Asks for the tickets of jobs that have arrived and wait for a free thread of their engine.
 
-    One thread asks for all that arrived while it asked before, or within a linger: as long as no thread waits for one of
-    these tickets, nothing is lost. A ticket is good for half a second, then its job asks anew: what has changed meanwhile
-    must show (promise 8).
+    One thread asks for all that have arrived, once fewer than ``enough`` tickets are there that nobody has taken, or a
+    thread waits for one: each question costs about as much for ten jobs as for one. A ticket is good for half a second,
+    then its job asks anew: what has changed meanwhile must show (promise 8).
     """
 
     def __init__(
-        self, begin: Callable[[Sequence[Arrival]], Sequence[Ticket]], clock: Clock, *, gather_s: float = _GATHER_S
+        self,
+        begin: Callable[[Sequence[Arrival]], Sequence[Ticket]],
+        clock: Clock,
+        *,
+        enough: int = 1,
+        gather_s: float = _GATHER_S,
     ) -> None:
         self._begin = begin
         self._clock = clock
+        self._enough = enough
         self._gather_s = gather_s
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._due = threading.Condition(self._lock)  # there is something to ask
+        self._told = threading.Condition(self._lock)  # it was answered
         self._arrived: list[tuple[Arrival, _Early]] = []
         self._early: dict[tuple[str, int | None], _Early] = {}
+        self._answers: deque[_Answer] = deque()  # to the questions of the last half second
+        self._ready = 0  # tickets in them that nobody has taken
+        self._asking = 0
+        self._idle = False  # the thread waits until something is due
         self._wanted = False  # a thread waits for a ticket that was not asked for yet
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="tickets", daemon=True)
@@ -339,76 +356,112 @@ class EarlyTickets:
 
     def expect(self, arrival: Arrival) -> None:
         """A job has arrived."""
-        with self._condition:
+        with self._lock:
             if self._ended:
                 return
             if len(self._early) >= _MOST_EARLY:  # of jobs that their engine has dropped
                 self._early = {key: each for key, each in self._early.items() if not each.done}
             early = self._early[arrival.job_id, arrival.attempt] = _Early()
             self._arrived.append((arrival, early))
-            if len(self._arrived) == 1:
-                self._condition.notify_all()
+            self._wake()
 
     def take(self, arrival: Arrival) -> Ticket | None:
         """The ticket of a copy that begins now, once; None if there is none, or none that is fresh."""
-        with self._condition:
-            early = self._early.pop((arrival.job_id, arrival.attempt), None)
+        with self._lock:
+            early = self._pop(arrival.job_id, arrival.attempt)
             if early is None:
                 return None
             if not early.asked:
                 self._wanted = True
-                self._condition.notify_all()
-            self._condition.wait_for(lambda: early.done)
-        return early.ticket if self._clock.monotonic() - early.asked_at <= EARLY_S else None
+                self._due.notify()
+            else:
+                self._wake()
+            self._told.wait_for(lambda: early.done)
+        return early.ticket if self._clock.monotonic() - early.answer.asked_at <= EARLY_S else None
 
     def waiting(self) -> int:
         """How many jobs have arrived lately and have not begun."""
-        since = self._clock.monotonic() - EARLY_S
-        with self._condition:
-            return sum(not each.done or each.asked_at >= since for each in self._early.values())
+        with self._lock:
+            return self._count_ready() + len(self._arrived) + self._asking
 
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Another copy of the same has ended: a ticket from before is void."""
-        with self._condition:
-            self._early.pop((job_id, attempt), None)
+        with self._lock:
+            self._pop(job_id, attempt)
 
     def stop(self) -> None:
         """Ends the thread; what it was not asked for yet has no ticket."""
-        with self._condition:
+        with self._lock:
             self._ended = True
-            self._condition.notify_all()
+            self._due.notify()
         self._thread.join(_FLUSH_S)
+
+    def _pop(self, job_id: str, attempt: int | None) -> _Early | None:
+        early = self._early.pop((job_id, attempt), None)
+        if early is not None and early.answer.left:
+            early.answer.left -= 1
+            self._ready -= 1
+        return early
+
+    def _count_ready(self) -> int:
+        since = self._clock.monotonic() - EARLY_S
+        while self._answers and self._answers[0].asked_at < since:
+            old = self._answers.popleft()
+            self._ready -= old.left
+            old.left = 0
+        return self._ready
+
+    def _is_due(self) -> bool:
+        return self._ended or bool(self._arrived and (self._wanted or self._count_ready() < self._enough))
+
+    def _wake(self) -> None:
+        if self._idle and self._is_due():
+            self._due.notify()
 
     def _run(self) -> None:
         while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._arrived or self._ended)
-                self._condition.wait_for(lambda: self._wanted or self._ended, self._gather_s)
+            with self._lock:
+                self._idle = True
+                self._due.wait_for(self._is_due)
+                self._idle = False
+                self._due.wait_for(lambda: self._wanted or self._ended, self._gather_s)
                 batch, self._arrived, self._wanted = self._arrived, [], False
                 for _, early in batch:
                     early.asked = True
+                self._asking = len(batch)
                 ended = self._ended
             if not batch and not ended:
                 continue
-            asked_at = self._clock.monotonic()
+            answer = _Answer(self._clock.monotonic())
             tickets: Sequence[Ticket | None] = [None] * len(batch)
             with suppress(Exception):  # each asks for itself then, and waits or fails by its own
                 tickets = [] if ended else self._begin([arrival for arrival, _ in batch])
-            with self._condition:
-                for (_, early), ticket in zip(batch, tickets, strict=False):
-                    early.ticket, early.asked_at = ticket, asked_at
-                for _, early in batch:
-                    early.done = True
-                self._condition.notify_all()
+            with self._lock:
+                for (arrival, early), ticket in zip_longest(batch, tickets):
+                    early.ticket, early.answer, early.done = ticket, answer, True
+                    if ticket is not None and self._early.get((arrival.job_id, arrival.attempt)) is early:
+                        answer.left += 1
+                self._asking = 0
+                self._ready += answer.left
+                self._answers.append(answer)
+                self._told.notify_all()
             if ended:
                 return
 
 
 @dataclass(slots=True)
+class _Answer:
+    """What the ledger said at one time: of so many jobs that have not begun."""
+
+    asked_at: float
+    left: int = 0
+
+
+@dataclass(slots=True)
 class _Early:
+    answer: _Answer = field(default_factory=lambda: _Answer(0.0))
     ticket: Ticket | None = None
     asked: bool = False
-    asked_at: float = 0.0
     done: bool = False
 
 
@@ -497,15 +550,25 @@ class EngineProcess(AppProcess):
     Make it in the performing process, after any fork.
 
     Arguments: ``engine``, its name; ``concurrency``, how many jobs run at once; ``queues``, the engine's own names of those
-    that the process works. Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
+    that the process works; ``holds_apart``: the engine fetches other jobs in the place of those whose acknowledgement is
+    held back. Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
     """
 
-    def __init__(self, app: Dispatching, engine: str, *, concurrency: int, queues: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        app: Dispatching,
+        engine: str,
+        *,
+        concurrency: int,
+        queues: Sequence[str] = (),
+        holds_apart: bool = False,
+    ) -> None:
         identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
         ledger = replace(app.ledger, identity=identity)
         named = [engine_queue(engine, queue) for queue in queues]
         super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger, dispatching=app)
         self._engine = engine
+        self._holds_apart = holds_apart
         self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(
@@ -572,7 +635,8 @@ class EngineProcess(AppProcess):
     def expect(self, arrival: Arrival) -> None:
         """A job has arrived and waits for a free thread: its ticket is asked for meanwhile, with those of others."""
         if self._early is None:
-            self._early = EarlyTickets(self.tracker.begin, self._clock)
+            # With half of the threads about to begin, there is time to ask for the others before one of them waits.
+            self._early = EarlyTickets(self.tracker.begin, self._clock, enough=max(1, self._concurrency // 2))
         self._early.expect(arrival)
 
     def forget(self, job_id: str, attempt: int | None) -> None:
@@ -688,8 +752,11 @@ class EngineProcess(AppProcess):
         rate = self._rate.per_second
         if self._awaited or not (self.tracker.running() or rate > _MANY):
             return None
-        arrived = 0 if self._early is None else self._early.waiting()
-        return arrived / rate / 2 if rate > _MANY else 0.0
+        if rate <= _MANY:
+            return 0.0
+        if self._holds_apart:
+            return _APART_S
+        return 0.0 if self._early is None else self._early.waiting() / rate / 2
 
     def load(self) -> Load:
         """What this process can use now."""

@@ -148,6 +148,7 @@ class _Line:
         self._connection: Any = None
         self._pid = 0
         self._lock = threading.RLock()  # what hooks into sending may dispatch by itself
+        self._bound: dict[str, Any] = {}
         self.channel: Any = None
         self.producer: Any = None
 
@@ -172,7 +173,7 @@ class _Line:
     def _open(self) -> None:
         self._connection = self._celery.connection_for_write()
         self._connection.ensure_connection(max_retries=1, interval_start=0, timeout=1)
-        self.channel = self._connection.channel()
+        self.channel, self._bound = self._connection.channel(), {}
         self.producer = self._connection.Producer(self.channel)
 
     def _errors(self) -> tuple[type[BaseException], ...]:
@@ -185,6 +186,12 @@ class _Line:
     def is_amqp(self) -> bool:
         """Whether the broker is a server of AMQP; otherwise kombu does as if."""
         return self.channel is not None and not hasattr(self.channel, "_size")
+
+    def queue(self, name: str) -> Any:
+        """A queue of Celery's, bound to the channel: kombu binds a copy of any other for each message."""
+        if name not in self._bound:
+            self._bound[name] = self._celery.amqp.router.expand_destination(name)["queue"].bind(self.channel)
+        return self._bound[name]
 
     def count(self, queue: str) -> int:
         """How many messages wait in a queue of the broker."""
@@ -297,18 +304,18 @@ class CeleryEngine:
     def _push_all(self, line: _Line, jobs: Sequence[PushedJob]) -> None:
         with line.batches():
             for job in jobs:
-                self._push(line.producer, job)
+                self._push(line, job)
         if line.is_amqp:  # it answers no message, but it answers this after all of them
             for queue in {job.queue for job in jobs}:
                 line.channel.queue_declare(queue, passive=True)
 
-    def _push(self, producer: Any, job: PushedJob) -> None:
+    def _push(self, line: _Line, job: PushedJob) -> None:
         self._celery.tasks[job.name].apply_async(
             list(job.args),
             dict(job.kwargs),
             task_id=job.job_id,
-            producer=producer,
-            queue=job.queue,
+            producer=line.producer,
+            queue=line.queue(job.queue),
             retries=job.retries,
             headers={} if job.attempt is None else {ATTEMPT: job.attempt},
             add_to_parent=False,

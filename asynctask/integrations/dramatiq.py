@@ -175,6 +175,11 @@ class DramatiqEngine:
         )
 
     @property
+    def holds_apart(self) -> bool:
+        """Whether :class:`_Consumer` can take a message whose acknowledgement it holds out of what is prefetched."""
+        return isinstance(self._server, _RedisServer)
+
+    @property
     def is_pushing(self) -> bool:
         """Whether this thread is in :meth:`push`."""
         return getattr(self._pushing, "now", False)
@@ -754,7 +759,13 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     def before_worker_boot(self, broker: dramatiq.Broker, worker: Any) -> None:
         queues = sorted(set(broker.get_declared_queues()) & set(worker.consumer_whitelist or broker.get_declared_queues()))
         try:
-            process = EngineProcess(self._app, self.engine.name, concurrency=worker.worker_threads, queues=queues)
+            process = EngineProcess(
+                self._app,
+                self.engine.name,
+                concurrency=worker.worker_threads,
+                queues=queues,
+                holds_apart=self.engine.holds_apart,
+            )
             process.start()
         except Exception as error:
             raise TrackingUnavailable(f"the worker cannot start, for it could record nothing: {error}") from error

@@ -444,8 +444,11 @@ def test_jobs_of_a_list_go_to_redis_ten_in_a_round_trip(engine: Dramatiq, monkey
     assert trips == [10, 10, 5]
     assert engine.app.engines["dramatiq"].waiting([queue]) == {queue: 25}
     consumer = engine.broker.consume("default", prefetch=25)
-    got = [next(consumer) for _ in range(25)]
-    assert [message.message_id for message in got if message] == [f"job-{n}" for n in range(25)]
+    got = [message for _ in range(25) if (message := next(consumer)) is not None]
+    assert [message.message_id for message in got] == [f"job-{n}" for n in range(25)]
+    for message in got:
+        consumer.ack(message)
+    engine.empty()
     consumer.close()
 
 

@@ -123,6 +123,16 @@ def test_the_first_job_of_a_list_asks_for_more_at_once(world: World, monkeypatch
     assert asked[0] > 1
 
 
+def test_outcomes_wait_for_others_where_their_acknowledgement_keeps_no_job_away(world: World) -> None:
+    """Elsewhere it takes a place of what the engine fetches ahead: at once, then, where nothing else has arrived."""
+    for apart, linger_s in ((False, LINGER_S), (True, 0.03)):
+        process = EngineProcess(world.app(), "dramatiq", concurrency=2, holds_apart=apart)
+        process.recorder._flush_s = 1.0
+        assert process.recorder._linger() == 0.0, "nothing runs, and nothing did"
+        process._rate.per_second = 300.0
+        assert process.recorder._linger() == pytest.approx(linger_s)
+
+
 def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are asked whether they are over, all of them: what ends meanwhile is recorded all the same."""
     app = world.app()

@@ -138,6 +138,33 @@ def test_tickets_are_gathered_until_a_thread_waits_for_one_of_them() -> None:
     tickets.stop()
 
 
+def test_while_enough_tickets_are_there_those_of_further_jobs_are_gathered() -> None:
+    asked: list[list[str]] = []
+
+    def begin(arrivals: Sequence[Arrival]) -> list[Ticket]:
+        asked.append([each.job_id for each in arrivals])
+        return [ticket(each) for each in arrivals]
+
+    clock = SettableClock()
+    tickets = EarlyTickets(begin, clock, enough=2, gather_s=0)
+    for name in "ab":
+        tickets.expect(arrival(2, name))
+        asked_for(tickets)
+    for name in "cde":
+        tickets.expect(arrival(2, name))
+    assert tickets.take(arrival(2, "a")) is not None, "one of two is left"
+    wait_for(lambda: len(asked) == 3, "the others are asked for, and nobody waits")
+    assert (asked, tickets.waiting()) == ([["a"], ["b"], ["c", "d", "e"]], 4)
+    tickets.expect(arrival(2, "f"))
+    clock.seconds += EARLY_S + 0.01
+    tickets.expect(arrival(2, "g"))  # those that are there are good no more
+    asked_for(tickets)
+    assert (asked[3:], tickets.waiting()) == ([["f", "g"]], 2)
+    tickets.forget("f", 2)
+    assert tickets.waiting() == 1
+    tickets.stop()
+
+
 def asked_for(tickets: EarlyTickets) -> None:
     wait_for(lambda: all(each.done for each in tickets._early.values()), "all are asked for")
 
