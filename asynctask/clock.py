@@ -10,7 +10,6 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Final, Protocol, overload
@@ -139,12 +138,9 @@ def _to_the_second(seconds: int) -> str:
     return (_EPOCH + timedelta(seconds=min(max(seconds, _FIRST_S), _LAST_S))).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def hostname(names: Iterable[str] = ("DYNO",)) -> str:
+def hostname() -> str:
     """This machine's name; on platforms that give a dyno a name, that one."""
-    for name in names:
-        if value := os.environ.get(name):
-            return value
-    return socket.gethostname()
+    return os.environ.get("DYNO") or socket.gethostname()
 
 
 LONGEST_BACKOFF_S: Final = 5.0

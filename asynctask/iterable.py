@@ -12,6 +12,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from collections.abc import Iterable as Several
 from contextlib import closing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, final
 
 import orjson
@@ -188,14 +189,15 @@ class ItemFailure(NamedTuple):
 
 
 class News(NamedTuple):
-    """The current outcomes of a running slice, as states and not as changes: writing them twice is harmless.
+    """The current outcomes of a running slice, as states and not as changes: writing them twice is harmless. Empty for any
+    other job.
 
     ``failures``: by index; ``results``: JSON text of row -> result, None if nothing was added.
     """
 
-    marks: str
-    failures: Mapping[int, ItemFailure]
-    results: str | None
+    marks: str | None = None
+    failures: Mapping[int, ItemFailure] = MappingProxyType({})
+    results: str | None = None
 
 
 class _Report(NamedTuple):

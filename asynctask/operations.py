@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from asynctask.brokers.admin import (
     ACTED_AT_ONCE,
@@ -182,7 +182,8 @@ class Operations:
     # -- one tracked job
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """One Event, and ``actions``: those of :data:`JOB_ACTIONS` that apply to it now. Raises :class:`NotFound`."""
+        """One Event, and ``actions``: which of :data:`ACTIONS`, ``stop`` and ``start`` apply to it now. Raises
+        :class:`NotFound`."""
         event, foreign = self._event(job_id)
         return {**event, "actions": [] if foreign else [*self._actions(event), *_stop_or_start(event)]}
 
@@ -802,12 +803,8 @@ def _shown_time(at: int | None) -> int | None:
 
 # -- names of lists, actions and signals; validation of names and keys
 
-ListName = Literal["retries", "scheduled", "dead"]
-Action = Literal["restart", "kill", "delete"]
-
 LISTS: Final[dict[str, str]] = {"retries": RETRY, "scheduled": SCHEDULE, "dead": DEAD}
 ACTIONS: Final = ("restart", "kill", "delete")
-JOB_ACTIONS: Final = (*ACTIONS, "stop", "start")
 SIGNALS: Final = {"quiet": "TSTP", "stop": "TERM"}
 
 _MAX_KEYS: Final = 1_000

@@ -165,8 +165,8 @@ class Core:
 class WebProcess(AppProcess):
     """A process that performs no jobs: its heartbeat, dispatcher and maintenance."""
 
-    def __init__(self, app: Dispatching, kind: str) -> None:
-        super().__init__(app, kind=kind, dispatching=app)
+    def __init__(self, app: Dispatching) -> None:
+        super().__init__(app, kind="web", dispatching=app)
         self.pid = os.getpid()
         self._dispatcher = app.dispatcher
 
@@ -338,11 +338,11 @@ class OnDemand(ABC):
                 core = self._core
         return core
 
-    def start_services(self, kind: str = "web") -> None:
+    def start_services(self) -> None:
         """Registers this process and runs dispatcher and maintenance in it; for web processes. Idempotent."""
         with self._lock:
             if self._web is None or self._web.pid != os.getpid():
-                self._web = WebProcess(self, kind)
+                self._web = WebProcess(self)
                 self._web.start()
 
     def stop_services(self) -> None:

@@ -84,22 +84,44 @@ def _outcome(ledger: Ledger, job: Ready, i: int) -> Outcome:
         case 0:
             refusal = Failure("failed", f"the seller is not qualified for promotion {i // 100 % (GROUPS // 2)}")
             notes = [*begun, Note("failed", f"Failed: {refusal.message}")]
-            return Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED, notes, failure=refusal, started_at=now)
+            return Outcome(
+                job.event_id,
+                job.attempt,
+                Status.FAILED,
+                Reason.REFUSED,
+                notes=notes,
+                failure=refusal,
+                values={"started_at": now},
+            )
         case 1:
             notes = [*begun, Note("error", f"Error: {failure.message}")]
-            return Outcome(job.event_id, job.attempt, Status.ERROR, Reason.RAISED, notes, failure=failure, started_at=now)
+            return Outcome(
+                job.event_id,
+                job.attempt,
+                Status.ERROR,
+                Reason.RAISED,
+                notes=notes,
+                failure=failure,
+                values={"started_at": now},
+            )
         case 2:
             notes = [Note("cancelled", "Cancelled")]
-            return Outcome(job.event_id, job.attempt, Status.CANCELLED, Reason.CANCELLED, notes)
+            return Outcome(job.event_id, job.attempt, Status.CANCELLED, Reason.CANCELLED, notes=notes)
         case 3:
             notes = [*begun, Note("error", f"Error: {failure.message}"), Note("enqueue", "Waiting for retry")]
             at = now + 86_400 * SECOND
-            return Outcome(job.event_id, job.attempt, Status.ERROR, Reason.RAISED, notes, retry_at=at, failure=failure)
+            return Outcome(
+                job.event_id, job.attempt, Status.ERROR, Reason.RAISED, notes=notes, retry_at=at, failure=failure
+            )
         case 5:
-            return Outcome(job.event_id, job.attempt, Status.WORKING, Reason.STARTED, begun, started_at=now)
+            return Outcome(
+                job.event_id, job.attempt, Status.WORKING, Reason.STARTED, notes=begun, values={"started_at": now}
+            )
         case _:
             notes = [*begun, Note("finish", "Done")]
-            return Outcome(job.event_id, job.attempt, Status.FINISH, Reason.RETURNED, notes, started_at=now)
+            return Outcome(
+                job.event_id, job.attempt, Status.FINISH, Reason.RETURNED, notes=notes, values={"started_at": now}
+            )
 
 
 def _samples(ledger: Ledger) -> None:

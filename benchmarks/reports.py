@@ -129,7 +129,9 @@ def _fail_all(app: AsyncTask, task_id: int) -> None:
 def _failed(job: Ready, now: int) -> Outcome:
     notes = [Note("working", "In progress", now), Note("failed", f"Failed: {_WHY}")]
     failure = Failure("failed", _WHY)
-    return Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED, notes, failure=failure, started_at=now)
+    return Outcome(
+        job.event_id, job.attempt, Status.FAILED, Reason.REFUSED, notes=notes, failure=failure, values={"started_at": now}
+    )
 
 
 def _download(address: str, path: str) -> tuple[float, float, bytes]:

@@ -152,13 +152,13 @@ def page_links(after: int | str | None) -> dict[str, str | None]:
 # -- ETag, 304 and Retry-After
 
 
-def progress_response(progress: dict[str, Any], status: int = 200) -> Response:
+def progress_response(progress: dict[str, Any]) -> Response:
     """A progress object with a weak ETag of its version, or 304 if the client has that version.
 
     While the Task is not done, ``Retry-After`` is ``poll_after_ms`` in whole seconds.
     """
     kind = "e" if "errors" in progress else "p"
-    response = json_response(progress, status, cache="no-cache")
+    response = json_response(progress, cache="no-cache")
     called = "".join(each["status"][:2] for each in progress["callbacks"] if each["status"])  # they change no version
     response.set_etag(f"{progress['task_id']}.{progress['generation']}.{progress['version']}{kind}{called}", weak=True)
     if not progress["done"]:

@@ -43,14 +43,13 @@ Key = tuple[str, int]
 class Capabilities:
     """The differences between brokers; tests check these, never a class.
 
-    ``priority``: orders a queue by priority. ``blocking``: a fetch can wait at the server. ``survives_restart``: its copies
+    ``priority``: orders a queue by priority. ``survives_restart``: its copies
     survive a crash of the server. ``polled``: the worker processes poll its sets for due jobs, at shared intervals;
     otherwise the leader of the maintenance does. ``pauses``: a queue can be paused. ``in_ledger``: its copies lie in the
     ledger's database, where one query sees both.
     """
 
     priority: bool
-    blocking: bool
     survives_restart: bool
     polled: bool = False
     pauses: bool = False

@@ -495,14 +495,14 @@ def watch(row: Row) -> Turn | None:
     return Turn(row, row._replace(watched=True), Reason.WORKER_LOST)
 
 
-def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
+def recorded(row: Row, status: Status) -> Turn:
     """A status that a caller outside the runtimes records for an open job; an unchanged status only adds a message.
 
     Raises :class:`~asynctask.errors.TransitionRefused` if the table has no such edge.
     """
     if status is row.status and status in OPEN:
         return Turn(row, row, Reason.RECORDED)
-    changes: dict[str, Any] = {"process": process if status is Status.WORKING else None}
+    changes: dict[str, Any] = {"process": None}
     if status is not Status.ENQUEUE:
         changes["due_at"] = None  # nothing to wait for
     if status in TERMINAL:

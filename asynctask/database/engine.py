@@ -25,7 +25,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.engine.url import URL, make_url
 
-from asynctask.clock import SECOND, Clock, Ids, SystemIds, micros
+from asynctask.clock import SECOND, Clock, SystemIds, micros
 from asynctask.database.retrying import (
     LOCKED,
     OutcomeUnknown,
@@ -59,17 +59,17 @@ class Database:
     """The database behind a ledger.
 
     Arguments: ``url`` as SQLAlchemy takes it, with psycopg 3 and PyMySQL for ``postgresql://`` and ``mysql://``;
-    ``pool_size``, the most connections of one process; ``ids``, for names of connections.
+    ``pool_size``, the most connections of one process.
     Raises :class:`ConfigError` for an invalid URL.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 10, ids: Ids | None = None) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10) -> None:
         self.url = _normal(url)
         self.dialect = self.url.get_backend_name()
         self.is_sqlite = self.dialect == "sqlite"
         self.pooler: bool | None = None
         """PostgreSQL: whether connections go through a pooler (PgBouncer, pgcat); None before the first one."""
-        self._ids = ids or SystemIds()
+        self._ids = SystemIds()
         self._password = None if self.url.password is None else str(self.url.password)
         self._lock: WriteLock | None = None
         self.path: Path | None = None
@@ -544,12 +544,6 @@ _NOW: Final = {
 def database_now(dialect: str) -> sa.ColumnElement[Any]:
     """The database's time in SQL, microseconds since 1970-01-01 UTC, evaluated after the statement has its locks."""
     return sa.literal_column(_NOW[dialect], sa.BigInteger())
-
-
-def read_now(database: Database) -> int:
-    """The database's time in microseconds since 1970-01-01 UTC. Raises LedgerUnavailable."""
-    with database.read() as connection:
-        return int(connection.execute(sa.select(database_now(database.dialect))).scalar_one())
 
 
 class Reading(NamedTuple):

@@ -177,7 +177,6 @@ def engine_worker(
     queue: str,
     *,
     failed_on: Collection[type[BaseException]] = (),
-    retry: int | bool = 0,
     max_item_bytes: int,
     columns: Sequence[str] | None = None,
 ) -> Worker:
@@ -194,7 +193,7 @@ def engine_worker(
         name,
         function,
         queue=engine_queue(engine, queue),
-        retry=retry,
+        retry=0,
         failed_on=tuple(failed_on),
         is_async=is_async,
         model=model,
@@ -580,7 +579,7 @@ class EngineProcess(AppProcess):
         )
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
-        self._begin = Together(self.tracker.begin)
+        self._begin = Together(self.tracker.arrive)
         self._early: EarlyTickets | None = None
         self.chain = recording_chain(app, self.tracker)
         self._clock = app.clock
@@ -636,7 +635,7 @@ class EngineProcess(AppProcess):
         """A job has arrived and waits for a free thread: its ticket is asked for meanwhile, with those of others."""
         if self._early is None:
             # With half of the threads about to begin, there is time to ask for the others before one of them waits.
-            self._early = EarlyTickets(self.tracker.begin, self._clock, enough=max(1, self._concurrency // 2))
+            self._early = EarlyTickets(self.tracker.arrive, self._clock, enough=max(1, self._concurrency // 2))
         self._early.expect(arrival)
 
     def forget(self, job_id: str, attempt: int | None) -> None:
@@ -689,7 +688,7 @@ class EngineProcess(AppProcess):
 
         ``attempt``: its fence, None of a lone job.
         """
-        return self._retry_while_away(lambda: self.tracker.known(job_id, attempt))
+        return self._retry_while_away(lambda: self.tracker.begin([(job_id, attempt)])[0])
 
     def _retry_while_away(self, operation: Callable[[], T]) -> T:
         pause = threading.Event()

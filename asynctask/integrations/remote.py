@@ -175,7 +175,7 @@ class RemoteTracker:
         outcome = self._tracker.outcome(ticket, retry_at, then=count)
         outcome.doubtful = True  # stands for the attempt that was read: sent twice at the same time, it is written once
         if not is_told:
-            outcome.notes.insert(opening, Note("working", text))
+            outcome.notes = [*outcome.notes[:opening], Note("working", text), *outcome.notes[opening:]]
         return [outcome]
 
     def _refused_slice(self, event: EventRecord) -> Outcome:
@@ -192,7 +192,7 @@ class RemoteTracker:
             count(True)
             if not text or last_message_is(event.messages, text[0].message):
                 return []
-            return [Outcome(event.id, row.attempt, Status.WORKING, Reason.STARTED, text)]
+            return [Outcome(event.id, row.attempt, Status.WORKING, Reason.STARTED, notes=text)]
         elsewhere = _is_elsewhere(record, event)
         verdict = begin(row, None if elsewhere else row.attempt, event.task_state)
         if verdict is Begin.CANCEL:
@@ -209,8 +209,8 @@ class RemoteTracker:
                 row.attempt,
                 Status.WORKING,
                 Reason.STARTED,
-                notes,
-                started_at=started_at,
+                notes=notes,
+                values={"started_at": started_at},
                 then=count,
                 elsewhere=elsewhere,
                 doubtful=True,

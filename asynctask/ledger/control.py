@@ -413,17 +413,12 @@ def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[
 
 @repeatable
 def _give_back_part(ledger: Ledger, jids: Sequence[str], attempts: dict[str, int]) -> list[Change]:
-    with ledger.database.write() as connection:
-        now = ledger.now()
-        records = read_events(connection, _e.job_id.in_(jids))
-        return apply(connection, ledger, [_give_back_change(ledger, r, attempts, now) for r in records])
-
-
-def _give_back_change(ledger: Ledger, record: EventRecord, attempts: dict[str, int], now: int) -> Change:
     def decide(seen: EventRecord) -> Turn | None:
         if seen.row.attempt != attempts[seen.job_id] or seen.row.status is not Status.ENQUEUE or not in_flight(seen.row):
             return None
-        return cancel(seen.row) if seen.task_state == State.CANCELLED else give_back(seen.row, now=now)
+        return cancel(seen.row) if seen.task_state == State.CANCELLED else give_back(seen.row, now=ledger.now())
 
-    cancelled = record.task_state == State.CANCELLED
-    return Change(record.id, decide, notes=[Note("cancelled", ledger.catalogue("cancelled"))] if cancelled else [])
+    note = Note("cancelled", ledger.catalogue("cancelled"))
+    with ledger.database.write() as connection:
+        found = connection.execute(sa.select(_e.id).where(_e.job_id.in_(jids))).scalars()
+        return apply(connection, ledger, [Change(int(event_id), decide, cancelled=note) for event_id in found.all()])

@@ -26,7 +26,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, each_free, loads
-from asynctask.ledger.events import Change
+from asynctask.ledger.events import Write
 from asynctask.logs import get_logger
 
 RECHECK_S: Final = 0.8
@@ -76,7 +76,7 @@ _NEXT_DUE = sa.union_all(sa.select(_DUE_LATER), sa.select(_ALONE_LATER.c.at, sa.
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
-def announce(ledger: Ledger, applied: Collection[Change], plain: Collection[Change] = ()) -> int | None:
+def announce(ledger: Ledger, applied: Collection[Write], plain: Collection[Write] = ()) -> int | None:
     """Writes the hints for committed changes; call it after their transaction. ``plain``: ends for which nothing waits but
     others of their keys, or what :func:`announce_freed` announces.
 

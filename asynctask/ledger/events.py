@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -152,47 +152,48 @@ def problem_of(turn: Turn, failure: Failure | None) -> str | None:
     return (failure.code if failure else str(turn.reason))[:64]
 
 
-@dataclass(slots=True)
-class Change:
-    """A requested change of one Event.
+@dataclass(slots=True, kw_only=True)
+class Write:
+    """What is to be written of one Event, and what :func:`apply` made of it.
 
-    ``decide`` gets the Event as read in the transaction and returns the transition, or None to leave it (the
-    compare-and-set is lost). It must not refer to the change: thousands of such reference cycles keep the garbage collector
-    busy. If the change wins, ``notes`` are added to ``added_messages``, and the entry of ``notes_by_reason`` for the
-    transition's reason. ``values``: further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure``: for a
-    transition that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
+    If it wins, ``notes`` are added to ``added_messages``, and ``cancelled`` if the transition cancels. ``values``: further
+    columns to set (``result``, ``checkpoint``, and ``started_at`` of an Event that has none); ``failure``: for a transition
+    that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
 
-    :func:`apply` sets its result: ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then,
-    None if it is gone.
+    :func:`apply` sets ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then, None if it
+    is gone.
     """
 
-    event_id: int
-    decide: Callable[[EventRecord], Turn | None]
+    event_id: int = field(kw_only=False)
     notes: Sequence[Note] = ()
+    cancelled: Note | None = None
     failure: Failure | None = None
-    values: dict[str, Any] = field(default_factory=dict)
-    notes_by_reason: Mapping[Reason, Note] | None = None
     failures: Mapping[int, ItemFailure] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     record: EventRecord | None = None
     turn: Turn | None = None
 
-    def notes_for(self, turn: Turn) -> Sequence[Note]:
-        """The messages that this transition adds."""
-        last = self.notes_by_reason.get(turn.reason) if self.notes_by_reason else None
-        return self.notes if last is None else (*self.notes, last)
+    def decided(self, ledger: Ledger, record: EventRecord) -> Turn | None:
+        """The transition of the Event as read in the transaction; None to leave it (the compare-and-set is lost)."""
+        raise NotImplementedError
 
 
-def end_unread(
-    record: EventRecord, turn: Turn, notes: Sequence[Note], failure: Failure | None, values: dict[str, Any]
-) -> Change:
-    """The end of an Event that was :func:`untouched`, or untouched but lent, when it was read without a lock before the
-    transaction: :func:`apply` compares the row with ``record`` instead of reading it. ``values``: at most ``result`` and
-    ``started_at``."""
-    return Change(record.id, lambda seen: turn, notes, failure, values, record=record, turn=turn)
+W = TypeVar("W", bound=Write)
+
+
+@dataclass(slots=True)
+class Change(Write):
+    """A change that a function decides, which must not refer to it: thousands of such reference cycles keep the garbage
+    collector busy."""
+
+    decide: Callable[[EventRecord], Turn | None]
+
+    def decided(self, ledger: Ledger, record: EventRecord) -> Turn | None:
+        return self.decide(record)
 
 
 class StaleRead(TransactionConflict):
-    """An Event changed after an :func:`end_unread` read it. Nothing is written; the Event must be read again."""
+    """An Event changed after it was read for an end. Nothing is written; the Event must be read again."""
 
     code = "seen_no_more"
 
@@ -289,13 +290,14 @@ def read_tasks_events(
     return [_record(found) for found in batches.fetch(connection, statement)]
 
 
-def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[Change] = ()) -> list[Change]:
+def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Sequence[Write] = ()) -> list[W]:
     """Writes every change whose decision still holds, and every end, in the caller's write transaction.
 
     Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
-    ``decide`` is called on what was read, and the UPDATE compares status and attempt again. Ends (:func:`end_unread`) are
-    only compared: all are written, or :class:`StaleRead` is raised. Returns the changes, each with its result. An Event may
-    occur only once per call.
+    what was read is decided on, and the UPDATE compares status and attempt again. Ends, of Events that were
+    :func:`untouched`, or untouched but lent, when they were read without a lock before, come with their ``record`` and
+    ``turn`` and are only compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and
+    ``started_at``. Returns the changes, each with its result. An Event may occur only once per call.
     """
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()
@@ -310,7 +312,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], end
     return list(changes)
 
 
-def _leave_lines(connection: Connection, changes: Sequence[Change]) -> None:
+def _leave_lines(connection: Connection, changes: Sequence[Write]) -> None:
     """Takes Events that end out of the lines of their keys; who is next, :func:`sessions.free` finds after the commit."""
     ended = [
         each.event_id
@@ -328,14 +330,14 @@ def _leave(dialect: str) -> Any:
 
 
 def _apply_batch(
-    connection: Connection, ledger: Ledger, changes: Sequence[Change], moved: dict[tuple[int, int], Delta], now: int
+    connection: Connection, ledger: Ledger, changes: Sequence[Write], moved: dict[tuple[int, int], Delta], now: int
 ) -> None:
     condition = batches.among(connection, _e.id, [change.event_id for change in changes])
     records = {record.id: record for record in read_events(connection, condition, lock=True)}
-    won: list[Change] = []
+    won: list[Write] = []
     for change in changes:
         record = change.record = records.get(change.event_id)
-        turn = change.turn = change.decide(record) if record is not None else None
+        turn = change.turn = change.decided(ledger, record) if record is not None else None
         if turn is None or record is None:
             continue
         won.append(change)
@@ -345,7 +347,7 @@ def _apply_batch(
     _write(connection, ledger, won, now)
 
 
-def _write(connection: Connection, ledger: Ledger, won: Sequence[Change], now: int) -> None:
+def _write(connection: Connection, ledger: Ledger, won: Sequence[Write], now: int) -> None:
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for each in won:
         values = _values(ledger, each, now)
@@ -356,13 +358,15 @@ def _write(connection: Connection, ledger: Ledger, won: Sequence[Change], now: i
             raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
 
 
-def _values(ledger: Ledger, change: Change, now: int) -> dict[str, Any]:
+def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
     record, turn = change.record, change.turn
     assert record is not None
     assert turn is not None
     assert turn.before is not None
     before, after = turn.before, turn.after
-    notes = change.notes_for(turn)
+    notes = change.notes
+    if change.cancelled is not None and turn.reason is Reason.CANCELLED:
+        notes = [*notes, change.cancelled]
     if after.status is Status.STOPPED:
         notes = _stopped_notes(ledger, notes)
     if notes:
@@ -394,7 +398,8 @@ def _values(ledger: Ledger, change: Change, now: int) -> dict[str, Any]:
     if after.marks is not None:
         values["v_marks"] = after.marks
     for name, value in change.values.items():
-        values[f"v_{name}"] = value
+        if name != "started_at" or record.started_at is None:
+            values[f"v_{name}"] = value
     return values
 
 
@@ -410,7 +415,7 @@ def group_of(failure: Failure, status: str) -> str:
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
 
 
-def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> None:
+def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Write]) -> None:
     ended: list[_Failed] = []
     reopened: list[tuple[EventRecord, Sequence[int | None] | None]] = []
     for change in changes:
@@ -445,8 +450,8 @@ def _unexplained(turn: Turn) -> Failure:
     return Failure(str(turn.reason), str(turn.reason))
 
 
-def _failed_items(connection: Connection, record: EventRecord, turn: Turn, change: Change) -> list[_Failed]:
-    """The items of a slice that this transition ends as ``failed`` or ``error``."""
+def _failed_items(connection: Connection, record: EventRecord, turn: Turn, change: Write) -> list[_Failed]:
+    """The items of a slice that end ``failed`` or ``error`` with this transition."""
     assert turn.before is not None
     found: list[_Failed] = []
     before, after = marks_of(turn.before), marks_of(turn.after)
@@ -596,7 +601,7 @@ class _EndBatch:
 
 
 def write_unread(
-    connection: Connection, ledger: Ledger, ends: Sequence[Change], moved: dict[tuple[int, int], Delta], now: int
+    connection: Connection, ledger: Ledger, ends: Sequence[Write], moved: dict[tuple[int, int], Delta], now: int
 ) -> None:
     """Writes the ends of untouched Events, one UPDATE for each set of equal values.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from threading import Thread
-from typing import Any
 
 from asynctask.core.states import OPEN, Reason, State, Status
 from asynctask.core.transitions import (
@@ -24,10 +23,9 @@ from asynctask.core.transitions import (
 )
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
-from asynctask.iterable import News
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.events import Change, EventRecord, Failure, Note, StaleRead, apply, end_unread
+from asynctask.ledger.events import EventRecord, Failure, Note, StaleRead, Write, apply
 from asynctask.ledger.processes import Figures
 from asynctask.ledger.reservations import close_small
 from asynctask.ledger.tasks import candidates, try_close, try_finish
@@ -52,7 +50,7 @@ _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
 @dataclass(slots=True)
-class Outcome:
+class Outcome(Write):
     """The record of one attempt of one Event.
 
     ``status`` and ``reason`` name the transition; ``retry_at`` (microseconds) turns an error into another attempt. ``then``
@@ -62,19 +60,14 @@ class Outcome:
     the first try to write its end compares with it. ``awaited``: the job waits for this record before it begins, or its
     Task does, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer
     to the commit was lost and it may be written, so it stands only for the attempt that it names. ``follower``: the job
-    that began in this one's place under their Task's ``parallel``. ``checkpoint``: saved with it; ``news``: the outcomes of
-    a slice's items. ``worker`` and ``seconds``, for the figures: the job's worker, and how long it ran.
+    that began in this one's place under their Task's ``parallel``. ``marks``: the outcomes of a slice's items. ``worker``
+    and ``seconds``, for the figures: the job's worker, and how long it ran.
     """
 
-    event_id: int
     attempt: int
     status: Status
     reason: Reason
-    notes: list[Note] = field(default_factory=list)
     retry_at: int | None = None
-    failure: Failure | None = None
-    result: str | None = None
-    started_at: int | None = None
     then: Callable[[bool], None] | None = None
     elsewhere: bool = False
     seen: EventRecord | None = None
@@ -82,10 +75,47 @@ class Outcome:
     done: bool = False
     doubtful: bool = False
     follower: Follower | None = None
-    checkpoint: str | None = None
     worker: str = ""
     seconds: float | None = None
-    news: News | None = None
+    marks: str | None = None
+
+    def decided(self, ledger: Ledger, record: EventRecord) -> Turn | None:
+        row, is_fenced = record.row, self.doubtful or not self.elsewhere
+        if row.status not in (Status.ENQUEUE, Status.WORKING) or (is_fenced and row.attempt != self.attempt):
+            return None
+        if self._may_cancel():
+            self.cancelled = Note("cancelled", ledger.catalogue("cancelled"))
+        after = row if self.marks is None else stepped(row, self.marks)
+        if (turn := self._turn(ledger, after, record.task_state)) is None:
+            return None
+        turn = turn._replace(before=row)
+        return held_elsewhere(turn) if self.elsewhere else turn
+
+    def _may_cancel(self) -> bool:
+        """Whether a cancel of its Task may win over it: the job would run again, or did not run."""
+        return self.status in (Status.ENQUEUE, Status.CANCELLED) or self._waits_again()
+
+    def _waits_again(self) -> bool:
+        return self.retry_at is not None or self.reason is Reason.INTERRUPTED
+
+    def _turn(self, ledger: Ledger, row: Row, state: str | None) -> Turn | None:
+        if self.status is Status.WORKING:
+            if self.elsewhere and row.status is Status.WORKING and row.process != ledger.holder:
+                return take_over(row, ledger.holder)
+            if row.status is Status.ENQUEUE:
+                return working(row, ledger.holder)
+            if ("checkpoint" in self.values or self.marks is not None) and row.process == ledger.holder:
+                return saved(row)
+            if row.process == ledger.holder and not self.doubtful and not self.elsewhere:
+                return Turn(row, row, Reason.RECORDED)  # recorded with the end of the job before it; adds the messages
+            return None
+        if self.status is Status.CANCELLED:
+            return cancel(row)
+        if self.reason is Reason.GIVEN_BACK:
+            return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
+        if self._waits_again() and state == State.CANCELLED:
+            return cancel(row)  # no job of a cancelled Task starts again; the messages keep what happened
+        return outcome(row, self.status, self.reason, retry_at=self.retry_at, now=ledger.now())
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +289,11 @@ class Recorder:
         )
         if each.status is Status.WORKING:  # it did not begin by the ledger, and the waiting thread must not hang
             self._notify(each, False)
-        elif isinstance(error, TooLarge) and each.result is not None:
+        elif isinstance(error, TooLarge) and each.marks is None and "result" in each.values:
             note = Note("working", self._ledger.catalogue("not_kept", str(error)))
             notes = [*each.notes[:-1], note, *each.notes[-1:]]
-            self.commit([replace(each, result=None, notes=notes, seen=None)])
+            values = {name: value for name, value in each.values.items() if name != "result"}
+            self.commit([replace(each, values=values, notes=notes, seen=None)])
         else:
             # The outcome cannot be written; its end, with an unknown result, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
@@ -273,13 +304,13 @@ class Recorder:
                     each.attempt,
                     Status.ERROR,
                     Reason.DISCARDED,
-                    [Note("error", text)],
+                    notes=[Note("error", text)],
                     failure=failure,
                     then=each.then,
                     elsewhere=each.elsewhere,
                     worker=each.worker,
                     seconds=each.seconds,
-                    news=each.news._replace(failures={}, results=None) if each.news is not None else None,
+                    marks=each.marks,
                 )
             )
         each.done = True
@@ -333,20 +364,19 @@ class Recorder:
         """Commits a batch, then notifies each outcome. Checks for finished Tasks at once if no other job runs, else at most
         once per pause of :class:`TaskCloser`. Raises LedgerUnavailable."""
         for wave in _waves(batch):
-            ends, applied = self._record(wave)
+            ends = self._record(wave)
             for each in wave:  # first: these are committed, whatever fails from here on
                 each.done = True
             self.recorded += len(wave)
             self._figures.flushes.add(len(wave))
-            left = {each.event_id: each.record for each in applied if each.turn is None}
             for each in wave:
-                won = each.event_id not in left or already_recorded(self._ledger, each, left[each.event_id])
+                won = each.turn is not None or already_recorded(self._ledger, each)
                 if won and (kind := _figure(each)) is not None:
                     self._figures.ended(each.worker, kind, each.seconds)
                 self._notify(each, won)
             plain = {each.event_id: each for each in ends if _is_plain(each)}
-            self.announce([*applied, *(each for each in ends if each.event_id not in plain)], plain.values())
-            over = [record for each in (*ends, *applied) if (record := each.record) and _is_over(record, each.turn)]
+            self.announce([each for each in wave if each.event_id not in plain], plain.values())
+            over = [record for each in wave if (record := each.record) and _is_over(record, each.turn)]
             self._closer.ended(
                 {record.task_id for record in over},
                 unannounced={record.task_id for record in over if record.id in plain},
@@ -357,8 +387,8 @@ class Recorder:
         else:
             self._closer.check_if_due()
 
-    def _record(self, wave: Sequence[Outcome]) -> tuple[list[Change], list[Change]]:
-        """Writes a wave; returns the ends written without a read, and the results of the other outcomes."""
+    def _record(self, wave: Sequence[Outcome]) -> list[Outcome]:
+        """Writes a wave; returns those that were written without a read."""
         try:
             return self._write(wave)
         except OutcomeUnknown:
@@ -366,7 +396,7 @@ class Recorder:
                 each.doubtful = True
             raise
 
-    def _write(self, wave: Sequence[Outcome]) -> tuple[list[Change], list[Change]]:
+    def _write(self, wave: Sequence[Outcome]) -> list[Outcome]:
         if self._reads == 0:
             try:
                 return write_once(self._ledger, wave)
@@ -387,7 +417,7 @@ class Recorder:
         except Exception:
             self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
-    def announce(self, applied: Sequence[Change], plain: Collection[Change] = ()) -> None:
+    def announce(self, applied: Sequence[Write], plain: Collection[Write] = ()) -> None:
         """Reports to the dispatcher what committed changes made ready.
 
         A lost compare-and-set is reported by the row as it is: its first try may have written that row although the answer
@@ -421,7 +451,7 @@ def _figure(each: Outcome) -> str | None:
     return str(each.status) if each.retry_at is None else "retry"
 
 
-def _is_plain(end: Change) -> bool:
+def _is_plain(end: Outcome) -> bool:
     """Whether nothing waited for this end at Begin, so that what waits for it now may be announced with the next check: it
     is no failure, and has no place in a ``parallel`` or a round. (A job in a lent place has a process.)
     """
@@ -436,7 +466,7 @@ def _is_over(record: EventRecord, turn: Turn | None) -> bool:
     return (record.row if turn is None else turn.after).status not in OPEN
 
 
-def _as_it_stands(change: Change) -> Change:
+def _as_it_stands(change: Write) -> Write:
     if change.turn is not None or change.record is None:
         return change
     row = change.record.row
@@ -459,31 +489,32 @@ def with_followers(batch: Sequence[Outcome]) -> list[Outcome]:
 # -- writing outcomes
 
 
-def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[Change], list[Change]]:
-    """Commits outcomes of different Events; returns the ends written without a read, and the results of the others.
-    Raises :class:`~asynctask.ledger.events.StaleRead` if an Event changed since Begin, and LedgerUnavailable."""
-    ends = [
-        end_unread(seen, ending(seen.row, each.status, each.reason), each.notes, each.failure, _values(each))
-        for each in wave
-        if (seen := each.seen) is not None
-    ]
-    changes = [_change(ledger, each) for each in wave if each.seen is None] if len(ends) < len(wave) else []
+def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Outcome]:
+    """Commits outcomes of different Events; returns those that were written without a read. Raises
+    :class:`~asynctask.ledger.events.StaleRead` if an Event changed since Begin, and LedgerUnavailable."""
+    ends = [each for each in wave if each.seen is not None]
+    changes = [each for each in wave if each.seen is None] if len(ends) < len(wave) else []
+    for each in ends:
+        if (seen := each.seen) is not None:
+            each.record, each.turn = seen, ending(seen.row, each.status, each.reason)
     forget_seen(wave)  # a second try must read them: this one may commit and its answer be lost
-    if len(wave) == len(ends) == 1 and (seen := ends[0].record) is not None and seen.is_lone:
-        return _write_lone(ledger, wave[0], ends[0])
+    if len(wave) == len(ends) == 1 and (record := ends[0].record) is not None and record.is_lone:
+        _write_lone(ledger, ends[0])
+        return ends
     with ledger.database.write() as connection:
-        return ends, apply(connection, ledger, changes, ends)
+        apply(connection, ledger, changes, ends)
+    return ends
 
 
-def _write_lone(ledger: Ledger, each: Outcome, end: Change) -> tuple[list[Change], list[Change]]:
+def _write_lone(ledger: Ledger, end: Outcome) -> None:
     """Commits the end of a lone job, which moves no counts: one statement, without the round trips of BEGIN and COMMIT."""
     try:
         with ledger.database.write_alone() as connection:
-            return [end], apply(connection, ledger, [], [end])
+            apply(connection, ledger, [], [end])
     except StaleRead:
         raise
     except TransactionConflict:
-        each.doubtful = True  # it may be committed, and only its answer lost
+        end.doubtful = True  # it may be committed, and only its answer lost
         raise
 
 
@@ -496,70 +527,15 @@ def forget_seen(wave: Sequence[Outcome]) -> None:
         each.seen = None
 
 
-def already_recorded(ledger: Ledger, each: Outcome, record: EventRecord | None) -> bool:
+def already_recorded(ledger: Ledger, each: Outcome) -> bool:
     """Whether an outcome that changed nothing is already in the ledger, because the answer to its first commit was lost.
 
     Only ``working`` matters: every other outcome is the last of its attempt, and its copy is acknowledged anyway.
     """
+    record = each.record
     if each.status is not Status.WORKING or record is None or record.row.status is not Status.WORKING:
         return False
     return record.row.process == ledger.holder and (each.elsewhere or record.row.attempt == each.attempt)
-
-
-def _values(each: Outcome) -> dict[str, Any]:
-    """The columns that an outcome sets beside those of its transition."""
-    result = each.result if each.news is None or each.news.results is None else each.news.results
-    values = {"result": result, "started_at": each.started_at, "checkpoint": each.checkpoint}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _change(ledger: Ledger, each: Outcome) -> Change:
-    values = _values(each)
-    cancelled = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
-    is_fenced = each.doubtful or not each.elsewhere
-
-    def decide(record: EventRecord) -> Turn | None:
-        row = record.row
-        if row.status not in (Status.ENQUEUE, Status.WORKING) or (is_fenced and row.attempt != each.attempt):
-            return None
-        if record.started_at is not None:
-            values.pop("started_at", None)
-        if each.news is None:
-            turn = _turn(ledger, row, record.task_state, each)
-        elif (turn := _turn(ledger, stepped(row, each.news.marks), record.task_state, each)) is not None:
-            turn = turn._replace(before=row)
-        return held_elsewhere(turn) if turn is not None and each.elsewhere else turn
-
-    failures = each.news.failures if each.news is not None else {}
-    return Change(each.event_id, decide, each.notes, each.failure, values, cancelled, failures)
-
-
-def _may_cancel(each: Outcome) -> bool:
-    """Whether a cancel of its Task may win over the outcome: the job would run again, or did not run."""
-    return (
-        each.status in (Status.ENQUEUE, Status.CANCELLED) or each.retry_at is not None or each.reason is Reason.INTERRUPTED
-    )
-
-
-def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | None:
-    if each.status is Status.WORKING:
-        if each.elsewhere and row.status is Status.WORKING and row.process != ledger.holder:
-            return take_over(row, ledger.holder)
-        if row.status is Status.ENQUEUE:
-            return working(row, ledger.holder)
-        if (each.checkpoint is not None or each.news is not None) and row.process == ledger.holder:
-            return saved(row)
-        if row.process == ledger.holder and not each.doubtful and not each.elsewhere:
-            return Turn(row, row, Reason.RECORDED)  # recorded with the end of the job before it; adds the messages
-        return None
-    if each.status is Status.CANCELLED:
-        return cancel(row)
-    if each.reason is Reason.GIVEN_BACK:
-        return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
-    waits_again = each.retry_at is not None or each.reason is Reason.INTERRUPTED
-    if waits_again and state == State.CANCELLED:
-        return cancel(row)  # no job of a cancelled Task starts again; the messages keep what happened
-    return outcome(row, each.status, each.reason, retry_at=each.retry_at, now=ledger.now())
 
 
 # -- closing Tasks after their last outcome

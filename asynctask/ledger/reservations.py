@@ -570,9 +570,9 @@ def _return_loans(ledger: Ledger, event_ids: Sequence[int]) -> list[Change]:
             return None
         return cancel(record.row) if record.task_state == State.CANCELLED else give_back(record.row, now=ledger.now())
 
-    notes = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))}
+    note = Note("cancelled", ledger.catalogue("cancelled"))
     with ledger.database.write() as connection:
-        return apply(connection, ledger, [Change(event_id, decide, notes_by_reason=notes) for event_id in event_ids])
+        return apply(connection, ledger, [Change(event_id, decide, cancelled=note) for event_id in event_ids])
 
 
 @repeatable

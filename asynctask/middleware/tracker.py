@@ -2,10 +2,11 @@
 
 An engine (the own runtime, Dramatiq, ...) takes these steps for a job:
 
-1. :meth:`Tracker.begin` with the fetched batch: a :class:`Ticket` each, which says whether to run it. 2.
-:meth:`Tracker.start` when the job is performed. 3. :meth:`Ticket.finish`, :meth:`Ticket.fail` or :meth:`Ticket.raised` with
-its result. Nothing is written yet. 4. :meth:`Tracker.settle` once the engine has decided on a retry: hands the outcome to
-the group commit, which calls ``then`` after the commit. Only then may the engine acknowledge the job.
+1. :meth:`Tracker.begin` with the fetched batch, or :meth:`Tracker.arrive` for jobs that the ledger may not know: a
+:class:`Ticket` each, which says whether to run it. 2. :meth:`Tracker.start` when the job is performed. 3.
+:meth:`Ticket.finish`, :meth:`Ticket.fail` or :meth:`Ticket.raised` with its result. Nothing is written yet. 4.
+:meth:`Tracker.settle` once the engine has decided on a retry: hands the outcome to the group commit, which calls ``then``
+after the commit. Only then may the engine acknowledge the job.
 """
 
 from __future__ import annotations
@@ -206,19 +207,23 @@ class Tracker:
 
     # -- 1. begin
 
-    def begin(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
-        """Tickets for a batch of jobs, in order. Raises LedgerUnavailable.
-
-        A job without an Event (pushed by hand, or by another program) gets a stand-alone one.
-        """
-        records = self.read([arrival.job_id for arrival in arrivals])
-        missing = [arrival for arrival in arrivals if arrival.job_id not in records]
-        if missing:
-            self.enqueue(missing)
-            records |= self.read([arrival.job_id for arrival in missing])
-        tickets = [self._ticket(arrival, records[arrival.job_id]) for arrival in arrivals]
-        self._read_places([ticket for ticket in tickets if ticket.seen is None and ticket.verdict is Begin.RUN])
+    def begin(self, keys: Sequence[tuple[str, int | None]]) -> list[Ticket | None]:
+        """The tickets of jobs, by their ids and the fences in their copies (None: their engine keeps and retries them), in
+        order; None for a job without an Event. Raises LedgerUnavailable."""
+        records = self.read([job_id for job_id, _ in keys])
+        tickets = [self._ticket(attempt, records[job_id]) if job_id in records else None for job_id, attempt in keys]
+        self._read_places([each for each in tickets if each and each.seen is None and each.verdict is Begin.RUN])
         return tickets
+
+    def arrive(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
+        """Tickets for jobs of which the ledger may not know, in order: one without an Event (pushed by hand, or by another
+        program) gets a stand-alone one. Raises LedgerUnavailable, and InputError as :meth:`enqueue`."""
+        keys = [(arrival.job_id, arrival.attempt) for arrival in arrivals]
+        tickets = self.begin(keys)
+        if None in tickets:
+            self.enqueue([arrival for arrival, ticket in zip(arrivals, tickets, strict=True) if ticket is None])
+            tickets = self.begin(keys)
+        return [ticket for ticket in tickets if ticket is not None]
 
     def _read_places(self, tickets: Sequence[Ticket]) -> None:
         """Reads the checkpoints of earlier attempts. An untouched Event has none, so most batches need no query."""
@@ -228,15 +233,6 @@ class Tracker:
             for ticket in tickets:
                 if (found := saved.get(ticket.event_id)) is not None:
                     ticket.checkpoint, ticket.marks, ticket.results = found
-
-    def known(self, job_id: str, attempt: int | None = None) -> Ticket | None:
-        """The ticket of a job (``attempt``: its fence), None if it has no Event. Raises LedgerUnavailable."""
-        record = self.read([job_id]).get(job_id)
-        if record is None:
-            return None
-        ticket = self._ticket(Arrival(job_id, attempt, record.worker_name, record.queue), record)
-        self._read_places([ticket] if ticket.seen is None else [])
-        return ticket
 
     def lent(self, jobs: Sequence[Ready]) -> list[Ticket]:
         """The tickets of jobs that the ledger has just lent to this process; the loan replaces Begin. Raises
@@ -272,12 +268,12 @@ class Tracker:
         with self._ledger.database.read() as connection:
             return read_jobs(connection, job_ids)
 
-    def _ticket(self, arrival: Arrival, record: EventRecord) -> Ticket:
+    def _ticket(self, fence: int | None, record: EventRecord) -> Ticket:
         row = record.row
-        attempt = None if is_foreign(row, arrival.attempt, record.task_id) else arrival.attempt
+        attempt = None if is_foreign(row, fence, record.task_id) else fence
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            is_suspect(row), arrival.attempt is None, row.process,
+            is_suspect(row), fence is None, row.process,
             awaited=record.parallel is not None or record.round_at is not None, not_before=_not_before(record),
             seen=record if untouched(record) else None, callback_of=record.callback_of, items=row.items,
             row=record.first_row, worker=record.worker_name, knobs=record.knobs,
@@ -372,19 +368,12 @@ class Tracker:
             if done is not None:
                 done()
 
+        news = _news_of(ticket)
         return Outcome(
-            ticket.event_id,
-            ticket.attempt,
-            Status.WORKING,
-            Reason.STARTED,
-            notes,
-            started_at=ticket.started_at,
-            then=then,
-            elsewhere=ticket.elsewhere,
-            awaited=done is not None,
-            checkpoint=place,
-            news=_news_of(ticket),
-        )
+            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes=notes,
+            values=_columns(news, started_at=ticket.started_at, checkpoint=place), then=then, elsewhere=ticket.elsewhere,
+            awaited=done is not None, marks=news.marks, failures=news.failures,
+        )  # fmt: skip
 
     def _working_of_follower(self, ticket: Ticket) -> Outcome:
         """``working`` of a lent job that has begun. Its messages are left out if another outcome has them, which is flushed
@@ -482,19 +471,16 @@ class Tracker:
             return apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
 
     def _waiting(self, ticket: Ticket, why: str, until: int) -> Change:
-        change = Change(ticket.event_id, lambda record: None)
-
         def decide(record: EventRecord) -> Turn | None:
             if record.row.status is not Status.ENQUEUE or record.row.attempt != ticket.attempt:
                 return None
             if record.task_state == State.CANCELLED:
-                change.notes = [Note("cancelled", self._ledger.catalogue("cancelled"))]
                 return cancel(record.row)
             if not last_message_is(record.messages, why):
                 change.notes = [Note("enqueue", why)]
             return give_back(record.row, now=until)
 
-        change.decide = decide
+        change = Change(ticket.event_id, decide, cancelled=Note("cancelled", self._ledger.catalogue("cancelled")))
         return change
 
     def outcome(
@@ -522,12 +508,14 @@ class Tracker:
             ticket.status is Status.FINISH and ticket.seen is not None
         )  # no user watched it, and no attempt continues from it
         place = None if ticket.job is None or is_short else ticket.job.take_place()
+        news = _news_of(ticket)
         return Outcome(
-            ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
-            ticket.started_at, then, ticket.elsewhere,
+            ticket.event_id, ticket.attempt, ticket.status, ticket.reason, retry_at, then, ticket.elsewhere,
             ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED and place is None else None,
-            ticket.awaited, checkpoint=place, worker=ticket.worker,
-            seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None, news=_news_of(ticket),
+            ticket.awaited, worker=ticket.worker, notes=notes, failure=ticket.failure,
+            values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place),
+            seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
+            marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
     def _outcome_of_slice(
@@ -549,8 +537,9 @@ class Tracker:
             reason = Reason.RAISED if status is Status.ERROR else Reason.REFUSED
             notes.append(Note(str(status), say(str(status), f"{part.count(status)}/{ticket.items}")))
         return Outcome(
-            ticket.event_id, ticket.attempt, status, reason, notes, retry_at, None, None, ticket.started_at, then,
-            awaited=ticket.awaited, worker=ticket.worker, seconds=self._ledger.clock.monotonic() - ticket.began, news=news,
+            ticket.event_id, ticket.attempt, status, reason, retry_at, then, awaited=ticket.awaited, worker=ticket.worker,
+            seconds=self._ledger.clock.monotonic() - ticket.began, notes=notes,
+            values=_columns(news, started_at=ticket.started_at), marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:
@@ -630,8 +619,15 @@ def _has_news(ticket: Ticket, now: float) -> bool:
     return not ticket.said or (now - ticket.saved_at >= SAVE_S and ticket.job is not None and ticket.job.has_news)
 
 
-def _news_of(ticket: Ticket) -> News | None:
-    return None if ticket.slice is None or not ticket.slice.begun else ticket.slice.take()
+def _columns(news: News, **columns: Any) -> dict[str, Any]:
+    """The columns that an outcome sets beside those of its transition."""
+    if news.results is not None:
+        columns["result"] = news.results
+    return {name: value for name, value in columns.items() if value is not None}
+
+
+def _news_of(ticket: Ticket) -> News:
+    return News() if ticket.slice is None or not ticket.slice.begun else ticket.slice.take()
 
 
 def failure_of(error: BaseException) -> Failure:

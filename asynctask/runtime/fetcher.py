@@ -321,8 +321,7 @@ class Intake:
             self._untracked_deferral.record_fetch(ours, deferred)
         else:
             self._untracked_deferral.record_fetch({each.copy.queue for each in executions}, ())
-        tracked = [each for each in executions if each.is_tracked]
-        refused = self._begin(tracked) if tracked else ()
+        refused = self._begin(executions)
         return [each for each in executions if id(each) not in refused] if refused else executions
 
     def take_lent(self, lent: Sequence[tuple[Copy, Ready]], asked: float) -> list[Execution]:
@@ -335,12 +334,25 @@ class Intake:
                 found.append(execution)
         return found
 
-    def _begin(self, tracked: Sequence[Execution]) -> set[int]:
-        """Gives each its ticket; returns (by ``id``) those that no Event can store, which have ended with that reason."""
+    def _begin(self, executions: Sequence[Execution]) -> set[int]:
+        """Gives each tracked one its ticket; returns (by ``id``) those that no Event can store, which have ended with that
+        reason."""
         asked = self._clock.monotonic()
+        fenced = [each for each in executions if each.copy.attempt > 0]
+        others = [each for each in executions if each.copy.attempt == 0 and each.is_tracked]
+        tickets = self._tracker.begin([each.copy.key for each in fenced]) if fenced else ()
+        for each, ticket in zip(fenced, tickets, strict=True):
+            if ticket is None:
+                others.append(each)
+            else:
+                _bind(each, ticket, asked)
+        return self._begin_unknown(others, asked) if others else set()
+
+    def _begin_unknown(self, executions: Sequence[Execution], asked: float) -> set[int]:
+        """:meth:`_begin` for jobs that other programs pushed, and those whose Event is gone."""
         refused: set[int] = set()
         arrivals: list[tuple[Execution, Arrival, str | None]] = []
-        for each in tracked:
+        for each in executions:
             if each.copy.attempt == 0 and not is_job_id(each.copy.jid):
                 self._bury(each, "it cannot be recorded: its jid is none that a database can keep")
                 refused.add(id(each))
@@ -356,7 +368,7 @@ class Intake:
     def _tickets(self, arrivals: Sequence[tuple[Execution, Arrival, str | None]]) -> list[Ticket | None]:
         """The tracker's tickets; None for a job whose Event the database rejects: it is buried."""
         try:
-            return list(self._tracker.begin([arrival for _, arrival, _ in arrivals]))
+            return list(self._tracker.arrive([arrival for _, arrival, _ in arrivals]))
         except InputError as error:
             if len(arrivals) > 1:  # one by one, so that one job does not affect its neighbours
                 return [ticket for each in arrivals for ticket in self._tickets([each])]
@@ -370,8 +382,9 @@ class Intake:
         """Requests a current ticket for a job that has not begun since it got its first. Returns whether it may begin: not
         if a knob of its Task was changed meanwhile, under which it is dispatched again. Raises Unavailable."""
         asked, old = self._clock.monotonic(), execution.ticket
-        arrival, _ = _arrival(execution)
-        (ticket,) = self._tracker.begin([arrival])
+        (ticket,) = self._tracker.begin([execution.copy.key])
+        if ticket is None:
+            return False
         _bind(execution, ticket, asked)
         return ticket.verdict is Begin.RUN and (old is None or old.knobs == ticket.knobs)
 
@@ -411,7 +424,7 @@ class Intake:
             self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
             self._held.forget([copy])
             return
-        (ticket,) = self._tracker.begin([Arrival(copy.jid, copy.attempt, "", copy.queue)])
+        (ticket,) = self._tracker.arrive([Arrival(copy.jid, copy.attempt, "", copy.queue)])
         if ticket.verdict is Begin.DROP:
             self._held.acknowledge(copy)
         elif not self._refuse(copy, ticket, f"it cannot be decoded: {error}"):

@@ -205,14 +205,14 @@ def _fetched(broker: Broker, n: int) -> list[Copy]:
     return broker.exchange(f"p{n}", [], _queues(n), 10)
 
 
-def _each_once(found: Mapping[str, list[str]], n: int, places: Collection[str], count: int = 3) -> None:
-    for copy in _jobs(n, count):
+def _each_once(found: Mapping[str, list[str]], n: int, places: Collection[str]) -> None:
+    for copy in _jobs(n):
         assert len(found[copy.jid]) == 1, f"killed before message {n + 1}, a job is in {found[copy.jid] or 'thin air'}"
         assert found[copy.jid][0] in places
 
 
-def _check_holds(broker: Broker, n: int, found: Mapping[str, list[str]], count: int = 3) -> None:
-    tracked = [copy.key for copy in _jobs(n, count) if copy.attempt]
+def _check_holds(broker: Broker, n: int, found: Mapping[str, list[str]]) -> None:
+    tracked = [copy.key for copy in _jobs(n) if copy.attempt]
     there = {key for key in tracked if found[key[0]]}
     assert broker.holds(tracked) == there, f"killed before message {n + 1}, it does not know what it holds"
 

@@ -91,11 +91,11 @@ def test_what_cannot_be_asked_about_again_is_neither_begun_nor_lost(world: World
     real = Tracker.begin
     refused: list[Any] = []
 
-    def away(self: Tracker, arrivals: Any) -> Any:
+    def away(self: Tracker, keys: Any) -> Any:
         if len(refused) < 2 and len(began(world)) > 1:
-            refused.append(arrivals[0].attempt)
+            refused.append(keys[0][1])
             raise LedgerUnavailable("down")
-        return real(self, arrivals)
+        return real(self, keys)
 
     with world.working(app, concurrency=1) as launcher:
         task = all_lie_ready_behind_the_first(world, app, launcher, 3)

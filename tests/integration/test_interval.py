@@ -199,13 +199,13 @@ def test_a_job_that_arrives_before_the_time_of_its_round_waits_for_it(world: Wor
     tracker = Tracker(app.ledger, Recorder(app.ledger))
     soon = app.ledger.now() + 40_000
     world.sql("UPDATE tasks SET round_at = ?", soon)
-    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
     assert ticket.not_before == soon
     tracker.start(ticket)
     assert ticket.started_at is not None
     assert ticket.started_at >= soon
     world.sql("UPDATE tasks SET round_at = ?", soon + HOUR)
-    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
     tracker.start(ticket)
     assert ticket.started_at is not None
     assert ticket.started_at < soon + HOUR, "a clock that was set back holds nothing up for longer than the lead"

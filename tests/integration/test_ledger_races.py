@@ -62,8 +62,9 @@ def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
 
 def records(ledger: Ledger, job: reservations.Ready, retry_at: int | None = None) -> list[Any]:
     end = (Status.ERROR, Reason.RAISED) if retry_at else (Status.FINISH, Reason.RETURNED)
-    _, applied = recorder.write(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
-    return applied
+    outcomes = [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)]
+    recorder.write(ledger, outcomes)
+    return outcomes
 
 
 def task(ledger: Ledger, task_id: int) -> dict[str, Any]:

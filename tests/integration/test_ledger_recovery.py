@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support.clocks import SettableClock
 from support.world import World, numbers
 
 from asynctask import maintenance
-from asynctask.database.engine import Database, read_now
+from asynctask.database.engine import Database, database_now
 from asynctask.dispatch.demand import Load
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, processes
@@ -25,6 +26,12 @@ from asynctask.middleware.tracker import Tracker
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+
+def read_now(database: Database) -> int:
+    """The database's time in microseconds."""
+    with database.read() as connection:
+        return int(connection.execute(sa.select(database_now(database.dialect))).scalar_one())
 
 
 def maintenance_of(app: Any) -> Maintenance:
@@ -410,12 +417,12 @@ def test_copies_that_were_fetched_when_the_ledger_went_away_begin_when_it_is_bac
 ) -> None:
     real, times = Tracker.begin, 0
 
-    def begin(self: Tracker, arrivals: Any) -> Any:
+    def begin(self: Tracker, keys: Any) -> Any:
         nonlocal times
         times += 1
-        if times <= 2 and (kind is LedgerUnavailable or len(arrivals) > 1):
+        if times <= 2 and (kind is LedgerUnavailable or len(keys) > 1):
             raise kind("away")
-        return real(self, arrivals)
+        return real(self, keys)
 
     monkeypatch.setattr(Tracker, "begin", begin)
     app = world.app()

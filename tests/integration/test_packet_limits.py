@@ -48,7 +48,7 @@ def test_a_flush_larger_than_a_packet_is_written_in_several_statements_and_said(
     task = app.submit("note", [{"n": n} for n in range(30)])
     jobs = reservations.reserve(app.ledger, task.id, 30, lease_s=60)
     reservations.confirm(app.ledger, [task.id])
-    for number, ticket in enumerate(tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])):
+    for number, ticket in enumerate(tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])):
         tracker.start(ticket)
         ticket.finish(QUOTES if number else "x" * PACKET, limit=10 * PACKET)
         tracker.settle(ticket)

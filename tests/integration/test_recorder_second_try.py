@@ -55,7 +55,7 @@ def begun(app: AsyncTask, tracker: Tracker, count: int) -> tuple[TaskHandle, lis
     task = app.submit("note", [{"n": n} for n in range(count)])
     jobs = reservations.reserve(app.ledger, task.id, count, lease_s=60)
     reservations.confirm(app.ledger, [task.id])
-    return task, tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+    return task, tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
 
 
 def flush(recorder: Recorder) -> None:
@@ -157,7 +157,7 @@ def test_a_retry_of_another_engines_job_whose_answer_was_lost_is_counted_once(ap
     """Its copies carry no fence: what is flushed again must not count for the attempt that it has made itself."""
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
-    (ticket,) = tracker.begin([Arrival("job", None, "note", "default")])
+    (ticket,) = tracker.arrive([Arrival("job", None, "note", "default")])
     tracker.start(ticket)
     tracker.note_long(0)
     ticket.raised(ValueError("not yet"))

@@ -19,7 +19,7 @@ def test_an_outcome_that_cannot_be_written_at_all_is_left_out_and_those_after_it
     app = AsyncTask(database_url=store.url, data_dir=str(tmp_path), environ={})
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
-    broken, whole = tracker.begin([Arrival(name, None, "enrol", "default") for name in ("broken", "whole")])
+    broken, whole = tracker.arrive([Arrival(name, None, "enrol", "default") for name in ("broken", "whole")])
     with app.ledger.database.write() as connection:
         connection.exec_driver_sql("UPDATE events SET added_messages = 'no JSON' WHERE job_id = 'broken'")
     told: list[str] = []

@@ -53,7 +53,7 @@ def app(world: World) -> AsyncTask:
 def started(app: AsyncTask, tracker: Tracker, count: int) -> list[Ticket]:
     task = app.submit("note", [{"n": n} for n in range(count)])
     jobs = reservations.reserve(app.ledger, task.id, count, lease_s=60)
-    tickets = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+    tickets = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
     for ticket in tickets:
         tracker.start(ticket)
     return tickets

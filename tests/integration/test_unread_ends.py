@@ -48,7 +48,7 @@ def begun(app: AsyncTask, count: int) -> tuple[int, Held, Tracker, list[Ticket]]
     reservations.confirm(app.ledger, [task.id])
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)
-    tickets = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+    tickets = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
     assert {ticket.verdict for ticket in tickets} == {Begin.RUN}
     for ticket in tickets:
         tracker.start(ticket)
@@ -164,7 +164,7 @@ def lone(app: AsyncTask, *job_ids: str) -> tuple[Held, Tracker, list[Ticket]]:
     """Lone jobs that an engine keeps, begun here."""
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)
-    tickets = tracker.begin([Arrival(job_id, None, "note", "default") for job_id in job_ids])
+    tickets = tracker.arrive([Arrival(job_id, None, "note", "default") for job_id in job_ids])
     for ticket in tickets:
         tracker.start(ticket)
         ticket.finish({"n": 1})
@@ -266,7 +266,7 @@ def test_of_a_batch_with_others_in_it_every_job_gets_its_ticket(world: World) ->
     world.sql("UPDATE events SET deaths = 1 WHERE seq = 1")
     known = [job_id for (job_id,) in world.sql("SELECT job_id FROM events WHERE task_id = ? ORDER BY seq", task_id)]
     arrivals = [Arrival(job_id, 1, "note", "default") for job_id in [*known, "a-stranger"]]
-    tickets = tracker.begin(arrivals)
+    tickets = tracker.arrive(arrivals)
     assert [ticket.job_id for ticket in tickets] == [arrival.job_id for arrival in arrivals]
     assert [ticket.watched for ticket in tickets] == [False, True, False, False]
     assert [ticket.seen is not None for ticket in tickets] == [True, False, True, True]
@@ -324,7 +324,7 @@ def test_a_fetched_job_of_a_cancelled_task_says_so_once(world: World) -> None:
     task.cancel()
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)
-    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
     assert ticket.verdict is Begin.CANCEL
     tracker.release(ticket)
     recorder.flush_all()

@@ -39,7 +39,7 @@ class Engine:
         self.tracker = Tracker(self.app.ledger, self._recorder)
 
     def begin(self) -> Ticket:
-        return self.tracker.begin([Arrival("job", None, "enrol", "default")])[0]
+        return self.tracker.arrive([Arrival("job", None, "enrol", "default")])[0]
 
     def settle(self, ticket: Ticket, **how: Any) -> bool:
         won: list[bool] = []

@@ -53,7 +53,7 @@ class RedisBroker:
     many dead jobs are kept, and for how long. Connects on first use. Raises ConfigError for an invalid URL or namespace.
     """
 
-    capabilities = Capabilities(priority=False, blocking=True, survives_restart=True, polled=True, pauses=True)
+    capabilities = Capabilities(priority=False, survives_restart=True, polled=True, pauses=True)
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class SqlBroker:
     ``clock``.
     """
 
-    capabilities = Capabilities(priority=True, blocking=False, survives_restart=True, in_ledger=True)
+    capabilities = Capabilities(priority=True, survives_restart=True, in_ledger=True)
 
     def __init__(self, database: Database, *, signals: Signals | None = None, clock: Clock | None = None) -> None:
         self._database = database

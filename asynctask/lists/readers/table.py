@@ -111,17 +111,16 @@ class Header:
     """The header row.
 
     ``number``: its row. ``names[i]``: the name of column ``i`` of the cells, None if blank. ``headers``: the names without
-    blank ones; ``places``: their columns in the sheet, 0 is A. ``offset``: columns of the sheet left of the first cell.
+    blank ones; ``places``: their columns in the sheet, 0 is A.
     """
 
-    __slots__ = ("_offset", "_spare", "headers", "names", "number", "places")
+    __slots__ = ("_spare", "headers", "names", "number", "places")
 
-    def __init__(self, number: int, names: Sequence[str | None], offset: int = 0) -> None:
+    def __init__(self, number: int, names: Sequence[str | None]) -> None:
         self.number = number
         self.names = tuple(names)
         self.headers = tuple(name for name in names if name is not None)
-        self.places = tuple(index + offset for index, name in enumerate(names) if name is not None)
-        self._offset = offset
+        self.places = tuple(index for index, name in enumerate(names) if name is not None)
         self._spare: dict[int, str] = {}
 
     def row(self, number: int, cells: Sequence[Any], *, extra_is_problem: bool) -> RawRow | None:
@@ -154,7 +153,7 @@ class Header:
     def _spare_name(self, index: int) -> str:
         name = self._spare.get(index)
         if name is None:
-            name = f"Column {column_letters(index + self._offset)}"
+            name = f"Column {column_letters(index)}"
             while name in self.names:
                 name += "*"
             self._spare[index] = name
@@ -168,13 +167,11 @@ class Header:
         return Problem(number, None, "too_many_cells", text, shorten(str(cell)))
 
 
-def find_header(
-    rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str], limits: Limits, *, offset: int = 0
-) -> Header:
+def find_header(rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str], limits: Limits) -> Header:
     """The header among the first rows of a sheet.
 
     Arguments: ``rows``, about the first :data:`HEADER_ROWS` rows with their numbers, text cells stripped and empty ones
-    None; ``expect``, the names known to the worker; ``offset``, see :class:`Header`.
+    None; ``expect``, the names known to the worker.
 
     The header is the first of the rows with most expected names; without expected names, the first row with two or more
     texts (one, in a sheet of one column). Raises :class:`InputError` ``no_header`` if there is none,
@@ -188,8 +185,8 @@ def find_header(
     if last >= limits.max_columns:
         raise over_limit(f"the header in row {number} has {last + 1:,} columns", "max_columns", limits.max_columns)
     names = tuple(None if cell is None else " ".join(str(cell).split()) for cell in cells[: last + 1])
-    _refuse_duplicates(number, names, offset)
-    return Header(number, names, offset)
+    _refuse_duplicates(number, names)
+    return Header(number, names)
 
 
 def matches(cells: Sequence[Any], expect: frozenset[str]) -> int:
@@ -230,7 +227,7 @@ def _no_header(rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str]
     )
 
 
-def _refuse_duplicates(number: int, names: Sequence[str | None], offset: int) -> None:
+def _refuse_duplicates(number: int, names: Sequence[str | None]) -> None:
     seen: dict[str, int] = {}
     problems = []
     for index, name in enumerate(names):
@@ -238,7 +235,7 @@ def _refuse_duplicates(number: int, names: Sequence[str | None], offset: int) ->
             continue
         first = seen.setdefault(normalise(name), index)
         if first != index:
-            where = f"columns {column_letters(first + offset)} and {column_letters(index + offset)}"
+            where = f"columns {column_letters(first)} and {column_letters(index)}"
             text = f"{shorten(name, 80)!r} stands over {where}; rename or delete one of them"
             problems.append(Problem(number, name, "duplicate_column", text, shorten(name)))
     if problems:
