@@ -36,7 +36,7 @@ class ListQuery(_Query):
 
 
 class SearchQuery(_Query):
-    """What to look for."""
+    """The search text."""
 
     text: Name = Field(description="Text that the entry contains (case-sensitive).")
     limit: int = Field(100, ge=1, le=1000, description="Most entries to find.")
@@ -51,7 +51,7 @@ class JobQuery(_Query):
 
 
 class TargetQuery(_Query):
-    """The goal of `workers_wanted`."""
+    """The target time of `workers_wanted`."""
 
     target_s: float = Field(
         TARGET_S,
@@ -62,7 +62,7 @@ class TargetQuery(_Query):
 
 
 class QueuesQuery(TargetQuery):
-    """Which queues, and for which goal."""
+    """Which queues, and for which target time."""
 
     queue: Name | None = Field(None, description="Only this one, even if it is empty.")
 
@@ -157,21 +157,21 @@ class EntryPage(_Out):
 
 
 class Found(_Out):
-    """What a search found."""
+    """The result of a search."""
 
     entries: list[WaitingEntry]
     complete: bool = Field(description="False where there may be more.")
 
 
 class Skipped(_Out):
-    """One to which it was not done."""
+    """An entry that was skipped."""
 
     key: str
     reason: str
 
 
 class Outcome(_Out):
-    """What came of an action."""
+    """The result of an action."""
 
     done: int
     skipped: list[Skipped] = Field(description="At most 100.")
@@ -203,13 +203,13 @@ class ProcessInfo(_Out):
 
 
 class Processes(_Out):
-    """What runs."""
+    """The running processes."""
 
     processes: list[ProcessInfo]
 
 
 class Signalled(_Out):
-    """What a process was told."""
+    """The signal that was left for a process."""
 
     identity: str
     signal: str
@@ -288,7 +288,7 @@ def queue_jobs(name: str, query: JobQuery) -> Response:
 @blueprint.output(Outcome)
 @blueprint.doc(operation_id="deleteQueueJobs", responses=_WITH_BODY)
 def delete_queue_jobs(name: str, body: Keys) -> Response:
-    """Take jobs out of a queue for good
+    """Delete jobs of a queue
 
     The items of tracked ones are cancelled.
     """
@@ -300,7 +300,7 @@ def delete_queue_jobs(name: str, body: Keys) -> Response:
 @blueprint.output(Outcome)
 @blueprint.doc(operation_id="clearQueue", responses=[403, 503])
 def clear_queue(name: str, query: NoQuery) -> Response:
-    """Take every job out of a queue for good
+    """Delete all jobs of a queue
 
     The items of tracked ones are cancelled.
     """
@@ -312,9 +312,9 @@ def clear_queue(name: str, query: NoQuery) -> Response:
 @blueprint.output(PauseState)
 @blueprint.doc(operation_id="pauseQueue", responses=[403, 409, 503])
 def pause_queue(name: str, query: NoQuery) -> Response:
-    """Take nothing from a queue until it is unpaused
+    """Take no jobs from a queue until it is unpaused
 
-    Only Redis has this: 409 where the database is the broker.
+    Only with Redis; 409 if the database is the broker.
     """
     changed = _operations().pause(_known(name, "queue"))
     return json_response({"queue": name, "paused": True, "changed": changed})
@@ -325,7 +325,7 @@ def pause_queue(name: str, query: NoQuery) -> Response:
 @blueprint.output(PauseState)
 @blueprint.doc(operation_id="unpauseQueue", responses=[403, 409, 503])
 def unpause_queue(name: str, query: NoQuery) -> Response:
-    """Go on with a paused queue"""
+    """Resume a paused queue"""
     changed = _operations().unpause(_known(name, "queue"))
     return json_response({"queue": name, "paused": False, "changed": changed})
 
@@ -442,7 +442,7 @@ for _each in LISTS:
 @blueprint.output(Processes)
 @blueprint.doc(operation_id="listProcesses", responses=[503])
 def processes(query: NoQuery) -> Response:
-    """What runs: our processes, and at Redis also those of Sidekiq"""
+    """The running processes; with Redis also those of Sidekiq"""
     return _uncached({"processes": _operations().processes()})
 
 
@@ -451,7 +451,7 @@ def processes(query: NoQuery) -> Response:
 @blueprint.output(Signalled)
 @blueprint.doc(operation_id="quietProcess", responses=[403, 409, 503])
 def quiet_process(name: str, query: NoQuery) -> Response:
-    """Have a worker process finish what it runs and take nothing more
+    """Make a worker process finish its running jobs and take no more
 
     `name` is its identity. It obeys at its next beat.
     """
@@ -463,7 +463,7 @@ def quiet_process(name: str, query: NoQuery) -> Response:
 @blueprint.output(Signalled)
 @blueprint.doc(operation_id="stopProcess", responses=[403, 409, 503])
 def stop_process(name: str, query: NoQuery) -> Response:
-    """Have a worker process end
+    """Stop a worker process
 
     `name` is its identity. It obeys at its next beat.
     """
@@ -494,7 +494,7 @@ def healthz(query: NoQuery) -> Response:
 @health.output(Health)
 @health.doc(operation_id="readyz", responses=[503])
 def readyz(query: NoQuery) -> Response:
-    """The database answers, its schema is the one that is needed, and what is handed in can be kept"""
+    """The database answers, its schema is current, and submissions can be stored"""
     try:
         asynctask_app().ensure_schema()
         asynctask_app().tasks(limit=1)
@@ -627,7 +627,7 @@ def _of_processes(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_work(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    """What the processes have done, as their heartbeats say."""
+    """The metrics of the processes' work, from their heartbeats."""
     figures = [(each["identity"], each["figures"]) for each in processes]
     outcomes = [
         ((identity, worker, status), n)

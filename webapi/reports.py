@@ -150,7 +150,7 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
 @blueprint.output(RejectedPage)
 @blueprint.doc(operation_id="listRejected", responses=[503])
 def rejected(task_id: int, query: RejectedQuery) -> Response:
-    """The rows that the validation refused, with everything that is wrong in each
+    """The rows that the validation refused, with all problems of each
 
     `links.next` leads to the next page and is null on the last one.
     """

@@ -214,7 +214,7 @@ class RejectedQuery(_Query):
 
 
 class Options(_In, CommonOptions):
-    """What a submission may say beside its worker and its items. What is left out keeps the worker's default."""
+    """The options of a submission beside its worker and its items. Omitted ones have the worker's default."""
 
     what: ClassVar[str] = "option"
 
@@ -268,7 +268,7 @@ class FileSubmission(Options):
 
 
 class RawQuery(Options):
-    """The options of a raw body; `worker` is required with one. Another body has its options within."""
+    """The options of a raw body; `worker` is required with one. Other bodies contain their options."""
 
     model_config = ConfigDict(strict=False)
     what: ClassVar[str] = "query parameter"
@@ -322,7 +322,7 @@ JobId = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NU
 
 
 class Record(_In):
-    """What a worker in another language did with a job."""
+    """The record of a worker in another language about a job."""
 
     model_config = ConfigDict(str_max_length=None)  # arguments and results may hold longer texts
 
@@ -353,7 +353,7 @@ class Record(_In):
 
 
 class BatchRecord(Record):
-    """What a worker in another language did with one of its jobs."""
+    """The record of a worker in another language about one of its jobs."""
 
     job_id: JobId
 
@@ -496,7 +496,7 @@ Submitted = create_model(
 
 
 class DryRunResult(_Out):
-    """What a list would come to; nothing was written."""
+    """The result that a list would have; nothing was written."""
 
     dry_run: Literal[True]
     accepted: int
@@ -517,7 +517,7 @@ JobsPage = create_model("JobsPage", __base__=_Out, jobs=(_list_of(ListedEvent), 
 
 
 class RecordResult(_Out):
-    """What became of a record."""
+    """The result of a record."""
 
     job_id: str
     counted: bool = Field(description="It changed the Event, or is the `working` that the Event has.")
@@ -526,7 +526,7 @@ class RecordResult(_Out):
 
 
 class RecordResults(_Out):
-    """What became of each record, in their order."""
+    """The result of each record, in order."""
 
     results: list[RecordResult]
     signal: Literal["quiet", "stop"] | None = Field(description="What the process is to do.")

@@ -65,7 +65,7 @@ blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks"
 @blueprint.output(Submitted, status_code=202, description="Accepted: the Task and the rows refused so far")
 @blueprint.doc(operation_id="submitTask", responses=[400, 403, 413, 415, 503, 504])
 def create(query: RawQuery) -> Response:
-    """Hand in a list
+    """Submit a list
 
     As JSON (items of one worker, or jobs that name their own), as a form with a file, or as a raw body of rows with the
     options in the query. Answers as soon as the Task is
@@ -83,7 +83,7 @@ exports: Final = APIBlueprint("exports", __name__, url_prefix="/api/exports", ta
 @exports.output(Submitted, status_code=202, description="Accepted: the Task of the shards")
 @exports.doc(operation_id="submitExport", responses=[400, 403, 413, 415, 503, 504])
 def export(body: ExportSubmission) -> Response:
-    """Make an export
+    """Submit an export
 
     Each shard is a job that yields rows; when the last has ended they are one file, at `links.result`. The same
     Idempotency-Key with the same body gives the first Task again; `dry_run` only checks shards and options.
@@ -106,7 +106,7 @@ def export(body: ExportSubmission) -> Response:
 def result(task_id: int, query: NoQuery) -> Response:
     """The file of an export
 
-    Takes `Range` and `If-None-Match`. 409 says why there is none: the export is not over, or its merge failed.
+    Supports `Range` and `If-None-Match`. 409 has the reason if there is none: the export is not done, or its merge failed.
     """
     task = find_task(task_id)
     found = asynctask_app().result(task.id)
@@ -147,9 +147,9 @@ def index(query: TaskQuery) -> Response:
 @blueprint.output(Progress)
 @blueprint.doc(operation_id="getTask", responses={304: "Unchanged since the ETag in If-None-Match", 503: "Unavailable"})
 def show(task_id: int, query: OneTaskQuery) -> Response:
-    """How far a Task is
+    """The progress of a Task
 
-    Ask again after `poll_after_ms` with the ETag in `If-None-Match`: 304 says that nothing changed.
+    Poll after `poll_after_ms` with the ETag in `If-None-Match`: 304 means unchanged.
     """
     found = find_progress(task_id, errors=query.include == "errors")
     if found.get("refusal") is not None:
@@ -162,9 +162,9 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
 @blueprint.output(Progress)
 @blueprint.doc(operation_id="updateTask", responses=[400, 403, 409, 413, 415, 503])
 def update(task_id: int, knobs: Knobs) -> Response:
-    """Turn a Task's knobs while it runs
+    """Change a Task's knobs while it runs
 
-    What starts from now on follows them within a second; what runs already goes on.
+    New starts follow them within a second; running jobs continue.
     """
     changes = knobs.model_dump(exclude_unset=True)
     if not changes:
@@ -213,9 +213,9 @@ def log(task_id: int, query: NoQuery) -> Response:
 @blueprint.output(Progress)
 @blueprint.doc(operation_id="pauseTask", responses=[403, 409, 503])
 def pause(task_id: int, query: NoQuery) -> Response:
-    """Start nothing new until resumed
+    """Start no more jobs until resumed
 
-    What runs goes on. Pausing a paused Task changes nothing.
+    Running jobs continue. Pausing a paused Task changes nothing.
     """
     return _controlled(task_id, "pause")
 
@@ -225,7 +225,7 @@ def pause(task_id: int, query: NoQuery) -> Response:
 @blueprint.output(Progress)
 @blueprint.doc(operation_id="resumeTask", responses=[403, 409, 503])
 def resume(task_id: int, query: NoQuery) -> Response:
-    """Go on after a pause"""
+    """Resume a paused Task"""
     return _controlled(task_id, "resume")
 
 
@@ -234,9 +234,9 @@ def resume(task_id: int, query: NoQuery) -> Response:
 @blueprint.output(Progress)
 @blueprint.doc(operation_id="cancelTask", responses=[403, 409, 503])
 def cancel(task_id: int, query: NoQuery) -> Response:
-    """Start nothing new, for good
+    """Cancel a Task
 
-    What runs keeps its own outcome; what waits becomes `cancelled`.
+    Waiting items become `cancelled`; running ones keep their own outcome.
     """
     return _controlled(task_id, "cancel")
 
@@ -248,7 +248,7 @@ def cancel(task_id: int, query: NoQuery) -> Response:
 def retry(task_id: int, query: RetryQuery) -> Response:
     """Run the failed items again, in a new generation
 
-    Where there is no such item, nothing changes.
+    Without such items nothing changes.
     """
     return _controlled(task_id, "retry", status=_statuses(query.status), message=query.message, limit=query.limit)
 
@@ -258,9 +258,9 @@ def retry(task_id: int, query: RetryQuery) -> Response:
 @blueprint.output(Progress)
 @blueprint.doc(operation_id="runCallbacks", responses=[403, 409, 503])
 def run_callbacks(task_id: int, query: NoQuery) -> Response:
-    """Run the callbacks again that failed
+    """Run the failed callbacks again
 
-    The Task is `finalizing` until they have ended. While they are under way, nothing changes.
+    The Task is `finalizing` until they have ended. While they run, nothing changes.
     """
     return _controlled(task_id, "run_callbacks")
 

@@ -38,7 +38,7 @@ blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Wor
 @blueprint.output(Workers)
 @blueprint.doc(operation_id="listWorkers")
 def index(query: NoQuery) -> Response:
-    """The registered workers, with what an item of each must be"""
+    """The registered workers, with the form of their items"""
     return json_response({"workers": describe(asynctask_app())})
 
 
@@ -47,7 +47,7 @@ def index(query: NoQuery) -> Response:
 @blueprint.output(FileSchema(type="string", format="binary"), content_type=XLSX)
 @blueprint.doc(operation_id="getXlsxTemplate", responses=[409])
 def template_as_xlsx(name: str, query: NoQuery) -> Response:
-    """An empty sheet for a worker, to fill in and hand in
+    """An empty sheet for a worker, to be filled in and submitted
 
     It has a column for each field of an item, with formats, lists to choose from and limits, and a page of help.
     """
@@ -96,9 +96,9 @@ def jobs(query: JobsQuery) -> Response:
 @blueprint.output(Event, status_code=202)
 @blueprint.doc(operation_id="createJob", responses=[400, 403, 413, 415, 503])
 def create_job(body: NewJob) -> Response:
-    """Make one tracked job, without a Task
+    """Create one tracked job, without a Task
 
-    It is committed when the answer comes.
+    It is committed before the response.
     """
     app = asynctask_app()
     job_id = app.perform(body.worker, *_arguments(body))
@@ -120,7 +120,7 @@ def _arguments(body: NewJob) -> list[Any]:
 @blueprint.output(Event)
 @blueprint.doc(operation_id="getJob", responses=[503])
 def job(job_id: str, query: NoQuery) -> Response:
-    """The life of one job: its Event
+    """One job: its Event
 
     `actions` says which of restart, kill, delete, stop and start apply to it now.
     """
@@ -145,7 +145,7 @@ def stop_job(job_id: str, query: NoQuery) -> Response:
 @blueprint.output(ToldEvent)
 @blueprint.doc(operation_id="startJob", responses=[403, 409, 503])
 def start_job(job_id: str, query: NoQuery) -> Response:
-    """Have a stopped job go on from its place
+    """Start a stopped job again, from its checkpoint
 
     The same job, its next attempt. 409 with the code `stopping` where its worker has not let go of it yet, `running` or
     `finished` where there is nothing to start, `refused` where a check of its worker says no.
@@ -158,7 +158,7 @@ def start_job(job_id: str, query: NoQuery) -> Response:
 @blueprint.output(Event)
 @blueprint.doc(operation_id="restartJob", responses=[403, 409, 503])
 def restart_job(job_id: str, query: NoQuery) -> Response:
-    """Have a job run again, or now
+    """Restart a job
 
     One that ended in an error, or without a Task was refused, is retried; one that waits in the ledger is due now.
     """
@@ -170,7 +170,7 @@ def restart_job(job_id: str, query: NoQuery) -> Response:
 @blueprint.output(Event)
 @blueprint.doc(operation_id="killJob", responses=[403, 409, 503])
 def kill_job(job_id: str, query: NoQuery) -> Response:
-    """Give up a job that waits in the ledger
+    """End a job that waits in the ledger
 
     It ends in `error`.
     """
@@ -200,7 +200,7 @@ def _acted_on(job_id: str, action: str) -> Response:
 def record_jobs(body: RecordBatch) -> Response:
     """Record what a worker in another language did with its jobs
 
-    All of it is committed when the answer comes. Sent again, it counts once.
+    All of it is committed before the response. A repeated request counts once.
     """
     records = [each.record(each.job_id) for each in body.records]
     results, signal = asynctask_app().record_all(records, body.reporter())
@@ -214,7 +214,7 @@ def record_jobs(body: RecordBatch) -> Response:
 def record_job(job_id: str, body: Record) -> Response:
     """Record what a worker in another language did with a job
 
-    404 where the job is unknown and no `worker` is named.
+    404 if the job is unknown and no `worker` is named.
     """
     if len(job_id) > _MAX_JOB_ID or "\0" in job_id:
         raise NotFound("there is no job of such an id")

@@ -1,1 +1,1 @@
-"""Brokers: where jobs wait. ``base`` says what one must guarantee, the other modules are the implementations."""
+"""Brokers hold waiting jobs. ``base`` is the contract, the other modules are the implementations."""

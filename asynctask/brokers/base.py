@@ -32,8 +32,8 @@ BIGINT: Final = 2**63 - 1
 """The largest integers that a database stores of a copy: attempt and priority; the id of a Task."""
 
 MAX_PAYLOAD_BYTES: Final = 4_194_304
-"""Bytes of a job's payload; what is larger belongs elsewhere, and the job gets where it is. Escaped,
-it fits one packet of MariaDB (16 MB)."""
+"""Largest payload of a job, in bytes; store larger data elsewhere and pass its location. Escaped, it fits one packet of
+MariaDB (16 MB)."""
 
 Key = tuple[str, int]
 """(jid, attempt): identifies a copy."""
@@ -153,7 +153,7 @@ class Broker(Protocol):
         ...
 
     def forget(self, keys: Collection[Key]) -> None:
-        """Holds these copies no more: a program without a list of its own took them from their queue."""
+        """Stops holding these copies: a program without a list of its own took them from their queue."""
         ...
 
     def presence(self, about: About) -> Presence | None:

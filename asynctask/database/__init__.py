@@ -1,1 +1,1 @@
-"""How each kind of database is talked to; nothing here knows about Tasks. SQLAlchemy lives here."""
+"""Access to each kind of database, without knowledge of Tasks. Uses SQLAlchemy."""

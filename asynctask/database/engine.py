@@ -141,7 +141,7 @@ class Database:
         """
         with translated(self._password), self.engine.connect() as connection:
             yield connection
-            if once and self.is_sqlite:  # else each connection that took a turn is left with a full cache
+            if once and self.is_sqlite:  # otherwise each connection used keeps a full cache
                 connection.exec_driver_sql("PRAGMA shrink_memory")
 
     @contextmanager
@@ -614,11 +614,10 @@ class DatabaseTime:
         self._answered_at, self._lease = at, micros(lease_s)
 
     def may_judge(self, since: int) -> bool:
-        """Whether this process may take the end of another's lease, seen unrenewed ``since`` then (boot clock), for its
-        death.
+        """Whether this process may treat another's expired lease, seen unrenewed ``since`` then (boot clock), as its death.
 
-        Only after heartbeats of its own for a full lease without interruption from then on: a database that was away, or a
-        suspended machine, kept other processes from renewing theirs as well.
+        Only after a full lease of own heartbeats without interruption from then on: an unavailable database, or a suspended
+        machine, kept other processes from renewing theirs as well.
         """
         at = self._clock.boottime()
         if self._answered_at is None or at - self._answered_at > self._lease // 2:

@@ -97,7 +97,7 @@ tasks: Final = Table(
     _count("created"),  # items
     _count("created_jobs"),
     _count("rejected"),
-    # Cancel or retry in progress: which rows are turned, and how far.
+    # Cancel or retry in progress: which rows are updated, and how far.
     Column("turning", String(16)),
     Column("turn_statuses", String(64)),
     Column("turn_chosen", Json),  # of a retry: {"digests": [...] or null, "left": number of rows or null}; NULL: all
@@ -120,7 +120,7 @@ tasks: Final = Table(
     Column("session_waits", Integer),
     _count("session_place"),
     Column("callbacks", Json),  # [{name, worker, queue, args}], as submitted
-    # The field of its items whose equal values run one after the other, or so many at once. NULL limit: no job has a key.
+    # The key field of its items, and how many of one key run at once. NULL limit: no job has a key.
     Column("key_field", String(255)),
     Column("key_limit", Integer),
     UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
@@ -160,7 +160,7 @@ events: Final = Table(
     Column("first_row", BigInteger),
     Column("last_row", BigInteger),
     Column("due_at", BigInteger),  # waits in the ledger until then
-    Column("look_at", BigInteger),  # without a Task and in flight: when to check that the broker still holds it
+    Column("look_at", BigInteger),  # without a Task and in flight: next check that the broker holds it
     Column("problem", String(64)),
     Column("process", String(64)),
     Column("created_at", BigInteger, nullable=False),
@@ -169,7 +169,7 @@ events: Final = Table(
     Column("callback_of", BigInteger),  # without a Task: the one whose callback it is
     Column("line", BigInteger),  # digest of its key: those of one line run one after the other
     Column("stopping", Integer, nullable=False, server_default=text("0")),  # 1: a user asked to stop it
-    Column("marks", Json),  # of a slice: what each of its items came to, one letter each; NULL: all are open
+    Column("marks", Json),  # of a slice: the outcomes of its items, one letter each; NULL: all are open
     UniqueConstraint("job_id", name="uq_events_job_id"),
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
     _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),

@@ -1,4 +1,4 @@
-"""Exports: a Task whose items are shards of rows, and a file that is merged of them when it closes."""
+"""Exports: a Task whose items are shards of rows, merged into one file when it closes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["key_ranges"]
 def key_ranges(
     bind: Connection | Engine, column: ColumnElement[Any], *where: ColumnElement[bool], shards: int = 20
 ) -> list[dict[str, Any]]:
-    """The shards of a table: ranges of a key, in its order, with about as many rows each.
+    """The shards of a table: ranges of a key, in its order, with about the same number of rows each.
 
-    Arguments: ``bind``, the database; ``column``, a key of whole numbers or texts, best an indexed one; ``where``, which
-    rows; at most so many ``shards``. Each is ``{"from": ..., "to": ...}``, the first and the last key, for
-    ``column.between(shard["from"], shard["to"])``. All rows of one key are in one shard, rows without a key in none.
-    The database computes them in one statement. Raises ValueError for other keys, or for less than one shard.
+    Arguments: ``bind``, the database; ``column``, a key of whole numbers or texts, preferably indexed; ``where``, which
+    rows; at most this many ``shards``. Each is ``{"from": ..., "to": ...}``, the first and the last key, for
+    ``column.between(shard["from"], shard["to"])``. All rows of one key are in one shard, rows without a key in none. The
+    database computes them in one statement. Raises ValueError for other keys, or for less than one shard.
     """
     import sqlalchemy as sa
 

@@ -1,7 +1,7 @@
-"""Where an export lies: a folder of its own in ``data_dir`` or in a bucket, with a part for each shard, then the result.
+"""The storage of exports: a folder of each in ``data_dir`` or in a bucket, with a part for each shard, then the result.
 
-Every file is there whole or not at all: in a folder it is written under a temporary name, synced and renamed; to a bucket
-it is uploaded when it is whole. Names are made of a random id and of numbers, of nothing that a user said.
+Every file is whole or absent: in a folder it is written under a temporary name, synced and renamed; to a bucket it is
+uploaded when complete. Names consist of a random id and numbers, not of user input.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from asynctask.errors import AsyncTaskError, Conflict, NotFound, Unavailable, no
 from asynctask.exports.rows import Format, Part
 
 _HEAD: Final = 64
-"""Bytes before the body of a part: what it holds, as JSON with blanks after."""
+"""Bytes before the body of a part: its description as JSON, padded with blanks."""
 
 _BLOCK: Final = 4 << 20
-"""What is read of a bucket at once."""
+"""Bytes read from a bucket at once."""
 
 _SCRATCH: Final = ".merge-"
-"""How the name of a folder for the temporary files of a merge begins."""
+"""Prefix of the folders for the temporary files of a merge."""
 
 _OURS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-"""What a write to the folder may end with."""
+"""Errors of a write to the folder that concern its file system."""
 
 
 class PartsMissing(AsyncTaskError):
-    """Shards ended well whose parts are not there."""
+    """Shards ended well, and their parts are missing."""
 
     code = "parts_missing"
 
@@ -51,19 +51,19 @@ class PartsMissing(AsyncTaskError):
 
 
 class Store(ABC):
-    """Where files are kept. A name has slashes, as in ``ID/parts/3.part``.
+    """Storage of files. A name has slashes, as in ``ID/parts/3.part``.
 
-    Every method raises :class:`Unavailable` where the place cannot be reached or written.
+    Every method raises :class:`Unavailable` if the storage cannot be reached or written.
     """
 
     @abstractmethod
     def written(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """A stream to write, seek and read, whose content is the file of that name, in the place of an earlier one, when
-        the block ends; nothing changes where it raises."""
+        """A stream to write, seek and read. When the block ends, its content replaces the file of that name; nothing
+        changes if the block raises."""
 
     @abstractmethod
     def open(self, name: str) -> IO[bytes]:
-        """A stream to read, which can seek. Raises FileNotFoundError."""
+        """A seekable stream to read. Raises FileNotFoundError."""
 
     @abstractmethod
     def size(self, name: str) -> int:
@@ -71,11 +71,11 @@ class Store(ABC):
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
-        """What lies in a folder, without the folder's name; leftovers of a killed process begin with a dot."""
+        """The names in a folder, without the folder's name; leftovers of a killed process begin with a dot."""
 
     @abstractmethod
     def remove(self, name: str) -> bool:
-        """Removes a file, or a folder with all that it holds; False where there is none."""
+        """Removes a file, or a folder with its content; False if there is none."""
 
     @abstractmethod
     def location(self, name: str) -> str:
@@ -87,7 +87,7 @@ class Store(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises :class:`Unavailable` where a library is missing."""
+        """Raises :class:`Unavailable` if a library is missing."""
 
 
 class Folder(Store):
@@ -138,17 +138,17 @@ class Folder(Store):
         return str(self._root / name)
 
     def scratch(self, folder: str) -> AbstractContextManager[Path]:
-        return nullcontext(self._root / folder)  # what a killed merge leaves there the next one removes
+        return nullcontext(self._root / folder)  # the next merge removes what a killed one left there
 
     def check(self) -> None:
         """The standard library is enough."""
 
 
 class Bucket(Store):
-    """A bucket that fsspec reaches. Arguments: its URL, perhaps with a prefix; a folder of this machine, for temporary
+    """A bucket that fsspec reaches. Arguments: its URL, optionally with a prefix; a folder of this machine, for temporary
     files.
 
-    A file is written in the folder, under no name, so that a killed process leaves nothing, and uploaded when it is whole.
+    A file is written in the folder, unnamed, so that a killed process leaves nothing, and uploaded when complete.
     """
 
     def __init__(self, url: str, scratch: Path) -> None:
@@ -209,8 +209,7 @@ class Bucket(Store):
 
     @contextmanager
     def scratch(self, folder: str) -> Iterator[Path]:
-        """A new folder. Its process holds a lock on it; one without such a lock is of a process that was killed, and is
-        removed."""
+        """A new folder, locked by its process; removes folders without a lock, whose process was killed."""
         self._scratch.mkdir(parents=True, exist_ok=True)
         with _held(self._scratch, fcntl.LOCK_EX):  # nobody looks at a folder between its making and its lock
             for each in self._scratch.glob(f"{_SCRATCH}*"):
@@ -226,12 +225,12 @@ class Bucket(Store):
 
     @contextmanager
     def _reached(self) -> Iterator[tuple[Any, str]]:
-        """The file system, and the path of the URL in it. What a library of a bucket raises is anything."""
+        """The file system, and the path of the URL in it. The library of a bucket may raise anything."""
         self.check()
         import fsspec
 
         try:
-            # Another process's files would be missing in a list that this one has kept.
+            # A cached listing would lack the files of other processes.
             files, root = fsspec.url_to_fs(self._url, use_listings_cache=False)
             yield files, root
         except FileNotFoundError:
@@ -268,7 +267,7 @@ def store_of(config: Config, ids: Ids) -> Store:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Raises :class:`Unavailable` where files cannot be written to a folder of this machine."""
+    """Raises :class:`Unavailable` if files cannot be written to a folder of this machine."""
     try:
         yield
     except OSError as error:
@@ -282,8 +281,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
-    """The file of an export: its path or URL as ``location``, its ``manifest``, and ``open()``, which gives a stream of
-    bytes that can seek."""
+    """The file of an export: its path or URL as ``location``, its ``manifest``, and ``open()``, which returns a seekable
+    stream of bytes."""
 
     location: str
     manifest: dict[str, Any]
@@ -300,7 +299,7 @@ class ExportFiles:
     # -- parts
 
     def write_part(self, export: str, number: int, write: Callable[[IO[bytes]], int]) -> dict[str, int]:
-        """Writes the part of a shard, in the place of an earlier attempt's; ``write`` returns its rows."""
+        """Writes the part of a shard, replacing that of an earlier attempt; ``write`` returns its rows."""
         with self._store.written(f"{_checked(export)}/parts/{number}.part") as out:
             out.write(b" " * _HEAD)
             rows = write(out)
@@ -335,10 +334,11 @@ class ExportFiles:
     def merge(
         self, export: str, generation: int, numbers: Sequence[int], form: Format, columns: Sequence[str], **said: Any
     ) -> dict[str, Any]:
-        """Makes the result of a generation of these shards' parts, and returns its manifest; the second time, the first's.
+        """Merges the parts of these shards into the result of a generation, and returns its manifest; if repeated, the
+        first one.
 
-        ``said``: what else stands in the manifest. The parts of a whole export are removed, those of a partial one kept
-        for a retry of its other shards. Raises :class:`PartsMissing`, OSError.
+        ``said``: further members of the manifest. The parts of a whole export are removed, those of a partial one kept for
+        a retry of its other shards. Raises :class:`PartsMissing`, OSError.
         """
         made = self._manifest(_checked(export), generation)
         if made is None:
@@ -360,7 +360,7 @@ class ExportFiles:
         return made
 
     def result(self, export: str, generation: int) -> ResultFile:
-        """The file of a generation. Raises :class:`NotFound` where it is not there."""
+        """The file of a generation. Raises :class:`NotFound` if it is missing."""
         made = self._manifest(_checked(export), generation)
         if made is None:
             raise NotFound(
@@ -383,7 +383,7 @@ class ExportFiles:
             return None
 
     def _tidy(self, export: str, generation: int, *, keep_parts: bool) -> None:
-        """Removes what the result of this generation makes superfluous, and what a merge left whose process died."""
+        """Removes what the result of this generation makes superfluous, and leftovers of a killed merge."""
         for name in self._store.names(export):
             number = name.partition(".")[0].partition("-")[2]
             is_old = number.isdecimal() and int(number) < generation

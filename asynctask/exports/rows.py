@@ -1,6 +1,7 @@
 """Rows of an export as bytes of its format: checked against the columns, encoded, and merged to one file.
 
-Nothing is cut or dropped: a value that the format cannot hold ends the shard as ``failed`` and names the row and column.
+Nothing is truncated or dropped: a value that the format cannot hold ends the shard as ``failed`` and names the row and
+column.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _PLAIN: Final = {"strings_to_formulas": False, "strings_to_urls": False, "string
 
 
 class RowError(NormalException):
-    """A row that cannot be exported as it is: no retry would change that."""
+    """A row that cannot be exported unchanged: a retry would not help."""
 
     code = "bad_row"
 
 
 def checked(rows: Iterable[Any], columns: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """The rows as sequences in the order of the columns. Raises :class:`RowError` for one with other columns."""
+    """The rows as sequences in the order of the columns. Raises :class:`RowError` for a row with other columns."""
     width, names = len(columns), frozenset(columns)
     for number, row in enumerate(rows, 1):
         if isinstance(row, Mapping):
@@ -68,20 +69,20 @@ def _some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One shard's part: ``open`` gives a stream at the beginning of its body, to the end of which it can be read."""
+    """One shard's part: ``open`` returns a stream at the beginning of its body, which ends with the stream."""
 
     open: Callable[[], IO[bytes]]
     rows: int
 
 
 class Format:
-    """How the rows of one format are kept in a part, and how parts become the file."""
+    """How rows of one format are stored in a part, and how parts are merged into the file."""
 
     suffix = ""
     media = "application/octet-stream"
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raises :class:`InputError` for columns that the format cannot hold, or where its library is not installed."""
+        """Raises :class:`InputError` for columns that the format cannot hold, or if its library is not installed."""
 
     def write_part(self, out: IO[bytes], rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> int:
         """Writes the rows of a shard; returns their number. Raises :class:`RowError`."""
@@ -180,7 +181,7 @@ def _unencodable(rows: Sequence[Sequence[Any]], columns: Sequence[str], before: 
 
 
 class CsvGz(Csv):
-    """The same, packed: each part is a member of its own, and members one after the other are a gzip file."""
+    """The same, compressed: each part is a gzip member, and concatenated members are a gzip file."""
 
     suffix = "csv.gz"
     media = "application/gzip"
@@ -193,7 +194,7 @@ class CsvGz(Csv):
 
 
 class Ndjson(Format):
-    """A JSON object for each row, one a line."""
+    """One JSON object per row and line."""
 
     suffix = "ndjson"
     media = "application/x-ndjson"
@@ -220,7 +221,7 @@ def _json_value(value: Any) -> Any:
 
 
 class Xlsx(Format):
-    """A workbook, with one sheet more for each 1,048,575 rows."""
+    """A workbook, with a further sheet for each 1,048,575 rows."""
 
     suffix = "xlsx"
     media = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
@@ -243,7 +244,7 @@ class Xlsx(Format):
         return b"".join(lines)
 
     def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str], tmp: Path) -> None:
-        import xlsxwriter  # a worker that makes no workbook need not load it
+        import xlsxwriter  # imported only for workbooks
         from xlsxwriter.exceptions import XlsxFileError
 
         with tempfile.TemporaryDirectory(prefix=".sheet-", dir=tmp) as folder:
@@ -255,7 +256,7 @@ class Xlsx(Format):
             except XlsxFileError as error:
                 raise OSError(*error.args) from error
             finally:
-                book.fileclosed = True  # closing a book that broke off would finish it
+                book.fileclosed = True  # closing an incomplete book would finish it
                 for sheet in book.worksheets():
                     sheet._opt_close()
 
@@ -432,7 +433,7 @@ def _arrow_value(value: Any) -> Any:
 
 
 def _typed(values: list[Any], kind: str | None, name: str, before: int) -> tuple[str | None, Any]:
-    """A column of some rows as an array, and its type, ``kind`` if it has one already. Raises :class:`RowError`."""
+    """A column of some rows as an array, and its type, ``kind`` if it already has one. Raises :class:`RowError`."""
     import pyarrow as pa
 
     fit: list[Any] = []
@@ -459,7 +460,7 @@ def _typed(values: list[Any], kind: str | None, name: str, before: int) -> tuple
 
 
 def _common_kinds(parts: Sequence[Part], columns: Sequence[str]) -> list[str | None]:
-    """The types of the columns in all parts. Raises :class:`RowError` where two differ."""
+    """The types of the columns in all parts. Raises :class:`RowError` if two differ."""
     common: list[str | None] = [None] * len(columns)
     for part in parts:
         with part.open() as body:
@@ -474,7 +475,7 @@ def _common_kinds(parts: Sequence[Part], columns: Sequence[str]) -> list[str | N
 
 
 def _tail(body: IO[bytes]) -> tuple[bytes, int]:
-    """The types at the end of a part, and where the frames before them end. Leaves the stream at its frames."""
+    """The types at the end of a part, and the end of the frames before them. Leaves the stream at its frames."""
     first = body.tell()
     end = body.seek(-_LENGTH.size, os.SEEK_END)
     (length,) = _LENGTH.unpack(body.read(_LENGTH.size))

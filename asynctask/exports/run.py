@@ -20,7 +20,7 @@ _CHECK_EVERY: Final = 1_000
 
 
 class Exporting(Protocol):
-    """The parts of an application that an export needs. They are asked for in the process that performs."""
+    """The parts of an application that an export needs, accessed in the performing process."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -51,9 +51,9 @@ def check_format(name: Any, columns: Sequence[str]) -> str:
 
 
 def write_shard(app: Exporting, columns: Sequence[str], rows_of: Callable[[], Iterable[Any]]) -> dict[str, int]:
-    """Writes the part of the current job's shard; what it returns is the Event's result.
+    """Writes the part of the current job's shard; the return value is the Event's result.
 
-    ``rows_of`` yields the rows of the shard. Raises :class:`Conflict` in a job that is none of an export.
+    ``rows_of`` yields the rows of the shard. Raises :class:`Conflict` in a job that is not part of an export.
     """
     job = current_job()
     with app.ledger.database.read() as connection:
@@ -66,7 +66,7 @@ def write_shard(app: Exporting, columns: Sequence[str], rows_of: Callable[[], It
 
 
 def _stoppable(rows: Iterable[Any]) -> Iterator[Any]:
-    """The rows, until the job is to let go: the next attempt begins the shard anew."""
+    """The rows, until the job should stop: the next attempt begins the shard again."""
     job = current_job()
     for number, row in enumerate(rows, 1):
         yield row
@@ -75,7 +75,7 @@ def _stoppable(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def merge(app: Exporting, progress: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the parts of the shards that ended well; what it returns is the manifest without what is long.
+    """Merges the parts of the shards that ended well; returns the manifest without its long members.
 
     ``progress`` is that of the Task as it closed. Raises :class:`Conflict` in a job that is not the merge of that Task.
     """
@@ -96,8 +96,8 @@ def merge(app: Exporting, progress: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of(app: Exporting, task_id: int, progress: Mapping[str, Any]) -> ResultFile:
-    """The file of a Task's result. Raises :class:`Conflict` with the reason where there is none yet,
-    :class:`NotFound` where it is gone."""
+    """The file of a Task's result. Raises :class:`Conflict` with the reason if there is none yet, :class:`NotFound` if it
+    is gone."""
     with app.ledger.database.read() as connection:
         said = queries.export_of(connection, task_id)
     if said is None:

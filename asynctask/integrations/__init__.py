@@ -1,1 +1,1 @@
-"""The tracker attached to other engines: one module each, the only one that imports the engine."""
+"""Tracking on other engines: one module for each, the only one that imports the engine."""

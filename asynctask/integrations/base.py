@@ -1,16 +1,16 @@
-"""What an engine must give so that Tasks run on it, and the parts that record beside it.
+"""The contract between an engine and the ledger, and the parts that record beside an engine.
 
-An engine (Celery, Dramatiq, RQ) keeps its own queues and runs its own workers. Its integration gives an :class:`Engine`,
+An engine (Celery, Dramatiq, RQ) keeps its own queues and runs its own workers. Its integration provides an :class:`Engine`,
 through which the dispatcher reaches those queues, and runs an :class:`EngineProcess` in each of the engine's worker
-processes, through which jobs are recorded.
+processes, which records jobs.
 
 Two kinds of jobs arrive. A **job of a Task**, or a callback, was pushed by the dispatcher and carries its attempt. The
-ledger keeps it: gives it again when its process died, when it is to be retried or when its Task was paused, and drops a
-copy of an older attempt. The engine decides only whether and when it is retried. A **lone job** was sent by a program
-through the engine. It carries no attempt, for the engine alone keeps it, retries it and delivers it again.
+ledger keeps it: dispatches it again when its process died, for a retry, or after its Task was paused, and drops copies of
+older attempts. The engine decides only whether and when it is retried. A **lone job** was sent by a program through the
+engine. It carries no attempt, because the engine alone keeps, retries and delivers it.
 
-A worker process in another language has no such object beside it. It sends its records to a process of this application,
-where :class:`~asynctask.integrations.remote.RemoteWorkers` writes them and keeps its lease.
+A worker process in another language has no such object. It sends its records to a process of this application, where
+:class:`~asynctask.integrations.remote.RemoteWorkers` writes them and keeps its lease.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
 from asynctask.worker import Worker, describe
 
 EARLY_S: Final = 0.5
-"""Seconds for which a ticket is good that was asked for before a thread was free."""
+"""Seconds for which a ticket is valid that was requested before a thread was free."""
 
 AT_ONCE: Final = 10
 """Jobs that the dispatcher pushes to an engine's Redis in one round trip; the first are there while it writes the next."""
@@ -57,10 +57,10 @@ BEGUN: Final = "a worker has begun it"
 """Why a job cannot be revoked any more."""
 
 LONG_S: Final = 0.1
-"""Seconds after which a running job's ``working`` status is written by itself."""
+"""Duration of a job from which its ``working`` status is written separately."""
 
 _GATHER_S: Final = 0.001
-"""Seconds for which tickets that are about to be needed are gathered before they are asked for."""
+"""Seconds for which requests for soon needed tickets are batched."""
 
 _APART_S: Final = 0.04
 """Seconds of work that an outcome may wait for where its acknowledgement keeps no other job away; see
@@ -72,7 +72,7 @@ _MANY: Final = 50
 _AWAY_S: Final = 0.5
 
 _UNKNOWN: Final = 1.0
-"""Jobs a second below which the rate of a process says nothing: it has just begun, or was idle."""
+"""Jobs per second below which the rate of a process says nothing: it has just begun, or was idle."""
 
 T = TypeVar("T")
 
@@ -82,13 +82,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What an engine, with the broker that it is attached to, can do.
+    """Capabilities of an engine, with the broker that it is attached to.
 
-    ``late_ack``: a job is acknowledged after its outcome is committed. ``redelivers``: a lone job whose process died comes
-    again by itself. ``counts``: its queues can be counted; without it no Task can be handed to it. ``asynchronous``: it
-    runs ``async`` functions. ``hard_limit``: it ends a job that does not heed its time limit. ``revokes``: a lone job can
-    be taken back before it begins (:meth:`Engine.revoke`). ``slices``: a job may have several items. ``exports``: its
-    workers export shards (:func:`engine_worker`, ``columns``) and perform the merge of their parts, the worker ``MERGER``.
+    ``late_ack``: a job is acknowledged after its outcome is committed. ``redelivers``: a lone job whose process died is
+    delivered again by the engine. ``counts``: its queues can be counted; without it no Task can be submitted to it.
+    ``asynchronous``: it runs ``async`` functions. ``hard_limit``: it ends a job that ignores its time limit. ``revokes``: a
+    lone job can be taken back before it begins (:meth:`Engine.revoke`). ``slices``: a job may have several items.
+    ``exports``: its workers export shards (:func:`engine_worker`, ``columns``) and perform the merge of their parts, the
+    worker ``MERGER``.
     """
 
     late_ack: bool
@@ -112,19 +113,19 @@ class Engine(EngineQueues, Protocol):
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """What it can perform, by name: a live mapping, to which more may be added. The merge of exports is not in it, for
-        only the close of an export calls it."""
+        """What it can perform, by name: a live mapping, to which more may be added. The merge of exports is not in it,
+        because only the close of an export calls it."""
         ...
 
     def name_of(self, target: object) -> str | None:
-        """The name of the worker that a task or an actor of this engine is; None for anything else."""
+        """The worker's name of a task or an actor of this engine; None for anything else."""
         ...
 
     def revoke(self, job_id: str, queue: str) -> str | None:
-        """Sees to it that a lone job of this queue (by the ledger's name) does not begin any more.
+        """Prevents a lone job of this queue (by the ledger's name) from beginning.
 
         Returns None if it has not begun and none of its copies will, else the reason. Raises
-        :class:`~asynctask.errors.BrokerUnavailable`. Without the capability ``revokes`` it is not called.
+        :class:`~asynctask.errors.BrokerUnavailable`. Called only with the capability ``revokes``.
         """
         ...
 
@@ -145,7 +146,7 @@ class Attachable(Dispatching, Protocol):
 class PushedJob:
     """A job as the dispatcher pushes it: the worker's ``name``, the engine's own name of the ``queue``, the arguments.
 
-    ``attempt`` is its fence, which must travel with it; None for a lone job. ``retries``: how often it was retried.
+    ``attempt`` is its fence, which must travel with it; None for a lone job. ``retries``: the number of its retries.
     """
 
     job_id: str
@@ -158,12 +159,12 @@ class PushedJob:
 
 
 def pushed_job(copy: Copy) -> PushedJob:
-    """The job of a copy that the dispatcher pushes. Raises ValueError for what is no job."""
+    """The job of a copy that the dispatcher pushes. Raises ValueError for an invalid one."""
     job = decode(copy.payload)
     args: Any = job["args"]
     kwargs: Mapping[str, Any] = {}
     is_lone = copy.task_id is None and CALLBACK_OF not in job
-    if is_lone:  # as the dispatcher writes it
+    if is_lone:  # see `_lone_arguments` of the outbox
         args, kwargs = args
     attempt = None if is_lone else copy.attempt
     queue = copy.queue.partition("/")[2]
@@ -180,10 +181,10 @@ def engine_worker(
     max_item_bytes: int,
     columns: Sequence[str] | None = None,
 ) -> Worker:
-    """The worker that a function of an engine is: its first parameter says what an item looks like.
+    """The worker of a function of an engine; its first parameter gives the form of an item.
 
     ``queue``: the engine's own name of its queue. ``columns``: the function yields the rows of a shard, which is any JSON;
-    call :func:`shard_writer` of it. Raises :class:`ConfigError`.
+    wrap it with :func:`shard_writer`. Raises :class:`ConfigError`.
     """
     _, _, is_async, model = describe(function)
     names = () if columns is None else check_columns(columns, function)
@@ -216,7 +217,7 @@ class EngineWorkers(ChainMap[str, Worker]):
 
 
 def shard_writer(app: Exporting, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
-    """What performs a job of a function of an engine: of one that yields the rows of a shard, what writes their part; else
+    """The callable for jobs of a function of an engine: for one that yields the rows of a shard, it writes their part; else
     the function itself."""
     if not worker.columns:
         return function
@@ -229,7 +230,7 @@ def shard_writer(app: Exporting, worker: Worker, function: Callable[..., Any]) -
 
 
 def merge_function(app: Exporting) -> Callable[..., Any]:
-    """What an engine registers under the name ``MERGER``, as soon as one of its functions is an export."""
+    """The function that an engine registers under the name ``MERGER`` with its first export."""
 
     def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
         """Merges the parts of an export."""
@@ -239,7 +240,7 @@ def merge_function(app: Exporting) -> Callable[..., Any]:
 
 
 def kept_params(job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:
-    """The arguments of a lone job as its Event keeps them; None if they are no JSON or over ``limit`` bytes."""
+    """The arguments of a lone job as its Event stores them; None if they are not JSON or over ``limit`` bytes."""
     params: Any = {"args": list(args), "kwargs": dict(kwargs)} if kwargs else list(args)
     try:
         kept = len(dumps(params)) <= limit
@@ -262,11 +263,11 @@ class _Call:
 
 
 class Together:
-    """A function of many arguments, which threads call with one each.
+    """Batches calls of a function of many arguments from threads with one argument each.
 
-    A thread that finds no call under way makes one; those that come meanwhile wait for its end, and one of them makes the
+    A thread that finds no call running makes one; those that come meanwhile wait for its end, and one of them makes the
     next call for all of them. So a lone caller waits for nobody, and many share a round trip and a commit. ``function``
-    returns the results in the order of its arguments; where it raises for several, each is tried alone.
+    returns the results in the order of its arguments; if it raises for several, each is tried alone.
     """
 
     def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
@@ -281,7 +282,7 @@ class Together:
 
     def __call__(self, argument: Any) -> Any:
         if os.getpid() != self._pid:
-            self._renew()  # a forked child: the threads that were at it are its parent's
+            self._renew()  # a forked child: the calling threads are its parent's
         mine = _Call(argument)
         with self._condition:
             self._waiting.append(mine)
@@ -295,12 +296,12 @@ class Together:
         return mine.result
 
     def _lead(self) -> None:
-        """Makes the call of all that wait, the condition's lock given up meanwhile."""
+        """Makes the call for all that wait, with the condition's lock released meanwhile."""
         calls, self._waiting, self._busy = self._waiting, [], True
         self._condition.release()
         try:
             self._make(calls)
-        finally:  # an engine may interrupt this thread: what it did not come to is another's to lead
+        finally:  # an engine may interrupt this thread: another thread makes the remaining call
             self._condition.acquire()
             self._waiting[:0] = [each for each in calls if not each.done]
             self._busy = False
@@ -320,11 +321,11 @@ class Together:
 
 
 class EarlyTickets:
-    """Asks for the tickets of jobs that have arrived and wait for a free thread of their engine.
+    """Requests the tickets of jobs that have arrived and wait for a free thread of their engine.
 
-    One thread asks for all that have arrived, once fewer than ``enough`` tickets are there that nobody has taken, or a
-    thread waits for one: each question costs about as much for ten jobs as for one. A ticket is good for half a second,
-    then its job asks anew: what has changed meanwhile must show (promise 8).
+    One thread requests all that have arrived, once fewer than ``enough`` unused tickets are left, or a thread waits for
+    one: a request costs about as much for ten jobs as for one. A ticket is valid for half a second, then its job requests a
+    new one, so that changed knobs take effect.
     """
 
     def __init__(
@@ -354,18 +355,18 @@ class EarlyTickets:
         self._thread.start()
 
     def expect(self, arrival: Arrival) -> None:
-        """A job has arrived."""
+        """Notes that a job has arrived."""
         with self._lock:
             if self._ended:
                 return
-            if len(self._early) >= _MOST_EARLY:  # of jobs that their engine has dropped
+            if len(self._early) >= _MOST_EARLY:  # of jobs dropped by their engine
                 self._early = {key: each for key, each in self._early.items() if not each.done}
             early = self._early[arrival.job_id, arrival.attempt] = _Early()
             self._arrived.append((arrival, early))
             self._wake()
 
     def take(self, arrival: Arrival) -> Ticket | None:
-        """The ticket of a copy that begins now, once; None if there is none, or none that is fresh."""
+        """The ticket of a copy that begins now, once; None without a fresh one."""
         with self._lock:
             early = self._pop(arrival.job_id, arrival.attempt)
             if early is None:
@@ -379,17 +380,17 @@ class EarlyTickets:
         return early.ticket if self._clock.monotonic() - early.answer.asked_at <= EARLY_S else None
 
     def waiting(self) -> int:
-        """How many jobs have arrived lately and have not begun."""
+        """The number of jobs that have arrived lately and have not begun."""
         with self._lock:
             return self._count_ready() + len(self._arrived) + self._asking
 
     def forget(self, job_id: str, attempt: int | None) -> None:
-        """Another copy of the same has ended: a ticket from before is void."""
+        """Discards the ticket, because another copy of the job has ended."""
         with self._lock:
             self._pop(job_id, attempt)
 
     def stop(self) -> None:
-        """Ends the thread; what it was not asked for yet has no ticket."""
+        """Ends the thread; jobs whose ticket was not requested yet have none."""
         with self._lock:
             self._ended = True
             self._due.notify()
@@ -433,7 +434,7 @@ class EarlyTickets:
                 continue
             answer = _Answer(self._clock.monotonic())
             tickets: Sequence[Ticket | None] = [None] * len(batch)
-            with suppress(Exception):  # each asks for itself then, and waits or fails by its own
+            with suppress(Exception):  # each then requests its own, and waits or fails alone
                 tickets = [] if ended else self._begin([arrival for arrival, _ in batch])
             with self._lock:
                 for (arrival, early), ticket in zip_longest(batch, tickets):
@@ -465,11 +466,11 @@ class _Early:
 
 
 class HeldAcks:
-    """Acknowledgements that wait for a commit in the place of the threads that performed.
+    """Acknowledgements that wait for a commit, so that the performing threads need not.
 
-    A job's ``key`` is noted with :meth:`open` before its outcome is handed over, and :meth:`committed` after its commit. An
-    acknowledgement that comes in between is held back. A thread of its own makes it then: a broker's answer must not hold
-    up the next commit.
+    A job's ``key`` is noted with :meth:`open` before its outcome is passed on, and :meth:`committed` after its commit. An
+    acknowledgement that comes in between is held back, and sent by a separate thread: a broker's answer must not delay the
+    next commit.
     """
 
     def __init__(self) -> None:
@@ -487,12 +488,12 @@ class HeldAcks:
         self._due.put(None)
 
     def open(self, key: str) -> None:
-        """The outcome of this job is about to be handed over."""
+        """Notes that the outcome of this job is about to be passed on."""
         with self._lock:
-            self._open.setdefault(key, _Open()).commits += 1  # two copies of a job may be performed at once
+            self._open.setdefault(key, _Open()).commits += 1
 
     def committed(self, key: str) -> None:
-        """It is committed."""
+        """Notes that it is committed."""
         with self._lock:
             waiting = self._open[key]
             waiting.commits -= 1
@@ -503,7 +504,7 @@ class HeldAcks:
             self._due.put(ack)
 
     def hold(self, key: str, ack: Callable[[], None]) -> bool:
-        """Whether the acknowledgement of this job has to wait; it is called later then."""
+        """Whether the acknowledgement of this job has to wait; if so, it is called later."""
         with self._lock:
             waiting = self._open.get(key)
             if waiting is not None:
@@ -511,7 +512,7 @@ class HeldAcks:
         return waiting is not None
 
     def when_committed(self, key: str, ack: Callable[[], None]) -> None:
-        """The thread calls ``ack`` once nothing of this job waits for its commit."""
+        """Calls ``ack``, on the thread, once nothing of this job waits for its commit."""
         if not self.hold(key, ack):
             self._due.put(ack)
 
@@ -519,7 +520,7 @@ class HeldAcks:
         while (ack := self._due.get()) is not None:
             try:
                 ack()
-            except Exception as error:  # the job comes again, and is over then
+            except Exception as error:  # the job is delivered again, and has ended by then
                 self._log.warning("not_acknowledged", error=f"{type(error).__name__}: {error}")
 
 
@@ -530,7 +531,7 @@ class _Open:
 
 
 class LoneEvents(Together):
-    """Makes the Events of lone jobs before they are sent. Raises InputError and LedgerUnavailable."""
+    """Creates the Events of lone jobs before they are sent. Raises InputError and LedgerUnavailable."""
 
     def __init__(self, app: Dispatching, engine: str) -> None:
         def make(jobs: Sequence[Arrival]) -> Sequence[None]:
@@ -546,7 +547,7 @@ class LoneEvents(Together):
 class EngineProcess(AppProcess):
     """The parts that run beside an engine in one of its worker processes: recorder, heartbeat, maintenance, dispatcher.
 
-    Make it in the performing process, after any fork.
+    Create it in the performing process, after any fork.
 
     Arguments: ``engine``, its name; ``concurrency``, how many jobs run at once; ``queues``, the engine's own names of those
     that the process works; ``holds_apart``: the engine fetches other jobs in the place of those whose acknowledgement is
@@ -632,31 +633,32 @@ class EngineProcess(AppProcess):
     # -- steps of a job
 
     def expect(self, arrival: Arrival) -> None:
-        """A job has arrived and waits for a free thread: its ticket is asked for meanwhile, with those of others."""
+        """Notes that a job has arrived and waits for a free thread: its ticket is requested meanwhile, with those of
+        others."""
         if self._early is None:
             # With half of the threads about to begin, there is time to ask for the others before one of them waits.
             self._early = EarlyTickets(self.tracker.arrive, self._clock, enough=max(1, self._concurrency // 2))
         self._early.expect(arrival)
 
     def forget(self, job_id: str, attempt: int | None) -> None:
-        """A copy of this attempt (None: of a lone job) has ended here: what was asked for another is void."""
+        """Notes that a copy of this attempt (None: of a lone job) has ended here: tickets for other copies are void."""
         if self._early is not None:
             self._early.forget(job_id, attempt)
 
     def begin(self, arrival: Arrival, early: Ticket | None = None, *, redelivered: bool = False) -> Ticket:
-        """The ticket of a job that arrived. Blocks while the ledger is away: no job begins unrecorded.
+        """The ticket of a job that arrived. Blocks while the ledger is unavailable: no job begins unrecorded.
 
-        ``early``: it was asked for (:meth:`known`) at most :data:`EARLY_S` ago.
-        ``redelivered``: the engine has given the same copy to a worker before. If that has died of it, at once, nobody has
-        seen it begin; so this beginning is recorded before the job is performed, and the next death counts.
+        ``early``: a ticket requested (:meth:`known`) at most :data:`EARLY_S` ago. ``redelivered``: the engine has given the
+        same copy to a worker before. If that worker died at once, its start is not recorded; so this start is recorded
+        before the job is performed, and the next death counts.
 
-        Where its verdict is not ``RUN``, acknowledge the job unrun: it is over, or the ledger has taken it back.
+        If its verdict is not ``RUN``, acknowledge the job unrun: it has ended, or the ledger has taken it back.
         """
         if early is None and self._early is not None:
             early = self._early.take(arrival)
         ticket: Ticket = early or self._retry_while_away(lambda: self._begin(arrival))
         if ticket.elsewhere and ticket.holder not in (None, self.ledger.identity):
-            # Its engine delivers it again, before anybody has noticed that its process died, if it did.
+            # Its engine may deliver it again before the death of its process is noticed.
             self._retry_while_away(self.maintenance.recover_dead)
             ticket = self._retry_while_away(lambda: self._begin(arrival))
         if ticket.verdict in (Begin.GIVE_BACK, Begin.CANCEL) and not ticket.elsewhere:
@@ -668,7 +670,7 @@ class EngineProcess(AppProcess):
         return ticket
 
     def begin_anew(self, arrival: Arrival, early: Ticket | None = None) -> Ticket:
-        """As :meth:`begin`, for a lone job that a person may have put on the queue again after it had failed."""
+        """As :meth:`begin`, for a lone job that a person may have requeued after it had failed."""
         ticket = self.begin(arrival, early)
         if ticket.verdict is not Begin.DROP or not ticket.is_lone:
             return ticket
@@ -676,17 +678,17 @@ class EngineProcess(AppProcess):
         return self.begin(arrival) if reopened else ticket
 
     def put_off(self, arrival: Arrival, why: str, seconds: float) -> None:
-        """Makes a job that the ledger keeps and that cannot be performed here wait there for so long. Blocks while it is
-        away."""
+        """Makes a job that the ledger keeps and that cannot be performed here wait there for this long. Blocks while the
+        ledger is unavailable."""
         ticket: Ticket = self._retry_while_away(lambda: self._begin(arrival))
         if ticket.verdict is Begin.RUN:
             until = self.ledger.now() + micros(seconds)
             self._retry_while_away(lambda: self.tracker.put_off([(ticket, why)], until))
 
     def known(self, job_id: str, attempt: int | None = None) -> Ticket | None:
-        """The ticket of a job that has an Event, None of any other. Blocks while the ledger is away.
+        """The ticket of a job that has an Event, None for others. Blocks while the ledger is unavailable.
 
-        ``attempt``: its fence, None of a lone job.
+        ``attempt``: its fence, None for a lone job.
         """
         return self._retry_while_away(lambda: self.tracker.begin([(job_id, attempt)])[0])
 
@@ -726,13 +728,13 @@ class EngineProcess(AppProcess):
         return retry_at or self.ledger.now() + micros(backoff(ticket.retries, self._ids.random()))
 
     def settle_later(self, ticket: Ticket, then: Callable[[], None]) -> None:
-        """Hands over the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
+        """Passes on the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
         self.tracker.settle(ticket, then=lambda won: then())
         self._note_performed()
 
     def recover(self, ticket: Ticket) -> None:
-        """The process that performed a job died, while this one, which records it, lives: the job is given again, by the
-        ledger or by its engine, or ends as poison. Blocks until that is committed."""
+        """Records that the process that performed a job died, while this one, which records it, lives: the ledger or its
+        engine delivers the job again, or it ends as poison. Blocks until that is committed."""
         self.tracker.save(ticket)  # only a job that is known to have begun counts the death
         self._retry_while_away(lambda: processes.recover_job(self.ledger, ticket.event_id))
         self.tracker.forget(ticket)
@@ -746,8 +748,8 @@ class EngineProcess(AppProcess):
     # -- parts
 
     def _busy_for(self) -> float | None:
-        """An outcome that no thread waits for goes with those that follow, while more are to be expected: in a part of the
-        time in which the jobs that have arrived are performed, for their engine fetches more when some are acknowledged."""
+        """An outcome that no thread waits for is written with those that follow: it waits for a part of the time in which
+        the jobs that have arrived are performed, because their engine fetches more when some are acknowledged."""
         rate = self._rate.per_second
         if self._awaited or not (self.tracker.running() or rate > _MANY):
             return None
@@ -774,13 +776,13 @@ class EngineProcess(AppProcess):
 
     def obey(self, name: str) -> None:
         if name == processes.LOST:
-            super().obey(name)  # its jobs go on: the outcomes of those that were given to others are not counted
+            super().obey(name)  # its jobs continue: outcomes of those given to others do not count
         else:
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
 
     def _note_performed(self) -> None:
-        """A job has ended. The first ones of a list show how fast this process is: it asks for the next at once, not with
-        the next tick, and others know of it before the next heartbeat."""
+        """Notes that a job has ended. The first ones of a list show the rate of this process: it asks for the next at once,
+        not with the next tick, and others know the rate before the next heartbeat."""
         with self._measuring:
             self._performed += 1
             self._ended_at, self._worked = self._clock.monotonic(), True
@@ -804,7 +806,7 @@ class EngineProcess(AppProcess):
                 if running:
                     self._busy_s += LONG_S
                 self._rate.update(self._performed, self._busy_s)
-                # Between two jobs that follow each other in one thread there is a pause, too.
+                # Consecutive jobs of one thread have a pause between them, too.
                 idle_s = self._clock.monotonic() - self._ended_at
                 is_dry = self._worked and running < self._concurrency and idle_s >= MEASURE_S
             if is_dry:

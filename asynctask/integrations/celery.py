@@ -1,16 +1,16 @@
 """Celery with the tracker attached: every tracked task leaves an Event, and Tasks run on its workers.
 
-A task is wrapped where Celery itself takes hold of it: ``run``, which the worker calls, ``apply_async``, which sends, and
-``retry``. Inside ``autoretry_for`` stands a second wrapper, for a business refusal must not be retried.
+A task is wrapped at Celery's own entry points: ``run``, which the worker calls, ``apply_async``, which sends, and
+``retry``. A second wrapper is inside ``autoretry_for``, because a business refusal must not be retried.
 
-A job that a program sends carries no fence (``attempt=None``): Celery keeps it, retries it and delivers it again. A job of
-a Task carries its attempt as a header. When it is to be retried, Celery's own rules say whether and when; the ledger keeps
-it until then and gives it again, with Celery's count of retries, so no worker holds it in its memory.
+A job that a program sends carries no fence (``attempt=None``): Celery keeps, retries and delivers it. A job of a Task
+carries its attempt as a header. Celery's rules decide whether and when it is retried; the ledger keeps it until then and
+dispatches it again, with Celery's count of retries, so no worker holds it in its memory.
 
 In the prefork pool a process beside the worker records for all children
-(:class:`~asynctask.integrations.recording.PoolRecording`). A child opens nothing of the ledger, and goes on before its
-outcome is committed. The worker, whose requests acknowledge, asks there first. It starts no thread, for it forks again at
-any time, and records by itself only what nobody else knows: that a job was killed over its time limit, or revoked.
+(:class:`~asynctask.integrations.recording.PoolRecording`). A child opens no connection to the ledger, and continues before
+its outcome is committed. The worker, whose requests acknowledge, waits for that process. It starts no thread, because it
+may fork at any time, and records only what nobody else knows: that a job was killed over its time limit, or revoked.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(not_installed("celery", "celery"), name="celery") from None
 
 NAME: Final = "celery"
-"""This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
+"""The name of this engine: the prefix of its queues, in the identities of its processes and in its Events."""
 
 ATTEMPT: Final = "asynctask_attempt"
 """The header of a job of a Task: its attempt."""
 
 _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo": True, "celery.concurrency.thread": True}
-"""Pools that can be recorded, and whether their jobs run in the process that the signals of a worker reach."""
+"""Pools that can be recorded, and whether their jobs run in the process that gets a worker's signals."""
 
 BatchPublishError: Any = getattr(kombu_exceptions, "BatchPublishError", OperationalError)  # kombu 5.7
 
@@ -96,7 +96,7 @@ _REPLY_S: Final = 1.0
 """Seconds in which workers answer a revocation."""
 
 _NO_LIMIT_S: Final = 10**8
-"""Seconds: the time limit of a task that has none. Celery takes 0 for the limit of all tasks."""
+"""The time limit of a task without one, in seconds. Celery takes 0 for the limit of all tasks."""
 
 T = TypeVar("T")
 
@@ -105,10 +105,10 @@ def attach(
     celery_app: Any, app: Attachable, *, tasks: Collection[str] | None = None, late_ack: bool = True
 ) -> CeleryEngine:
     """Records every tracked task of ``celery_app`` as an Event of ``app``, and makes those tasks workers of ``app``: lists
-    can be handed in for them. Call it once, in the module that makes the Celery application.
+    can be submitted for them. Call it once, in the module that creates the Celery application.
 
     Arguments: ``tasks``, the names of the tracked tasks; None tracks all. A task's own option ``use_task_event=True`` or
-    ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals;
+    ``False`` takes precedence; ``failed_on=(MyError, ...)`` lists exceptions that are business refusals;
     ``export_columns=["sku", ...]`` makes a task that yields rows an export. ``late_ack``: tracked tasks get ``acks_late``
     and ``reject_on_worker_lost``, so that none is lost with its process; without it a lone job that dies with its worker
     ends in ``error``. Raises :class:`ConfigError` if it is attached already.
@@ -153,7 +153,7 @@ class _Line:
         self.producer: Any = None
 
     def use(self, call: Callable[[_Line], T]) -> T:
-        """The result of ``call``; it is made once more on a new connection, for a broker closes one that was idle. Raises
+        """The result of ``call``; called once more on a new connection, because a broker closes idle ones. Raises
         BrokerUnavailable."""
         with self._lock:
             if self._pid != os.getpid():  # a forked child: the connection is its parent's
@@ -177,14 +177,14 @@ class _Line:
         self.producer = self._connection.Producer(self.channel)
 
     def _errors(self) -> tuple[type[BaseException], ...]:
-        """What says that the broker is away, or that it closed the channel."""
+        """Exceptions that mean that the broker is unavailable, or has closed the channel."""
         known = () if self._connection is None else self._connection.connection_errors
         amqp = self._connection.channel_errors if self.is_amqp else ()
         return (OperationalError, OSError, *known, *amqp)
 
     @property
     def is_amqp(self) -> bool:
-        """Whether the broker is a server of AMQP; otherwise kombu does as if."""
+        """Whether the broker is an AMQP server; with others kombu emulates one."""
         return self.channel is not None and not hasattr(self.channel, "_size")
 
     def queue(self, name: str) -> Any:
@@ -197,7 +197,7 @@ class _Line:
         """How many messages wait in a queue of the broker."""
         if not self.is_amqp:
             return int(self.channel._size(queue))  # with global_keyprefix, Redis would say that there is no such queue
-        channel = self._connection.channel()  # its own, for where there is no such queue it is closed
+        channel = self._connection.channel()  # a separate one, because it is closed if there is no such queue
         try:
             return int(channel.queue_declare(queue, passive=True).message_count)
         except self._connection.channel_errors:  # there is no such queue yet
@@ -219,7 +219,7 @@ class _Line:
             raise error.__cause__ or error from None
 
     def close(self) -> None:
-        """Closes the connection, as far as that is still possible."""
+        """Closes the connection, if still possible."""
         connection, self._connection, self.channel, self.producer = self._connection, None, None, None
         if connection is not None:
             with suppress(Exception):
@@ -227,7 +227,7 @@ class _Line:
 
 
 class CeleryEngine:
-    """What :func:`attach` adds: the Celery application as an engine."""
+    """The Celery application as an engine; :func:`attach` adds it."""
 
     def __init__(self, celery_app: Any, app: Attachable, *, tasks: Collection[str] | None, late_ack: bool) -> None:
         self.name = NAME
@@ -290,7 +290,7 @@ class CeleryEngine:
         name = getattr(target, "name", None)
         if not isinstance(name, str):
             return None
-        # What @task gives in a module is a proxy of the task, which is made when the application is finalized.
+        # @task returns a proxy of the task, which is created when the application is finalized.
         task = getattr(target, "_get_current_object", lambda: target)()
         return name if self._celery.tasks.get(name) is task else None
 
@@ -326,11 +326,11 @@ class CeleryEngine:
         return self._line.use(lambda line: {queue: line.count(own_name(queue)) for queue in queues})
 
     def may_hold(self, queue: str) -> bool:
-        """A worker holds jobs of a task with a rate limit in its memory, idle as it is."""
+        """An idle worker may hold jobs of a task with a rate limit in its memory."""
         return any(self._celery.tasks[name].rate_limit for name in self._tracked)
 
     def revoke(self, job_id: str, queue: str) -> str | None:
-        """Workers that know the id as revoked drop the job when they come to it. One that had begun is found afterwards."""
+        """Workers that know the id as revoked drop the job when they reach it. One that has begun is found afterwards."""
         control = self._celery.control
         try:
             flagged = control.revoke(job_id, reply=True, timeout=_REPLY_S)
@@ -360,9 +360,9 @@ class CeleryEngine:
         @functools.wraps(make)
         def made(*args: Any, **options: Any) -> Any:
             task = make(*args, **options)
-            if self._celery.finalized:  # what is declared later has no signal
+            if self._celery.finalized:  # later declarations send no signal
                 self._track(task)
-            else:  # a program that only sends finalizes nothing by itself
+            else:  # a program that only sends does not finalize the application
                 task.apply_async = functools.partial(self._send_first, task)
             return task
 
@@ -439,7 +439,7 @@ class CeleryEngine:
             task.Request = self._request
 
     def _writing(self, task: Any, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that writes a shard in a job of the task, and yields its rows to a program that calls it."""
+        """A function that writes a shard in a job of the task, and yields its rows if a program calls it."""
         write = shard_writer(self._app, worker, function)
 
         @functools.wraps(function)
@@ -472,9 +472,9 @@ class CeleryEngine:
         self, task: Any, apply_async: Callable[..., Any], args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
     ) -> Any:
         current = self._current(task_id)
-        if current is not None:  # Celery sends the job that runs here again
+        if current is not None:  # Celery resends the job that runs here
             self._record_retry(current, options)
-            if not current.ticket.elsewhere:  # the ledger gives it again when it is due
+            if not current.ticket.elsewhere:  # the ledger dispatches it again when it is due
                 return task.AsyncResult(task_id)
             return apply_async(args, kwargs, task_id=task_id, **options)
         if not is_job_id(task_id):
@@ -489,7 +489,8 @@ class CeleryEngine:
             raise
 
     def _record_retry(self, current: _Performed, options: Mapping[str, Any]) -> None:
-        """Recorded before the job is sent again, or its next attempt could begin before this one has ended."""
+        """Records the retry before the job is sent again; otherwise its next attempt could begin before this one has
+        ended."""
         eta, delay_s = options.get("eta"), float(options.get("countdown") or 0)
         if isinstance(eta, datetime):
             delay_s = eta.timestamp() - self._app.clock.now() / SECOND
@@ -579,11 +580,11 @@ class CeleryEngine:
         else:
             self._settle_later(current)
         if current.ticket.status is Status.FAILED and raised and answered:
-            raise raised[-1]  # or Celery would treat it as a success and use the result
+            raise raised[-1]  # otherwise Celery would treat it as a success and use the result
         return None if current.ticket.status is Status.FAILED else result
 
     def _settle(self, current: _Performed, delay_s: float | None = None) -> None:
-        """Records the outcome; committed on return. ``delay_s``: another try follows in so many seconds."""
+        """Records the outcome; committed on return. ``delay_s``: another try follows in this many seconds."""
         process, ticket = current.process, current.ticket
         if isinstance(process, EngineProcess):
             process.settle(ticket, retry_at=None if delay_s is None else self._app.ledger.now() + micros(delay_s))
@@ -592,7 +593,7 @@ class CeleryEngine:
             process.settle(ticket, delay_s=delay_s)
 
     def _settle_later(self, current: _Performed) -> None:
-        """Hands over the outcome: the acknowledgement waits for the commit, in the place of this thread or child."""
+        """Passes on the outcome: the acknowledgement waits for the commit, and this thread or child does not."""
         process, ticket, job_id = current.process, current.ticket, current.job.job_id
         if isinstance(process, EngineProcess):
             self._acks.open(job_id)
@@ -610,7 +611,7 @@ class CeleryEngine:
             raise Reject(error, requeue=True) from error
 
     def _let_go(self, current: _Performed, error: JobInterrupted) -> NoReturn:
-        """A job that stopped between two steps: the ledger, or Celery if the job is its own, gives it again."""
+        """Ends a job that stopped between two steps: the ledger, or for a lone job Celery, delivers it again."""
         if not current.ticket.elsewhere:
             self._settle(current)
             raise Ignore(str(error)) from error
@@ -618,7 +619,7 @@ class CeleryEngine:
         raise Reject(error, requeue=True) from error
 
     def _set_outcome(self, current: _Performed, error: BaseException) -> None:
-        """Sets the outcome from what came out of the whole chain, unless a retry has been recorded."""
+        """Sets the outcome from the result of the whole chain, unless a retry has been recorded."""
         ticket = current.ticket
         if ticket.settled or isinstance(error, Retry):
             return
@@ -680,13 +681,13 @@ class CeleryEngine:
         self._start()
 
     def _hold_acks(self) -> None:
-        """In the pool of threads, which acknowledge by themselves, a thread need not wait for the commit."""
+        """In the thread pool, whose threads acknowledge, a thread need not wait for the commit."""
         self._take_requests(_request_of_threads(self._acks, self._loop.wake))
         self._loop.is_woken = True
         self._acks.start()
 
     def _record_for_children(self) -> None:
-        """In the prefork pool, in whose children jobs are performed and recorded elsewhere."""
+        """In the prefork pool, children perform jobs and another process records them."""
         self._recording = PoolRecording(
             self._engine_process, self._app.clock, children=self._concurrency, redelivers=self._late_ack
         )
@@ -696,14 +697,14 @@ class CeleryEngine:
             self._take_requests(_request_of_children(self._recording, self._loop))
 
     def _take_requests(self, kind: type) -> None:
-        """Has Celery make requests of this class for tracked tasks."""
+        """Makes Celery use this class of requests for tracked tasks."""
         self._request = kind
         for name in self._tracked:
             self._celery.tasks[name].Request = kind
         signals.task_received.connect(self._task_received, weak=False)
 
     def _task_received(self, request: Any = None, **_: Any) -> None:
-        """Celery has a job for a thread or a child that is free soon."""
+        """Notes that Celery has a job for a thread or a child that is free soon."""
         beside, worker = self._recording or self._process, self._tracked.get(request.name)
         if not isinstance(beside, PoolRecording | EngineProcess) or worker is None:
             return
@@ -725,10 +726,10 @@ class CeleryEngine:
         except Unavailable as error:
             self._log.warning("ledger_away", error=str(error))
         except RecordingGone:
-            self._log.error("recording_process_gone")  # the worker is about to end; until then its jobs go back
+            self._log.error("recording_process_gone")  # the worker is about to end; meanwhile its jobs go back
 
     def _running_process(self, *, wait: bool = True) -> EngineProcess | Performer:
-        """This process, registered, or what a child has of the one that is. Blocks while the ledger is away: no tracked job
+        """This process, registered, or a child's connection to it. Blocks while the ledger is unavailable: no tracked job
         begins unrecorded."""
         pause = threading.Event()
         while True:
@@ -774,11 +775,11 @@ class CeleryEngine:
 
 
 class _Loop:
-    """What this integration has to do with the event loop of a worker.
+    """The integration's part of a worker's event loop.
 
-    The prefork pool's runs in the process above the children, and hears from ``recording`` which jobs may be acknowledged.
-    In the pool of threads (``is_woken``) a thread that acknowledges leaves that to the loop, which before kombu 5.7 sleeps
-    on, up to a second: so it is woken.
+    The loop of the prefork pool runs in the parent of the children; ``recording`` tells it which jobs may be acknowledged.
+    In the thread pool (``is_woken``) acknowledging threads leave that to the loop, which before kombu 5.7 sleeps for up to
+    a second, so it is woken.
     """
 
     def __init__(self) -> None:
@@ -790,7 +791,7 @@ class _Loop:
         self._log = get_logger("asynctask.celery")
 
     def enter(self, hub: Any) -> None:
-        """The loop begins: at the start, and on each new connection to the broker."""
+        """Called when the loop begins: at the start, and on each new connection to the broker."""
         self._hub, self.runs = hub, True
         if self.recording is not None:
             hub.add_reader(self.recording.fileno(), self._hear)
@@ -802,13 +803,13 @@ class _Loop:
             hub.add_reader(self._sockets[0].fileno(), self._drain)
 
     def leave(self) -> None:
-        """It ends; if the worker does, it can still acknowledge now."""
+        """Called when it ends; if the worker does, it can still acknowledge now."""
         self.runs = False
         if self.recording is not None and self.recording.stopping:
             self.recording.hear_all()
 
     def wake(self) -> None:
-        """Has the loop do at once what a thread has left to it."""
+        """Makes the loop do at once what threads have left to it."""
         if self._sockets is not None:
             with suppress(BlockingIOError):  # it is about to wake
                 self._sockets[1].send(b".")
@@ -832,7 +833,7 @@ class _Loop:
 
 
 def _step(engine: CeleryEngine) -> type:
-    """What Celery tells of the event loop of a worker."""
+    """Celery's step for the event loop of a worker."""
 
     class AsyncTaskLoop(bootsteps.StartStopStep):  # type: ignore[misc]
         requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -847,7 +848,7 @@ def _step(engine: CeleryEngine) -> type:
 
 
 def _request_of_threads(acks: HeldAcks, wake: Callable[[], None]) -> type:
-    """Requests of Celery whose acknowledgement waits for the commit in the place of a thread."""
+    """A class of Celery's requests whose acknowledgement waits for the commit while the thread continues."""
     from celery.worker.request import Request
 
     class TrackedRequest(Request):  # type: ignore[misc]
@@ -867,7 +868,7 @@ def _request_of_threads(acks: HeldAcks, wake: Callable[[], None]) -> type:
 
 
 def _request_of_children(recording: PoolRecording, loop: _Loop) -> type:
-    """The same, in the place of a child of the pool."""
+    """The same for children of the prefork pool."""
     from celery.worker.request import Request
 
     class TrackedRequest(Request):  # type: ignore[misc]
@@ -890,7 +891,7 @@ def _request_of_children(recording: PoolRecording, loop: _Loop) -> type:
 
 
 def _queue_name(options: Mapping[str, Any]) -> str | None:
-    """The queue that a sender asks for."""
+    """The queue that a sender names."""
     queue = options.get("queue")
     return None if queue is None else str(getattr(queue, "name", queue))
 
@@ -909,7 +910,7 @@ def _is_answered(task: Any) -> bool:
 
 
 def _revived(current: _Performed, args: tuple[Any, ...]) -> Sequence[Any]:
-    """The arguments of the task; an item of a Task is what its model makes of it."""
+    """The arguments of the task; an item of a Task is converted to its model."""
     if current.ticket.task_id is None or current.worker.shape is None or len(args) != 1:
         return args
     return (current.worker.shape.revive(args[0]),)

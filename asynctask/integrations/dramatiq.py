@@ -9,8 +9,8 @@ when the actor is declared, and the wrapper catches it.
 
 A message that a program sends carries no fence (``attempt=None``). Dramatiq redelivers a dead worker's copy unchanged, and
 by then the ledger has raised the Event's attempt: a fence in the message would drop the only copy. A job of a Task carries
-its attempt as an option of its message. The ledger gives it again with the next attempt, when it is due; the copy that
-Retries puts on the queue has the old attempt and is dropped when it arrives.
+its attempt as an option of its message. The ledger dispatches it again with the next attempt, when it is due; the copy that
+Retries queues has the old attempt and is dropped on arrival.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(not_installed("dramatiq", "dramatiq"), name="dramatiq") from None
 
 NAME: Final = "dramatiq"
-"""This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
+"""The name of this engine: the prefix of its queues, in the identities of its processes and in its Events."""
 
 ATTEMPT: Final = "asynctask_attempt"
 """The option of a message that is a job of a Task: its attempt."""
@@ -92,13 +92,13 @@ MAX_JOB_ID: Final = 64
 MAX_NAME: Final = 8
 
 _CLOSE_S: Final = 5.0
-"""Seconds that a consumer that is closed waits for outcomes; a message that is not acknowledged then comes again."""
+"""Seconds that a closing consumer waits for outcomes; messages not acknowledged by then are delivered again."""
 
 UNKNOWN_S: Final = 10.0
-"""A job of a Task whose actor the worker does not know waits for so long in the ledger."""
+"""Seconds for which a job of a Task whose actor the worker does not know waits in the ledger."""
 
 _NO_QUEUE: Final = 404
-"""RabbitMQ's reply where there is no such queue."""
+"""RabbitMQ's reply for a missing queue."""
 
 _CONNECTION: Final = ("connection", "channel")
 """What Dramatiq's broker on RabbitMQ keeps for each thread."""
@@ -108,7 +108,7 @@ _ANSWERED = ("on_success", "on_failure", "pipe_target")
 
 
 class TrackingUnavailable(Unavailable, MiddlewareError):
-    """Nothing could be recorded, so nothing is sent or begun. (Dramatiq swallows errors of any other kind.)"""
+    """Nothing could be recorded, so nothing is sent or begun. (Dramatiq swallows errors of other kinds.)"""
 
     code = "ledger_unavailable"
 
@@ -121,14 +121,13 @@ def attach(
     broker: dramatiq.Broker, app: Attachable, *, actors: Collection[str] | None = None, name: str = NAME
 ) -> TaskEvents:
     """Records every message of ``broker``'s tracked actors as an Event of ``app``, and makes those actors workers of
-    ``app``: lists can be handed in for them. Call it once, in the module that makes the broker, before actors are declared
-    that use the options below.
+    ``app``: lists can be submitted for them. Call it once, in the module that creates the broker, before actors are
+    declared that use the options below.
 
     Arguments: ``actors``, the names of the tracked actors; None tracks all. An actor's own option ``use_task_event=True``
-    or ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals;
-    ``export_columns=["sku", ...]`` makes an actor that yields rows an export. ``name``: of 1 to 8 small letters, where the
-    application has another broker of Dramatiq beside this one. Returns the middleware. Raises :class:`ConfigError` if it is
-    attached already.
+    or ``False`` takes precedence; ``failed_on=(MyError, ...)`` lists exceptions that are business refusals;
+    ``export_columns=["sku", ...]`` makes an actor that yields rows an export. ``name``: 1 to 8 small letters, for a second
+    Dramatiq broker of the application. Returns the middleware. Raises :class:`ConfigError` if it is attached already.
     """
     if any(isinstance(each, TaskEvents) for each in broker.middleware):
         raise ConfigError("asynctask is attached to this broker already; attach it once, where the broker is made")
@@ -208,7 +207,7 @@ class DramatiqEngine:
         return False
 
     def revoke(self, job_id: str, queue: str) -> str | None:
-        """Dramatiq has no means to take a message back."""
+        """Dramatiq cannot take a message back."""
         raise NotImplementedError
 
 
@@ -221,7 +220,7 @@ def _message(copy: Copy) -> dramatiq.Message[Any]:
 
 
 class _Server:
-    """How the dispatcher reaches a broker's queues; this one for those on Redis and in memory."""
+    """Access of the dispatcher to a broker's queues; this one for those on Redis and in memory."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -258,9 +257,8 @@ class _RedisServer(_Server):
 class _RabbitServer(_Server):
     """The same for a broker on RabbitMQ, over one connection for all threads.
 
-    The broker itself opens one for each thread and closes none before its own end, and a connection that the server closed
-    is not opened anew when messages are counted: one that sends no heartbeat while it is idle is closed after a minute or
-    two.
+    The broker itself opens one for each thread and closes none before its own end, and does not reopen a closed connection
+    to count messages; RabbitMQ closes one that sends no heartbeat while idle after a minute or two.
     """
 
     def __init__(self, broker: Any) -> None:
@@ -272,7 +270,7 @@ class _RabbitServer(_Server):
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """In the block, the broker's connection of this thread is the one of all threads."""
+        """Makes the shared connection the broker's connection of this thread, within the block."""
         with self._lock:
             if self._pid != os.getpid():  # a forked child: the connection is its parent's
                 self._kept, self._pid = {}, os.getpid()
@@ -298,13 +296,13 @@ class _RabbitServer(_Server):
             raise BrokerUnavailable("the connection to RabbitMQ broke twice while messages were sent")
 
     def _has_pushed(self, messages: Sequence[dramatiq.Message[Any]]) -> bool:
-        """Whether all have arrived. What goes to a connection that the server has closed is lost without an error; RabbitMQ
-        answers no message, but it answers what follows on the same channel after all of them."""
+        """Whether all have arrived. Messages to a connection that the server has closed are lost without an error; RabbitMQ
+        does not answer messages, but answers a query behind them on the same channel."""
         channel = self._broker.channel
         super().push(messages)
         for queue in {message.queue_name for message in messages}:
             self._broker.channel.queue_declare(queue, passive=True)
-        return channel is self._broker.channel  # or the broker has connected anew between two of them
+        return channel is self._broker.channel  # or the broker has reconnected between two of them
 
     def _reconnect(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
         self._broker.queues_pending.update(message.queue_name for message in messages)  # one may be gone
@@ -334,10 +332,10 @@ def _server_of(broker: Any) -> _Server:
 
 
 def _away() -> tuple[type[BaseException], ...]:
-    """What a broker raises whose server does not answer; its client's errors are there only where that broker is."""
+    """The exceptions of a broker whose server does not answer; imports its client's only with that broker."""
     redis = getattr(sys.modules.get("dramatiq.brokers.redis"), "redis", None)
     pika = getattr(sys.modules.get("dramatiq.brokers.rabbitmq"), "pika", None)
-    name = "BrokerConnectionError" if hasattr(errors, "BrokerConnectionError") else "ConnectionError"  # of before 2.2
+    name = "BrokerConnectionError" if hasattr(errors, "BrokerConnectionError") else "ConnectionError"  # before 2.2
     found: list[type[BaseException]] = [getattr(errors, name), OSError]
     if redis is not None:
         found.append(redis.RedisError)
@@ -383,7 +381,7 @@ class _Message:
 class _Consumer(dramatiq.Consumer):
     """A consumer of Dramatiq whose messages are expected, and acknowledged after the commit of their outcome.
 
-    Its worker threads need not wait for that commit: an acknowledgement that comes before it is held back.
+    Its worker threads do not wait for that commit: an earlier acknowledgement is held back.
     """
 
     def __init__(self, inner: Any, events: TaskEvents) -> None:
@@ -405,7 +403,7 @@ class _Consumer(dramatiq.Consumer):
         with self._condition:
             self._held += 1
         if self._events.acks.hold(message.message_id, lambda: self._release(message)):
-            # On Redis, what is prefetched counts the messages that are worked at; this one is not, any more.
+            # On Redis, the prefetch counts running messages; this one no longer runs.
             getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
         else:
             with self._condition:
@@ -433,7 +431,7 @@ class _Consumer(dramatiq.Consumer):
 
 
 class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
-    """The middleware that :func:`attach` adds."""
+    """The middleware added by :func:`attach`."""
 
     def __init__(
         self, app: Attachable, broker: dramatiq.Broker, *, actors: Collection[str] | None = None, name: str = NAME
@@ -465,7 +463,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     # -- actors
 
     def before_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any]) -> None:
-        """Dramatiq swallows what is raised afterwards."""
+        """Refuses here, because Dramatiq swallows later exceptions."""
         columns = actor.options.get("export_columns")
         if columns is None:
             return
@@ -508,14 +506,14 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             self._declare_merger(broker, actor.queue_name)
 
     def _declare_merger(self, broker: dramatiq.Broker, queue: str) -> None:
-        """Declares the actor that merges, on the queue of an export: another queue may be that of other programs. Messages
-        to it may be on any queue."""
+        """Declares the actor that merges, on the queue of an export, because another queue may belong to other programs.
+        Messages to it may be on any queue."""
         options: dict[str, Any] = {"max_retries": 0, "time_limit": math.inf, "store_results": False, "use_task_event": True}
         known = {name: value for name, value in options.items() if name in broker.actor_options}
         dramatiq.actor(actor_name=MERGER, queue_name=queue, broker=broker, **known)(merge_function(self._app))
 
     def _revived(self, current: _Message, args: tuple[Any, ...]) -> Sequence[Any]:
-        """The arguments of the actor; an item of a Task is what its model makes of it."""
+        """The arguments of the actor; an item of a Task is converted to its model."""
         if current.ticket.task_id is None or current.worker.shape is None or len(args) != 1:
             return args
         return (current.worker.shape.revive(args[0]),)
@@ -538,8 +536,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
 
     def _has_no_event(self, message: dramatiq.Message[Any]) -> bool:
-        """Whether a program sends this message. The dispatcher pushes what has its Event; a consumer moves a delayed
-        message to its queue."""
+        """Whether a program sends this message. Messages of the dispatcher have an Event, and so do delayed ones that a
+        consumer moves to their queue."""
         pushed = ATTEMPT in message.options or self.engine.is_pushing
         return _is_id(message.message_id) and not pushed and not isinstance(threading.current_thread(), ConsumerThread)
 
@@ -556,7 +554,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         )
 
     def _record_retry(self, current: _Message, delay: int | None) -> None:
-        """Recorded before the message is queued, or the next attempt could begin before this one has ended."""
+        """Records the retry before the message is queued; otherwise the next attempt could begin before this one has
+        ended."""
         for each in current.actor.broker.middleware:  # nothing may interrupt this thread while it waits for the commit
             if isinstance(each, TimeLimit | ShutdownNotifications):
                 watcher: Middleware = each
@@ -585,7 +584,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             raise TrackingUnavailable(f"{actor.actor_name} was not begun: it cannot be recorded: {error}") from error
 
     def expect(self, message: Any) -> None:
-        """A consumer has a message that soon begins."""
+        """Notes that a consumer has a message that soon begins."""
         actor = self.engine.broker.actors.get(message.actor_name)
         process = self._process
         if actor is None or process is None or "eta" in message.options or not self.tracks(actor):
@@ -653,7 +652,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             raised.append(error)
             self._set_outcome(current, error, last_word=True)
             if isinstance(error, JobInterrupted) and not current.ticket.elsewhere:
-                return None  # it stopped between two steps, and the ledger gives it again
+                return None  # it stopped between two steps, and the ledger dispatches it again
             if current.ticket.status is not Status.FAILED:
                 raise
         finally:
@@ -668,7 +667,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     def _set_outcome(self, current: _Message, error: BaseException | None, *, last_word: bool = False) -> None:
         """Sets the ticket's outcome from an exception.
 
-        ``last_word``: it came out of the whole chain, so it overrides the job's own outcome.
+        ``last_word``: raised by the whole chain, so it overrides the job's own outcome.
         """
         ticket = current.ticket
         if error is None or (not last_word and ticket.status in (Status.FAILED, Status.ERROR)):
@@ -704,8 +703,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             self._unclaim(current.message)
 
     def _settle_later(self, current: _Message) -> None:
-        """Dramatiq has nothing to do with the outcome, so this thread need not wait for its commit: the acknowledgement
-        does, see :class:`_Consumer`."""
+        """Passes the outcome on without waiting for its commit, because Dramatiq does not use it: the acknowledgement
+        waits, see :class:`_Consumer`."""
         assert self._process is not None
         self.acks.open(current.message_id)
 

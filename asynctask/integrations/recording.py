@@ -1,19 +1,19 @@
-"""A process that records for a worker whose jobs are performed by children that it forks.
+"""A process that records for a worker whose jobs are performed by forked children.
 
-A connection to the database for each forked child costs more than most jobs, and threads in a process that forks are a
-danger: a lock that another thread holds at that moment (SQLite's, libpq's, that of a connection pool) stays locked in the
-child for ever. So such a worker has a **recording process**, which holds the connections and the threads of an
+A database connection for each forked child costs more than most jobs, and threads in a forking process are dangerous: a
+lock that another thread holds at that moment (SQLite's, libpq's, that of a connection pool) stays locked in the child for
+ever. So such a worker has a **recording process** with the connections and threads of an
 :class:`~asynctask.integrations.base.EngineProcess`. The worker forks it before it has a thread of its own.
 
-The worker and the children in which it performs ask it through a pair of sockets: a line of JSON for a question, one for
-its answer. One of them asks at a time, since the worker waits for the child that performs. A child may be killed in the
-middle of a line or before it has read its answer, so each question begins a new line, and its number is in its answer.
+The worker and its performing children send requests through a pair of sockets: one line of JSON for a request, one for its
+response. One of them sends at a time, since the worker waits for the performing child. A child may be killed in the middle
+of a line or before it has read its response, so each request begins a new line, and its number is in its response.
 
-What the engine does meanwhile need not wait for the ledger: the worker announces a job before it forks, and the Event is
-read during the fork; a child hands the outcome over, and waits for its commit right before the engine's own record of it.
+The engine need not wait for the ledger: the worker announces a job before it forks, and the Event is read during the fork;
+a child passes on the outcome, and waits for its commit right before the engine's own record of it.
 
-It ends with the worker; if that is killed, after the job that a child of it still performs. If it dies by itself, the other
-end of the socket is closed: nothing more can be recorded, and the worker has to end. The ledger recovers what it had begun.
+The process ends with the worker; if that is killed, after the job that its child still performs. If it dies by itself, the
+socket is closed: nothing more can be recorded, and the worker has to end. The ledger recovers what it had begun.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from asynctask.middleware.tracker import Ticket
 from asynctask.runtime.interpreter import Switching, collect_seldom
 
 PUT_OFF_S: Final = 10.0
-"""A job of a Task that its engine gave up before it began waits for so long in the ledger."""
+"""Seconds for which a job of a Task that its engine gave up before it began waits in the ledger."""
 
 _EXPECT: Final = "expect"
-"""The one question that has no answer."""
+"""The one request without a response."""
 
 _POLL_S: Final = 0.25
 _AWAY_S: Final = 0.5
@@ -64,11 +64,11 @@ class RecordingGone(Exception):
 class RecordingProcess:
     """The recording process of a worker, seen from the worker and its children.
 
-    Arguments: ``make`` makes the parts of the process, in the process; ``leave`` is called first in it, and closes what it
-    must not share with the worker. Make it in the worker's main thread, before any other thread.
+    Arguments: ``make`` creates the parts of the process, in the process; ``leave`` is called first in it, and closes what
+    it must not share with the worker. Create it in the worker's main thread, before any other thread.
 
-    ``turn`` names one try of a job: the same in all that is asked about it, and another for each try. Each question blocks
-    while the ledger is away, and raises :class:`RecordingGone` where it cannot be recorded.
+    ``turn`` identifies one try of a job, in all requests about it. Each request blocks while the ledger is unavailable, and
+    raises :class:`RecordingGone` if it cannot be recorded.
     """
 
     def __init__(self, make: Callable[[], EngineProcess], leave: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class RecordingProcess:
         self._flags = mmap.mmap(-1, 4)
         self._ours, self._theirs = socket.socketpair()
         self._numbers = itertools.count()
-        self._job = 0  # the number of the one that this process performs
+        self._job = 0  # the number of the job that this process performs
         self._log = get_logger("asynctask.recording")
 
     # -- in the worker
@@ -112,7 +112,7 @@ class RecordingProcess:
         self._flags[_STOPPING] = 1
 
     def stop(self) -> None:
-        """Ends it. It first commits what is pending, which it gives up after some seconds without the ledger."""
+        """Ends it. It first commits pending records, for some seconds without the ledger."""
         pid, self._pid = self._pid, 0
         self._flags[_STOPPING] = self._flags[_ENDED] = 1
         try:
@@ -122,7 +122,7 @@ class RecordingProcess:
         self._ours.close()
 
     def expect(self, turn: str, arrival: Arrival) -> None:
-        """A child begins this job soon: has its Event read meanwhile. Waits for nothing."""
+        """Announces that a child begins this job soon, so that its Event is read meanwhile. Does not wait."""
         try:
             self._send(_EXPECT, turn, arrival=arrival)
         except OSError:  # the child learns of it when it begins
@@ -136,17 +136,17 @@ class RecordingProcess:
         return bool(self._flags[_STOPPING])
 
     def should_stop(self) -> bool:
-        """Whether the job that this process performs is to let go."""
+        """Whether the job that this process performs should stop."""
         return self.stopping or (self._job > 0 and self._flags[_ASKED] == self._job)
 
     @property
     def waiting(self) -> bool:
-        """Whether a question waits for its answer, as it does while the ledger is away."""
+        """Whether a request waits for its response, as it does while the ledger is unavailable."""
         return bool(self._flags[_WAITING])
 
     def begin(self, turn: str, arrival: Arrival, *, anew: bool = False) -> Ticket | str:
-        """The ticket of a job that this process performs now; it collects the outcome. A text that says why not, if it must
-        not be performed. ``anew``: somebody sent it again; a lone job that had failed is opened again."""
+        """The ticket of a job that this process performs now; it collects the outcome. If the job must not be performed,
+        the reason as text. ``anew``: a person sent it again; a failed lone job is reopened."""
         said = self._ask("begin", turn, arrival=arrival, anew=anew, pid=os.getpid())
         if said["why"]:
             return str(said["why"])
@@ -154,13 +154,14 @@ class RecordingProcess:
         return Ticket(Begin.RUN, arrival.job_id, **said["ticket"])
 
     def save(self, turn: str, place: str) -> None:
-        """Has the place of the job saved (:meth:`~asynctask.job.CurrentJob.take_place`), soon."""
+        """Saves the checkpoint of the job (:meth:`~asynctask.job.CurrentJob.take_place`) soon."""
         self._ask("save", turn, place=place)
 
     def hand_over(self, turn: str, ticket: Ticket, delay_s: float | None = None) -> Callable[[], object]:
-        """Has the outcome on the ticket recorded; what is returned blocks until it is committed. Ask nothing in between.
+        """Records the outcome on the ticket; the returned function blocks until it is committed. Send no other request in
+        between.
 
-        ``delay_s``: another try follows in so many seconds.
+        ``delay_s``: another try follows in this many seconds.
         """
         try:
             number = self._send("settle", turn, report=ticket.report(), delay_s=delay_s)
@@ -171,7 +172,8 @@ class RecordingProcess:
     def lost(
         self, turn: str, arrival: Arrival, *, why: str = "", delay_s: float | None = None, timeout_s: float | None = None
     ) -> str | None:
-        """The process that performed a job died, or (``why``) its engine gave it up without performing it.
+        """Records that the process that performed a job died, or (``why``) that its engine gave it up without performing
+        it.
 
         ``delay_s``: its engine gives it another try; ``timeout_s``: it was killed over that limit. Returns ``"end"`` or
         ``"retry"`` if its outcome had been recorded before, None otherwise.
@@ -220,7 +222,7 @@ class RecordingProcess:
     def _run(self) -> NoReturn:
         code = 1
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):  # they come to all processes of a worker, which decides
+            for number in (signal.SIGINT, signal.SIGTERM):  # all processes of a worker get them; the worker decides
                 signal.signal(number, lambda *_: None)  # not SIG_IGN, which the children that split would inherit
             self._ours.close()
             self._leave()
@@ -257,7 +259,7 @@ class _Expected(NamedTuple):
 
 
 class _Answers:
-    """What the recording process answers. It has one job at a time, like its worker."""
+    """The responses of the recording process. It has one job at a time, like its worker."""
 
     def __init__(self, process: EngineProcess, connection: socket.socket) -> None:
         self._process = process
@@ -265,13 +267,13 @@ class _Answers:
         self._turn = ""
         self._expected: _Expected | None = None
         self._ticket: Ticket | None = None
-        self._before: str | None = None  # how the turn ended, if it did
+        self._before: str | None = None  # the end of the turn, if it has ended
         self._performer = 0
         self._job = 0
         self._log = get_logger("asynctask.recording")
 
     def give(self) -> None:
-        """Answers until nobody is left to ask."""
+        """Responds until no requester is left."""
         try:
             with self._connection.makefile("rb") as lines:
                 for question in filter(None, map(_parsed, lines)):
@@ -282,12 +284,12 @@ class _Answers:
             pass
 
     def asked(self) -> int:
-        """The number of the job that is performed now, if it is to let go; else 0."""
+        """The number of the running job, if it should stop; else 0."""
         ticket, number = self._ticket, self._job
         return number if ticket is not None and ticket.job is not None and ticket.job.should_stop() else 0
 
     def performer_lives(self) -> bool:
-        """Whether a job is performed now by a process that lives."""
+        """Whether a living process performs a job now."""
         if self._ticket is None:
             return False
         try:
@@ -319,7 +321,7 @@ class _Answers:
         return {}
 
     def _take_expected(self, turn: str) -> Ticket | None:
-        """The ticket that was asked for when this turn was announced, once, while it is fresh."""
+        """The ticket requested when this turn was announced, once, while it is fresh."""
         expected, self._expected = self._expected, None
         if expected is None or expected.turn != turn:
             return None
@@ -366,7 +368,7 @@ class _Answers:
             return {"before": self._before}
         if arrival.attempt is not None:  # it had not begun
             self._process.put_off(arrival, why or "its process died before it began", PUT_OFF_S)
-        elif why or delay_s is None:  # what its engine keeps has not begun, or its recovery has recorded its death
+        elif why or delay_s is None:  # a job kept by its engine has not begun, or its recovery has recorded its death
             ticket = self._process.known(arrival.job_id)
             if ticket is not None and ticket.is_lone:
                 if ticket.verdict is not Begin.RUN:
@@ -395,7 +397,7 @@ class _Answers:
 
 
 def _parsed(line: bytes | bytearray) -> dict[str, Any]:
-    """A question or an answer; nothing for a blank line or a part of one."""
+    """A request or a response; nothing for a blank line or a part of one."""
     try:
         said = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -404,7 +406,7 @@ def _parsed(line: bytes | bytearray) -> dict[str, Any]:
 
 
 def _started(make: Callable[[], EngineProcess], worker_lives: Callable[[], bool]) -> EngineProcess | None:
-    """The started parts of a recording process; None if its worker died while the ledger was away."""
+    """The started parts of a recording process; None if its worker died while the ledger was unavailable."""
     pause = threading.Event()
     while worker_lives():
         try:
@@ -422,15 +424,16 @@ def _started(make: Callable[[], EngineProcess], worker_lives: Callable[[], bool]
 _MOST_CHILDREN: Final = 4_096
 _PART: Final = 65_536
 _PATIENCE_S: Final = 5.0
-"""Seconds that a worker which ends waits for outcomes to be committed. What is not acknowledged then comes again."""
+"""Seconds that an ending worker waits for outcomes to be committed. Jobs not acknowledged by then are delivered again."""
 
 
 class PoolRecording:
     """The recording process of a worker with a pool of children, seen from that worker.
 
-    ``make`` makes the parts of the process, in the process; ``children``: how many perform at once; ``redelivers``: whether
-    the engine gives a lone job again whose child died, or else has its end recorded. Make and start it before the worker
-    has a child or a thread of its own. :meth:`join` gives a child its connection; where that ends, the child has died.
+    ``make`` creates the parts of the process, in the process; ``children``: how many perform at once; ``redelivers``:
+    whether the engine delivers a lone job again whose child died, or else has its end recorded. Create and start it before
+    the worker has a child or a thread of its own. :meth:`join` gives a child its connection, whose end means that the child
+    has died.
     """
 
     def __init__(self, make: Callable[[], EngineProcess], clock: Clock, *, children: int, redelivers: bool = True) -> None:
@@ -452,7 +455,7 @@ class PoolRecording:
     # -- in the worker
 
     def start(self) -> None:
-        """Starts it. It may not reach the ledger yet: then the first jobs wait."""
+        """Starts it. Without the ledger, the first jobs wait."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._pid = os.fork()
@@ -462,22 +465,22 @@ class PoolRecording:
         self._inside.close()
 
     def fileno(self) -> int:
-        """What becomes readable when :meth:`hear` has something to do."""
+        """The descriptor that becomes readable when :meth:`hear` has something to do."""
         return self._ours.fileno()
 
     def expect(self, arrival: Arrival) -> None:
-        """A job has arrived, and a child is to have it soon."""
+        """Announces that a job has arrived, and a child gets it soon."""
         self._say(expect=_packed(arrival))
 
     def when_recorded(self, job_id: str, then: Callable[[], None]) -> None:
-        """``then`` is called by :meth:`hear` once nothing of this job waits for its commit: acknowledge it there. If the
+        """Has :meth:`hear` call ``then`` once nothing of this job waits for its commit: acknowledge it there. If the
         recording process dies, it is not called."""
         number = next(self._numbers)
         self._waiting[number] = then
         self._say(number=number, job_id=job_id)
 
     def hear(self, *, wait_s: float = 0.0) -> None:
-        """Calls what is due by now, and first waits up to ``wait_s`` for that. Raises :class:`RecordingGone`."""
+        """Calls what is due, and first waits up to ``wait_s`` for that. Raises :class:`RecordingGone`."""
         if not _is_readable(self._ours, wait_s):
             return
         try:
@@ -491,11 +494,11 @@ class PoolRecording:
         for number in whole:
             try:
                 self._waiting.pop(int(number))()
-            except Exception as error:  # the job comes again, and is over then
+            except Exception as error:  # the job is delivered again, and has ended by then
                 self._log.warning("not_acknowledged", error=f"{type(error).__name__}: {error}")
 
     def hear_all(self) -> None:
-        """Waits some seconds for what is not recorded yet, where the worker has no other occasion to hear of it."""
+        """Waits some seconds for unrecorded outcomes, if the worker has no later occasion."""
         until = self._clock.monotonic() + _PATIENCE_S
         with self._lock, suppress(RecordingGone):
             while self._waiting and (left_s := until - self._clock.monotonic()) > 0:
@@ -511,7 +514,7 @@ class PoolRecording:
         return bool(self._flags[_STOPPING])
 
     def stop(self) -> None:
-        """Ends it. It first commits what is pending, which it gives up after some seconds without the ledger."""
+        """Ends it. It first commits pending records, for some seconds without the ledger."""
         if os.getpid() == self._worker:
             self.quiet()
             self._ours.close()
@@ -519,13 +522,13 @@ class PoolRecording:
                 os.waitpid(self._pid, 0)
 
     def _say(self, **values: Any) -> None:
-        with self._lock, suppress(OSError):  # it is dead, as `hear` finds
+        with self._lock, suppress(OSError):  # it is dead; `hear` finds that
             self._ours.sendall(orjson.dumps(values) + b"\n")
 
     # -- in a child
 
     def join(self) -> Performer:
-        """The connection of this child; call it once, after the fork. Raises :class:`RecordingGone`."""
+        """Connects this child; call it once, after the fork. Raises :class:`RecordingGone`."""
         self._ours.close()  # or its end would not tell that the worker has ended
         ours, theirs = socket.socketpair()
         with theirs:
@@ -559,7 +562,7 @@ class PoolRecording:
         if process is None:
             return
         collect_seldom()
-        Switching(self._many).follow(1, 0)  # a child that asks must not wait while outcomes are written
+        Switching(self._many).follow(1, 0)  # a requesting child must not wait while outcomes are written
         desk.open(process)
         while worker.is_alive() or desk.is_busy():
             if _is_readable(self._inside, _POLL_S):
@@ -571,10 +574,10 @@ class PoolRecording:
 
 
 class Performer:
-    """What a child of a pool has of the recording process: it performs one job at a time.
+    """A child's connection to the recording process of a pool: it performs one job at a time.
 
-    A question blocks while the ledger is away, and raises :class:`RecordingGone` where nothing can be recorded: leave the
-    job to the engine then, which gives it again.
+    A request blocks while the ledger is unavailable, and raises :class:`RecordingGone` if nothing can be recorded: leave
+    the job to the engine then, which delivers it again.
     """
 
     def __init__(self, connection: socket.socket, flags: mmap.mmap) -> None:
@@ -587,7 +590,7 @@ class Performer:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the worker is shutting down, or the job is to let go."""
+        """Whether the worker is shutting down, or the job should stop."""
         return bool(self._flags[_STOPPING]) or (self._job > 0 and self._flags[self._slot] == self._job)
 
     def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
@@ -597,20 +600,20 @@ class Performer:
         return Ticket(Begin(said["verdict"]), arrival.job_id, **said["ticket"])
 
     def settle(self, ticket: Ticket, *, delay_s: float | None = None) -> None:
-        """Records the outcome on the ticket; committed on return. ``delay_s``: another try follows in so many seconds."""
+        """Records the outcome on the ticket; committed on return. ``delay_s``: another try follows in this many seconds."""
         if not ticket.settled:
             self._ask("settle", report=_closed(ticket), delay_s=delay_s)
 
     def settle_later(self, ticket: Ticket) -> None:
-        """Hands over the outcome of a last attempt. The worker may acknowledge the job when that is committed."""
+        """Passes on the outcome of a last attempt. The worker may acknowledge the job when that is committed."""
         self._tell("settle_later", -1, {"report": _closed(ticket)})
 
     def save(self, place: str) -> None:
-        """Has the place of the job saved, soon."""
+        """Saves the checkpoint of the job soon."""
         self._tell("save", -1, {"place": place})
 
     def stop(self) -> None:
-        """This child performs nothing more."""
+        """Ends the connection: this child performs nothing more."""
         self._connection.close()
 
     def _tell(self, do: str, number: int, values: Mapping[str, Any]) -> None:
@@ -625,7 +628,7 @@ class Performer:
         while True:
             *whole, self._said = self._said.split(b"\n")
             for answer in map(_parsed, whole):
-                if answer.get("number") == number:  # that before it may have been asked by a job that was interrupted
+                if answer.get("number") == number:  # an interrupted job may have sent the request before it
                     if "failed" in answer:
                         raise RuntimeError(answer["failed"])
                     return answer
@@ -639,7 +642,7 @@ class Performer:
 
 
 class _Desk:
-    """Where the recording process of a pool listens to the worker and has a thread for each child."""
+    """The recording process of a pool: listens to the worker and has a thread for each child."""
 
     def __init__(self, worker: socket.socket, flags: mmap.mmap, *, redelivers: bool) -> None:
         self._redelivers = redelivers
@@ -647,14 +650,14 @@ class _Desk:
         self._flags = flags
         self._acks = HeldAcks()
         self._process: EngineProcess | None = None
-        self._children: dict[int, _Child] = {}  # by the byte of ``flags`` that tells a child to let go
+        self._children: dict[int, _Child] = {}  # by the byte of ``flags`` that tells a child to stop its job
 
     def open(self, process: EngineProcess) -> None:
-        """It can record from now on."""
+        """From now on it can record."""
         self._process = process
 
     def listen(self) -> None:
-        """Does what the worker says, until it ends."""
+        """Obeys the worker until its end."""
         self._acks.start()
         try:
             with self._worker.makefile("rb") as lines:
@@ -667,7 +670,7 @@ class _Desk:
             pass
 
     def _answer(self, number: int) -> None:
-        with suppress(OSError):  # the worker has ended; the job comes again, and is over then
+        with suppress(OSError):  # the worker has ended; the job is delivered again, and has ended by then
             self._worker.sendall(b"%d\n" % number)
 
     def admit(self, door: socket.socket) -> None:
@@ -693,13 +696,13 @@ class _Desk:
         return any(child.ticket is not None for child in list(self._children.values()))
 
     def pass_on_stops(self) -> None:
-        """Tells the children whose job is to let go."""
+        """Tells children whose job should stop."""
         for slot, child in list(self._children.items()):
             self._flags[slot] = child.asked()
 
 
 class _Child:
-    """What the recording process does for one child."""
+    """The recording process's side of one child."""
 
     def __init__(
         self, process: EngineProcess, acks: HeldAcks, connection: socket.socket, slot: int, *, redelivers: bool
@@ -714,7 +717,7 @@ class _Child:
         self._log = get_logger("asynctask.recording")
 
     def serve(self) -> None:
-        """Answers until the child ends. What it performed then has lost its process."""
+        """Responds until the child ends; a job that it performed then has lost its process."""
         try:
             with self._connection, self._connection.makefile("rb") as lines:
                 for said in filter(None, map(_parsed, lines)):
@@ -727,7 +730,7 @@ class _Child:
             self._end_lost()
 
     def asked(self) -> int:
-        """The number of the job that is performed now, if it is to let go; else 0."""
+        """The number of the running job, if it should stop; else 0."""
         ticket = self.ticket
         job = None if ticket is None else ticket.job
         return self._job if job is not None and job.should_stop() else 0
@@ -791,16 +794,19 @@ class _Child:
 
 
 def _is_readable(connection: socket.socket, wait_s: float) -> bool:
-    """Whether it can be read within so many seconds. (select() knows no file above 1,023.)"""
+    """Whether it can be read within ``wait_s`` seconds. (select() does not support descriptors above 1,023.)"""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(wait_s * 1_000))
 
 
 def _closed(ticket: Ticket) -> dict[str, Any]:
-    """The report of a ticket, which collects nothing more."""
+    """The final report of a ticket, which collects nothing more."""
     report = ticket.report()
-    ticket.settled, ticket.job = True, None  # the job knows its ticket: such a cycle waits for the garbage collector
+    ticket.settled, ticket.job = (
+        True,
+        None,
+    )  # the job refers to its ticket: the reference cycle would wait for the garbage collector
     return report
 
 
@@ -812,8 +818,9 @@ def _packed(arrival: Arrival) -> tuple[Any, ...]:
 
 
 class SavedElsewhere(CurrentJob):
-    """A job whose place another process saves: ``save`` is called with it, at most every tenth of a second, when the job
-    tells it or asks whether to stop. No thread does that in between: it could not ask beside the job."""
+    """A job whose checkpoint another process saves: ``save`` is called with it, at most every tenth of a second, when the
+    job sets one or calls ``should_stop()``. No thread does that in between, because it could not send requests beside the
+    job."""
 
     __slots__ = ("_clock", "_next_s", "_tell")
 
@@ -843,7 +850,7 @@ class SavedElsewhere(CurrentJob):
 
 
 class Collecting:
-    """What the tracker is to the middleware in a process that collects an outcome and records nothing."""
+    """The tracker of the middleware in a process that collects an outcome and records nothing."""
 
     def start(self, ticket: Ticket) -> None:
         """The recording process has noted the start."""

@@ -1,7 +1,7 @@
-"""Workers in another language: the records that they send of their jobs, and the processes that send them.
+"""Workers in another language: their records of jobs, and the processes that send them.
 
-Such a process takes copies from Redis by itself. It has no object of this library beside it, so it sends what became of its
-jobs to a process of the application, which writes the records (:class:`RemoteTracker`) and keeps its lease
+Such a process takes copies from Redis by itself. It has no object of this library, so it sends the outcomes of its jobs to
+a process of the application, which writes the records (:class:`RemoteTracker`) and keeps its lease
 (:class:`RemoteWorkers`).
 """
 
@@ -34,8 +34,8 @@ from asynctask.runtime.process import Dispatching
 # -- records
 
 RECORDS: Final = ("working", "finish", "failed", "error", "interrupted")
-"""What a record can say: the job began, returned, was refused for a business reason, raised, or was under way when its
-process shut down."""
+"""The statuses of a record: the job began, returned, was refused by the business, raised, or was interrupted by the
+shutdown of its process."""
 
 _UNKNOWN_ENGINE: Final = "remote"
 
@@ -44,12 +44,12 @@ _SEVERAL: Final = "workers in another language perform jobs of one item: submit 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What a worker in another language says of a job.
+    """A record that a worker in another language sends about a job.
 
     ``status``: one of :data:`RECORDS`; ``attempt``: the fence that the job carries, None for a job that its own engine
     keeps; ``will_retry`` and ``retry_at`` (microseconds, default: at once): another attempt follows an ``error``;
-    ``worker``, ``queue`` and ``args``: for its Event, if it has none; ``started_at`` (microseconds): when this attempt
-    began; ``result``: of one that returned.
+    ``worker``, ``queue`` and ``args``: for a new Event; ``started_at`` (microseconds): the start of this attempt;
+    ``result``: of one that returned.
     """
 
     job_id: str
@@ -65,7 +65,7 @@ class JobRecord:
     result: Any = None
 
     def check(self) -> None:
-        """Raises :class:`InputError` for values that no Event can have."""
+        """Raises :class:`InputError` for values that an Event cannot have."""
         if self.status not in RECORDS:
             raise InputError(f"no record: {self.status!r}; there are {', '.join(RECORDS)}", code="not_recordable")
         if not is_job_id(self.job_id):
@@ -77,8 +77,8 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What became of a record. ``counted``: it changed the Event, or is the ``working`` that the Event has. ``status`` and
-    ``attempt`` are the Event's now, None where it has none."""
+    """The result of a record. ``counted``: it changed the Event, or is the ``working`` that the Event has. ``status`` and
+    ``attempt`` are the Event's now, None without one."""
 
     job_id: str
     counted: bool
@@ -87,11 +87,11 @@ class Recorded:
 
 
 class RemoteTracker:
-    """Records what workers in another language say, many records in one transaction.
+    """Writes records of workers in another language, many in one transaction.
 
-    A job with an attempt, or of a Task, is kept by the ledger: its retry waits there, and a record of an older attempt does
-    not count. Any other is kept by its own engine. A record that arrives twice counts once: by its attempt, or by the
-    start of its attempt.
+    The ledger keeps jobs with an attempt, or of a Task: their retries wait there, and a record of an older attempt does not
+    count. Other jobs are kept by their own engine. A record that arrives twice counts once: by its attempt, or by the start
+    of its attempt.
 
     ``ledger`` has the identity of the process that performs the jobs, or none; ``limit``: bytes of a result.
     """
@@ -103,8 +103,8 @@ class RemoteTracker:
         self._tracker = Tracker(ledger, self._recorder)
 
     def record(self, records: Sequence[JobRecord]) -> list[Recorded]:
-        """Records them in order, and says of each what became of it. Raises :class:`InputError`, LedgerUnavailable: some
-        may be recorded then, and all may be sent again."""
+        """Writes them in order, and returns the result of each. Raises :class:`InputError`, LedgerUnavailable: some may be
+        recorded then, and all may be sent again."""
         for record in records:
             record.check()
         answers: dict[int, Recorded] = {}
@@ -127,7 +127,7 @@ class RemoteTracker:
                 outcomes += self._outcomes(record, event, partial(counted.__setitem__, record.job_id))
         if outcomes:
             self._recorder.commit(outcomes)
-        # What follows from a record that counted is known, unless the job waits again: its Task may be cancelled.
+        # The result of a counted record is known, unless the job waits again: its Task may be cancelled.
         ended = {r.job_id: r for r in records if counted.get(r.job_id) and not (r.will_retry or r.status == "interrupted")}
         now = self._tracker.read([record.job_id for record in records if record.job_id not in ended])
         return [
@@ -138,7 +138,7 @@ class RemoteTracker:
         ]
 
     def _events(self, records: Sequence[JobRecord]) -> dict[str, EventRecord]:
-        """The Events of these jobs; those of unknown ones are made if their worker is named."""
+        """The Events of these jobs; unknown ones are created if their worker is named."""
         known = self._tracker.read([record.job_id for record in records])
         new = [record for record in records if record.job_id not in known and record.worker]
         for is_kept, options in ((False, {ENGINE: engine_of(self._ledger.identity) or _UNKNOWN_ENGINE}), (True, None)):
@@ -148,7 +148,7 @@ class RemoteTracker:
         return known | self._tracker.read([record.job_id for record in new]) if new else known
 
     def _outcomes(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
-        """What to write of a record of the current attempt. ``count`` is called with whether the record counts."""
+        """The outcomes to write for a record of the current attempt. ``count`` is called with whether the record counts."""
         if event.row.items > 1 and record.status != "interrupted":
             return [self._refused_slice(event)]
         if record.status == "working":
@@ -173,14 +173,14 @@ class RemoteTracker:
         is_told = ticket.failure is not None or not text
         opening = 0 if ticket.said else 1
         outcome = self._tracker.outcome(ticket, retry_at, then=count)
-        outcome.doubtful = True  # stands for the attempt that was read: sent twice at the same time, it is written once
+        outcome.doubtful = True  # bound to the attempt that was read, so that one sent twice concurrently is written once
         if not is_told:
             outcome.notes = [*outcome.notes[:opening], Note("working", text), *outcome.notes[opening:]]
         return [outcome]
 
     def _refused_slice(self, event: EventRecord) -> Outcome:
-        """The end of a job of several items: whoever knows jobs of one item cannot say what each came to, so what it says
-        does not count. Told so when it begins, it performs none of them."""
+        """The end of a job of several items: a worker that knows jobs of one item only cannot report on each, so its
+        records do not count. Told so when it begins, it performs none of them."""
         ticket = Ticket(Begin.RUN, event.job_id, event.id, event.task_id, event.row.attempt, event.row.retries)
         outcome = self._tracker.outcome(ticket, None, discarded=_SEVERAL)
         outcome.doubtful = True
@@ -227,7 +227,7 @@ def _is_elsewhere(record: JobRecord, event: EventRecord) -> bool:
 
 
 def _is_current(record: JobRecord, event: EventRecord) -> bool:
-    """Whether a record speaks of the Event's current attempt, and that may be under way."""
+    """Whether a record concerns the Event's current attempt, and that may be running."""
     row = event.row
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None or not row.reserved:
         return False
@@ -237,13 +237,14 @@ def _is_current(record: JobRecord, event: EventRecord) -> bool:
 
 
 def _new_job(record: JobRecord) -> Arrival:
-    """An engine keeps the arguments of its jobs; here they are only shown, so those that do not fit are left out."""
+    """The arrival of a new job; its engine keeps the arguments, which are only shown here, so those that do not fit are
+    left out."""
     job = Arrival(record.job_id, record.attempt, record.worker or "", record.queue, record.args)
     return fitted(job)[0]
 
 
 def _has_ended(event: EventRecord, started_at: int) -> bool:
-    """Whether the attempt that began at ``started_at`` has its outcome: its messages say so."""
+    """Whether the attempt that began at ``started_at`` has its outcome, by its messages."""
     at = rfc3339(started_at)
     said: list[Mapping[str, Any]] = orjson.loads(event.messages) if event.messages else []
     return any(each.get("at") == at and each.get("attempt", 0) < event.row.attempt for each in said)
@@ -261,7 +262,7 @@ _ENGINE: Final = re.compile(r"[a-z]{1,8}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,55}")
 _SIGNALS: Final = {"TSTP": "quiet", "TERM": "stop"}
 _RENEW_S: Final = 1.0
-"""Seconds between two writes of a process that sends records all the time, at most."""
+"""Shortest time between two writes of a process that sends records continuously."""
 
 
 class ProcessLost(Conflict):
@@ -274,9 +275,9 @@ class ProcessLost(Conflict):
 class Reporter:
     """A worker process in another language.
 
-    ``engine``: what runs it, 1 to 8 small letters; ``name``: its own, unique in its life, such as HOST:PID:NONCE.
-    ``concurrency``, ``busy`` and ``quiet`` say what its ``queues``, of this application's broker, can use. ``ended``: it
-    performs nothing any more.
+    ``engine``: its runtime, 1 to 8 small letters; ``name``: its own, unique in its life, such as HOST:PID:NONCE.
+    ``concurrency``, ``busy`` and ``quiet`` determine what its ``queues``, of this application's broker, can use. ``ended``:
+    it performs nothing any more.
     """
 
     engine: str
@@ -294,7 +295,7 @@ class Reporter:
 
 
 class RemoteWorkers:
-    """Takes the records of worker processes in other languages, and renews the lease of each with them."""
+    """Accepts the records of worker processes in other languages, and renews the lease of each with them."""
 
     def __init__(self, app: Dispatching) -> None:
         self._app = app
@@ -303,7 +304,7 @@ class RemoteWorkers:
         self._log = get_logger("asynctask.remote")
 
     def record(self, records: Sequence[JobRecord], reporter: Reporter | None = None) -> tuple[list[Recorded], str | None]:
-        """Records what a process says, and what it is to do: ``quiet``, ``stop`` or None.
+        """Records what a process sends; returns the results, and the request to it: ``quiet``, ``stop`` or None.
 
         Without a reporter nobody notices when a worker dies. Raises :class:`InputError`, LedgerUnavailable; and
         :class:`ProcessLost`, with nothing recorded: the process takes another name and sends the records again.
@@ -356,7 +357,7 @@ class RemoteWorkers:
         parts = reporter.name.split(":")
         pid = int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() and len(parts[1]) < 10 else 0
         try:
-            # Without the id of a boot it is judged by its lease alone: its pid may be of another machine.
+            # Without a boot id only its lease counts, because its pid may belong to another machine.
             processes.register(
                 ledger, processes.Host(parts[0], ""), kind=reporter.engine, pid=pid, lease_s=self._app.config.lease_s,
                 concurrency=reporter.concurrency, queues=reporter.queues,
@@ -370,10 +371,10 @@ class RemoteWorkers:
         keys = {(record.job_id, record.attempt) for record in records if record.attempt is not None}
         try:
             self._app.broker.forget(sorted(keys))
-        except Unavailable as error:  # it holds an entry too many, which asking for that copy removes
+        except Unavailable as error:  # it holds an outdated entry, which a query for that copy removes
             self._log.warning("copies_not_forgotten", count=len(keys), error=str(error))
 
 
 def _constant(reporter: Reporter) -> tuple[object, ...]:
-    """What is written at once when it changes."""
+    """The columns that are written at once when they change."""
     return reporter.concurrency, tuple(reporter.queues), reporter.quiet, reporter.ended

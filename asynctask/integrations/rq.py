@@ -1,16 +1,16 @@
 """RQ with the tracker attached: every tracked function leaves an Event, and Tasks run on its workers.
 
-RQ knows functions by their import path alone, so a decorator says which are tracked, and wraps them. The wrapper is what
-RQ's worker imports and calls. It calls the function through the middleware where :class:`TrackedWorker` performs it, and
-refuses to be performed by any other worker of RQ, which would leave no record.
+RQ knows functions by their import path alone, so a decorator marks the tracked ones and wraps them. RQ's worker imports and
+calls the wrapper. It calls the function through the middleware if :class:`TrackedWorker` performs it, and refuses to be
+performed by other worker classes of RQ, which would leave no record.
 
-RQ's worker forks a child, the work-horse, for each job. Nothing of the ledger is opened there: what a horse has to record
-goes to the worker's recording process, see :mod:`asynctask.integrations.recording`. The horse itself moves its job to the
-finished or the failed registry of RQ, and first waits for the answer that the outcome is committed.
+RQ's worker forks a child, the work-horse, for each job. It opens no connection to the ledger: its records go to the
+worker's recording process, see :mod:`asynctask.integrations.recording`. The horse itself moves its job to RQ's finished or
+failed registry, after the response that the outcome is committed.
 
 A lone job carries no fence: RQ keeps it and retries it. A job of a Task carries its attempt in its ``meta``, has no retries
-of RQ's, and leaves RQ when its outcome is committed, whatever it is; the ledger keeps it and gives it again. Its id in RQ
-ends with the attempt, so that what is left of one attempt is never that of the next.
+in RQ, and is removed from RQ when its outcome, whatever it is, is committed; the ledger keeps it and dispatches it again.
+Its id in RQ ends with the attempt, so that remains of one attempt are never taken for the next.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(not_installed("rq", "rq"), name="rq") from None
 
 NAME: Final = "rq"
-"""This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
+"""The name of this engine: the prefix of its queues, in the identities of its processes and in its Events."""
 
 FENCE: Final = "asynctask"
 """The member of ``meta`` of a job of a Task: the job id of its Event, and its attempt."""
 
 _FAILED_S: Final = 3_600
-"""How long RQ keeps a job of a Task whose worker died: the ledger has given it again by then."""
+"""Seconds for which RQ keeps a job of a Task whose worker died; the ledger has dispatched it again by then."""
 
 _NO_LIMIT: Final = -1
-"""RQ's word for it, as the timeout of a job."""
+"""RQ's timeout for a job without limit."""
 
 _HARD_S: Final = 60
 """Seconds over its limit after which RQ's worker kills a work-horse."""
@@ -84,7 +84,7 @@ _attached: Final[list[RqEngine]] = []
 
 
 def attach(connection: Any, app: Attachable, *, serializer: Any = None) -> RqEngine:
-    """Makes functions tracked jobs of RQ and workers of ``app``: lists can be handed in for them. Call it once, in the
+    """Makes functions tracked jobs of RQ and workers of ``app``: lists can be submitted for them. Call it once, in the
     module of the functions or one that it imports, and decorate them with :meth:`RqEngine.job`.
 
     Arguments: ``connection`` to the Redis of RQ; ``serializer`` of the jobs, as RQ takes it, which must be that of the
@@ -92,7 +92,7 @@ def attach(connection: Any, app: Attachable, *, serializer: Any = None) -> RqEng
     ``"json"`` (and ``rq worker --serializer json``) arguments are data and nothing else. Raises :class:`ConfigError` if RQ
     is attached to ``app`` already.
     """
-    # Before 2.9 RQ takes "json" for the module of that name, which makes no bytes.
+    # Before 2.9 RQ takes "json" for the module of that name, which returns no bytes.
     engine = RqEngine(connection, app, JSONSerializer if serializer == "json" else resolve_serializer(serializer))
     app.attach(engine)
     _attached.append(engine)
@@ -125,7 +125,7 @@ class _Performed:
     recording: RecordingProcess
     called: bool = False
     asked: Retry | None = None
-    committed: Callable[[], object] | None = None  # of an outcome that was handed over: blocks until it is
+    committed: Callable[[], object] | None = None  # of an outcome that was passed on: blocks until it is committed
 
     @property
     def is_lone(self) -> bool:
@@ -133,11 +133,11 @@ class _Performed:
 
     @property
     def is_certain(self) -> bool:
-        """Whether what the function came to is the outcome, whatever RQ does from here on."""
+        """Whether the function's result is the outcome, whatever RQ does from here on."""
         return self.asked is None and self.rq_job.success_callback is None
 
     def settle(self, delay_s: float | None = None) -> None:
-        """Hands the outcome over to be recorded, the first time. RQ must not have it before :meth:`wait` has returned."""
+        """Passes the outcome on to be recorded, the first time. RQ must not record it before :meth:`wait` has returned."""
         if self.committed is not None:
             return
         if self.asked is not None:
@@ -145,10 +145,10 @@ class _Performed:
         try:
             self.committed = self.recording.hand_over(_turn(self.rq_job), self.ticket, delay_s)
         except RecordingGone:
-            os._exit(1)  # nothing can be recorded, and RQ must not take its job for done
+            os._exit(1)  # nothing can be recorded, and RQ must not count its job as done
 
     def wait(self) -> None:
-        """Blocks until what was handed over is committed. Where it cannot be, ends this process."""
+        """Blocks until the outcome is committed. If that is impossible, ends this process."""
         committed, self.committed = self.committed, None
         try:
             if committed is not None:
@@ -157,7 +157,7 @@ class _Performed:
             os._exit(1)
 
     def settle_failure(self, error: BaseException | None) -> None:
-        """RQ fails the job now, or retries it. Blocks until the outcome is committed."""
+        """Records that RQ fails the job now, or retries it. Blocks until the outcome is committed."""
         if error is not None and self.ticket.status not in (Status.FAILED, Status.ERROR):
             self.set_outcome(error)
         is_final = self.ticket.status is Status.FAILED
@@ -167,7 +167,7 @@ class _Performed:
             self.rq_job.retries_left = 0
 
     def set_outcome(self, error: BaseException) -> None:
-        """Sets the outcome from what came out of the whole chain, or out of RQ's own steps after it."""
+        """Sets the outcome from the exception of the whole chain, or of RQ's own steps after it."""
         if self.tracked.worker.refuses(error):
             self.ticket.fail(error)
         elif isinstance(error, JobTimeoutException):
@@ -177,11 +177,11 @@ class _Performed:
 
 
 class RqEngine:
-    """What :func:`attach` gives: the queues and the tracked functions of one connection."""
+    """The queues and the tracked functions of one connection; :func:`attach` returns it."""
 
     def __init__(self, connection: Any, app: Attachable, serializer: Any) -> None:
         self.name = NAME
-        # A lone job whose worker died is given again only if it has `retry=`, when RQ finds it abandoned.
+        # A lone job whose worker died is delivered again only if it has `retry=`, when RQ finds it abandoned.
         self.capabilities = EngineCapabilities(
             late_ack=True,
             redelivers=False,
@@ -220,7 +220,7 @@ class RqEngine:
             raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
 
     def _requeue(self, copy: Copy) -> bool:
-        """Whether RQ has this lone job among the failed; it is on its queue again then, as it was."""
+        """Requeues this lone job unchanged if RQ has it among the failed; returns whether it has."""
         queue = self._queue(own_name(copy.queue))
         try:
             queue.failed_job_registry.requeue(copy.jid)
@@ -255,7 +255,7 @@ class RqEngine:
         return False
 
     def revoke(self, job_id: str, queue: str) -> str | None:
-        """What is off the queue, or off the jobs that wait for their time, is nobody's to begin."""
+        """A job that is removed from the queue, or from the scheduled jobs, cannot begin."""
         waits = self._queue(own_name(queue))
         try:
             if not waits.remove(job_id) and not self.connection.zrem(waits.scheduled_job_registry.key, job_id):
@@ -272,7 +272,7 @@ class RqEngine:
     # -- tracked functions
 
     def queue(self, name: str = "default", **options: Any) -> TrackedQueue:
-        """A queue of RQ on this engine's connection: what it enqueues has its Event before it is sent."""
+        """A queue of RQ on this engine's connection: enqueued jobs have their Event before they are sent."""
         made = TrackedQueue(name, connection=self.connection, serializer=self.serializer, **options)
         made.engine = self
         return made
@@ -287,13 +287,13 @@ class RqEngine:
         export_columns: Sequence[str] | None = None,
         **options: Any,
     ) -> Callable[[Callable[..., Any]], Any]:
-        """A decorator that tracks a function, and gives it ``delay(...)``, as RQ's own ``@job`` does.
+        """A decorator that tracks a function, and gives it ``delay(...)``, as RQ's own ``@job``.
 
         Arguments: ``queue``, RQ's name of its queue; ``name``, that of the worker (default: the function's own);
-        ``failed_on``, exceptions that mean "the business said no"; ``retry``, RQ's ``Retry(max=..., interval=...)``
-        (seconds), which counts for jobs of Tasks, too; ``export_columns``: makes a function that yields rows an export of
-        these columns; ``options``: the others of RQ's ``@job``, such as ``timeout`` (seconds). Raises :class:`ConfigError`
-        for a function that RQ could not import, or a name that another has.
+        ``failed_on``, exceptions that are business refusals; ``retry``, RQ's ``Retry(max=..., interval=...)`` (seconds),
+        which applies to jobs of Tasks, too; ``export_columns``: makes a function that yields rows an export of these
+        columns; ``options``: the others of RQ's ``@job``, such as ``timeout`` (seconds). Raises :class:`ConfigError` for a
+        function that RQ could not import, or a duplicate name.
         """
 
         def track(function: Callable[..., Any]) -> Any:
@@ -339,16 +339,16 @@ class RqEngine:
         return tracked_function
 
     def find(self, job: Any) -> _Tracked | None:
-        """The tracked function of a job of RQ. Raises whatever its import does."""
+        """The tracked function of a job of RQ. Raises the errors of its import."""
         path = job.func_name
         if path not in self._by_path and job.instance is None:
-            assert job.func is not None  # imports its module, which may declare it
+            assert job.func is not None  # imports its module, which may declare the function
         return self._by_path.get(path)
 
     # -- sending
 
     def enqueue(self, job: Any) -> None:
-        """Makes the Event of a job that is about to be sent, if its function is tracked."""
+        """Creates the Event of a job that is about to be sent, if its function is tracked."""
         tracked = self._by_path.get(job.func_name)
         if tracked is None or not is_job_id(job.id):
             return
@@ -362,8 +362,8 @@ class RqEngine:
     # -- performing
 
     def arrive(self, job: Any, recording: RecordingProcess) -> _Performed | str | None:
-        """A job as it is to be performed; a text that says why not, if not; None for one that RQ performs or fails by
-        itself. Blocks while the ledger is away."""
+        """A job to be performed; if it must not be, the reason as text; None for one that RQ performs or fails by itself.
+        Blocks while the ledger is unavailable."""
         turn, is_lone = _turn(job), _fence(job) is None
         try:
             tracked = self.find(job)
@@ -426,9 +426,9 @@ class RqEngine:
         if performed.asked is not None:
             return performed.asked if performed.is_lone else None
         if raised and isinstance(raised[-1], JobInterrupted) and not performed.is_lone:
-            return None  # it stopped between two steps, and the ledger gives it again
+            return None  # it stopped between two steps, and the ledger dispatches it again
         if raised and (performed.is_lone or performed.ticket.status is not Status.FAILED):
-            raise raised[-1]  # also a refusal, or RQ would treat it as a success and use the result
+            raise raised[-1]  # also a refusal, because RQ would treat it as a success and use the result
         return result
 
     def recording(self, worker: Any) -> RecordingProcess:
@@ -442,7 +442,7 @@ class RqEngine:
 
 
 def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> Any:
-    """Merges the parts of an export. RQ imports it by its path; the engine that performs the job has what it works with."""
+    """Merges the parts of an export. RQ imports it by its path; the engine that performs the job provides what it needs."""
     merge = next((each.merge for each in _attached if each.performed is not None), None)
     if merge is None:
         raise ConfigError("an export is merged by a worker of RQ when its Task closes, and by nobody else")
@@ -453,10 +453,10 @@ def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> Any:
 
 
 class TrackedQueue(rq.Queue):
-    """A queue of RQ that makes the Event of a tracked function's job before it sends the job.
+    """A queue of RQ that creates the Event of a tracked function's job before it sends the job.
 
-    ``engine``: what :func:`attach` gave; without it, the only one attached in this process. A job that another queue sends
-    gets its Event when a worker takes it.
+    ``engine``: the result of :func:`attach`; without it, the only one attached in this process. A job that another queue
+    sends gets its Event when a worker takes it.
     """
 
     engine: RqEngine | None = None
@@ -469,8 +469,8 @@ class TrackedQueue(rq.Queue):
 
 
 class _Recording:
-    """What makes a worker class of RQ record. The methods are RQ's own, called where RQ calls them; each records before it
-    lets RQ go on."""
+    """Makes a worker class of RQ record. The methods are RQ's own, called by RQ; each records before it lets RQ
+    continue."""
 
     engine: RqEngine | None = None
     _recording: RecordingProcess
@@ -500,7 +500,7 @@ class _Recording:
         signal.signal(signal.SIGCHLD, self._child_ended)
 
     def _child_ended(self: Any, number: int, frame: Any) -> None:
-        """A worker whose recording process has died ends as on a deploy, and whatever supervises it starts it anew."""
+        """A worker whose recording process has died ends as on a deploy, to be restarted by its supervisor."""
         if self._recording.has_died() and not self._has_lost_it:
             self._has_lost_it = True
             self.log.error("worker %s: its recording process has died, so it stops; start it again", self.name)
@@ -512,7 +512,7 @@ class _Recording:
 
     def maintain_heartbeats(self: Any, job: Any, *args: Any, **options: Any) -> None:
         if self._recording.waiting:
-            job.started_at = now()  # RQ kills a horse that takes far too long, and this one waits for the ledger
+            job.started_at = now()  # RQ kills horses that take far too long; this one waits for the ledger
         super().maintain_heartbeats(job, *args, **options)  # type: ignore[misc]
 
     def execute_job(self: Any, job: Any, *args: Any, **options: Any) -> Any:
@@ -534,7 +534,7 @@ class _Recording:
             if _fence(job) is not None:
                 self._leave(job, queue, execution)
                 return False
-            job.retries_left, performed = 0, None  # RQ fails a lone one, for the wrapper refuses to be called
+            job.retries_left, performed = 0, None  # RQ fails a lone one, because the wrapper refuses to be called
         engine.performed, self._is_performing = performed, True
         try:
             return bool(super().perform_job(job, queue, *args, **options))  # type: ignore[misc]
@@ -546,7 +546,7 @@ class _Recording:
         return performed if performed is not None and performed.rq_job is job else None
 
     def _leave(self: Any, job: Any, queue: Any, execution: Any, *, requeue: bool = False) -> None:
-        """A job of a Task leaves RQ; ``requeue``: a job is given back to its queue."""
+        """Removes a job of a Task from RQ; ``requeue``: a job is returned to its queue."""
         with self.connection.pipeline() as pipeline:
             self.cleanup_execution(job, pipeline=pipeline, **({} if execution is None else {"execution": execution}))
             pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
@@ -559,7 +559,7 @@ class _Recording:
     # -- outcomes: recorded before RQ's own record
 
     def handle_execution_ended(self: Any, job: Any, *args: Any, **options: Any) -> None:
-        """The commit of a success goes on while RQ prepares its own record."""
+        """Lets the commit of a success run while RQ prepares its own record."""
         if sys.exception() is None and (performed := self._performed(job)) is not None and performed.is_certain:
             performed.settle()
         super().handle_execution_ended(job, *args, **options)  # type: ignore[misc]
@@ -570,7 +570,7 @@ class _Recording:
         super().handle_job_success(job, *args, **options)  # type: ignore[misc]
 
     def cleanup_execution(self: Any, job: Any, *args: Any, **options: Any) -> None:
-        """The last that RQ does before it writes its own record of an outcome."""
+        """RQ's last step before its own record of an outcome."""
         if (performed := self._performed(job)) is not None:
             performed.wait()
         super().cleanup_execution(job, *args, **options)  # type: ignore[misc]
@@ -609,23 +609,23 @@ class _Recording:
 
 
 class TrackedWorker(_Recording, rq.Worker):
-    """RQ's worker, with the outcome of each tracked job in the ledger before RQ has it. ``engine``: what :func:`attach`
-    gave; without it, the only one attached in this process."""
+    """RQ's worker, with the outcome of each tracked job in the ledger before RQ records it. ``engine``: the result of
+    :func:`attach`; without it, the only one attached in this process."""
 
     def work(self, *args: Any, **options: Any) -> Any:
-        collect_seldom()  # a collection in a work-horse writes to, so copies, the memory of all that the worker has loaded
+        collect_seldom()  # a garbage collection in a work-horse would copy all memory shared with the worker
         return super().work(*args, **options)
 
 
 class TrackedSimpleWorker(_Recording, rq.SimpleWorker):
-    """RQ's worker that performs in its own process, in the same way."""
+    """The same for RQ's worker that performs in its own process."""
 
 
 # -- helpers
 
 
 def _engine_of(owner: Any) -> RqEngine:
-    """The engine that a queue or a worker names, or else the only one."""
+    """The engine named by a queue or a worker, or else the only one."""
     if owner.engine is None and len(_attached) != 1:
         how = "name one in its attribute engine" if _attached else "load the module that calls attach(), with rq worker -c"
         raise ConfigError(f"{type(owner).__name__} belongs to no engine, and {len(_attached)} are attached here: {how}")
@@ -647,7 +647,7 @@ def _arrival(job: Any, name: str = "", params: Any = None) -> Arrival:
 
 
 def _turn(job: Any) -> str:
-    """One try of a job, by what RQ changes with each."""
+    """Identifies one try of a job, by what RQ changes with each."""
     return f"{job.id}:{job.retries_left}:{job.number_of_retries}"
 
 
@@ -657,7 +657,7 @@ def _next_try(job: Any) -> float | None:
 
 
 def _interval(retry: Retry, retries: int) -> float | None:
-    """The same by a ``Retry`` that a function has returned, after so many retries."""
+    """The same by a ``Retry`` that a function has returned, after this many retries."""
     if retries >= retry.max:
         return None
     return float(retry.intervals[min(len(retry.intervals) - 1, retries)]) if retry.intervals else 0.0
@@ -670,7 +670,7 @@ def _limit_passed(job: Any) -> float | None:
 
 
 def _refuse(path: str) -> None:
-    """Raises where a worker performs a tracked function that records nothing, or does not record this job."""
+    """Raises if a worker performs a tracked function without recording it, or does not record this job."""
     job = get_current_job()
     if job is not None and job.worker_name not in (None, "", "sync") and job.func_name == path:
         worker = f"{__name__}.{TrackedWorker.__name__}"
@@ -680,8 +680,8 @@ def _refuse(path: str) -> None:
 def _close_inherited(connection: Any) -> None:
     """Closes a forked process's copies of its parent's connections.
 
-    Redis would take the worker for alive as long as a copy is open, and hand a job to it that waited for one when it died.
+    Redis takes the worker for alive as long as a copy is open, and would hand it a job that it waited for when it died.
     """
     pool = connection.connection_pool
     for each in (*getattr(pool, "_available_connections", ()), *getattr(pool, "_in_use_connections", ())):
-        each.disconnect()  # shuts nothing down in a process that did not open it
+        each.disconnect()  # closes the descriptor only, in a process that did not open it

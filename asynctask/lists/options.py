@@ -156,7 +156,7 @@ Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None,
 
 
 class CommonOptions(BaseModel):
-    """What a submission may say beside its worker and its items. What is left out keeps the worker's default."""
+    """The options of a submission beside its worker and its items. Omitted ones have the worker's default."""
 
     model_config = ConfigDict(extra="forbid")
 

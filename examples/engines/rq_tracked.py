@@ -1,4 +1,4 @@
-"""A small shop on RQ, tracked: in the place of RQ's ``@job`` stands that of the attached engine.
+"""A small shop on RQ, tracked: with the ``job`` of the attached engine instead of RQ's ``@job``.
 
 ``rq worker -c rq_tracked -S json -w asynctask.integrations.rq.TrackedWorker`` and ``asynctask -A rq_tracked:app web``.
 """

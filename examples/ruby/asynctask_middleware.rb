@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# Sidekiq records in AsyncTask what becomes of its jobs. Require this in the application of the worker process, and set
+# Makes Sidekiq record the outcomes of its jobs in AsyncTask. Require this in the application of the worker process, and set
 # ASYNCTASK_URL to the address of `asynctask web`. Jobs whose payload has `use_task_event` are recorded: those of Tasks, and
 # those of classes with `sidekiq_options use_task_event: true`. docs/engines.md#other-languages has the promises.
 require "json"
@@ -10,10 +10,10 @@ require "sidekiq"
 require "socket"
 
 module AsyncTask
-  class NormalException < StandardError; end # the business says no: `failed`, never retried
+  class NormalException < StandardError; end # the business refuses: `failed`, never retried
 
-  # All threads share the requests of one sender, and each waits until its own record is answered: the outcome is committed
-  # before Sidekiq acknowledges the job. While nobody answers, the jobs wait.
+  # All threads share the requests of one sender, and each waits for the response to its record: the outcome is committed
+  # before Sidekiq acknowledges the job. Without a response, the jobs wait.
   class Reporter
     def initialize(url)
       @uri = URI.join(url, "/api/records")
@@ -38,7 +38,7 @@ module AsyncTask
       @sender.join(5)
     end
 
-    # What a job that is at work says of itself, once it has been for a second.
+    # The record of a running job, once it has run for a second.
     def working(said)
       @working[Thread.current] = { said: said, since: Time.now, told: false }
       yield
@@ -46,7 +46,7 @@ module AsyncTask
       @working.delete(Thread.current)
     end
 
-    # Whether it counts, once it is committed.
+    # Whether the record counts; returns once it is committed.
     def record(said)
       @queue << [said, answer = Queue.new]
       result = answer.pop
@@ -79,10 +79,10 @@ module AsyncTask
       if answer.is_a?(Net::HTTPOK)
         waiting.zip(said["results"]) { |(_, thread), result| thread << result }
         Process.kill({ "quiet" => "TSTP", "stop" => "TERM" }[said["signal"]], Process.pid) if said["signal"]
-      elsif said["code"] == "process_lost" # it was silent for too long, and its jobs were given to others
+      elsif said["code"] == "process_lost" # silent for too long: its jobs were given to others
         @process = @process.merge(name: new_name)
         deliver(waiting)
-      elsif waiting.size > 1 # a wrong record harms no other one
+      elsif waiting.size > 1 # send them singly, so that a wrong record affects no other
         waiting.each { |each| deliver([each]) }
       else
         Sidekiq.logger.error("AsyncTask refuses a request: #{answer.body}")
@@ -98,7 +98,7 @@ module AsyncTask
       Sidekiq.logger.warn("AsyncTask does not answer: #{error.message}")
       @http = nil
       sleep 0.2
-      retry # what arrives twice counts once
+      retry # a repeated record counts once
     end
 
     def new_name
@@ -116,7 +116,7 @@ module AsyncTask
     def call(worker, job, queue, &code)
       return yield unless job["use_task_event"]
 
-      # A job that carries an attempt is kept by the ledger, which also gives its retry; any other by Sidekiq.
+      # The ledger keeps and retries a job that carries an attempt; Sidekiq any other.
       attempt = job.dig("asynctask", "attempt")
       about = { job_id: job["jid"], attempt: attempt, worker: job["wrapped"] || job["class"], queue: queue,
                 started_at: Time.now.utc.strftime("%FT%T.%LZ") }
@@ -147,7 +147,7 @@ module AsyncTask
       seconds = retry_in(worker, job, error)
       counts = @reporter.record({ **about, status: "error", message: text(error, "#{error.class}: "), will_retry: !!seconds,
                                   retry_at: seconds && (Time.now + seconds).utc.strftime("%FT%T.%LZ") })
-      # Handled: error handlers are told of it, and Sidekiq does not retry it, for the ledger does.
+      # Handled: error handlers are called, and Sidekiq does not retry it, because the ledger does.
       raise Sidekiq::JobRetry::Handled if about[:attempt] && (seconds || !counts)
 
       raise

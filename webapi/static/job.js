@@ -82,7 +82,7 @@ function drawMessages(messages) {
 // -- What can be done --------------------------------------------------------------------------------------------------
 
 const ASKED = {
-  kill: ["Give up this job?", "It waits no more, and ends as an error. It can be restarted later.", "Give it up"],
+  kill: ["Give up this job?", "It ends as an error, and can be restarted later.", "Give it up"],
   delete: ["Delete this job?", "It does not run, and ends as cancelled. It cannot be restarted.", "Delete it"],
 };
 

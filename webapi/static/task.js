@@ -130,7 +130,7 @@ knobs.addEventListener("submit", async (event) => {
     const p = await call(self, { method: "PATCH", body });
     edited = false;
     draw(p);
-    setText($("#knobs-said"), "Applied; what starts from now on follows it.");
+    setText($("#knobs-said"), "Applied; jobs that start from now on follow it.");
   });
 });
 
