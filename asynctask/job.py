@@ -66,7 +66,7 @@ class CurrentJob:
         self._stop = should_stop
         self._asked = False
 
-    # -- its place, from which the next attempt goes on
+    # -- its checkpoint, from which the next attempt continues
 
     @property
     def state(self) -> Any:

@@ -79,7 +79,7 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         _name_callbacks(app, {each["name"]: each["schema"]})
     for each in (submit, spec["paths"]["/api/exports"]["post"]):
         each["responses"]["200"] = {
-            "description": "Of a dry run: what the list would come to",
+            "description": "Of a dry run: the result that the list would have",
             "content": {"application/json": {"schema": {"$ref": _REF.format(model="DryRunResult")}}},
         }
         each.setdefault("parameters", []).append(_idempotency_key())
@@ -87,7 +87,7 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
 
 
 def _takes_lists(app: AsyncTask) -> dict[str, Worker]:
-    """The workers to which a list may be handed in: exports get shards."""
+    """The workers for which lists may be submitted; exports get shards instead."""
     return {name: worker for name, worker in app.workers.items() if name not in app.exports}
 
 

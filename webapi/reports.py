@@ -118,7 +118,7 @@ blueprint: Final = APIBlueprint("reports", __name__, url_prefix=TASKS, tag="Repo
 def csv(task_id: int, query: ReportQuery) -> Response:
     """The report as CSV: the original columns, then row, status, error, attempts, result
 
-    It can be corrected and handed in again. Texts that a spreadsheet would take for a formula begin with an apostrophe.
+    It can be corrected and submitted again. Texts that a spreadsheet would take for a formula begin with an apostrophe.
     """
     task = find_task(task_id)
     title = task.progress()["title"]

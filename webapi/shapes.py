@@ -197,7 +197,7 @@ class RetryQuery(_Query):
     message: FailureMessage | None = Field(
         None, description="Only failures of the group with this `message`, as in `/errors` and `top_errors`."
     )
-    limit: RetryLimit | None = Field(None, description="At most so many items, in the order of the list.")
+    limit: RetryLimit | None = Field(None, description="At most this many items, in the order of the list.")
 
 
 class ReportQuery(_Query):

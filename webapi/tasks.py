@@ -68,9 +68,9 @@ def create(query: RawQuery) -> Response:
     """Submit a list
 
     As JSON (items of one worker, or jobs that name their own), as a form with a file, or as a raw body of rows with the
-    options in the query. Answers as soon as the Task is
-    in the ledger; rows that the validation refused within a second are in `errors`. The same Idempotency-Key with the same
-    body gives the first Task again, with another body 422. `dry_run` only tells what the list would come to.
+    options in the query. Responds once the Task is in the ledger; rows that the validation refused within a second are in
+    `errors`. The same Idempotency-Key with the same body returns the first Task, with another body 422. `dry_run` only
+    validates the list.
     """
     return answer(submit(asynctask_app(), current_request(), query))
 
@@ -86,7 +86,7 @@ def export(body: ExportSubmission) -> Response:
     """Submit an export
 
     Each shard is a job that yields rows; when the last has ended they are one file, at `links.result`. The same
-    Idempotency-Key with the same body gives the first Task again; `dry_run` only checks shards and options.
+    Idempotency-Key with the same body returns the first Task; `dry_run` only validates shards and options.
     """
     app = asynctask_app()
     _refuse_unknown(app, body.worker)

@@ -134,8 +134,8 @@ def job(job_id: str, query: NoQuery) -> Response:
 def stop_job(job_id: str, query: NoQuery) -> Response:
     """Stop a job, until it is started again
 
-    One that waits is stopped at once. One that runs is asked to let go: it saves its place when it next asks
-    `should_stop()`. One that never asks runs to its end. Where nothing is to be stopped, `detail` says what is the case.
+    A waiting job is stopped at once. A running one is asked to stop: it saves a checkpoint at its next call of
+    `should_stop()`. One that never calls it runs to its end. If there is nothing to stop, `detail` describes the state.
     """
     return json_response(asynctask_app().stop_job(job_id, who=who()))
 
@@ -147,8 +147,8 @@ def stop_job(job_id: str, query: NoQuery) -> Response:
 def start_job(job_id: str, query: NoQuery) -> Response:
     """Start a stopped job again, from its checkpoint
 
-    The same job, its next attempt. 409 with the code `stopping` where its worker has not let go of it yet, `running` or
-    `finished` where there is nothing to start, `refused` where a check of its worker says no.
+    The same job, its next attempt. 409 with the code `stopping` while it still runs after a stop, `running` or `finished`
+    if there is nothing to start, `refused` if a check of its worker refuses.
     """
     return json_response(asynctask_app().start_job(job_id, who=who()))
 
@@ -160,7 +160,7 @@ def start_job(job_id: str, query: NoQuery) -> Response:
 def restart_job(job_id: str, query: NoQuery) -> Response:
     """Restart a job
 
-    One that ended in an error, or without a Task was refused, is retried; one that waits in the ledger is due now.
+    A job that ended in an error, or was refused without a Task, is retried; one that waits in the ledger is due now.
     """
     return _acted_on(job_id, "restart")
 
@@ -184,7 +184,7 @@ def kill_job(job_id: str, query: NoQuery) -> Response:
 def delete_job(job_id: str, query: NoQuery) -> Response:
     """Cancel a job that has not begun
 
-    It is taken out of its queue, where it waits in one; that of an attached engine takes it out if it can.
+    It is removed from its queue; an attached engine removes it if it can.
     """
     return _acted_on(job_id, "delete")
 

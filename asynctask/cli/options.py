@@ -120,7 +120,7 @@ class Session:
         if (path := missing_file(app.config.database_url)) is not None:
             named = "" if self.target else f", or -A module:app ({ENV_PREFIX}APP) for an application that says which"
             raise ConfigError(
-                f"there is no database {path}, so there is nothing to look at or to steer. Is this the right folder? Name"
+                f"there is no database {path}, so there is nothing to query or control. Is this the right folder? Name"
                 f" another database with --database-url ({ENV_PREFIX}DATABASE_URL){named}; `asynctask db upgrade` makes a"
                 " new one"
             )

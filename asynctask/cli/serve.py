@@ -61,7 +61,7 @@ def warn_if_open(host: str, port: int) -> None:
     where = f"{host or '0.0.0.0'}:{port}"  # noqa: S104 - shown, not bound
     sys.stderr.write(
         f"WARNING: {where} is open to other machines, and there is no login here: whoever reaches it can read every\n"
-        "WARNING: list, hand in new ones, pause, cancel and delete. Listen on 127.0.0.1, behind a proxy with a login.\n"
+        "WARNING: list, submit new ones, pause, cancel and delete. Listen on 127.0.0.1, behind a proxy with a login.\n"
     )
     sys.stderr.flush()
 

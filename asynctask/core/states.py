@@ -194,7 +194,7 @@ _ACTIVE = (_T.SPLITTING, _T.RUNNING, _T.PAUSED)
 
 TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
     [
-        ((None,), _T.SPLITTING, _R.SUBMITTED, (_W.SUBMITTER,), "a list was handed in"),
+        ((None,), _T.SPLITTING, _R.SUBMITTED, (_W.SUBMITTER,), "a list was submitted"),
         ((_T.SPLITTING,), _T.RUNNING, _R.SEALED, (_W.SUBMITTER, _W.SWEEP), "every item is in the ledger"),
         (
             (_T.SPLITTING,),
@@ -220,7 +220,7 @@ TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
             (_W.WORKER, _W.SWEEP),
             "more items failed than it tolerates; a person raises that, or retries them",
         ),
-        ((_T.PAUSED,), _T.SPLITTING, _R.RESUMED, (_W.PERSON,), "resumed while its split goes on"),
+        ((_T.PAUSED,), _T.SPLITTING, _R.RESUMED, (_W.PERSON,), "resumed during its split"),
         ((_T.PAUSED,), _T.RUNNING, _R.RESUMED, (_W.PERSON,), "resumed"),
         (_ACTIVE, _T.CANCELLED, _R.CANCELLED, (_W.PERSON,), "no new start; open rows are turned to cancelled"),
         (

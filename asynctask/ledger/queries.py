@@ -103,7 +103,7 @@ class ListedEvent(TypedDict):
     finished_at: Time | None
     process: str | None
     callback_of: Annotated[int | None, "The Task whose callback it is."]
-    checkpoint: Annotated[Any, "The place that it saved last, from which its next attempt goes on."]
+    checkpoint: Annotated[Any, "The last checkpoint, from which its next attempt continues."]
     progress: Annotated[JobProgress | None, "How far it said to be, in units of its own."]
     stopping: Annotated[bool, "A person stopped it, and its worker has not let go of it yet."]
 

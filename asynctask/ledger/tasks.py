@@ -339,7 +339,9 @@ def add_slice(
         task = lock(connection, task_id)
         _check_split_held(ledger, task)
         if task["split_cursor"] != after:
-            raise SplitLost(f"row {task['split_cursor']} was reached by another, this one goes on after row {after}")
+            raise SplitLost(
+                f"row {task['split_cursor']} was reached by another split, this one continues after row {after}"
+            )
         if corrects:
             items, rejects = corrections.take_rows(connection, task, above, items, rejects)
         now = ledger.now()

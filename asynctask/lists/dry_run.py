@@ -21,7 +21,7 @@ from asynctask.lists.rows import ListSource, open_list, still_failed, too_many_i
 from asynctask.lists.uploads import Uploads
 
 KEPT_PROBLEMS: Final = 1_000
-"""The most problems of a list that an answer names."""
+"""Largest number of problems that a response names."""
 
 FIRST_ITEMS: Final = 5
 

@@ -33,9 +33,7 @@ NAMES: Final = r"^[^\x00,]{0,255}(,[^\x00,]{0,255}){0,19}$"
 """For the API's document: up to 20 names in one text, with commas between."""
 
 
-INTERVAL: Final = (
-    "Seconds from round to round; a round starts at most `parallel` jobs, one where that is null. 0: as soon as they can."
-)
+INTERVAL: Final = "Seconds from round to round; a round starts at most `parallel` jobs, one if that is null. 0: no rounds."
 
 KEY: Final = (
     "A field of the items: those with an equal value run one after the other, in the order submitted, across all Tasks of"
@@ -172,7 +170,7 @@ class CommonOptions(BaseModel):
     key_limit: KeyLimit | None = Field(None, description="How many of one key may run at once; default 1.")
     chunk_size: ChunkSize | None = Field(None, description=CHUNK)
     resubmit_of: TaskId | None = Field(None, description=RESUBMIT)
-    dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
+    dry_run: bool | None = Field(None, description="Only validate; nothing is written.")
     strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
     unique: Annotated[Unique, listed_or_text("text", "list")] = Field(
         None, description="Fields in which no two rows may be the same; as text, with commas between."

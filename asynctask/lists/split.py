@@ -69,8 +69,8 @@ class _Slice:
 class Splitter:
     """Splits lists into the ledger.
 
-    ``on_slice`` is called after each committed slice (it wakes the dispatcher). ``lease_s``: after so many seconds without
-    a renewal another process may take the split over.
+    ``on_slice`` is called after each committed slice (it wakes the dispatcher). ``lease_s``: seconds without a renewal
+    after which another process may take the split over.
     """
 
     def __init__(

@@ -332,7 +332,7 @@ class Workbook:
         self._send(order)
         while True:
             if self._pending is not pending:
-                raise RuntimeError("the rows were asked for anew; these end here")
+                raise RuntimeError("the rows were requested again; these end here")
             line = self._read_line()
             if not line:
                 self._explain_exit()

@@ -515,7 +515,7 @@ class Wakeup:
             pass
 
     def wait(self, seconds: float) -> bool:
-        """Waits for at most so many seconds; returns whether it is set."""
+        """Waits up to ``seconds``; returns whether it is set."""
         if not self._set:
             poll = select.poll()
             poll.register(self._read, select.POLLIN)
