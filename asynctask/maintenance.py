@@ -535,7 +535,7 @@ class Schedule:
         return True
 
     def _query(self, now: float) -> leases.Work:
-        found = self._query_work()
+        found = leases.query_work(self._ledger)
         self._queried_at = now
         self._active = self._broker_apart or not found.quiet
         self._scheduled_at = found.scheduled_at
@@ -550,9 +550,6 @@ class Schedule:
             self.sightings.note(self._known)
             self._listed = now
         return found
-
-    def _query_work(self) -> leases.Work:
-        return leases.query_work(self._ledger)
 
     def _list_processes(self) -> list[dict[str, object]]:
         with self._ledger.database.read() as connection:

@@ -120,12 +120,7 @@ def csv(task_id: int, query: ReportQuery) -> Response:
 
     It can be corrected and submitted again. Texts that a spreadsheet would take for a formula begin with an apostrophe.
     """
-    task = find_task(task_id)
-    title = task.progress()["title"]
-    if request.method == "HEAD":
-        return _named(no_content(CSV), f"task-{task_id}-{query.rows}.csv", title)
-    response = _streamed(task, query.rows, iter_csv, CSV)
-    return _named(response, f"task-{task_id}-{query.rows}.csv", title)
+    return _report(task_id, query.rows, "csv", iter_csv, CSV)
 
 
 @blueprint.get("/<int:task_id>/report.xlsx")
@@ -137,12 +132,7 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
 
     It can be corrected and handed in again.
     """
-    task = find_task(task_id)
-    title = task.progress()["title"]
-    if request.method == "HEAD":
-        return _named(no_content(XLSX), f"task-{task_id}-{query.rows}.xlsx", title)
-    response = _streamed(task, query.rows, iter_xlsx, XLSX)
-    return _named(response, f"task-{task_id}-{query.rows}.xlsx", title)
+    return _report(task_id, query.rows, "xlsx", iter_xlsx, XLSX)
 
 
 @blueprint.get("/<int:task_id>/rejected")
@@ -162,6 +152,16 @@ def rejected(task_id: int, query: RejectedQuery) -> Response:
     return response
 
 
+def _report(
+    task_id: int, rows: str, ending: str, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str
+) -> Response:
+    task = find_task(task_id)
+    title = task.progress()["title"]
+    response = no_content(mimetype) if request.method == "HEAD" else _streamed(task, rows, pieces, mimetype)
+    set_language(response, reader_locale())
+    return attachment(response, f"task-{task_id}-{rows}.{ending}", title)
+
+
 def _streamed(task: TaskHandle, rows: str, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str) -> Response:
     """The report in the reader's language, sent while it is made."""
     with ExitStack() as stack:
@@ -176,8 +176,3 @@ def _streamed(task: TaskHandle, rows: str, pieces: Callable[..., Generator[bytes
         response = Response(until_gone(chain((first,), chunks)), mimetype=mimetype)
         response.call_on_close(stack.pop_all().close)
     return response
-
-
-def _named(response: Response, plain: str, title: str) -> Response:
-    set_language(response, reader_locale())
-    return attachment(response, plain, title)

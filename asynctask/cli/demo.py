@@ -271,7 +271,8 @@ class _Run:
         self._exported.write_bytes(self._api.get(f"/api/tasks/{exported.progress['task_id']}/result").body)
         findings += audit_export(exported.progress, self._exported, *shop.price_list_sum())
         shop.shop.close()
-        errors = {each.progress["task_id"]: self._errors(each.progress["task_id"]) for each in followed}
+        ids = [each.progress["task_id"] for each in followed]
+        errors = {i: list(self._api.get(f"/api/tasks/{i}/errors").json()["errors"]) for i in ids}
         errors[task_id] += [
             {"message": error, "status": "rejected", "count": count} for error, count in report.rejections.items()
         ]
@@ -309,9 +310,6 @@ class _Run:
         answer = self._api.get(f"/api/tasks/{task_id}/report.xlsx?rows=failed")
         self.report.write_bytes(answer.body)
         return read_report(self.report)
-
-    def _errors(self, task_id: int) -> list[dict[str, Any]]:
-        return list(self._api.get(f"/api/tasks/{task_id}/errors").json()["errors"])
 
     def _retried(self, task_id: int) -> int:
         """The number of rows with more than one attempt."""
@@ -472,7 +470,8 @@ def _sheets(path: Path) -> Iterator[dict[int, dict[str, str]]]:
         def part(name: str) -> ElementTree.Element:
             return ElementTree.fromstring(book.read(name))  # noqa: S314 - written by this program
 
-        texts = ["".join(each.itertext()) for each in part("xl/sharedStrings.xml")] if _has_texts(book) else []
+        has_texts = "xl/sharedStrings.xml" in book.namelist()
+        texts = ["".join(each.itertext()) for each in part("xl/sharedStrings.xml")] if has_texts else []
         targets = {each.get("Id"): each.get("Target", "") for each in part("xl/_rels/workbook.xml.rels")}
         for sheet in part("xl/workbook.xml").iter(f"{_MAIN}sheet"):
             rows: dict[int, dict[str, str]] = {}
@@ -480,10 +479,6 @@ def _sheets(path: Path) -> Iterator[dict[int, dict[str, str]]]:
                 found = {re.sub("[0-9]", "", cell.get("r", "")): _text(cell, texts) for cell in row}
                 rows[int(row.get("r", "0"))] = {letters: text for letters, text in found.items() if text}
             yield rows
-
-
-def _has_texts(book: zipfile.ZipFile) -> bool:
-    return "xl/sharedStrings.xml" in book.namelist()
 
 
 def _text(cell: ElementTree.Element, texts: Sequence[str]) -> str:

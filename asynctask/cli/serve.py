@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -177,7 +178,7 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
         for name in ("concurrency", "processes", "queues", "strict_queues", "shutdown_s")
     }
     # The flags of this command are validated like the application's settings.
-    weights = Config(**{**_as_dict(app.config), **settings}).queue_weights()
+    weights = replace(app.config, **settings).queue_weights()
     _ensure_schema(app.config)
     processes, shutdown_s = settings.pop("processes"), settings["shutdown_s"]
     if processes == 1 and LIFELINE in session.environ:
@@ -199,10 +200,6 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     argv = child_argv(session.target, "worker", {**settings, "processes": 1})
     children = [ChildSpec(f"worker-{n}", argv) for n in range(1, processes + 1)]
     return become(["worker", "-A", session.target], children, environ=session.environ, shutdown_s=shutdown_s)
-
-
-def _as_dict(config: Config) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in Config.__dataclass_fields__}
 
 
 @click.command("up", cls=Command)

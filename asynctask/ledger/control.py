@@ -221,7 +221,8 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
         if task["finished_at"] is None and {"parallel", "interval_s", "priority"} & set(values):
             # By heartbeats of a second ago the workers may look busy to this process; the notification lets them decide.
             notify(connection, LEDGER)
-        task_rows.log(connection, ledger, task_id, "changed", _change(task, changes), who)
+        both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # what it was, and is
+        task_rows.log(connection, ledger, task_id, "changed", both, who)
         if "tolerated_failures" in values and task["state_reason"] == Reason.TOO_MANY_FAILURES:
             _go_on(connection, ledger, {**task, **values}, who)
     return task
@@ -235,11 +236,6 @@ def _go_on(connection: Connection, ledger: Ledger, task: dict[str, Any], who: st
     task_rows.turn(connection, ledger, task, _resumed_state(task), Reason.RESUMED, state_reason=None)
     progress.measure_anew(connection, task["id"], ledger.now())
     task_rows.log(connection, ledger, task["id"], "resumed", {"tolerated_failures": task["tolerated_failures"]}, who)
-
-
-def _change(task: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The change as the Task's log keeps it: the old and the new value of each knob."""
-    return {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}
 
 
 def _hints(task: dict[str, Any]) -> dict[str, Any]:

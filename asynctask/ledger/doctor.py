@@ -159,7 +159,8 @@ def _count(connection: Connection, task_id: int) -> tuple[Delta, int, int]:
             for name, number in measure(record.row).items():
                 setattr(counts, name, getattr(counts, name) + number)
         after += _PAGE
-        if not page and connection.execute(_rows_after(task_id, after)).first() is None:
+        beyond = sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.seq >= after).limit(1)
+        if not page and connection.execute(beyond).first() is None:
             return counts, flying, untold
 
 
@@ -167,10 +168,6 @@ def _agrees(record: EventRecord) -> bool:
     """Whether the numbers of a slice agree with its marks."""
     row = record.row
     return len(marks_of(row)) == row.items and row._replace(**marked(marks_of(row))) == row._replace(marks=marks_of(row))
-
-
-def _rows_after(task_id: int, after: int) -> Any:
-    return sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.seq >= after).limit(1)
 
 
 def _compare(task: dict[str, Any], stored: Delta, truth: Delta, flying: int) -> list[Finding]:

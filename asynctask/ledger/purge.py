@@ -145,7 +145,8 @@ class Purge:
         if not self._batch and not self._tasks_over:
             self._batch = self._mark()
         if self._batch:
-            if not (self._events() or self._rejects() or self._corrected() or self._log_entries()):
+            gone = self._events() or self._rejects() or _forget_corrected(self.ledger, self._batch)
+            if not (gone or _delete_log(self.ledger, self._batch)):
                 self._end_batch()
             return True
         if not self.old.with_jobs:
@@ -192,12 +193,6 @@ class Purge:
         gone = _delete_rejects(self.ledger, self._batch)
         self.removed.rejects += gone
         return gone
-
-    def _corrected(self) -> int:
-        return _forget_corrected(self.ledger, self._batch)
-
-    def _log_entries(self) -> int:
-        return _delete_log(self.ledger, self._batch)
 
     def _end_batch(self) -> None:
         with self.ledger.database.read() as connection:

@@ -83,17 +83,13 @@ class Outcome(Write):
         row, is_fenced = record.row, self.doubtful or not self.elsewhere
         if row.status not in (Status.ENQUEUE, Status.WORKING) or (is_fenced and row.attempt != self.attempt):
             return None
-        if self._may_cancel():
+        if self.status in (Status.ENQUEUE, Status.CANCELLED) or self._waits_again():  # a cancel of its Task may win
             self.cancelled = Note("cancelled", ledger.catalogue("cancelled"))
         after = row if self.marks is None else stepped(row, self.marks)
         if (turn := self._turn(ledger, after, record.task_state)) is None:
             return None
         turn = turn._replace(before=row)
         return held_elsewhere(turn) if self.elsewhere else turn
-
-    def _may_cancel(self) -> bool:
-        """Whether a cancel of its Task may win over it: the job would run again, or did not run."""
-        return self.status in (Status.ENQUEUE, Status.CANCELLED) or self._waits_again()
 
     def _waits_again(self) -> bool:
         return self.retry_at is not None or self.reason is Reason.INTERRUPTED

@@ -202,17 +202,13 @@ def _find(connection: Connection, ledger: Ledger, job_id: str) -> int:
 
 
 def _change(ledger: Ledger, event_id: int, wanted: Status, message: str) -> Change:
-    text = clean(message) or ledger.catalogue(_message_key(wanted), "")
+    text = clean(message) or ledger.catalogue("retry" if wanted is Status.ENQUEUE else str(wanted), "")
 
     def decide(seen: EventRecord) -> Turn | None:
         return None if seen.row.status in TERMINAL else recorded(seen.row, wanted)
 
     failure = Failure("recorded", text) if wanted in PROBLEM else None
     return Change(event_id, decide, notes=[Note(str(wanted), text)], failure=failure)
-
-
-def _message_key(status: Status) -> str:
-    return "retry" if status is Status.ENQUEUE else str(status)
 
 
 @repeatable

@@ -450,14 +450,14 @@ class Twins:
         column = self._names[self._unique[0]]
         text, params = "duplicate_in_upload", dict[str, Any](first=first)
         if len(self._unique) > 1:
-            text, params["columns"] = "duplicates_in_upload", ", ".join(map(self._shown, self._unique))
+            text, params["columns"] = (
+                "duplicates_in_upload",
+                ", ".join(repr(shorten(self._names[field], 80)) for field in self._unique),
+            )
         value = shorten(jsonable(values.get(column))) if isinstance(values, Mapping) else None
         problem = fault(row.row, column, "duplicate_in_upload", text, params, value)
         cells = jsonable(values) if isinstance(values, Mapping) else {"value": jsonable(values)}
         return Refused(row.row, (problem,), cells, row.number)
-
-    def _shown(self, field: str) -> str:
-        return repr(shorten(self._names[field], 80))
 
     def _key(self, raw: RawRow, item: Any) -> bytes | None:
         """The values to compare, as JSON; None where one is missing: such a row is never a duplicate."""

@@ -164,7 +164,7 @@ class Splitter:
             except (SplitLost, LedgerUnavailable):
                 raise
             except BaseException as error:
-                task_rows.fail_split(self._ledger, task_id, f"the items ended with {_error_text(error)}")
+                task_rows.fail_split(self._ledger, task_id, clean(f"the items ended with {type(error).__name__}: {error}"))
                 raise
             task_rows.seal(self._ledger, task_id)
         self._on_slice()
@@ -292,11 +292,6 @@ class Splitter:
         finally:
             stop.set()
             thread.join(5)
-
-
-def _error_text(error: BaseException) -> str:
-    """An error as text that can be stored."""
-    return clean(f"{type(error).__name__}: {error}")
 
 
 def _still_good(rows: Iterable[NewItem | Refused]) -> Iterator[NewItem]:

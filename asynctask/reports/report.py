@@ -214,7 +214,8 @@ class _LedgerRows:
     def rows(self, headers: Sequence[str], *, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
         """The rows in the order of the list, each with the id of its Event (None if refused)."""
         ended = self._ended(values)
-        refused = ((self._refused(reject, _by_name(headers)), None) for reject in self._rejects(cells=values))
+        names = {normalise(header): header for header in headers}
+        refused = ((self._refused(reject, names), None) for reject in self._rejects(cells=values))
         return heapq.merge(ended, refused, key=lambda found: found[0].number or 0)
 
     def values(self, number: int | None, event_id: int | None) -> Mapping[str, Any]:
@@ -271,10 +272,6 @@ class _LedgerRows:
             bad,
             "\n".join(row_messages) or None,
         )
-
-
-def _by_name(headers: Sequence[str]) -> dict[str, str]:
-    return {normalise(header): header for header in headers}
 
 
 def _header(column: str, names: Mapping[str, str]) -> str | None:

@@ -251,19 +251,22 @@ class Performer:
             job.result = self._call(worker, execution)
 
     def _call(self, worker: Worker, execution: Execution) -> Any:
-        execution.waive()  # a middleware may call more than once
+        def call() -> Any:
+            args, keywords = arguments_of(execution.payload, worker.name)
+            return self._invoke(worker, execution, args, keywords)
+
+        return self._owned(execution, call)
+
+    def _owned(self, execution: Execution, call: Callable[[], Any]) -> Any:
+        """Calls, while this attempt counts and this thread has the job. A middleware may come here more than once."""
+        _check_counts(execution)
+        execution.waive()
         try:
-            return self._run_function(worker, execution)
+            return call()
         finally:
             # Before a middleware writes on the ticket: the thread that abandoned this one has written there.
             if not self._is_ours(execution):
                 raise AttemptLost(f"the thread of {execution.job.job_id} was given up")
-
-    def _run_function(self, worker: Worker, execution: Execution) -> Any:
-        if execution.ticket is not None and execution.ticket.lost:
-            raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
-        args, keywords = arguments_of(execution.payload, worker.name)
-        return self._invoke(worker, execution, args, keywords)
 
     def _invoke(
         self, worker: Worker, execution: Execution, args: Sequence[Any], keywords: Mapping[str, Any] = _NOTHING
@@ -295,8 +298,7 @@ class Performer:
         if ticket.items == 1:
             given = {"rows": [[ticket.row or 1, 1]], "items": [given]}
         self._tracker.start(ticket)
-        if ticket.lost:
-            raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
+        _check_counts(execution)
         part = ticket.slice = Slice(given, ticket.marks, ticket.results, self._result_limit)
         left = part.left
         for places in [left] if worker.batch else [[place] for place in left]:
@@ -344,16 +346,6 @@ class Performer:
             return self._owned(execution, lambda: self._invoke(replace(worker, shape=None), execution, [items]))
         finally:
             execution.job.give_batch(None)
-
-    def _owned(self, execution: Execution, call: Callable[[], Any]) -> Any:
-        if execution.ticket is not None and execution.ticket.lost:
-            raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
-        execution.waive()
-        try:
-            return call()
-        finally:
-            if not self._is_ours(execution):
-                raise AttemptLost(f"the thread of {execution.job.job_id} was given up")
 
     def _items_raised(self, execution: Execution, part: Slice, error: BaseException) -> None:
         """Sets the outcome of the items passed to the function that it has not reported: the retry policy is called
@@ -618,6 +610,11 @@ def _finish(part: Slice, place: int, result: Any) -> None:
 
 def _pair(failure: Any) -> tuple[str, str]:
     return failure.code, failure.message
+
+
+def _check_counts(execution: Execution) -> None:
+    if execution.ticket is not None and execution.ticket.lost:
+        raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
 
 
 def _without_ours(chain: Chain) -> Chain:

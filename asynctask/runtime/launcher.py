@@ -21,7 +21,6 @@ from asynctask._version import __version__
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Broker, Presence
 from asynctask.clock import Clock, Ids
 from asynctask.errors import Unavailable
-from asynctask.job import CurrentJob
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
@@ -130,7 +129,7 @@ class Launcher(AppProcess):
             may_start=self._may_start,
             lend=self.dispatcher.lend,
             take_back=partial(take_back_loans, self.ledger),
-            observers=Observers(self._death, self._error, self._ended),
+            observers=Observers(partial(parts.fire, "death"), partial(parts.fire, "error"), self._ended),
             result_limit=parts.config.max_result_bytes,
         )
         fetcher = Fetcher(
@@ -145,7 +144,7 @@ class Launcher(AppProcess):
             quiet=quiet,
             order=queues.order,
             on_dry=self.dispatcher.dry,
-            unrecorded=self._unrecorded,
+            unrecorded=lambda: self.recorder.waiting,
             on_claimed=self.figures.claims.add,
         )
         return pool, fetcher
@@ -324,9 +323,6 @@ class Launcher(AppProcess):
     def _busy_for(self) -> float | None:
         return self.pool.busy_for()
 
-    def _unrecorded(self) -> int:
-        return self.recorder.waiting
-
     def facts(self) -> dict[str, Any]:
         load = self.pool.load()
         return {"busy": self.pool.busy, "rate": load.rate, "quiet": int(self.pool.is_quiet)}
@@ -349,12 +345,6 @@ class Launcher(AppProcess):
             ticks += 1
             if ticks % every == 0:
                 self._pulse.beat()
-
-    def _death(self, job: CurrentJob, error: BaseException) -> None:
-        self._parts.fire("death", job, error)
-
-    def _error(self, error: BaseException, context: Mapping[str, Any]) -> None:
-        self._parts.fire("error", error, context)
 
     def _ended(self, execution: Execution, failed: bool) -> None:
         if self.presence is not None:

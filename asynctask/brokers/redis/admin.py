@@ -188,7 +188,7 @@ class RedisOperations:
         name, now = _set_key(self._keys, set_name), self._clock.now()
         if set_name == DEAD:
             raise InputError("dead jobs cannot be killed; delete or restart them", code="bad_action")
-        moves = [text for each in distinct(entries) for text in (_raw(each), _as_dead(each))]
+        moves = [text for each in distinct(entries) for text in (_raw(each), _encoded(shown(each.raw, each.copy.queue)))]
         if not moves:
             return 0
         oldest = score(now - self._dead_timeout_s * SECOND)
@@ -283,12 +283,11 @@ def _split(key: str) -> tuple[float, str]:
 
 
 def _raw(entry: Entry) -> bytes:
-    return entry.raw.encode("utf-8", "surrogateescape")
+    return _encoded(entry.raw)
 
 
-def _as_dead(entry: Entry) -> bytes:
-    """The entry's text in a form for the dead set."""
-    return shown(entry.raw, entry.copy.queue).encode("utf-8", "surrogateescape")
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _text(raw: bytes | str) -> str:
