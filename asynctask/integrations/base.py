@@ -67,6 +67,7 @@ _APART_S: Final = 0.04
 :func:`~asynctask.ledger.recorder.lingers_s`."""
 
 _MOST_EARLY: Final = 1_000
+_MOST_ACKS: Final = 50
 _FLUSH_S: Final = 5.0
 _MANY: Final = 50
 _AWAY_S: Final = 0.5
@@ -469,13 +470,15 @@ class HeldAcks:
     """Acknowledgements that wait for a commit, so that the performing threads need not.
 
     A job's ``key`` is noted with :meth:`open` before its outcome is passed on, and :meth:`committed` after its commit. An
-    acknowledgement that comes in between is held back, and sent by a separate thread: a broker's answer must not delay the
-    next commit.
+    acknowledgement that comes in between is held back, and sent by a separate thread, with those that are due at the same
+    time: a broker's answer must not delay the next commit. ``make`` takes one or more of what was held; by default each is
+    called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[Sequence[Any]], None] | None = None) -> None:
+        self._make = make or self._call
         self._open: dict[str, _Open] = {}
-        self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._due: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._log = get_logger("asynctask.engine")
 
@@ -503,31 +506,44 @@ class HeldAcks:
         for ack in waiting.acks:
             self._due.put(ack)
 
-    def hold(self, key: str, ack: Callable[[], None]) -> bool:
-        """Whether the acknowledgement of this job has to wait; if so, it is called later."""
+    def hold(self, key: str, ack: Any) -> bool:
+        """Whether the acknowledgement of this job has to wait; if so, it is made later."""
         with self._lock:
             waiting = self._open.get(key)
             if waiting is not None:
                 waiting.acks.append(ack)
         return waiting is not None
 
-    def when_committed(self, key: str, ack: Callable[[], None]) -> None:
-        """Calls ``ack``, on the thread, once nothing of this job waits for its commit."""
+    def when_committed(self, key: str, ack: Any) -> None:
+        """Makes ``ack``, on the thread, once nothing of this job waits for its commit."""
         if not self.hold(key, ack):
             self._due.put(ack)
 
     def _run(self) -> None:
         while (ack := self._due.get()) is not None:
+            acks = [ack]
+            while not self._due.empty() and len(acks) < _MOST_ACKS and ack is not None:
+                ack = self._due.get()
+                acks += [] if ack is None else [ack]
+            try:
+                self._make(acks)
+            except Exception as error:  # the jobs are delivered again, and have ended by then
+                self._log.warning("not_acknowledged", jobs=len(acks), error=f"{type(error).__name__}: {error}")
+            if ack is None:
+                return
+
+    def _call(self, acks: Sequence[Callable[[], None]]) -> None:
+        for ack in acks:
             try:
                 ack()
-            except Exception as error:  # the job is delivered again, and has ended by then
+            except Exception as error:
                 self._log.warning("not_acknowledged", error=f"{type(error).__name__}: {error}")
 
 
 @dataclass(slots=True)
 class _Open:
     commits: int = 0
-    acks: list[Callable[[], None]] = field(default_factory=list)
+    acks: list[Any] = field(default_factory=list)
 
 
 class LoneEvents(Together):

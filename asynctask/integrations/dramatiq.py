@@ -21,8 +21,9 @@ import math
 import os
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -203,6 +204,10 @@ class DramatiqEngine:
         except _away() as error:
             raise BrokerUnavailable(f"the broker of Dramatiq does not answer: {error}") from error
 
+    def acknowledge(self, consumer: Any, messages: Sequence[Any]) -> None:
+        """Acknowledges messages of a consumer of Dramatiq."""
+        self._server.acknowledge(consumer, messages)
+
     def may_hold(self, queue: str) -> bool:
         return False
 
@@ -235,6 +240,17 @@ class _Server:
         for message in messages:
             self._broker.enqueue(message)
 
+    def acknowledge(self, consumer: Any, messages: Sequence[Any]) -> None:
+        """Acknowledges messages of one consumer; raises if any could not be."""
+        failed: list[Exception] = []
+        for message in messages:
+            try:
+                consumer.ack(message)
+            except Exception as error:  # the others can be
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
 
 class _RedisServer(_Server):
     """The same for a broker on Redis: messages go there :data:`AT_ONCE` at a time, as the broker itself queues one."""
@@ -242,16 +258,30 @@ class _RedisServer(_Server):
     def push(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
         for part in chunks(messages, AT_ONCE):
             sent = [message.copy(options={"redis_message_id": str(uuid4())}) for message in part]
-            with self._broker.client.pipeline(transaction=False) as pipeline:
-                script = self._broker.scripts["dispatch"]
-                line = copy.copy(self._broker)
-                line.scripts = {**self._broker.scripts, "dispatch": functools.partial(script, client=pipeline)}
+            with self._pipeline() as line:
                 for message in sent:
                     self._broker.emit_before("enqueue", message, None)
                     line.do_enqueue(message.queue_name, message.options["redis_message_id"], message.encode())
-                pipeline.execute()
             for message in sent:
                 self._broker.emit_after("enqueue", message, None)
+
+    def acknowledge(self, consumer: Any, messages: Sequence[Any]) -> None:
+        if type(consumer).ack is sys.modules["dramatiq.brokers.redis"]._RedisConsumer.ack:
+            with self._pipeline() as line:  # they are taken out of what is prefetched already
+                for message in messages:
+                    line.do_ack(consumer.queue_name, message.options["redis_message_id"])
+        else:
+            super().acknowledge(consumer, messages)
+
+    @contextmanager
+    def _pipeline(self) -> Iterator[Any]:
+        """The broker, whose commands in the block go to Redis at its end, in one round trip."""
+        with self._broker.client.pipeline(transaction=False) as pipeline:
+            line = copy.copy(self._broker)
+            script = functools.partial(self._broker.scripts["dispatch"], client=pipeline)
+            line.scripts = {**self._broker.scripts, "dispatch": script}
+            yield line
+            pipeline.execute()
 
 
 class _RabbitServer(_Server):
@@ -402,7 +432,7 @@ class _Consumer(dramatiq.Consumer):
     def ack(self, message: Any) -> None:
         with self._condition:
             self._held += 1
-        if self._events.acks.hold(message.message_id, lambda: self._release(message)):
+        if self._events.acks.hold(message.message_id, (self, message)):
             # On Redis, the prefetch counts running messages; this one no longer runs.
             getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
         else:
@@ -410,12 +440,13 @@ class _Consumer(dramatiq.Consumer):
                 self._held -= 1
             self._inner.ack(message)
 
-    def _release(self, message: Any) -> None:
+    def release(self, messages: Sequence[Any]) -> None:
+        """Acknowledges messages that were held."""
         try:
-            self._inner.ack(message)
+            self._events.engine.acknowledge(self._inner, messages)
         finally:
             with self._condition:
-                self._held -= 1
+                self._held -= len(messages)
                 self._condition.notify_all()
 
     def nack(self, message: Any) -> None:
@@ -428,6 +459,16 @@ class _Consumer(dramatiq.Consumer):
         with self._condition:
             self._condition.wait_for(lambda: not self._held, _CLOSE_S)
         self._inner.close()
+
+
+def _release(held: Sequence[tuple[_Consumer, Any]]) -> None:
+    """Acknowledges messages, each with its consumer."""
+    by_consumer: dict[_Consumer, list[Any]] = defaultdict(list)
+    for consumer, message in held:
+        by_consumer[consumer].append(message)
+    with ExitStack() as stack:  # one after the other, whatever the others raise
+        for consumer, messages in by_consumer.items():
+            stack.callback(consumer.release, messages)
 
 
 class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
@@ -444,7 +485,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         self._thread = threading.local()
         self._workers = self.engine.performed
         self._claims: dict[str, threading.Event] = {}
-        self.acks = HeldAcks()
+        self.acks = HeldAcks(_release)
         self._lock = threading.Lock()
         self._log = get_logger("asynctask.dramatiq")
 

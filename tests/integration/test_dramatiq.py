@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dramatiq
 import pytest
@@ -24,6 +25,9 @@ from support.world import World
 from asynctask.brokers.base import Copy
 from asynctask.cli.root import run
 from asynctask.errors import Conflict, NotFound, OtherEngine
+from asynctask.integrations.base import HeldAcks
+from asynctask.integrations.dramatiq import _Consumer as Consumer
+from asynctask.integrations.dramatiq import _release as release
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -450,6 +454,29 @@ def test_jobs_of_a_list_go_to_redis_ten_in_a_round_trip(engine: Dramatiq, monkey
         consumer.ack(message)
     engine.empty()
     consumer.close()
+
+
+def test_messages_whose_outcomes_are_committed_together_are_acknowledged_together(
+    engine: Dramatiq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(12):
+        engine.send("enroll", f"A-{n}")
+    acks = HeldAcks(release)
+    events = SimpleNamespace(acks=acks, engine=engine.app.engines["dramatiq"], expect=lambda message: None)
+    consumer: Any = Consumer(engine.broker.consumer_class(engine.broker, "default", 12, 0), cast(Any, events))
+    got = [message for _ in range(12) if (message := next(consumer)) is not None]
+    held = engine.broker.do_qsize("default")
+    for message in got:
+        acks.open(message.message_id)
+        consumer.ack(message)
+    assert engine.broker.do_qsize("default") == held
+    trips = pipelines(monkeypatch)
+    for message in got:
+        acks.committed(message.message_id)
+    acks.start()
+    engine.empty()
+    assert trips == [12]
+    acks.stop()
 
 
 def test_a_thread_goes_on_before_the_commit_and_the_acknowledgement_does_not(engine: Dramatiq) -> None:
