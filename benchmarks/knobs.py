@@ -134,7 +134,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A change of a Task's knob (``knob``: what changed), accepted at ``at`` and observed until ``until``.
+    """A change of a Task's knob (``knob``: what changed), asked for at ``asked`` (0: at ``at``), accepted at ``at`` and
+    observed until ``until``.
 
     ``limit``: the ``parallel`` that forbids what the other value allows, or that of the rounds, which are ``interval_s``
     apart. ``behind``: the Task that may start nothing more while this one waits, since the change.
@@ -148,6 +149,7 @@ class Episode:
     limit: int = 0
     interval_s: float = INTERVAL_S
     behind: int = 0
+    asked: float = 0.0
 
 
 _STOPS = frozenset({"pause", "less urgent", "parallel lower", "interval set"})
@@ -158,16 +160,18 @@ def judge(episode: Episode, starts: Sequence[Start], behind: Sequence[Start] = (
     """Seconds until the starts of a Task, in their order, show a change, and how many were late.
 
     A change that forbids starts shows with the last one that only the old knob allows; one that allows more shows with the
-    first start of the new sort, and raises :class:`Unaccounted` if none comes. ``behind``: the starts of the Task that has
-    to wait behind it since.
+    first start of the new sort, which may come before the caller hears that it is accepted, and raises :class:`Unaccounted`
+    if none comes. ``behind``: the starts of the Task that has to wait behind it since.
     """
-    telling = [each.at for each in _telling(episode, starts) if episode.at < each.at <= episode.until]
-    if episode.knob in _STOPS:
+    stops = episode.knob in _STOPS
+    since = episode.at if stops else episode.asked or episode.at
+    telling = [each.at for each in _telling(episode, starts) if since < each.at <= episode.until]
+    if stops:
         shown = max(telling, default=episode.at) - episode.at
         return shown, sum(at - episode.at > IN_TIME_S for at in telling)
     if not telling:
         raise Unaccounted(f"{episode.load}: {episode.knob} never showed in {episode.until - episode.at:.1f} s")
-    return telling[0] - episode.at, sum(episode.at + IN_TIME_S < each.at <= episode.until for each in behind)
+    return max(0.0, telling[0] - episode.at), sum(episode.at + IN_TIME_S < each.at <= episode.until for each in behind)
 
 
 def first_start(episode: Episode, starts: Iterable[Start]) -> float:
@@ -291,6 +295,7 @@ class Run:
         if self._load == "turn":
             self._speed.set(self._long_s)
             self._wait(self._draw.uniform(0.0, 0.5))
+        asked = _clock.monotonic()
         act()
         at = _clock.monotonic()
         if begins and self._load == "turn":
@@ -303,7 +308,7 @@ class Run:
             self._speed.set(0.0)
         until = _clock.monotonic()
         of_behind = 0 if behind is None else behind.id
-        self.episodes.append(Episode(self._load, knob, task.id, at, until, limit, self._interval_s, of_behind))
+        self.episodes.append(Episode(self._load, knob, task.id, at, until, limit, self._interval_s, of_behind, asked))
 
     def _wait(self, seconds: float) -> None:
         self._pause.wait(seconds)

@@ -326,7 +326,7 @@ class Process:
         self._busy = 0
         self._ready: deque[Task] = deque()
         self._held: Counter[Task] = Counter()
-        self._rate = Rate(world.clock)
+        self._rate = Rate(world.clock, threads)
         self._performed = 0
         self._busy_s, self._busy_at = 0.0, 0.0
         self._gave = False
@@ -370,7 +370,7 @@ class Process:
     def load(self) -> Load:
         """As :meth:`asynctask.runtime.pool.Pool.load`."""
         free = max(0, self._threads - self._busy - len(self._ready))
-        return Load(self.identity, (QUEUE,), free, self._rate.per_second)
+        return Load(self.identity, (QUEUE,), free, self._rate.per_second, self._threads)
 
     # -- fetch, perform
 

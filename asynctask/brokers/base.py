@@ -121,6 +121,11 @@ class Broker(Protocol):
         """Removes up to ``limit`` waiting copies of a Task from their queues, not from processes' lists; returns them."""
         ...
 
+    def withdraw_last(self, queue: str, count: int) -> list[Key]:
+        """Removes the tracked ones of the last ``count`` copies that wait in a queue; returns them. A broker may look at
+        fewer."""
+        ...
+
     # -- queries
 
     def holds(self, keys: Collection[Key]) -> set[Key]:

@@ -90,6 +90,10 @@ class Control:
             if len(keys) < _WITHDRAW:
                 return count
 
+    def withdraw_last(self, queue: str, count: int) -> None:
+        """Takes the tracked ones of the last ``count`` copies out of a queue."""
+        control.give_back_copies(self._ledger, self._broker.withdraw_last(queue, count))
+
     def recall(self, task_id: int) -> None:
         """Withdraws copies of a Task that was paused or cancelled while they were on their way to the broker.
 

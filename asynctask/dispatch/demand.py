@@ -33,7 +33,7 @@ once."""
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one worker process can use: its queues, its idle threads, and its jobs per second.
+    """What one worker process can use: its queues, its idle threads, its jobs per second, and all its threads.
 
     ``is_local``: it is this process, so the figures are current.
     """
@@ -42,6 +42,7 @@ class Load:
     queues: Sequence[str]
     free: int
     rate: float
+    threads: int = 0
     is_local: bool = False
 
 
@@ -50,11 +51,13 @@ class Capacity:
 
     def __init__(self, loads: Sequence[Load], reaches: Callable[[str], bool] = lambda queue: True) -> None:
         self.free: dict[str, int] = defaultdict(int)
+        self.threads: dict[str, int] = defaultdict(int)
         self._rates: dict[str, float] = defaultdict(float)
         self._watched = {queue for load in loads if not load.is_local for queue in load.queues if reaches(queue)}
         for load in loads:
             for queue in filter(reaches, set(load.queues)):
                 self.free[queue] += max(0, load.free)
+                self.threads[queue] += load.threads
                 self._rates[queue] += max(0.0, load.rate)
 
     @property
@@ -175,6 +178,7 @@ class _Watched:
     latest: float
     waited: int
     free: int
+    threads: int
     pushed: int = 0
     wanted: int = 0
 
@@ -204,21 +208,55 @@ class QueueRates:
         known = self._rates.get(queue, 0.0)
         if now - last.since < _WINDOW_S:
             return known
+        left = last.waited + last.pushed - waits
         # Jobs that idle threads took at once say nothing about the rate.
-        seen = max(0, last.waited + last.pushed - waits - last.free) / (now - last.since)
+        seen = max(0, left - last.free) / (now - last.since)
+        if seen > known and left <= last.threads and now - last.since < _STALE_S:
+            return known  # as many may end in one moment, however long they took
         if waits == 0 and last.pushed >= last.wanted > 0:
             seen *= 2
         self._rates[queue] = seen if seen > known else 0.7 * known + 0.3 * seen
         del self._last[queue]
         return self._rates[queue]
 
-    def note(self, queue: str, waits: int, pushed: int, wanted: int, free: int) -> None:
-        """``waits`` were in the queue when ``pushed`` of ``wanted`` jobs were added; ``free`` threads were idle then."""
+    def note(self, queue: str, waits: int, pushed: int, wanted: int, free: int, threads: int = 0) -> None:
+        """``waits`` were in the queue when ``pushed`` of ``wanted`` jobs were added, and ``free`` of ``threads`` idle."""
         now = self._clock.monotonic()
-        last = self._last.setdefault(queue, _Watched(now, now, waits, free))
+        last = self._last.setdefault(queue, _Watched(now, now, waits, free, threads))
         last.latest = now
         last.pushed += pushed
         last.wanted += wanted
+
+
+_WAITED_S: Final = 0.5
+"""For so long more waits in a queue than its workers can use soon, before the rest goes back."""
+
+
+class Surplus:
+    """What waits in each queue without being used soon: the ledger is to have it back.
+
+    Its causes: a rate that a few jobs that ended together made too high, threads that were busy before a heartbeat said so,
+    jobs that suddenly take long. In a queue without priorities it would delay more urgent jobs, in any queue those of the
+    same priority.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[str, tuple[float, float, int]] = {}  # queue -> (since, latest, the least that was too many)
+
+    def note(self, queue: str, waits: int, soon: int) -> int:
+        """Where ``waits`` are in a queue and ``soon`` of them will be used: how many are to go back."""
+        now, over = self._clock.monotonic(), waits - soon
+        since, latest, least = self._seen.pop(queue, (now, now, over))
+        if over <= 0:
+            return 0
+        if now - latest > _STALE_S:
+            since, least = now, over
+        least = min(least, over)
+        if now - since >= _WAITED_S:
+            return least
+        self._seen[queue] = since, now, least
+        return 0
 
 
 # -- how fast one process is
@@ -234,13 +272,15 @@ most twenty times the jobs finished."""
 class Rate:
     """Jobs per second, smoothed, over seconds in which at least one runs.
 
-    Idle seconds would lower the estimate until the process starved itself. The estimate fades while nothing runs.
+    Idle seconds would lower the estimate until the process starved itself. The estimate fades while nothing runs. As many
+    jobs as there are ``threads`` may end in one moment however long they took: no rate is higher than that of more jobs.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, threads: int = 0) -> None:
         self._clock = clock
+        self._threads = threads
         self._at = clock.monotonic()
-        self._count = 0
+        self._marks: deque[tuple[int, float]] = deque([(0, 0.0)])  # (jobs, busy seconds) whenever some had ended
         self._busy_s = 0.0
         self.per_second = 0.0
 
@@ -249,14 +289,21 @@ class Rate:
 
         ``dry``: no jobs are left, so it is measured at once.
         """
-        now = self._clock.monotonic()
-        passed, done = now - self._at, count - self._count
+        now, marks = self._clock.monotonic(), self._marks
+        passed, done = now - self._at, count - marks[-1][0]
         if passed >= MEASURE_S or (dry and done):
-            fresh = done / max(busy_s - self._busy_s, LEAST_S)
+            while len(marks) > 1 and count - marks[1][0] > self._threads:
+                marks.popleft()
+            fresh = min(
+                ended / max(busy_s - since_s, LEAST_S)
+                for ended, since_s in ((done, self._busy_s), (count - marks[0][0], marks[0][1]))
+            )
             # Up at once, down slowly: a short pause must not make the next fetch a single job.
             kept = 0.7 ** (passed / MEASURE_S)
             self.per_second = fresh if fresh > self.per_second else self.per_second * kept + fresh * (1 - kept)
-            self._at, self._count, self._busy_s = now, count, busy_s
+            if done:
+                marks.append((count, busy_s))
+            self._at, self._busy_s = now, busy_s
         return self.per_second
 
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.demand import Capacity, Credit, Demand, Load, QueueRates, Shares
+from asynctask.dispatch.demand import Capacity, Credit, Demand, Load, QueueRates, Shares, Surplus
 from asynctask.dispatch.outbox import EngineQueues, Outbox, PushFilter, Router, engine_of
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import dispatchable, leases, reservations
@@ -36,8 +36,12 @@ ACTIVE_S = 0.2
 """Of the leader, at most, and after a round that pushed nothing: the jobs of each round have to last longer."""
 
 HELP_S = 0.5
-"""Of a process whose queues ran empty, while another leads. With no leader, retry sooner; double the pause after each round
-that pushed nothing, up to this: consecutive short lists begin at once, and untracked jobs do not cost a round each."""
+"""Of a process whose queues ran empty, while another leads, on average: it may be :data:`_HELPS` rounds ahead. With no
+leader, retry sooner; double the pause after each round that pushed nothing, up to this: consecutive short lists begin at
+once, and untracked jobs do not cost a round each."""
+
+_HELPS = 5
+"""The threads of a process whose jobs take seconds come free one after the other: none of them waits for half a second."""
 
 ALONE_S = 0.1
 """Of a process without a dispatching thread that submits small Tasks."""
@@ -111,9 +115,9 @@ class Dispatcher:
         self._ahead_s = ahead_s
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._local: Callable[[], Load] | None = None
-        self._recall = Control(ledger, broker).recall
+        self._control = Control(ledger, broker)
         push = partial(self._router.push, None)
-        self._outbox = Outbox(ledger, push, outgoing, self._pushed, self._recall)
+        self._outbox = Outbox(ledger, push, outgoing, self._pushed, self._control.recall)
         self._outboxes: dict[str | None, Outbox] = {None: self._outbox}  # by engine; None: of the own broker
         self._lent = Outbox(ledger, push, outgoing)
         self._round_lock = threading.Lock()
@@ -127,10 +131,9 @@ class Dispatcher:
         self._turn_until = 0.0  # until when this round dispatches in the current queue
         self._is_cut = False  # the last round ended before everything that was wanted was dispatched
         self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
-        self._place = (
-            zlib.crc32(ledger.identity.encode()) / 2**32
-        )  # the position among many Tasks at which this process begins
+        self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
         self._rates = QueueRates(ledger.clock)
+        self._surplus = Surplus(ledger.clock)
         self._wake = threading.Event()
         self._stopping = False
         self._users = 0
@@ -261,7 +264,7 @@ class Dispatcher:
             self._due = None
         began = clock.monotonic()
         if own:  # only a round of its own delays the next one: others do not serve this process first
-            self._own_round_at = began + HELP_S
+            self._own_round_at = max(self._own_round_at, began - (_HELPS - 1) * HELP_S) + HELP_S
         pushed = self._round(anew=anew, own=own and not anew and self._leadership.elsewhere)
         if own and not self._leadership.elsewhere:
             self._empty_rounds = 0 if pushed else self._empty_rounds + 1
@@ -360,7 +363,7 @@ class Dispatcher:
         engine = engine_of(queue)
         if engine not in self._outboxes:
             push = partial(self._router.push, engine)
-            self._outboxes[engine] = Outbox(self._ledger, push, self._outgoing, self._pushed, self._recall)
+            self._outboxes[engine] = Outbox(self._ledger, push, self._outgoing, self._pushed, self._control.recall)
         return self._outboxes[engine]
 
     def _settle(self) -> int:
@@ -401,6 +404,7 @@ class Dispatcher:
                 loads(str(w["queues"])),
                 int(str(w["concurrency"])) - int(str(w["busy"])),
                 float(str(w["rate"])),
+                int(str(w["concurrency"])),
             )
             for w in workers
             if not w["quiet"]
@@ -432,10 +436,19 @@ class Dispatcher:
         for queue in soon:
             waits, went = sum(waiting.get(queue, {}).values()), sent.get(queue, 0)
             # A remainder left on purpose is no longer wanted: the rate depends on whether all wanted jobs went.
-            self._rates.note(queue, waits, went, went + room.left(queue), used.free[queue])
+            self._rates.note(queue, waits, went, went + room.left(queue), used.free[queue], used.threads[queue])
+        if self._leadership.held:
+            self._take_back(soon, waiting)
         # A Task whose round was reserved is not left over: it set the time of its next one.
         self._is_left = bool(alone or rounds or not all(task.has_rounds for task in tasks))
         return sum(sent.values())
+
+    def _take_back(self, soon: Mapping[str, int], waiting: Mapping[str, Mapping[int, int]]) -> None:
+        """What waits too long in the broker goes back to the ledger, and is dispatched by the knobs of a later moment."""
+        for queue, count in soon.items():
+            waits = sum(waiting.get(queue, {}).values())
+            if engine_of(queue) is None and (over := self._surplus.note(queue, waits, count)):
+                self._control.withdraw_last(queue, over)
 
     def _dispatchable(self, used: Capacity) -> tuple[Sequence[Runnable], Sequence[Alone]]:
         with self._ledger.database.read() as connection:

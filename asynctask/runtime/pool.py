@@ -78,7 +78,7 @@ class Pool:
         self._isolation = isolation
         self._quiet = quiet
         self.may_start = may_start
-        self.rate = Rate(clock)
+        self.rate = Rate(clock, concurrency)
         self.lanes = Lanes(
             clock, lend=lend, take=intake.take_lent, release=self.release, take_back=take_back, fresh_s=STALE_S
         )
@@ -199,9 +199,9 @@ class Pool:
     def load(self) -> Load:
         """What the dispatcher should keep ready for this process."""
         if self._quiet.is_set() or self._isolation.closed or not self.may_start():
-            return Load(self.identity, self._queues, 0, 0.0)
+            return Load(self.identity, self._queues, 0, 0.0, self.concurrency)
         free = max(0, self.concurrency - self.busy - self._buffer.qsize())
-        return Load(self.identity, self._queues, free, self.rate.per_second)
+        return Load(self.identity, self._queues, free, self.rate.per_second, self.concurrency)
 
     @property
     def worked(self) -> tuple[int, float]:

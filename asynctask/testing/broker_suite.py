@@ -676,6 +676,19 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
             assert keys_of(broker.held_by("p")) == [held.key]
             assert sorted(keys_of(broker.exchange("p", [], ["default"], 10))) == sorted([a_copy(9).key, a_copy(10).key])
 
+    def test_the_last_that_wait_are_withdrawn_but_for_untracked_ones_and_those_of_other_queues(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(0), a_copy(1, task_id=7), a_copy(2, task_id=7), a_copy(9, queue="other")])
+            broker.push([a_copy(3, attempt=0), a_copy(4)])
+            (held,) = broker.exchange("p", [], ["default"], 1)
+            assert held.key == a_copy(0).key
+            assert broker.withdraw_last("default", 0) == broker.withdraw_last("none", 5) == []
+            assert sorted(broker.withdraw_last("default", 3)) == sorted([a_copy(2).key, a_copy(4).key])
+            assert broker.withdraw_last("default", 1) == []  # the last one is untracked
+            assert broker.withdraw_last("default", 100) == [a_copy(1).key]
+            assert broker.holds([a_copy(n).key for n in range(5)]) == {held.key}
+            assert keys_of(broker.exchange("p", [], ["default", "other"], 10)) == [a_copy(3, attempt=0).key, a_copy(9).key]
+
     # -- inspection
 
     def test_it_says_honestly_which_copies_it_holds(self) -> None:

@@ -328,7 +328,7 @@ def test_a_small_rest_is_left_to_the_next_round(
     client.submit("note", [{"n": n} for n in range(1_200)])
     client.submit("note", [{"n": n} for n in range(10)], priority=Priority.SYSTEM_LOW)
     assert app.dispatcher.round() == pushed
-    assert noted == [("default", 0, pushed, pushed, free)]
+    assert noted == [("default", 0, pushed, pushed, free, 0)]
 
 
 def at_once(apps: Sequence[AsyncTask], places: int) -> None:

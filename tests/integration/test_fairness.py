@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
+from support.clocks import SettableClock
 from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.dispatch import dispatcher
-from asynctask.dispatch.demand import Load, Shares
+from asynctask.dispatch.demand import Load, Shares, Surplus
 from asynctask.dispatch.dispatcher import LEASE_S
 from asynctask.errors import ConfigError
 from asynctask.ledger import reservations
@@ -51,6 +53,34 @@ def test_a_task_that_comes_later_shares_alike_from_then_on(world: World) -> None
     assert begun(app, 20) == {large: 20}
     (later,) = submitted(app, 1)
     assert begun(app, 20) == {large: 10, later: 10}
+
+
+@pytest.mark.each_database(reason="which copies of a queue are its last is each broker's own")
+def test_what_no_thread_comes_free_for_goes_back_so_that_a_more_urgent_task_is_next(world: World) -> None:
+    """Before, ten jobs lay before those of the urgent Task for as long as they took, in a queue that has no priorities."""
+    app = world.app()
+    clock = SettableClock()
+    app.dispatcher._surplus = Surplus(clock)
+    app.dispatcher._thread = threading.current_thread()  # it goes on if it leads
+    usual = app.submit("note", numbers(30), priority=200)
+
+    def waiting_after(seconds: float, free: int) -> int:
+        clock.seconds += seconds
+        using(app, free)
+        app.dispatcher.round()
+        return sum(app.broker.waiting(["default"])["default"].values())
+
+    assert waiting_after(0.0, free=10) == 10
+    assert waiting_after(0.1, free=2) == 10, "the other threads were busy, as a heartbeat says now"
+    assert waiting_after(0.3, free=4) == 10
+    assert waiting_after(0.3, free=2) == 4, "so many were wanted once in half a second"
+    assert usual.progress()["control"]["in_flight"] == 4
+    urgent = app.submit("note", numbers(30), priority=100)
+    waiting_after(0.0, free=12)
+    found = Counter(copy.task_id for copy in app.broker.exchange("a process", [], ["default"], 12))
+    assert found[urgent.id] >= 8
+    assert found.total() == 12
+    app.broker.drop("a process", app.broker.held_by("a process"))
 
 
 def test_more_tasks_than_a_round_reads_have_their_turns_too(world: World) -> None:

@@ -208,6 +208,15 @@ class WithdrawsWithoutAWord(Whole):
         return super().withdraw(task_id, limit)[:-1]
 
 
+class WithdrawsTheWholeQueue(Whole):
+    """Takes what is used next, too."""
+
+    caught_by = "the_last_that_wait_are_withdrawn_but_for_untracked_ones_and_those_of_other_queues"
+
+    def withdraw_last(self, queue: str, count: int) -> list[Key]:
+        return super().withdraw_last(queue, FAR)
+
+
 # -- what is where
 
 

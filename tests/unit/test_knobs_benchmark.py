@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,10 @@ def test_what_allows_more_shows_with_the_first_such_start() -> None:
     assert judge(episode("parallel higher", 3), [Start(10.2, 1), Start(10.75, 3)]) == (0.75, 0)
     with pytest.raises(Unaccounted, match="never showed"):
         judge(episode("resume"), starts(9.0))
+    while_it_was_accepted = replace(episode("resume"), asked=9.5)
+    assert judge(while_it_was_accepted, starts(9.0, 9.8, 19.0)) == (0.0, 0), (
+        "the threads took their jobs before it returned"
+    )
 
 
 def test_a_task_that_became_more_urgent_is_late_with_each_start_of_the_one_behind_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 from support.clocks import SettableClock
 
 from asynctask.core.transitions import target
-from asynctask.dispatch.demand import LEAST_S, MEASURE_S, Pace, Performing, Rate, workers_wanted
+from asynctask.dispatch.demand import LEAST_S, MEASURE_S, Pace, Performing, QueueRates, Rate, workers_wanted
 
 
 @pytest.fixture
@@ -38,6 +38,25 @@ def test_a_handful_of_quick_jobs_is_no_reason_to_take_thousands(clock: SettableC
     rate.update(finished, 0.000_01, dry=True)
     assert rate.per_second == finished / LEAST_S
     assert finished < target(0, rate.per_second) <= 20 * finished
+
+
+def test_long_jobs_that_end_together_are_not_fast(clock: SettableClock) -> None:
+    """Before, ten that had taken ten seconds each gave a rate of 800 a second."""
+    rate, queue = Rate(clock, 10), QueueRates(clock)
+    for turn in range(1, 4):
+        pushed = 20 if turn == 1 else 10  # the threads took ten, and ten wait
+        queue.note("q", 0, pushed, pushed, 0, 10)
+        for tenth in range(101):
+            clock.seconds += 0.1
+            rate.update(10 * (turn - 1), 0.1 * tenth + 10 * (turn - 1))
+            assert queue.rate("q", 10) <= 20.0
+            queue.note("q", 10, 0, 0, 0, 10)
+        rate.update(10 * turn, 10.0 * turn, dry=True)
+        assert rate.per_second <= 1.0 + 1e-6
+    for tick in range(1, 4):
+        clock.seconds += 0.05
+        rate.update(30 + 50 * tick, 30.0 + 0.05 * tick)
+    assert rate.per_second == pytest.approx(1_000.0), "but short ones are, from the first moment"
 
 
 def test_what_is_known_fades_while_nothing_runs(clock: SettableClock) -> None:

@@ -164,20 +164,28 @@ class RedisBroker:
         taken: list[Key] = []
         (queues,) = self._server.ask(("SMEMBERS", self._keys.our_queues))
         for queue in sorted(_text(name) for name in queues):
-            self._withdraw_from(self._keys.queue(queue), task_id, limit, taken)
+            at = 0  # from the newest to the oldest: concurrent fetches do not move the copies not yet looked at
+            while len(taken) < limit:
+                looked, found = self._withdraw_from(queue, at, _WITHDRAWN_AT_ONCE, limit - len(taken), task_id)
+                if not looked:
+                    break
+                taken += found
+                at += looked - len(found)
         return taken
 
-    def _withdraw_from(self, queue: str, task_id: int, limit: int, taken: list[Key]) -> None:
-        """From the newest to the oldest: concurrent fetches do not move the copies not yet looked at."""
-        at = 0
+    def withdraw_last(self, queue: str, count: int) -> list[Key]:
+        count = min(count, _WITHDRAWN_AT_ONCE)
+        return self._withdraw_from(queue, 0, count, count)[1] if count > 0 else []
+
+    def _withdraw_from(
+        self, queue: str, first: int, count: int, limit: int, task_id: int | None = None
+    ) -> tuple[int, list[Key]]:
+        """Of ``count`` copies of a queue, behind the ``first`` newest, removes up to ``limit`` tracked ones, of one Task or
+        of any; returns how many it read, and those that it removed."""
         gone = f"withdrawn {self._batches}.{next(self._numbers)}"
-        while len(taken) < limit:
-            args = (at, _WITHDRAWN_AT_ONCE, task_id, limit - len(taken), gone)
-            looked, *found = self._server.run("withdraw", (queue, self._keys.held), args)
-            if not looked:
-                return
-            taken += [key_of(_text(key)) for key in found]
-            at += looked - len(found)
+        args = (first, count, "" if task_id is None else task_id, limit, gone)
+        looked, *found = self._server.run("withdraw", (self._keys.queue(queue), self._keys.held), args)
+        return looked, [key_of(_text(key)) for key in found]
 
     # -- queries
 

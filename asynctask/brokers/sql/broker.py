@@ -177,6 +177,10 @@ class SqlBroker:
         with self._translated():
             return self._table.withdraw(task_id, limit)
 
+    def withdraw_last(self, queue: str, count: int) -> list[Key]:
+        with self._translated():
+            return self._table.withdraw_last(queue, count)
+
     # -- queries
 
     def holds(self, keys: Collection[Key]) -> set[Key]:

@@ -86,6 +86,10 @@ class JobsTable(Protocol):
         """Removes up to ``limit`` waiting copies of a Task."""
         ...
 
+    def withdraw_last(self, queue: str, count: int) -> list[Key]:
+        """Removes the tracked ones of the last ``count`` waiting copies of a queue."""
+        ...
+
 
 class SqliteJobs:
     """SQLite: the write transaction excludes other writers."""
@@ -130,10 +134,16 @@ class SqliteJobs:
                 connection.exec_driver_sql(_REMOVE, (text, process))
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
+        return self._withdraw(sa.select(_j.id).where(_j.task_id == task_id, _j.waits.is_not(None)).limit(limit))
+
+    def withdraw_last(self, queue: str, count: int) -> list[Key]:
+        waiting = sa.select(_j.id).where(_j.queue == queue, _j.waits.is_not(None))
+        return self._withdraw(waiting.order_by(_j.waits.desc(), _j.id.desc()).limit(count))
+
+    def _withdraw(self, waiting: sa.Select[tuple[int]]) -> list[Key]:
         with self._database.write() as connection:
-            waiting = sa.select(_j.id).where(_j.task_id == task_id, _j.waits.is_not(None)).limit(limit)
-            gone = connection.execute(jobs.delete().where(_j.id.in_(waiting)).returning(_j.jid, _j.attempt))
-            return [(jid, attempt) for jid, attempt in gone]
+            tracked = jobs.delete().where(_j.id.in_(waiting), _j.attempt > 0)
+            return [(jid, attempt) for jid, attempt in connection.execute(tracked.returning(_j.jid, _j.attempt))]
 
 
 # -- MariaDB: an exchange is one compound statement
@@ -156,6 +166,14 @@ _REMOVE_MARIADB: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.
 _FIND_MARIADB: Final = (
     "SELECT id, jid, attempt FROM jobs FORCE INDEX (ix_jobs_task) WHERE task_id = %s AND waits IS NOT NULL"
     " LIMIT %s FOR UPDATE SKIP LOCKED"
+)
+_LAST_MARIADB: Final = (
+    "SELECT id FROM jobs FORCE INDEX (ix_jobs_waiting) WHERE queue = %s AND waits IS NOT NULL"
+    " ORDER BY waits DESC, id DESC LIMIT %s"
+)
+_TAKE_MARIADB: Final = (
+    "SELECT id, jid, attempt FROM jobs FORCE INDEX (PRIMARY) WHERE id IN %s AND waits IS NOT NULL AND attempt > 0"
+    " FOR UPDATE SKIP LOCKED"
 )
 _WITHDRAW_MARIADB: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.id IN %s"
 
@@ -320,9 +338,22 @@ class MariadbJobs:
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         with self._database.write() as connection:
             rows = connection.exec_driver_sql(_FIND_MARIADB, (task_id, limit)).all()
-            for part in parts([row[0] for row in rows]):
-                connection.exec_driver_sql(_WITHDRAW_MARIADB, (list(part),))
-        return [(jid, attempt) for _, jid, attempt in rows]
+            return _withdrawn_mariadb(connection, rows)
+
+    @repeatable
+    def withdraw_last(self, queue: str, count: int) -> list[Key]:
+        with self._database.read() as connection:  # without locks: one that somebody claims meanwhile is left to him
+            last = [row[0] for row in connection.exec_driver_sql(_LAST_MARIADB, (queue, count))]
+        with self._database.write() as connection:
+            rows = [row for part in parts(last) for row in connection.exec_driver_sql(_TAKE_MARIADB, (list(part),))]
+            return _withdrawn_mariadb(connection, rows)
+
+
+def _withdrawn_mariadb(connection: Connection, rows: Sequence[Any]) -> list[Key]:
+    """Removes locked rows (id, jid, attempt)."""
+    for part in parts([row[0] for row in rows]):
+        connection.exec_driver_sql(_WITHDRAW_MARIADB, (list(part),))
+    return [(jid, attempt) for _, jid, attempt in rows]
 
 
 def _rows(results: Sequence[Sequence[Any]], taken: int) -> list[Any]:
@@ -393,6 +424,14 @@ WITH picked AS MATERIALIZED (
 DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) RETURNING jid, attempt
 """
 
+_WITHDRAW_LAST: Final = """
+WITH picked AS MATERIALIZED (
+  SELECT id FROM jobs WHERE queue = %(queue)s AND waits IS NOT NULL ORDER BY waits DESC, id DESC LIMIT %(count)s
+  FOR UPDATE SKIP LOCKED
+)
+DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) AND attempt > 0 RETURNING jid, attempt
+"""
+
 
 def exchange_values(process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> dict[str, Any]:
     """The values of :data:`EXCHANGE`."""
@@ -435,4 +474,9 @@ class PostgresqlJobs:
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         with self._database.read() as connection:
             gone = connection.exec_driver_sql(WITHDRAW, {"task_id": task_id, "limit": limit}).all()
+        return [(jid, attempt) for jid, attempt in gone]
+
+    def withdraw_last(self, queue: str, count: int) -> list[Key]:
+        with self._database.read() as connection:
+            gone = connection.exec_driver_sql(_WITHDRAW_LAST, {"queue": queue, "count": count}).all()
         return [(jid, attempt) for jid, attempt in gone]
