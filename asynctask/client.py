@@ -166,7 +166,7 @@ class RedisClient:
                 dump(job)
             except InputError as error:
                 raise InputError(
-                    f"a client middleware returned a job that cannot be pushed: {error}", code=error.code
+                    f"a client middleware left a job that cannot be pushed: {error}", code=error.code
                 ) from None
         if at is None:
             job["enqueued_at"] = write_time(now)

@@ -273,7 +273,7 @@ class Maintenance:
                 task_rows.fail_split(
                     self._ledger,
                     task_id,
-                    "the program that submitted the items ended before it had submitted all",
+                    "the program that handed in the items ended before it had handed in all",
                     anyone=True,
                 )
             elif self._resume_split is not None and not is_held(self._ledger, task_id):
@@ -535,7 +535,7 @@ class Schedule:
         return True
 
     def _query(self, now: float) -> leases.Work:
-        found = leases.query_work(self._ledger)
+        found = self._query_work()
         self._queried_at = now
         self._active = self._broker_apart or not found.quiet
         self._scheduled_at = found.scheduled_at
@@ -550,6 +550,9 @@ class Schedule:
             self.sightings.note(self._known)
             self._listed = now
         return found
+
+    def _query_work(self) -> leases.Work:
+        return leases.query_work(self._ledger)
 
     def _list_processes(self) -> list[dict[str, object]]:
         with self._ledger.database.read() as connection:

@@ -264,6 +264,21 @@ class World:
                 again = now + micros(RECHECK_S) if task.columns["interval_s"] > 0 and running else None
                 self.hint(task, {"ready": task.columns["priority"] if running else None, "due_next": again})
 
+    def take_back(self, count: int) -> None:
+        """The last jobs that wait in the broker go back to the ledger."""
+        self.spend("take back")
+        for priority in sorted(self.queues, reverse=True):
+            while count > 0 and (queue := self.queues[priority]):
+                task, waiting = queue.pop()
+                back = min(count, waiting)
+                if waiting > back:
+                    queue.append((task, waiting - back))
+                task.columns["returned"] += back
+                task.columns["next_seq"] -= back  # they are dispatched again
+                count -= back
+                if may_dispatch(task.columns["state"]):
+                    self.hint(task, {"ready": task.columns["priority"], "due_next": task.columns["due_next"]})
+
     # -- the broker
 
     def waiting(self, queues: Collection[str]) -> dict[str, dict[int, int]]:
@@ -557,6 +572,7 @@ class _Dispatcher(Dispatcher):
         self._next_at, self._number, self._free_at = float("inf"), 0, 0.0
         self._wake = _Wake(partial(self.schedule, 0.0))  # type: ignore[assignment]
         self._thread = threading.current_thread()
+        self._control = SimpleNamespace(withdraw_last=lambda queue, count: world.take_back(count))  # type: ignore[assignment]
 
     def schedule(self, seconds: float) -> None:
         """The next step, unless one comes earlier; none begins before the last one has ended."""

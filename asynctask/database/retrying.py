@@ -106,7 +106,9 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
                 f"the database has no connection left: raise its max_connections or lower database_connections ({text})"
             ) from error
         if undone and code in _LOCK_TIMEOUTS:
-            raise LockTimeout(f"another transaction locks a needed row, and did not release it in time: {text}") from error
+            raise LockTimeout(
+                f"somebody else holds a row that is needed, and did not let go of it in time: {text}"
+            ) from error
         if undone and (code in _CONFLICTS or error.connection_invalidated):
             raise TransactionConflict(f"the transaction was undone: {text}") from error
         raise LedgerUnavailable(f"the database does not answer: {text}") from error

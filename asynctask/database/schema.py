@@ -71,8 +71,7 @@ def check_server(database: Database) -> None:
         return
     try:
         with database.read() as connection:
-            given = connection.dialect.server_version_info or ()
-            found, encoding = tuple(part for part in given if isinstance(part, int)), _encoding(connection)
+            found, encoding = _version(connection), _encoding(connection)
     except exc.InvalidRequestError as error:  # the dialect's check of the first connection
         if "MariaDB" not in str(error):
             raise
@@ -93,6 +92,10 @@ def _encoding(connection: Connection) -> str:
     if connection.dialect.name != "postgresql":
         return "UTF8"
     return str(connection.exec_driver_sql("SHOW server_encoding").scalar())
+
+
+def _version(connection: Connection) -> tuple[int, ...]:
+    return tuple(part for part in connection.dialect.server_version_info or () if isinstance(part, int))
 
 
 def upgrade(database: Database, revision: str = "head") -> str | None:

@@ -269,11 +269,15 @@ LEAST_S: Final = MEASURE_S / 4
 most twenty times the jobs finished."""
 
 
+_SPREAD: Final = 3
+"""How much more than their rate so far a few jobs may give: jobs do not end in equal distances."""
+
+
 class Rate:
     """Jobs per second, smoothed, over seconds in which at least one runs.
 
     Idle seconds would lower the estimate until the process starved itself. The estimate fades while nothing runs. As many
-    jobs as there are ``threads`` may end in one moment however long they took: no rate is higher than that of more jobs.
+    jobs as there are ``threads`` may end in one moment however long they took: the rate of more jobs limits theirs.
     """
 
     def __init__(self, clock: Clock, threads: int = 0) -> None:
@@ -294,10 +298,8 @@ class Rate:
         if passed >= MEASURE_S or (dry and done):
             while len(marks) > 1 and count - marks[1][0] > self._threads:
                 marks.popleft()
-            fresh = min(
-                ended / max(busy_s - since_s, LEAST_S)
-                for ended, since_s in ((done, self._busy_s), (count - marks[0][0], marks[0][1]))
-            )
+            lasting = (count - marks[0][0]) / max(busy_s - marks[0][1], LEAST_S)
+            fresh = min(done / max(busy_s - self._busy_s, LEAST_S), _SPREAD * lasting)
             # Up at once, down slowly: a short pause must not make the next fetch a single job.
             kept = 0.7 ** (passed / MEASURE_S)
             self.per_second = fresh if fresh > self.per_second else self.per_second * kept + fresh * (1 - kept)

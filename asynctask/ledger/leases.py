@@ -197,7 +197,7 @@ class Leadership:
 
         Raises LedgerUnavailable.
         """
-        self.holder = holder_of(self._ledger, self._duty)
+        self.holder = self._query_holder()
         own = self.holder.identity == self._ledger.identity
         if own or (gives_way(self.holder) and self._take_over(self.holder.identity)):
             self._held_until = math.inf
@@ -229,6 +229,9 @@ class Leadership:
 
     def _give_up(self) -> None:
         _give_up(self._ledger, self._duty)
+
+    def _query_holder(self) -> Holder:
+        return holder_of(self._ledger, self._duty)
 
     def _take_over(self, old: str | None) -> bool:
         return _take_over(self._ledger, self._duty, old)

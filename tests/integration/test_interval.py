@@ -56,9 +56,12 @@ def reserve(app: AsyncTask, task: TaskHandle, wanted: int = 1) -> list[Any]:
     return found
 
 
-def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, **more: Any) -> None:
+def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, started_at: int | None = None, **more: Any) -> None:
     reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
-    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, status, reason, **more) for job in jobs])
+    values = {} if started_at is None else {"started_at": started_at}
+    Recorder(app.ledger).flush(
+        [Outcome(job.event_id, job.attempt, status, reason, values=dict(values), **more) for job in jobs]
+    )
 
 
 def hints(world: World, app: AsyncTask) -> tuple[Any, bool]:

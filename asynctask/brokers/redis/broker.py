@@ -400,7 +400,7 @@ class Waiter:
             except (redis.exceptions.RedisError, OSError) as error:
                 self._disconnect()
                 raise BrokerUnavailable(
-                    f"Redis at {self._server.name} does not answer: start it, or correct broker_url ({error})"
+                    f"Redis at {self._server.name} does not answer: start it, or mend broker_url ({error})"
                 ) from error
 
     def rest(self, seconds: float) -> None:

@@ -198,7 +198,7 @@ class Server:
 _Meaning = tuple[type[redis.exceptions.RedisError], str, str]
 _MEANINGS: Final[Sequence[_Meaning]] = (
     (redis.exceptions.BusyLoadingError, "", "is loading its data: wait until it has, it is tried again"),
-    (redis.exceptions.AuthenticationError, "", "refuses this user or password: correct broker_url"),
+    (redis.exceptions.AuthenticationError, "", "refuses this user or password: mend broker_url"),
     (
         redis.exceptions.NoPermissionError,
         "",
@@ -217,7 +217,7 @@ _MEANINGS: Final[Sequence[_Meaning]] = (
     (redis.exceptions.ConnectionError, "max number of clients", "takes no more connections: raise its maxclients"),
     (redis.exceptions.ConnectionError, "No connection available", "is asked by too many threads: raise the connections"),
     (redis.exceptions.TimeoutError, "", "did not answer in time: it is overloaded or unreachable"),
-    (redis.exceptions.ConnectionError, "", "does not answer: start it, or correct broker_url"),
+    (redis.exceptions.ConnectionError, "", "does not answer: start it, or mend broker_url"),
 )
 
 
