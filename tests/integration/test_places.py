@@ -369,8 +369,10 @@ def test_a_retried_job_that_follows_in_anothers_place_finds_its_checkpoint(world
     @app.worker(retry=1, retry_in=lambda count, error, job: 0.01)
     def steps(item: Any) -> None:
         job = current_job()
-        seen.append((item["n"], job.attempt > 1, job.state))
-        if job.attempt == 1:
+        # A job that was given back before it began has another attempt when it is performed first.
+        is_again = any(n == item["n"] for n, _, _ in seen)
+        seen.append((item["n"], is_again, job.state))
+        if not is_again:
             job.checkpoint(item["n"])
             raise ValueError("again")
 
