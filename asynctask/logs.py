@@ -9,42 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pkgutil import resolve_name
-from typing import Any, Final, cast
+from typing import Any, Final
 
-
-class _Late:
-    """A name of a module, which is imported when what has this name is called."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, part: str) -> _Late:
-        if part.startswith("__"):  # nothing that Python asks a module for
-            raise AttributeError(part)
-        return _Late(f"{self._name}.{part}")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return resolve_name(self._name)(*args, **kwargs)
-
-
-@contextmanager
-def _rich_later() -> Iterator[None]:
-    """structlog, imported meanwhile, imports rich when it first draws with it. Else each worker process would, for nothing:
-    rich takes 6 MB and a tenth of the time of its start."""
-    names = () if "rich" in sys.modules else ("rich", "rich.console", "rich.pretty", "rich.traceback")
-    sys.modules.update({name: cast(Any, _Late(name)) for name in names})
-    try:
-        yield
-    finally:
-        for name in names:
-            del sys.modules[name]
-
-
-with _rich_later():
-    import structlog
+import structlog
 
 MAX_STACK: Final = 20_000
 """Largest number of characters of a stack; the end is kept, where the error is."""

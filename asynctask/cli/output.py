@@ -6,17 +6,19 @@ import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import IO, Any, Final, Self, TypeVar
 
 import click
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from asynctask.errors import AsyncTaskError, Problem, SchemaOutdated, Unavailable
-
-if TYPE_CHECKING:  # a worker, which draws nothing, does not load it
-    from rich.console import Console, RenderableType
-    from rich.text import Text
 
 OK: Final = 0
 FAILURES: Final = 1
@@ -87,13 +89,7 @@ class Output:
         self.json = json
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
-
-    @cached_property
-    def console(self) -> Console:
-        """Draws on standard output."""
-        from rich.console import Console
-
-        return Console(file=self._stdout, highlight=False, markup=False, emoji=False)
+        self.console = Console(file=self._stdout, highlight=False, markup=False, emoji=False)
 
     @property
     def terminal(self) -> bool:
@@ -111,8 +107,6 @@ class Output:
         if self.json:
             return
         if self.console.is_terminal:
-            from rich.text import Text
-
             self.console.print(Text(text, style=style), soft_wrap=True)
         else:
             self._stdout.write(text + "\n")
@@ -127,10 +121,6 @@ class Output:
             return
         cells = [[clean(cell, longest=longest) for cell in row] for row in rows]
         if self.console.is_terminal:
-            from rich import box
-            from rich.table import Table
-            from rich.text import Text
-
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
             for header in headers:
                 table.add_column(header, no_wrap=bool(wraps) and header != wraps)
@@ -142,8 +132,6 @@ class Output:
         self._stdout.flush()
 
     def _plain(self, lines: list[list[str]]) -> None:
-        from rich.cells import cell_len
-
         # Terminal cells, not characters: a Chinese character is two wide.
         widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
@@ -234,8 +222,6 @@ def headline(progress: Mapping[str, Any]) -> str:
 
 def summary(progress: Mapping[str, Any]) -> Text:
     """The counts by status, without zeros."""
-    from rich.text import Text
-
     counts, rejected = progress["counts"], progress["split"]["rejected"]
     parts = [(name, counts[name]) for name in STATUSES if counts[name]]
     parts += [("rejected", rejected)] if rejected else []
@@ -261,11 +247,7 @@ class _Drawn:
     def __init__(self, out: Output, monotonic: Callable[[], float], *, transient: bool = False) -> None:
         self._out = out
         self._monotonic = monotonic
-        self._live = None
-        if out.terminal:
-            from rich.live import Live
-
-            self._live = Live(console=out.console, auto_refresh=False, transient=transient)
+        self._live = Live(console=out.console, auto_refresh=False, transient=transient) if out.terminal else None
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -306,8 +288,6 @@ class Bars(_Drawn):
 
     def _redraw(self, key: int) -> None:
         if self._live is not None:
-            from rich.console import Group
-
             self._live.update(Group(*(self._render(each) for each in self._seen)), refresh=True)
         elif self._due(key):
             progress = self._seen[key]
@@ -323,11 +303,6 @@ class Bars(_Drawn):
         return line != text
 
     def _render(self, key: int) -> RenderableType:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
         progress = self._seen[key]
         percent = progress["progress"]["percent"]
         bar = ProgressBar(
@@ -377,6 +352,4 @@ class RowsWritten(_Drawn):
         if self._live is None:
             self._out.line(f"{self._what}: {done}")
         else:
-            from rich.text import Text
-
             self._live.update(Text(f"{self._what}: {done}"), refresh=True)

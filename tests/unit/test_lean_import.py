@@ -79,34 +79,13 @@ with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
 """
 
 
-def test_a_worker_of_plain_items_holds_neither_pydantic_nor_what_reads_workbooks_or_draws_on_a_terminal() -> None:
-    """It stays for months, and there may be sixty of them: 22 MB each. Taken out: any of the imports inside functions of
-    `handle`, `submission`, `bulk.readers`, `bulk.items`, `cli.root` and `cli.output`, or `_rich_later` in `logs`."""
+def test_a_worker_of_plain_items_holds_neither_pydantic_nor_what_reads_and_writes_workbooks() -> None:
+    """It stays for months, and there may be sixty of them: 16 MB each. Taken out: any of the imports inside functions of
+    `handle`, `submission`, `bulk.readers`, `bulk.items` and `cli.root`."""
     loaded = imported(WORKS)
     assert {"sqlalchemy", "structlog", "click"} <= loaded
-    others = {"pydantic", "xlsxwriter", "python_calamine", "xml", "flask", "apiflask", "prometheus_client", "rich"}
+    others = {"pydantic", "xlsxwriter", "python_calamine", "xml", "flask", "apiflask", "prometheus_client"}
     assert loaded & others == set()
-
-
-DRAWS = """
-from asynctask.logs import get_logger
-import structlog, structlog.tracebacks, sys
-
-assert "rich" not in sys.modules
-try:
-    raise ValueError(list(range(20)))
-except ValueError:
-    structlog.get_logger().exception("it broke")
-    (found,) = structlog.tracebacks.ExceptionDictTransformer(show_locals=True)(sys.exc_info())
-from rich.console import Console
-assert isinstance(Console, type)
-"""
-
-
-def test_structlog_draws_with_rich_nevertheless() -> None:
-    done = subprocess.run([sys.executable, "-c", DRAWS], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"╭─+ Traceback \(most recent call last\) ─+╮", done.stdout), done.stdout
 
 
 def test_the_process_that_reads_a_workbook_loads_no_database() -> None:
