@@ -364,7 +364,8 @@ def test_a_lone_job_of_an_engine_is_not_stopped_here(world: World) -> None:
 
 
 def test_a_retried_job_that_follows_in_anothers_place_finds_its_checkpoint(world: World) -> None:
-    app, seen = world.app(), []
+    app = world.app()
+    seen = list[tuple[int, bool, Any]]()
 
     @app.worker(retry=1, retry_in=lambda count, error, job: 0.01)
     def steps(item: Any) -> None:
