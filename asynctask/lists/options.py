@@ -33,7 +33,10 @@ NAMES: Final = r"^[^\x00,]{0,255}(,[^\x00,]{0,255}){0,19}$"
 """For the API's document: up to 20 names in one text, with commas between."""
 
 
-INTERVAL: Final = "Seconds from round to round; a round starts at most `parallel` jobs, one if that is null. 0: no rounds."
+INTERVAL: Final = (
+    "Seconds from round to round; a round starts at most `parallel` jobs, one if that is null. 0: without rounds, each as"
+    " soon as there is room."
+)
 
 KEY: Final = (
     "A field of the items: those with an equal value run one after the other, in the order submitted, across all Tasks of"
