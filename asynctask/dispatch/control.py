@@ -15,6 +15,9 @@ from asynctask.logs import get_logger
 _WITHDRAW = 1_000
 """Copies taken out of the broker in one step."""
 
+_WITHDRAW_LAST = 2_000
+"""The most copies at the end of a queue that are read at once: jobs of others may lie there, in any number."""
+
 _TURN_FOR_S = 0.5
 """Seconds for which the caller of a cancel or a retry turns rows."""
 
@@ -91,8 +94,8 @@ class Control:
                 return count
 
     def withdraw_last(self, queue: str, count: int) -> None:
-        """Takes the tracked ones of the last ``count`` copies out of a queue."""
-        control.give_back_copies(self._ledger, self._broker.withdraw_last(queue, count))
+        """Takes the tracked ones of the last ``count`` copies out of a queue, of at most :data:`_WITHDRAW_LAST`."""
+        control.give_back_copies(self._ledger, self._broker.withdraw_last(queue, min(count, _WITHDRAW_LAST)))
 
     def recall(self, task_id: int) -> None:
         """Withdraws copies of a Task that was paused or cancelled while they were on their way to the broker.

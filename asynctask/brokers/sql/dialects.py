@@ -425,11 +425,13 @@ DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) RETURNING jid, att
 """
 
 _WITHDRAW_LAST: Final = """
-WITH picked AS MATERIALIZED (
-  SELECT id FROM jobs WHERE queue = %(queue)s AND waits IS NOT NULL ORDER BY waits DESC, id DESC LIMIT %(count)s
+WITH last AS MATERIALIZED (
+  SELECT id, attempt FROM jobs WHERE queue = %(queue)s AND waits IS NOT NULL ORDER BY waits DESC, id DESC LIMIT %(count)s
+), picked AS MATERIALIZED (
+  SELECT id FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM last WHERE attempt > 0)) AND waits IS NOT NULL
   FOR UPDATE SKIP LOCKED
 )
-DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) AND attempt > 0 RETURNING jid, attempt
+DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) RETURNING jid, attempt
 """
 
 
