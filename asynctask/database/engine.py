@@ -25,7 +25,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.engine.url import URL, make_url
 
-from asynctask.clock import SECOND, Clock, SystemIds, micros
+from asynctask.clock import SECOND, Clock, Ids, SystemIds, micros
 from asynctask.database.retrying import (
     LOCKED,
     OutcomeUnknown,
@@ -63,13 +63,13 @@ class Database:
     Raises :class:`ConfigError` for an invalid URL.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, ids: Ids | None = None) -> None:
         self.url = _normal(url)
         self.dialect = self.url.get_backend_name()
         self.is_sqlite = self.dialect == "sqlite"
         self.pooler: bool | None = None
         """PostgreSQL: whether connections go through a pooler (PgBouncer, pgcat); None before the first one."""
-        self._ids = SystemIds()
+        self._ids = ids or SystemIds()
         self._password = None if self.url.password is None else str(self.url.password)
         self._lock: WriteLock | None = None
         self.path: Path | None = None

@@ -152,13 +152,15 @@ class Supervisor:
         environ: Mapping[str, str],
         shutdown_s: float,
         logger: Callable[[], Logger],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._children = [_Worker(spec) for spec in children]
         self._environ = environ
         self._shutdown_s = shutdown_s
         self._logger = logger
+        self._monotonic = monotonic
         self._wakeup = Wakeup()
-        self._renewer = _Renewer(environ)
+        self._renewer = _Renewer(monotonic, environ)
         self._read, self._write = os.pipe()
 
     def run(self, on_look: Callable[[], None] = lambda: None) -> int:
@@ -198,16 +200,16 @@ class Supervisor:
         for child in self._children:
             if child.process is not None and (code := child.process.poll()) is not None:
                 self._ended(child, child.process.pid, code)
-            if child.process is None and time.monotonic() >= child.restart_at and not self._wakeup.is_set:
+            if child.process is None and self._monotonic() >= child.restart_at and not self._wakeup.is_set:
                 self._spawn(child)
         self._renew()
 
     def shut_down(self) -> int:
         """Ends every child: TERM, then after ``shutdown_s`` and a margin KILL. Returns 0, or 1 if one had to be killed."""
         self._signal(signal.SIGTERM)
-        until = time.monotonic() + self._shutdown_s + 15
+        until = self._monotonic() + self._shutdown_s + 15
         killed = 0
-        while (left := self._living()) and time.monotonic() < until:
+        while (left := self._living()) and self._monotonic() < until:
             self._listen(_POLL_S)
             self._renew()  # others must not declare the children dead while their jobs end
         for child in left:
@@ -239,14 +241,14 @@ class Supervisor:
             )
         finally:
             os.close(theirs)
-        child.started = time.monotonic()
+        child.started = self._monotonic()
 
     def _ended(self, child: _Worker, pid: int, code: int) -> None:
         if code == 0 and len(self._children) == 1:
             child.process = None
             self.stop()
             return
-        now = time.monotonic()
+        now = self._monotonic()
         pause = child.ended(now)
         self._logger().warning("child_died", name=child.spec.name, pid=pid, code=code, restart_in_s=pause)
         child.process, child.restart_at = None, now + pause
@@ -261,14 +263,14 @@ class Supervisor:
     def _listen(self, seconds: float) -> None:
         """Waits for a signal or a pulse, and reads every pulse received."""
         for child in listen(self._wakeup, self._children, seconds):
-            *lines, child.unread = (child.unread + child.read(time.monotonic())).split(b"\n")
+            *lines, child.unread = (child.unread + child.read(self._monotonic())).split(b"\n")
             for line in lines:
                 if line:
                     child.lease = Lease(**json.loads(line))
 
     def _renew(self) -> None:
         """Renews the leases of living children without a pulse."""
-        now = time.monotonic()
+        now = self._monotonic()
         late: list[Lease] = []
         for child in self._living():
             lease = child.lease
@@ -284,7 +286,8 @@ class Supervisor:
 class _Renewer:
     """The process that renews leases, started while there are any to renew."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, monotonic: Callable[[], float], environ: Mapping[str, str]) -> None:
+        self._monotonic = monotonic
         self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
@@ -300,9 +303,9 @@ class _Renewer:
             self.end()
             return
         if self._process is None:
-            if time.monotonic() < self._not_before:
+            if self._monotonic() < self._not_before:
                 return
-            self._not_before = time.monotonic() + _RENEWER_AGAIN_S
+            self._not_before = self._monotonic() + _RENEWER_AGAIN_S
             argv = [sys.executable, "-m", "asynctask.runtime.supervisor", _RENEW]
             self._process = subprocess.Popen(argv, env=dict(self._environ), stdin=subprocess.PIPE, start_new_session=True)
         order = json.dumps([lease._asdict() for lease in leases]) + "\n"
