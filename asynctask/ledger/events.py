@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -153,7 +154,7 @@ def problem_of(turn: Turn, failure: Failure | None) -> str | None:
 
 
 @dataclass(slots=True, kw_only=True)
-class Write:
+class Write(ABC):
     """What is to be written of one Event, and what :func:`apply` made of it.
 
     If it wins, ``notes`` are added to ``added_messages``, and ``cancelled`` if the transition cancels. ``values``: further
@@ -173,9 +174,10 @@ class Write:
     record: EventRecord | None = None
     turn: Turn | None = None
 
+    @abstractmethod
     def decided(self, ledger: Ledger, record: EventRecord) -> Turn | None:
         """The transition of the Event as read in the transaction; None to leave it (the compare-and-set is lost)."""
-        raise NotImplementedError
+        ...
 
 
 W = TypeVar("W", bound=Write)
