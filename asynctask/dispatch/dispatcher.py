@@ -280,7 +280,7 @@ class Dispatcher:
 
     def _next_due(self) -> int | None:
         with self._ledger.database.read() as connection:
-            return dispatchable.next_due(connection, self._ledger.now(), self._ledger.identity, self._place)
+            return dispatchable.next_due(connection, self._ledger.now())
 
     def _go_on(self, pause: float) -> float:
         """Acquires, renews or ends leadership by what is left. Returns the wait until the next round."""

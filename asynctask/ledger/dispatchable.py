@@ -25,15 +25,12 @@ from asynctask.database.tables import events, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, each_free, loads
+from asynctask.ledger.base import Ledger, chunks, each_free
 from asynctask.ledger.events import Write
 from asynctask.logs import get_logger
 
 RECHECK_S: Final = 0.8
 """The longest time between two checks of a Task that waits for its next round: a user may edit its row."""
-
-BEHIND_S: Final = 0.1
-"""How long the other processes leave the next round to the one that reserved the last: each check locks the Task's row."""
 
 _t, _e = tasks.c, events.c
 _DISPATCHED = ("splitting", "running")
@@ -58,21 +55,6 @@ _UNTIL_ROUND = sa.case(
 _NEXT_ROUND = _t.round_at + sa.cast(_UNTIL_ROUND * SECOND, sa.BigInteger)  # at the earliest, because a job may start late
 _RESTS = (_t.interval_s > 0) & _t.round_at.is_not(None) & (sa.bindparam("now", type_=sa.BigInteger) < _NEXT_ROUND)
 _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.due_next).limit(sa.bindparam("count"))
-_DUE_LATER = (
-    sa.select(_t.due_next.label("at"), sa.case((_t.interval_s > 0, _t.round_jobs)).label("round"))
-    .where(_t.due_next > sa.bindparam("now"))
-    .order_by(_t.due_next)
-    .limit(20)
-    .subquery()
-)
-_ALONE_LATER = (
-    sa.select(_e.due_at.label("at"))
-    .where(_e.task_id.is_(None), _e.due_at > sa.bindparam("now"))
-    .order_by(_e.due_at)
-    .limit(1)
-    .subquery()
-)
-_NEXT_DUE = sa.union_all(sa.select(_DUE_LATER), sa.select(_ALONE_LATER.c.at, sa.null()))
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
@@ -160,9 +142,7 @@ def _announce_batch(ledger: Ledger, due: dict[int, int | None], woken: Collectio
         over = row.ready is None and row.generation_sealed and row.next_seq >= row.created_jobs
         if row.session_holder is not None and over:
             sessions.step_aside(ledger, int(row.id))
-    # Who reserved the last round is first at the next one; this is for the case that it dies.
-    behind = (at + micros(BEHIND_S) for at in rounds.values())
-    times = [*waits.values(), *behind, *([0] if freed or woken else [])]
+    times = [*waits.values(), *rounds.values(), *([0] if freed or woken else [])]
     return min(times, default=None)
 
 
@@ -210,16 +190,12 @@ def catch_up(ledger: Ledger) -> None:
         raise
 
 
-def next_due(connection: Connection, now: int, me: str = "", place: float = 0.0) -> int | None:
-    """When, after ``now``, a process has to check the next job that waits in the ledger, of a Task or without one.
-
-    At its due time; but rounds that continue one of another process than ``me`` are left to that for :data:`BEHIND_S`, and
-    longer by as much again for a ``place`` of 1, so that not all others come at once when it is gone.
-    """
-    behind = micros(BEHIND_S * (1 + place))
-    found = connection.execute(_NEXT_DUE, {"now": now})
-    times = (int(at) + (0 if (loads(jobs) or {}).get("by", me) == me else behind) for at, jobs in found)
-    return min(times, default=None)
+def next_due(connection: Connection, now: int) -> int | None:
+    """The due time after ``now`` of the next job that waits in the ledger, of a Task or without one."""
+    of_tasks = sa.select(_t.due_next).where(_t.due_next > now).order_by(_t.due_next).limit(1)
+    alone = sa.select(_e.due_at).where(_e.task_id.is_(None), _e.due_at > now).order_by(_e.due_at).limit(1)
+    times = connection.execute(sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery())).one()
+    return min((int(at) for at in times if at is not None), default=None)
 
 
 def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]:

@@ -382,9 +382,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         values = dispatchable.settled(task, left=left, full=full, due=due, now=now, opens=waits)
         if found or high > low:
             values |= _advanced(ledger, task, low, high, now + micros(lease_s))
-        values |= _noted_round(
-            task, interval, reserved, begins, {"from": low, "to": high, "again": ids, "by": ledger.identity}
-        )
+        values |= _noted_round(task, interval, reserved, begins, {"from": low, "to": high, "again": ids})
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     idle = task["session_holder"] is not None and not found and high >= task["created_jobs"]
     return _Reserved(found, full, idle, values["due_next"] if waits is not None else None, blocked=blocked)

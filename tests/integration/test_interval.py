@@ -11,9 +11,8 @@ import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask
-from asynctask.clock import SECOND, from_datetime, micros
+from asynctask.clock import SECOND, from_datetime
 from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import lead
 from asynctask.ledger import control, dispatchable, reservations
 from asynctask.ledger.events import Note
 from asynctask.ledger.recorder import Outcome, Recorder
@@ -129,32 +128,6 @@ def test_jobs_that_end_during_a_reservation_leave_the_time_of_the_next_round(
     assert hints(world, app)[0] is not None
     assert reserve(app, task) == []
     assert hints(world, app) == (None, True)
-
-
-def test_who_reserved_the_last_round_is_first_at_the_next(world: World) -> None:
-    """Each check locks the Task's row: a round would wait for those of all processes. Taken out: any of the two pauses."""
-    first, second = world.app(), world.app()
-    task = first.submit("note", numbers(9), interval=3_600, parallel=2)
-    jobs = reserve(first, task, 2)
-
-    def behind(app: AsyncTask) -> int:
-        """How long after the Task is due the dispatcher checks it."""
-        world.sql("UPDATE tasks SET due_next = 1")
-        app.dispatcher._due = None
-        app.dispatcher._reasoned_round(anew=True, due=True, own=False)
-        return (app.dispatcher._due or 0) - int(world.one("SELECT due_next FROM tasks"))
-
-    least = micros(dispatchable.BEHIND_S)
-    assert behind(first) == 0
-    assert least <= behind(second) <= 2 * least
-    heard = list[int]()
-    ended = [Outcome(job.event_id, job.attempt, Status.FINISH, Reason.RETURNED) for job in jobs]
-    Recorder(first.ledger, on_due=heard.append).flush(ended)
-    assert heard == [int(world.one("SELECT round_at FROM tasks")) + HOUR - lead(HOUR) + least]
-    an_hour_passes(world)
-    wait_for(lambda: reserve(second, task), "the first is gone, or busy")
-    assert behind(second) == 0
-    assert least <= behind(first) <= 2 * least
 
 
 def test_a_job_that_runs_again_counts_from_its_last_start(world: World) -> None:
