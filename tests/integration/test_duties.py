@@ -261,6 +261,13 @@ def test_while_another_is_on_duty_a_process_helps_itself_twice_a_second(world: W
         assert ran_dry(app) == 0
     clock.ahead += 0.2
     assert ran_dry(app) == 5
+    clock.ahead += 10.0  # its jobs take long; then its threads come free one after the other
+    for _ in range(5):
+        assert len(app.broker.exchange("a process", [], ["default"], 5)) == 5
+        clock.ahead += 0.05
+        assert ran_dry(app) == 5, "before, it waited for half a second after each of them"
+    app.broker.exchange("a process", [], ["default"], 5)
+    assert ran_dry(app) == 0
 
 
 def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
