@@ -38,6 +38,10 @@ def no_op(item: dict[str, object]) -> None:
     """A job that does nothing."""
 
 
+def called(progress: dict[str, object]) -> None:
+    """A callback that does nothing."""
+
+
 class RowOfItsOwn:
     """A job that commits one row of its own, in its own SQLite file: what the least useful job would do.
 
@@ -135,6 +139,7 @@ def build(place: Place, job: Job) -> AsyncTask:
         performed.append(item["n"])
 
     app.worker(noted if job.seen else plain, name="job", retry=0, use_task_event=job.tracked)
+    app.worker(called, name="called")
     if job.seen:
         seen = job.seen
         app.on("shutdown")(lambda: seen.write_text(json.dumps([len(performed), len(set(performed))])))

@@ -1,7 +1,8 @@
 """Tracked no-op jobs, from just before the submit until the last one is recorded and its Task is done.
 
     python -m benchmarks.tracked [-n N] [-c THREADS] [--runs R] [--poll] [--commit | --work-ms MS [--compute]]
-        [--keys K] [--chunk-size N] [--server KIND | --database-url URL] [--redis | --broker-url URL] [--json]
+        [--keys K] [--callbacks] [--interval S] [--tasks T] [--chunk-size N]
+        [--server KIND | --database-url URL] [--redis | --broker-url URL] [--json]
 
 This process submits; one worker process, a real one, performs. ``--poll`` adds a web server and one client that asks for
 the progress over HTTP every 200 ms; with ``--commit`` each job commits one row of its own, in a SQLite file. Runs of ours
@@ -19,7 +20,10 @@ With ``--work-ms`` each job waits so long, as for another service (``--compute``
 and the peer is the same worker process with the same jobs untracked: pushed a thousand at a time, until the last is
 acknowledged.
 
-With ``--keys`` the items have so many keys, in turn, and those of one key run one after the other.
+With ``--keys`` the items have so many keys, in turn, and those of one key run one after the other; with ``--callbacks``
+each Task has an ``on_complete``; with ``--interval`` a round of 10,000 jobs, the most that one may have, starts so many
+seconds after the last start of the one before: they take no less than that and their own time. With any of them the peer is
+the same worker process with the same items without it. ``--tasks`` splits the items over so many Tasks.
 
 A quick look takes -n 10000, a figure -n 100000.
 """
@@ -43,6 +47,7 @@ import sqlalchemy as sa
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
 from asynctask.database.tables import jobs
+from asynctask.ledger.reservations import MOST_OF_ROUND
 from benchmarks import common
 from benchmarks.children import Job, RowOfItsOwn, await_address, await_worker, build, check_seen, child
 from benchmarks.common import Place, Result, Unaccounted
@@ -75,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--work-ms", type=float, default=0.0, metavar="MS", help="each job takes so long; the peer is untracked"
     )
     parser.add_argument("--keys", type=int, default=0, metavar="K", help="the items have so many keys; 0: none")
+    parser.add_argument("--callbacks", action="store_true", help="each Task has an on_complete")
+    parser.add_argument("--interval", type=float, default=0.0, metavar="S", help="seconds between rounds of 10,000 jobs")
+    parser.add_argument("--tasks", type=int, default=1, metavar="T", help="Tasks of which the items are (default 1)")
     parser.add_argument("--chunk-size", default=1, metavar="N", help="items of a job, or auto (default 1)")
     parser.add_argument("--compute", action="store_true", help="with --work-ms: it computes instead of waiting")
     return common.run(parser, argv, measure)
@@ -96,8 +104,8 @@ def measure(options: argparse.Namespace) -> Result:
         "threads": options.threads,
         "runs": options.runs,
         "job": _said(options),
-        **({"keys": options.keys} if options.keys else {}),
-        **({"chunk_size": options.chunk_size} if options.chunk_size != 1 else {}),
+        **{name: value for name in ("keys", "callbacks", "interval") if (value := getattr(options, name))},
+        **{name: value for name in ("tasks", "chunk_size") if (value := getattr(options, name)) != 1},
         "poll": f"one HTTP client, every {POLL_S:g} s" if options.poll else "the submitter alone",
         "clock": "from just before submit until the Task is done",
         **common.spread("ours", ours),
@@ -114,12 +122,20 @@ def _check(options: argparse.Namespace) -> None:
         raise common.Refused("--keys must be 0, for none, or how many")
     if options.runs < 1 or options.threads < 1:
         raise common.Refused("--runs and -c must be at least 1")
+    if options.interval < 0 or not 1 <= options.tasks <= options.n:
+        raise common.Refused("--interval must be 0, for none, or seconds; --tasks from 1 to as many as there are items")
+    if _has_knobs(options) and options.work_ms:
+        raise common.Refused("--work-ms has another peer than --keys, --callbacks and --interval: give one of them")
     if not 0 <= options.work_ms <= MAX_WORK_MS:
         raise common.Refused(f"--work-ms must be from 0 to {MAX_WORK_MS:,}")
     if options.compute and not options.work_ms:
         raise common.Refused("--compute needs --work-ms: it says how long to compute")
     if options.commit and options.work_ms:
         raise common.Refused("--commit and --work-ms are two different jobs: give one of them")
+
+
+def _has_knobs(options: argparse.Namespace) -> bool:
+    return bool(options.keys or options.callbacks or options.interval)
 
 
 def _said(options: argparse.Namespace) -> str:
@@ -155,6 +171,10 @@ class Peer:
 
 
 def _peer_of(options: argparse.Namespace) -> Peer:
+    if _has_knobs(options):
+        plain = argparse.Namespace(**{**vars(options), "keys": 0, "callbacks": False, "interval": 0.0, "poll": False})
+        said = "the same worker process, the same items without keys, callbacks and interval"
+        return Peer(said, "without", options.n, lambda place: (options.n / _ours(place, plain, Polls()), {}))
     if options.work_ms:
         said = "the same worker process, the same jobs untracked: from the first push until the last is acknowledged"
         return Peer(said, "untracked", options.n, lambda place: (options.n / _untracked(place, options), {}))
@@ -193,25 +213,45 @@ def _ours(place: Place, options: argparse.Namespace, polls: Polls) -> float:
         address = await_address(stack.enter_context(child("web", place))) if options.poll else None
         begun = clock.monotonic()
         with polls.every(address):
-            more = {"key": "key"} if options.keys else {"chunk_size": options.chunk_size}
-            task = app.submit("job", _items(options), title="benchmark", **more)
-            polls.task_id = task.id
-            progress = task.wait(timeout=_LIMIT_S, poll_s=0.05)
+            tasks = [app.submit("job", items, title="benchmark", **more) for items, more in _lists(options)]
+            polls.task_id = tasks[0].id
+            done = [task.wait(timeout=_LIMIT_S, poll_s=0.05) for task in tasks]
         seconds = clock.monotonic() - begun
-        if not progress["done"]:
-            raise Unaccounted(f"the Task is not done after {_LIMIT_S:g} s")
-        common.audit(app, task.id, finish=options.n)
+        for progress, size in zip(done, _sizes(options), strict=True):
+            if (
+                not progress["done"]
+                or progress["counts"]["finish"] != size
+                or progress["state_reason"] == "callback_failed"
+            ):
+                raise Unaccounted(
+                    f"a Task is not done after {_LIMIT_S:g} s, lacks items, or its callback failed: {progress}"
+                )
+        common.audit(app, tasks[0].id, finish=_sizes(options)[0])
         if job.commit_to and RowOfItsOwn(job.commit_to).rows() != (options.n, options.n):
             raise Unaccounted("the rows of the jobs' own are not one for each item")
     check_seen(job, options.n)
     return seconds
 
 
-def _items(options: argparse.Namespace) -> Iterator[dict[str, int]]:
-    """In turn, so that two of one key are as far from each other as there are keys."""
-    if options.keys:
-        return ({"n": i, "key": i % options.keys} for i in range(options.n))
-    return ({"n": i} for i in range(options.n))
+def _sizes(options: argparse.Namespace) -> list[int]:
+    """How many items each Task has."""
+    least, more = divmod(options.n, options.tasks)
+    return [least + (i < more) for i in range(options.tasks)]
+
+
+def _lists(options: argparse.Namespace) -> Iterator[tuple[Iterator[dict[str, int]], dict[str, Any]]]:
+    """The items of each Task, and what it is submitted with. Keys come in turn, so that two of one key are as far from each
+    other as there are keys."""
+    more: dict[str, Any] = {"key": "key"} if options.keys else {"chunk_size": options.chunk_size}
+    if options.callbacks:
+        more["on_complete"] = "called"
+    if options.interval:
+        more |= {"interval": options.interval, "parallel": MOST_OF_ROUND}
+    start = 0
+    for size in _sizes(options):
+        of = range(start, start + size)
+        yield ({"n": i, "key": i % options.keys} if options.keys else {"n": i} for i in of), more
+        start += size
 
 
 def _job(place: Place, options: argparse.Namespace, *, tracked: bool) -> Job:

@@ -220,6 +220,16 @@ def test_tracked_tells_ours_beside_the_raw_loop_and_which_settings_it_had(tmp_pa
     assert "raw sqlite3" in found["settings"]["peer"]
 
 
+def test_tracked_tells_what_keys_callbacks_and_rounds_cost_beside_the_same_list_without(tmp_path: Path) -> None:
+    words = ("--runs", "1", "--keys", "20", "--callbacks", "--interval", "0.05", "--tasks", "3")
+    found = result(tmp_path, "tracked", "-n", "200", *words)
+    settings = found["settings"]
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert settings["peer_kind"] == "without"
+    asked = ("keys", "callbacks", "interval", "tasks")
+    assert [settings[name] for name in asked] == [20, True, 0.05, 3]
+
+
 @pytest.mark.full(reason="a way of measuring, not the product")
 def test_tracked_takes_a_polling_client_and_jobs_that_commit_rows_of_their_own(tmp_path: Path) -> None:
     settings = result(tmp_path, "tracked", "-n", "1500", "--runs", "1", "--poll", "--commit")["settings"]
