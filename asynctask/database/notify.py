@@ -91,7 +91,7 @@ class Signals:
     SQLite         a counter per topic in a file beside the database, ``NAME.bell``, written after the commit; each
                    process reads it every 10 to 20 ms while it waits for jobs, else every 50: no query, no lock
     PostgreSQL     LISTEN and NOTIFY; a probe finds out whether they pass a pooler, and if not the log says so once
-    MariaDB        a statement that sleeps at the server; the sender ends it after the commit with KILL QUERY
+    MariaDB        a statement that waits at the server; the sender ends it after the commit with KILL QUERY
     =============  ====================================================================================================
     """
 
@@ -381,16 +381,24 @@ class PostgresqlChannel(_OwnConnection):
 
 
 _MARK: Final = "/* asynctask waits */"
+# 0: nothing came. A killed GET_LOCK is NULL, a killed SLEEP is 1.
+_WAIT: Final = (
+    f"SELECT {_MARK} CASE GET_LOCK(CONCAT('asynctask waits ', MD5(DATABASE())), {_SLEEP_S:g})"
+    f" WHEN 1 THEN SLEEP({_SLEEP_S:g}) WHEN 0 THEN 0 ELSE 1 END"
+)
 _SLEEPERS: Final = (
     "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND COMMAND = 'Query' AND INFO LIKE %s"
 )
 
 
 class MariadbChannel(_OwnConnection):
-    """MariaDB: a statement that sleeps at the server until a sender kills it (the statement, not the connection).
+    """MariaDB: a statement that waits at the server until a sender kills it (the statement, not the connection).
 
-    Killing statements of one's own user needs no privilege. A signal between two sleeps is lost, so it is not exact. A kill
-    carries no topic, so it wakes every waiting thread of the process. A sender skips its own sleep.
+    Killing statements of one's own user needs no privilege. A signal between two waits is lost, so it is not exact. A kill
+    carries no topic, so it wakes every waiting thread of the process. A sender skips its own wait.
+
+    One connection has the lock and sleeps, the others wait for the lock. All sleeps of a server share a mutex: with ten
+    sleepers and four senders, every second ``KILL QUERY`` took 2 s or a multiple of it, with one sleeper 20 ms at most.
     """
 
     exact = False
@@ -408,20 +416,20 @@ class MariadbChannel(_OwnConnection):
             yield self._topics
             while not self._ended.is_set():
                 self.proven = True
-                if self._sleep(connection):
+                if self._wait(connection):
                     yield self._topics
 
-    def _sleep(self, connection: Connection) -> bool:
-        """Whether a signal ended the sleep."""
+    def _wait(self, connection: Connection) -> bool:
+        """Whether a signal ended the wait."""
         try:
-            return bool(connection.exec_driver_sql(f"SELECT {_MARK} SLEEP({_SLEEP_S:g})").scalar())
+            return bool(connection.exec_driver_sql(_WAIT).scalar())
         except exc.OperationalError as error:
             if error.connection_invalidated or getattr(error.orig, "args", (0,))[0] not in (1317, 1969):
                 raise
             return True
 
     def _send(self, driver: Any, _topics: tuple[str, ...]) -> None:
-        _end_sleeps(driver, except_id=self._id)
+        _end_waits(driver, except_id=self._id)
 
     def end(self) -> None:
         super().end()
@@ -429,11 +437,11 @@ class MariadbChannel(_OwnConnection):
             connection.exec_driver_sql(f"KILL QUERY {self._id:d}")
 
 
-def _end_sleeps(driver: Any, *, except_id: int = 0) -> None:
-    """Ends the sleep of every process on the same database, on a connection without a transaction, except connection
+def _end_waits(driver: Any, *, except_id: int = 0) -> None:
+    """Ends the wait of every process on the same database, on a connection without a transaction, except connection
     ``except_id``."""
     with driver.cursor() as cursor:
-        cursor.execute(_SLEEPERS, (f"SELECT {_MARK} SLEEP%",))
+        cursor.execute(_SLEEPERS, (f"SELECT {_MARK} %",))
         for (each,) in cursor.fetchall():
             if int(each) == except_id:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -141,6 +141,36 @@ def test_the_end_wakes_whoever_waits(world: World) -> None:
         thread.join()
 
 
+def waiting_on_mariadb(world: World) -> list[tuple[Any, ...]]:
+    """The connections of processes that wait for a signal, and how the server says that they wait."""
+    return world.sql(
+        "SELECT ID, STATE FROM information_schema.PROCESSLIST"
+        " WHERE DB = DATABASE() AND INFO LIKE '%SLEEP(20)%' AND ID <> CONNECTION_ID()"
+    )
+
+
+@pytest.mark.databases("mariadb", reason="the others notify in another way")
+def test_of_the_processes_that_wait_on_mariadb_one_sleeps_and_all_are_woken(world: World) -> None:
+    """Taken out: the lock. Where ten processes sleep and some send at once, KILL QUERY takes seconds at the server."""
+    world.app()
+    with ExitStack() as stack:
+        heard = [stack.enter_context(listening(world.store.url))[1] for _ in range(5)]
+        database, _ = stack.enter_context(listening(world.store.url))
+        wakers = [signals.waker(JOBS) for signals in heard]
+        for signals, waker in zip(heard, wakers, strict=True):
+            settled(signals, waker)
+        waits = ["User lock"] * 4 + ["User sleep"]
+        wait_for(lambda: sorted(str(state) for _, state in waiting_on_mariadb(world)) == waits, "one sleeps")
+        with database.write() as connection:
+            notify(connection, JOBS)
+        for waker in wakers:
+            assert waker.wait(LONG_S)
+            assert waker.signalled
+        heard[0].close()
+        heard[1].close()
+        wait_for(lambda: sorted(str(state) for _, state in waiting_on_mariadb(world)) == waits[2:], "another one sleeps")
+
+
 @pytest.mark.one_database(reason="it is refused before anybody asks")
 def test_an_unknown_topic_is_refused(world: World) -> None:
     world.app()
@@ -161,7 +191,7 @@ def test_signals_arrive_again_after_the_server_cut_every_connection(world: World
         if world.store.kind == "postgresql":
             world.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
         else:
-            for (number,) in world.sql("SELECT ID FROM information_schema.PROCESSLIST WHERE INFO LIKE '%SLEEP(20)'"):
+            for number, _ in waiting_on_mariadb(world):
                 world.sql(f"KILL {number}")
         wait_for(lambda: waker.wait(0.05) is not None and heard.reliable, "signals arrive again")
         settled(heard, waker)
