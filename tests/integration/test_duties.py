@@ -331,6 +331,7 @@ def test_a_small_rest_is_left_to_the_next_round(
     app, client = world.app(), world.app()
     noted: list[tuple[Any, ...]] = []
     monkeypatch.setattr(app.dispatcher._rates, "note", lambda *words: noted.append(words))
+    monkeypatch.setattr("asynctask.dispatch.dispatcher.TURN_S", 600.0)
     app.dispatcher.attach(lambda: Load("a process", ["default"], free, rate))
     client.submit("note", [{"n": n} for n in range(1_200)])
     client.submit("note", [{"n": n} for n in range(10)], priority=Priority.SYSTEM_LOW)
