@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import python_calamine
 from cli_process import Desk, read_document
+from support.databases import migrated_file
 
 from asynctask.testing import wait_for
 
@@ -23,6 +24,7 @@ from asynctask.testing import wait_for
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
+    migrated_file(tmp_path / "asynctask.db")  # test_cli_submit.py begins with none
     yield desk
     wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}")
 

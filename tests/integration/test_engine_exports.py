@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 from redis import Redis
+from support.databases import migrated_file
 
 from asynctask import AsyncTask
 from asynctask.database.tables import tasks
@@ -71,6 +72,7 @@ def on_rq(app: AsyncTask) -> Declare:
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncTask]:
     monkeypatch.setattr(rq, "_attached", [])
+    migrated_file(tmp_path / "a.db")
     made = AsyncTask(database_url=f"sqlite:///{tmp_path}/a.db", data_dir=str(tmp_path), environ={})
     yield made
     made.close()

@@ -21,6 +21,7 @@ from typing import Any
 import openpyxl
 import orjson
 import pytest
+from support.databases import migrated_file
 from support.forked import Program, run_program
 from support.servers import unmet
 
@@ -33,6 +34,7 @@ from asynctask.testing import wait_for
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[AsyncTask]:
+    migrated_file(tmp_path / "a.db")
     made = AsyncTask(database_url=f"sqlite:///{tmp_path}/a.db", data_dir=str(tmp_path / "data"), environ={})
 
     @made.export(columns=["n", "text"], retry=0)

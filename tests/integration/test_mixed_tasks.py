@@ -49,9 +49,9 @@ def test_each_worker_performs_its_own_and_retries_as_often_as_it_says(world: Wor
 def test_a_long_list_is_split_and_its_first_jobs_run_meanwhile(world: World) -> None:
     app = world.app()
     with world.working(app):
-        task = app.submit_jobs(("note", item) if item["n"] % 2 else ("order", item) for item in numbers(1_500, kind="good"))
-        assert task.wait(120)["counts"]["finish"] == 1_500
-    assert world.one("SELECT COUNT(*) FROM events WHERE worker_name = 'note' AND task_id = ?", task.id) == 750
+        task = app.submit_jobs(("note", item) if item["n"] % 2 else ("order", item) for item in numbers(1_200, kind="good"))
+        assert task.wait(120)["counts"]["finish"] == 1_200
+    assert world.one("SELECT COUNT(*) FROM events WHERE worker_name = 'note' AND task_id = ?", task.id) == 600
 
 
 def test_strict_jobs_of_a_generator_keep_their_workers(world: World) -> None:
@@ -114,7 +114,7 @@ def test_options_mean_the_whole_list(world: World) -> None:
     assert app.submit_jobs([]).progress()["state"] == "rejected"
 
 
-@pytest.mark.parametrize("count", [30, 3_000])
+@pytest.mark.parametrize("count", [30, 1_200])
 def test_over_http_few_are_written_at_once_and_many_are_stored_until_they_are_split(world: World, count: int) -> None:
     app = world.app()
     client = client_of(app)
@@ -133,13 +133,13 @@ def test_another_process_goes_on_with_a_split(world: World) -> None:
     app: AsyncTask = world.app()
     core = app._made()
     core.submitter._start_split = lambda *_: False  # type: ignore[method-assign]  # as if the process had died here
-    found = app.hand_in_jobs(as_json(jobs(3_000)), app_options())
+    found = app.hand_in_jobs(as_json(jobs(1_200)), app_options())
     assert not isinstance(found, DryRun)
     world.end_leases()
     other = world.app()
     other.split_task(found.task.id, core.ledger.identity)
     with world.working(other):
-        assert other.task(found.task.id).wait(120)["counts"]["finish"] == 3_000
+        assert other.task(found.task.id).wait(120)["counts"]["finish"] == 1_200
 
 
 def app_options() -> Any:

@@ -399,9 +399,11 @@ def test_without_redis_there_is_no_worker_elsewhere(tmp_path: Path) -> None:
 
 
 def test_ruby_reads_what_is_pushed_for_its_worker_and_no_ledger_is_opened(
-    world: RedisWorld, unopened: AsyncTask, tmp_path: Path, desk: Desk
+    world: RedisWorld, tmp_path: Path, desk: Desk
 ) -> None:
-    sleeper = unopened.remote_worker("SleepWorker", queue="slow", retry=False, tags=["a"], members={"unique_for": 60})
+    fixed = Fixed(NOW)
+    app = world.app(clock=fixed, ids=fixed, database_url=f"sqlite:///{tmp_path}/none.db")
+    sleeper = app.remote_worker("SleepWorker", queue="slow", retry=False, tags=["a"], members={"unique_for": 60})
     jid = sleeper.perform_async(1, "é")
     later = sleeper.set(wait=60, retry=3).perform_async(2)
     many = sleeper.set(queue="many").perform_bulk([n] for n in range(1_500))

@@ -258,15 +258,13 @@ def test_tables_of_others_with_our_names_are_not_taken_over(empty: Store, databa
         ("0001", r"at schema 0001.*run `asynctask db upgrade`"),
     ],
 )
-def test_another_schema_is_refused_with_what_to_do(
-    app: Callable[[], AsyncTask], empty: Store, database: Database, revision: str, says: str
-) -> None:
-    schema.upgrade(database)
-    set_version(empty, revision)
-    other = app()
+def test_another_schema_is_refused_with_what_to_do(store: Store, tmp_path: Path, revision: str, says: str) -> None:
+    set_version(store, revision)
+    other = AsyncTask(environ={}, database_url=store.url, data_dir=str(tmp_path / "data"))
     for use in (other.ensure_schema, other.tasks, lambda: other.task(1), lambda: other.launcher()):
         with pytest.raises(SchemaOutdated, match=says):
             use()
+    other.close()
     assert SchemaOutdated.code == "schema_outdated"
 
 

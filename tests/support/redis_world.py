@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.databases import migrated_file
 from support.servers import RedisServer
 
 from asynctask import AsyncTask
@@ -27,6 +28,8 @@ class RedisWorld:
     def app(self, **more: Any) -> AsyncTask:
         """An application with a ledger of its own, unless ``database_url`` says another."""
         n = len(self._apps)
+        if "database_url" not in more:
+            migrated_file(self.folder / f"{n}.db")
         settings: dict[str, Any] = {
             "database_url": f"sqlite:///{self.folder}/{n}.db",
             "broker_url": self.server.url,

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from support.databases import migrated_file
 from support.forked import Program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,8 @@ class Shop:
         self._application = f"{ROOT / 'tests/support' / application}:app"
         self.gate = folder / "gate"
         self.gate.write_text("0")
+        if not (folder / "ledger.db").exists():
+            migrated_file(folder / "ledger.db")
         self.environ = {
             **{k: v for k, v in os.environ.items() if not k.startswith("ASYNCTASK_")},
             "ASYNCTASK_DATABASE_URL": f"sqlite:///{folder / 'ledger.db'}",

@@ -9,6 +9,7 @@ from typing import Any
 
 import openpyxl
 import pytest
+from support.databases import migrated_file
 
 from asynctask import AsyncTask
 from asynctask.cli import tasks
@@ -22,6 +23,7 @@ SHOP = f"{Path(__file__).resolve().parents[1] / 'support/shop.py'}:app"
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Settings, in the process's own environment: an application that is built by a command reads that."""
     made = {"ASYNCTASK_DATABASE_URL": f"sqlite:///{tmp_path / 'ledger.db'}", "ASYNCTASK_DATA_DIR": str(tmp_path / "data")}
+    migrated_file(tmp_path / "ledger.db")
     for name, value in made.items():
         monkeypatch.setenv(name, value)
     return made

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.databases import migrated_file
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Held
@@ -21,6 +22,7 @@ from asynctask.testing.broker_suite import untracked
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncTask]:
     monkeypatch.setenv("ASYNCTASK_DATABASE_URL", f"sqlite:///{tmp_path}/a.db")
     monkeypatch.setenv("ASYNCTASK_DATA_DIR", str(tmp_path / "data"))
+    migrated_file(tmp_path / "a.db")
     made = AsyncTask()
 
     @made.worker(use_task_event=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.databases import migrated_file
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
@@ -34,6 +35,7 @@ class Engine:
     """The tracker as an engine that keeps its own jobs uses it; each flush is made by hand."""
 
     def __init__(self, folder: Path) -> None:
+        migrated_file(folder / "a.db")
         self.app = AsyncTask(database_url=f"sqlite:///{folder}/a.db", data_dir=str(folder), environ={})
         self._recorder = Recorder(self.app.ledger)
         self.tracker = Tracker(self.app.ledger, self._recorder)

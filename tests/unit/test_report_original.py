@@ -10,6 +10,7 @@ import subprocess
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Gone(Exception):
     """What stops the work in these tests."""
 
 
+@cache
 def workbook(rows: int) -> bytes:
     """``rows`` rows that hardly compress, with a percentage, a date and a column without a header."""
     out = io.BytesIO()

@@ -62,6 +62,23 @@ def schema(app: AsyncTask) -> Any:
     return schemathesis.openapi.from_wsgi("/openapi.json", create_app(app))
 
 
+@pytest.fixture(scope="module")
+def client(app: AsyncTask) -> Client:
+    return client_of(app)
+
+
+@pytest.fixture(scope="module")
+def spec(client: Client) -> Any:
+    """The document."""
+    return client.get("/openapi.json").json
+
+
+@pytest.fixture(scope="module")
+def submission(spec: Any) -> Any:
+    """What the document says of a list as JSON."""
+    return jsonschema_rs.validator_for({**spec, "$ref": "#/components/schemas/JsonSubmission"})
+
+
 def test_every_operation_is_in_the_document(schema: Any) -> None:
     found = {op.ok().label for op in schema.get_all_operations()}
     assert found == set(OPERATIONS)
@@ -101,11 +118,8 @@ def test_every_operation_is_in_the_document(schema: Any) -> None:
         ({"jobs": [{"worker": "anything", "item": 5}], "on_success": {"worker": "nobody", "args": [1]}}, False),
     ],
 )
-def test_the_document_says_which_lists_are_taken(app: AsyncTask, body: dict[str, Any], fits: bool) -> None:
-    client = client_of(app)
-    spec = client.get("/openapi.json").json
-    document = jsonschema_rs.validator_for({**spec, "$ref": "#/components/schemas/JsonSubmission"})
-    assert document.is_valid(body) is fits
+def test_the_document_says_which_lists_are_taken(client: Client, submission: Any, body: dict[str, Any], fits: bool) -> None:
+    assert submission.is_valid(body) is fits
     answer = client.post("/api/tasks", json={**body, "dry_run": True})
     assert (answer.status_code == 200 and answer.json["accepted"] > 0) is fits
 
@@ -140,9 +154,8 @@ def test_the_document_says_which_texts_are_blank() -> None:
             assert re.search(NOT_BLANK, text)
 
 
-def test_the_document_says_which_files_are_taken(app: AsyncTask) -> None:
-    client = client_of(app)
-    content = client.get("/openapi.json").json["paths"]["/api/tasks"]["post"]["requestBody"]["content"]
+def test_the_document_says_which_files_are_taken(client: Client, spec: Any) -> None:
+    content = spec["paths"]["/api/tasks"]["post"]["requestBody"]["content"]
     kinds = content["multipart/form-data"]["encoding"]["file"]["contentType"].split(", ")
     assert "image/jpeg" not in kinds
     assert client.post("/api/tasks", **form_of(b"\xff\xd8\xff\xe0\0\x10JFIF", filename="photo.jpg")).status_code == 415
@@ -160,8 +173,8 @@ def test_the_document_says_which_files_are_taken(app: AsyncTask) -> None:
     assert client.post("/api/tasks", data={"worker": "enroll", "file": part}).status_code == 202
 
 
-def test_every_operation_tells_what_the_server_itself_may_answer(app: AsyncTask) -> None:
-    for operations in client_of(app).get("/openapi.json").json["paths"].values():
+def test_every_operation_tells_what_the_server_itself_may_answer(spec: Any) -> None:
+    for operations in spec["paths"].values():
         for operation in operations.values():
             for status in ("400", "408", "413", "414", "421", "431", "503"):
                 assert list(operation["responses"][status]["content"]) == ["application/problem+json"]
@@ -176,10 +189,9 @@ def test_every_route_is_told_about_in_the_docs(app: AsyncTask) -> None:
             assert f"### `{method} {path}`\n" in text, f"docs/http.md needs a section: ### `{method} {path}`"
 
 
-def test_the_document_is_shown_to_people_too(app: AsyncTask) -> None:
-    client: Client = client_of(app)
+def test_the_document_is_shown_to_people_too(client: Client, spec: Any) -> None:
     text = client.get("/docs").get_data(as_text=True)
     for label in OPERATIONS:
         path = label.partition(" ")[2]
         assert f"<code>{path}</code>" in text
-    assert client.get("/openapi.json").json["openapi"].startswith("3.")
+    assert spec["openapi"].startswith("3.")

@@ -388,7 +388,7 @@ def test_the_work_for_a_client_that_has_gone_is_given_up_and_leaves_nothing(
 def test_a_report_begins_before_its_rows_are_read(
     app: AsyncTask, client: Client, form: Form, monkeypatch: pytest.MonkeyPatch, source: str, suffix: str
 ) -> None:
-    count = 6_000
+    count = 3_000
     if source == "workbook":
         rows: list[list[Any]] = [
             ["sku", None, "note"],
