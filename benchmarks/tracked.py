@@ -172,7 +172,7 @@ class Peer:
 
 def _peer_of(options: argparse.Namespace) -> Peer:
     if _has_knobs(options):
-        plain = argparse.Namespace(**{**vars(options), "keys": 0, "callbacks": False, "interval": 0.0, "poll": False})
+        plain = argparse.Namespace(**{**vars(options), "plain": True, "poll": False})
         said = "the same worker process, the same items without keys, callbacks and interval"
         return Peer(said, "without", options.n, lambda place: (options.n / _ours(place, plain, Polls()), {}))
     if options.work_ms:
@@ -242,11 +242,11 @@ def _sizes(options: argparse.Namespace) -> list[int]:
 def _lists(options: argparse.Namespace) -> Iterator[tuple[Iterator[dict[str, int]], dict[str, Any]]]:
     """The items of each Task, and what it is submitted with. Keys come in turn, so that two of one key are as far from each
     other as there are keys."""
-    more: dict[str, Any] = {"key": "key"} if options.keys else {"chunk_size": options.chunk_size}
-    if options.callbacks:
-        more["on_complete"] = "called"
-    if options.interval:
-        more |= {"interval": options.interval, "parallel": MOST_OF_ROUND}
+    more: dict[str, Any] = {} if options.keys else {"chunk_size": options.chunk_size}
+    if not getattr(options, "plain", False):
+        more |= {"key": "key"} if options.keys else {}
+        more |= {"on_complete": "called"} if options.callbacks else {}
+        more |= {"interval": options.interval, "parallel": MOST_OF_ROUND} if options.interval else {}
     start = 0
     for size in _sizes(options):
         of = range(start, start + size)
