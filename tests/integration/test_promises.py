@@ -65,7 +65,7 @@ def test_promise_2_counts_sum_to_the_total_never_fall_and_equal_the_rows(world: 
         task = app.submit("shaky", [{"n": n, "breaks": n % 4} for n in range(200)])
 
         def poll() -> None:
-            while not over.wait(0.001):
+            while not over.wait(0.004):
                 seen.append(task.progress())
 
         poller = threading.Thread(target=poll)

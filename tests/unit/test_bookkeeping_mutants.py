@@ -162,7 +162,7 @@ NEEDED = {
 LIVES = 250
 
 FOUND_BY = {
-    "begin ignores attempt": 7,
+    "begin ignores attempt": 11,
     "begin ignores a pause": 13,
     "begin ignores a cancel": 1,
     "begin ignores who is working": 133,
@@ -175,10 +175,10 @@ FOUND_BY = {
     "start lets the pointer and the clock both dispatch": 3,
     "may_close ignores turning": 5,
     "may_close ignores an open generation": 2,
-    "next_round ignores when jobs start": 44,
-    "next_round does not wait for jobs to start": 44,
+    "next_round ignores when jobs start": 47,
+    "next_round does not wait for jobs to start": 133,
     "push is not idempotent": 22,
-    "a cancel passes once only": 25,
+    "a cancel passes once only": 6,
     "nobody recovers": 3,
 }
 """The first life that each of them breaks, where it is not the very first: it is looked at before all others. When the
