@@ -43,7 +43,7 @@ from asynctask.integrations.base import (
     pushed_job,
     shard_writer,
 )
-from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
+from asynctask.integrations.recording import AHEAD, Collecting, RecordingGone, RecordingProcess, SavedElsewhere, Waiting
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
@@ -59,7 +59,7 @@ try:
     from rq.job import Retry, get_current_job
     from rq.serializers import JSONSerializer, resolve_serializer
     from rq.timeouts import JobTimeoutException
-    from rq.utils import now
+    from rq.utils import as_text, now, utcformat
 except ModuleNotFoundError as error:
     if error.name not in ("redis", "rq"):
         raise
@@ -233,7 +233,7 @@ class RqEngine:
         tracked, job_id = self._tracked[job.name], job.job_id
         retry, options = tracked.retry, {**tracked.options}
         if job.attempt is not None:
-            job_id = f"{job_id}-{job.attempt}"
+            job_id = f"{job_id}-{job.attempt}"  # see `_parts`
             left = 0 if retry is None else retry.max - job.retries
             retry = Retry(max=left, interval=retry.intervals) if retry is not None and left > 0 else None
             options |= {"meta": {FENCE: [job.job_id, job.attempt]}, "result_ttl": 0, "failure_ttl": _FAILED_S}
@@ -438,7 +438,19 @@ class RqEngine:
         return RecordingProcess(
             lambda: EngineProcess(self._app, NAME, concurrency=1, queues=queues),
             lambda: _close_inherited(worker.connection),
+            lambda: self._waiting(queues),
         )
+
+    def _waiting(self, names: Sequence[str]) -> list[Waiting]:
+        """The first jobs of these queues. The id of a job of a Task ends with its attempt."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.lrange(self._queue(name).key, 0, AHEAD - 1)
+            job_ids = [as_text(each) for found in pipeline.execute() for each in found][:AHEAD]
+            for job_id in job_ids:
+                pipeline.hget(rq.job.Job.key_for(job_id), "enqueued_at")
+            queued = [as_text(each or b"") for each in pipeline.execute()]
+        return [Waiting(*_parts(job_id), at) for job_id, at in zip(job_ids, queued, strict=True)]
 
 
 def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> Any:
@@ -516,7 +528,9 @@ class _Recording:
         super().maintain_heartbeats(job, *args, **options)  # type: ignore[misc]
 
     def execute_job(self: Any, job: Any, *args: Any, **options: Any) -> Any:
-        self._recording.expect(_turn(job), _arrival(job))
+        job_id, attempt = _fence(job) or (job.id, None)
+        queued = utcformat(job.enqueued_at) if job.enqueued_at else ""
+        self._recording.expect(_turn(job), Waiting(job_id, attempt, queued))
         return super().execute_job(job, *args, **options)  # type: ignore[misc]
 
     # -- performing, in the work-horse or in the only process
@@ -638,6 +652,12 @@ def _fence(job: Any) -> tuple[str, int] | None:
         case [str(job_id), int(attempt)] if attempt > 0:
             return job_id, attempt
     return None
+
+
+def _parts(rq_id: str) -> tuple[str, int | None]:
+    """The job id and the attempt that an id in RQ seems to have; no attempt: that of a lone job."""
+    job_id, _, attempt = rq_id.rpartition("-")
+    return (job_id, int(attempt)) if attempt.isdecimal() and len(job_id) == 24 else (rq_id, None)
 
 
 def _arrival(job: Any, name: str = "", params: Any = None) -> Arrival:
