@@ -253,16 +253,18 @@ class World:
         task.columns["returned"] += back
         task.columns["next_seq"] -= back  # they are dispatched again
 
-    def wake_due(self) -> None:
-        """Makes the Tasks ready whose time has come."""
-        now = self.clock.now()
+    def wake_due(self) -> int:
+        """Makes the Tasks ready whose time has come; returns how many."""
+        now, count = self.clock.now(), 0
         while self.due and self.due[0][0] <= now:
             at, task_id = heapq.heappop(self.due)
             task = self.tasks[task_id]
             if task.columns["due_next"] == at:
+                count += 1
                 running = may_dispatch(task.columns["state"])
                 again = now + micros(RECHECK_S) if task.columns["interval_s"] > 0 and running else None
                 self.hint(task, {"ready": task.columns["priority"] if running else None, "due_next": again})
+        return count
 
     def take_back(self, count: int) -> None:
         """The last jobs that wait in the broker go back to the ledger."""
@@ -429,10 +431,16 @@ class Process:
                 continue
             self._note_busy()
             self._busy += 1
-            self._start(task)
+            opens = task.columns["round_at"] if task.columns["interval_s"] > 0 else None
+            if opens is not None and (early := opens - self._world.clock.now()) > 0:  # as the tracker waits
+                self._world.after(early / SECOND, partial(self._start, task))
+            else:
+                self._start(task)
 
     def _start(self, task: Task) -> None:
         world = self._world
+        if not self.alive:
+            return
         at = world.clock.monotonic()
         if task.starts_of is not None:
             task.starts_of.append((at, task.running))
@@ -596,9 +604,12 @@ class _Dispatcher(Dispatcher):
         self._workers = world.rows_of_processes()
         world.spend("observe", rows=len(self._workers))
         self._observed_until = world.clock.monotonic() + OBSERVE_S
-        world.wake_due()
+        self._is_due = world.wake_due() > 0
         columns = ((i, world.tasks[i].columns) for i in world.unconfirmed)
         return {i: QUEUE for i, c in columns if c["dispatch_until"] <= now or c["dispatch_by"] == late}
+
+    def _is_alone_due(self) -> bool:
+        return False
 
     def _dispatchable(self, used: Capacity) -> tuple[Sequence[Runnable], Sequence[Any]]:
         world, now = self._world, self._world.clock.now()

@@ -246,8 +246,9 @@ def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
 MAX_INTERVAL_S: Final = 604_800
 """The longest interval between two rounds: a week."""
 
-LEAD_S: Final = 0.05
-"""Longest time by which a round is reserved early: the duration of a job's way from the ledger to its worker."""
+LEAD_S: Final = 0.25
+"""Longest time by which a round is reserved early: the duration of a job's way from the ledger to its worker, where ten
+processes share two processors."""
 
 _AHEAD: Final = 1_000_000
 _LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
@@ -261,7 +262,7 @@ def interval_of(interval_s: float) -> int:
 
 
 def lead(interval: int) -> int:
-    """How early a round of this interval is reserved (both in microseconds). Its jobs start at the time."""
+    """How early a round of this interval is reserved (both in microseconds). Its worker starts the jobs at their time."""
     return min(interval // 4, round(LEAD_S * 1_000_000))
 
 

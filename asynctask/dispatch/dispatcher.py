@@ -23,7 +23,7 @@ from asynctask.dispatch.outbox import EngineQueues, Outbox, PushFilter, Router, 
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import dispatchable, leases, reservations
 from asynctask.ledger.base import Ledger, loads
-from asynctask.ledger.processes import performing
+from asynctask.ledger.processes import only_records, performing
 from asynctask.ledger.reservations import Alone, Ready, Runnable, reserve_small
 from asynctask.logs import get_logger
 
@@ -148,7 +148,8 @@ class Dispatcher:
         self._used_up_at = 0.0  # when what the last round pushed will be nearly used up
         self._empty_rounds = 0  # consecutive rounds of its own that pushed nothing
         self._due: int | None = None
-        self._unsettled_rounds = 0  # rounds, one after the other, that could not confirm everything
+        self._is_due = self._has_held = False  # something was due in the last round; the row of a Task that was, was locked
+        self._unsettled_rounds = 0  # rounds, one after the other, that found rows locked
         self._leadership = leases.Leadership(ledger, leases.DISPATCH)
         self.rounds = 0
         self.dispatched = 0  # jobs pushed by these rounds
@@ -249,15 +250,17 @@ class Dispatcher:
         own = self._ran_dry and now >= self._own_round_at
         submitted = self._submitted and now >= self._round_at + SHORTEST_S
         if nudged or submitted or due or own or self._leadership.held:
-            pause = self._reasoned_round(anew=nudged or due, due=due, own=own)
+            only_due = not (nudged or submitted or own or self._leadership.held)
+            pause = self._reasoned_round(anew=nudged or due, due=due, own=own, only_due=only_due)
         else:
             pause = max(0.0, self._own_round_at - now) if self._ran_dry else IDLE_S
         together = self._round_at + SHORTEST_S - self._ledger.clock.monotonic()
         waits = max(0.0, together) if self._submitted else QUIET_S
         return min(self._go_on(pause), self._until_due(), waits)
 
-    def _reasoned_round(self, *, anew: bool, due: bool, own: bool) -> float:
-        """Runs one round; returns the pause after which its jobs are nearly used up."""
+    def _reasoned_round(self, *, anew: bool, due: bool, own: bool, only_due: bool = False) -> float:
+        """Runs one round; returns the pause after which its jobs are nearly used up. ``only_due``: for no reason but
+        ``due``."""
         clock = self._ledger.clock
         self._submitted = self._ran_dry = False
         if due:
@@ -265,7 +268,8 @@ class Dispatcher:
         began = clock.monotonic()
         if own:  # only a round of its own delays the next one: others do not serve this process first
             self._own_round_at = max(self._own_round_at, began - (_HELPS - 1) * HELP_S) + HELP_S
-        pushed = self._round(anew=anew, own=own and not anew and self._leadership.elsewhere)
+        alone = own and not anew and self._leadership.elsewhere
+        pushed = self._round(anew=anew, own=alone, only_due=only_due)
         if own and not self._leadership.elsewhere:
             self._empty_rounds = 0 if pushed else self._empty_rounds + 1
             self._own_round_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._empty_rounds, 9))
@@ -324,9 +328,10 @@ class Dispatcher:
             pushed += self._round(anew=False)
         return pushed
 
-    def _round(self, *, anew: bool, own: bool = False) -> int:
+    def _round(self, *, anew: bool, own: bool = False, only_due: bool = False) -> int:
         """``own``: for this process alone; it does not observe others, because each of a thousand processes would read a
-        thousand rows."""
+        thousand rows. ``only_due``: it dispatches only if something is due: all processes come at that time, and the first
+        of them dispatches."""
         with self._round_lock:
             self._round_at = self._ledger.clock.monotonic()
             late = self._leadership.take_late()
@@ -336,7 +341,8 @@ class Dispatcher:
             for task_id, queue in again.items():
                 if self._router.reaches(queue):
                     pushed += self._part(partial(self._push_again, task_id, queue, late))
-            pushed += self._part(partial(self._dispatch, self._loads(() if own else self._workers)))
+            if not only_due or self._is_due or self._is_alone_due():
+                pushed += self._part(partial(self._dispatch, self._loads(() if own else self._workers)))
             self.rounds += 1
             self.dispatched += pushed
             self._expect_unsettled()
@@ -355,9 +361,14 @@ class Dispatcher:
             self._workers = performing(connection, now)
             due = dispatchable.due_tasks(connection, now)
         self._observed_until = until
-        if due and dispatchable.wake_due(self._ledger, due):
-            self.expect(now + micros(HELD_S))
+        woken = dispatchable.wake_due(self._ledger, due)
+        self._is_due = woken.due > 0
+        self._has_held = bool(woken.held)
         return again
+
+    def _is_alone_due(self) -> bool:
+        with self._ledger.database.read() as connection:
+            return dispatchable.is_alone_due(connection, self._ledger.now())
 
     def _outbox_of(self, queue: str) -> Outbox:
         engine = engine_of(queue)
@@ -381,7 +392,7 @@ class Dispatcher:
     def _expect_unsettled(self) -> None:
         """What a locked row of a Task kept back goes with a round soon: until its reservation is confirmed, no other
         dispatcher can serve the Task."""
-        is_settled = all(outbox.is_settled for outbox in self._outboxes.values())
+        is_settled = all(outbox.is_settled for outbox in self._outboxes.values()) and not self._has_held
         self._unsettled_rounds = 0 if is_settled else self._unsettled_rounds + 1
         if not is_settled:
             self.expect(self._ledger.now() + micros(min(HELD_S, SHORTEST_S * 2 ** min(self._unsettled_rounds - 1, 9))))
@@ -626,7 +637,10 @@ class Dispatcher:
         if task_id not in rounds:
             return 0
         rounds.remove(task_id)
-        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self.expect)
+        early = not any(
+            only_records(process, queue) for process in self._workers
+        )  # for no process there waits for the time
+        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, early=early, expect=self.expect)
         if found:
             self._outbox_of(queue).add(found, task_id, at=at)
         return len(found)

@@ -281,25 +281,26 @@ def _wait(connection: Connection, plain: Any, mariadb: Any, values: dict[str, An
     return row
 
 
+@repeatable
+def all_free(ledger: Ledger, task_ids: Collection[int], act: Callable[[Connection, list[int]], object]) -> list[int]:
+    """:func:`each_free` without a wait: calls ``act`` on the rows that are free now, and returns their Tasks."""
+    if not task_ids:
+        return []
+    with ledger.database.write() as connection:
+        free = _lock_free(connection, sorted(task_ids))
+        if free:
+            act(connection, free)
+    return free
+
+
 def each_free(ledger: Ledger, task_ids: Collection[int], act: Callable[[Connection, list[int]], object]) -> list[int]:
     """Calls ``act`` on these Tasks' rows, locked: all that are free in one transaction, the others one by one.
 
     ``act`` gets the connection and the ids of the locked rows; again for the same ids if the transaction is retried.
     Returns the Tasks whose rows another transaction holds; nothing was done for them.
     """
-    if not task_ids:
-        return []
-    free = _all_free(ledger, sorted(task_ids), act)
+    free = all_free(ledger, task_ids, act)
     return [task_id for task_id in sorted(set(task_ids).difference(free)) if not _one_free(ledger, task_id, act)]
-
-
-@repeatable
-def _all_free(ledger: Ledger, task_ids: list[int], act: Callable[[Connection, list[int]], object]) -> list[int]:
-    with ledger.database.write() as connection:
-        free = _lock_free(connection, task_ids)
-        if free:
-            act(connection, free)
-    return free
 
 
 @repeatable

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -25,7 +25,7 @@ from asynctask.database.tables import events, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, each_free
+from asynctask.ledger.base import Ledger, all_free, chunks, each_free
 from asynctask.ledger.events import Write
 from asynctask.logs import get_logger
 
@@ -198,18 +198,32 @@ def next_due(connection: Connection, now: int) -> int | None:
     return min((int(at) for at in times if at is not None), default=None)
 
 
+def is_alone_due(connection: Connection, now: int) -> bool:
+    """Whether a job without a Task is due now."""
+    return connection.scalar(sa.select(_e.id).where(_e.task_id.is_(None), _e.due_at <= now).limit(1)) is not None
+
+
 def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]:
     """Tasks to check now for something to dispatch."""
     return [int(i) for (i,) in connection.execute(_DUE, {"now": now, "count": limit})]
 
 
-def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
+class Woken(NamedTuple):
+    """What :func:`wake_due` came to. ``due``: how many Tasks were still due; ``held``: Tasks whose rows another transaction
+    holds, which remain due."""
+
+    due: int
+    held: list[int]
+
+
+def wake_due(ledger: Ledger, task_ids: list[int]) -> Woken:
     """Makes these Tasks ready if they may dispatch; those that left their session rejoin its line.
 
     A Task whose next round may not start yet is checked again when it may, and within :data:`RECHECK_S`. One whose round
-    may start keeps a hint, because the process that reserves it may die first. Returns the Tasks whose rows another
-    transaction holds: they remain due.
+    may start keeps a hint, because the process that reserves it may die first. All processes come at once: of each Task the
+    first wakes it, and no other waits for its row.
     """
+    count = 0
 
     def act(connection: Connection, free: list[int]) -> None:
         now = ledger.now()
@@ -219,9 +233,12 @@ def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
         soon = now + micros(RECHECK_S)
         again = sa.case((_RESTS & (soon > _NEXT_ROUND), _NEXT_ROUND), else_=soon)
         has_rounds = (_t.interval_s > 0) & _t.state.in_(_DISPATCHED)
-        connection.execute(tasks.update().where(due).values(due_next=sa.case((has_rounds, again), else_=None)), given)
+        later = tasks.update().where(due).values(due_next=sa.case((has_rounds, again), else_=None))
+        nonlocal count
+        count = connection.execute(later, given).rowcount
 
-    return each_free(ledger, task_ids, act)
+    free = all_free(ledger, task_ids, act)
+    return Woken(count, sorted(set(task_ids).difference(free)))
 
 
 def repair(ledger: Ledger, limit: int = 1_000) -> int:

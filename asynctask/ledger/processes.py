@@ -378,8 +378,13 @@ def other_language(connection: Connection, queue: str, now: int) -> str | None:
 
     The queues of attached engines have a prefix (``celery/emails``), so their processes never match.
     """
-    found = (p for p in performing(connection, now) if is_engine(str(p["identity"])) and queue in loads(p["queues"]))
+    found = (p for p in performing(connection, now) if only_records(p, queue))
     return next((str(process["identity"]) for process in found), None)
+
+
+def only_records(process: Mapping[str, Any], queue: str) -> bool:
+    """Whether a process, a row of :func:`performing`, works this queue in another language."""
+    return is_engine(str(process["identity"])) and queue in loads(process["queues"])
 
 
 def is_dead(host: Host, process: Mapping[str, Any], sightings: Sightings) -> bool:

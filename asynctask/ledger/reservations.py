@@ -302,6 +302,7 @@ def reserve(
     wanted: int,
     *,
     lease_s: float,
+    early: bool = True,
     expect: Callable[[int], None] = lambda at: None,
     in_hand: Callable[[int, int], None] = lambda priority, until: None,
 ) -> list[Ready]:
@@ -309,10 +310,11 @@ def reserve(
 
     Of a Task with an interval it reserves a round: as many as ``parallel`` allows, though fewer are wanted. If the next
     round may not begin yet, it reserves none; in both cases ``expect`` gets the time of the next check (microseconds).
+    ``early``: a round is reserved before its time (:func:`~asynctask.core.transitions.lead`), because its worker waits.
     None while another dispatcher's lease on an unconfirmed reservation runs (``in_hand`` gets the Task's priority and the
     end of the lease), or another transaction holds the Task's row.
     """
-    reserved = _reserve(ledger, task_id, wanted, lease_s)
+    reserved = _reserve(ledger, task_id, wanted, lease_s, early)
     if reserved.in_hand is not None:
         in_hand(*reserved.in_hand)
     if reserved.next_at is not None:
@@ -338,7 +340,7 @@ class _Reserved:
 
 
 @repeatable
-def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Reserved:
+def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float, early: bool) -> _Reserved:
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         now = ledger.now()
@@ -352,10 +354,11 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         if task["key_limit"] is not None and (later := _keys_wait(connection, ledger, task, now)) is not None:
             return later
         interval = interval_of(task["interval_s"])
+        ahead = lead(interval) if early else 0
         limit, flying = at_once(task["parallel"], interval), _flying(connection, task)
         count = room(task["state"], limit, flying, MOST_OF_ROUND if interval else wanted)
         opens = _round_opens(connection, task, interval, now) if interval and count > 0 else now
-        if opens - lead(interval) > now:
+        if opens - ahead > now:
             count = 0
         due = sessions.next_due(connection, task_id)
         ids, blocked = [], set[int]()
@@ -377,7 +380,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         begins = max(opens, now)
         if interval and reserved:
             opens = begins + interval
-        next_at = opens - lead(interval)
+        next_at = opens - ahead
         left, waits = high < task["created_jobs"], next_at if next_at > now else None
         values = dispatchable.settled(task, left=left, full=full, due=due, now=now, opens=waits)
         if found or high > low:

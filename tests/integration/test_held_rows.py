@@ -234,7 +234,7 @@ def test_of_tasks_that_are_due_a_held_one_keeps_no_other(world: World) -> None:
     tasks = [app.submit("note", numbers(1)) for _ in range(3)]
     world.sql("UPDATE tasks SET ready = NULL, due_next = 1")
     with holding(world, tasks[1].id):
-        assert dispatchable.wake_due(app.ledger, [task.id for task in tasks]) == [tasks[1].id]
+        assert dispatchable.wake_due(app.ledger, [task.id for task in tasks]) == (2, [tasks[1].id])
     assert [column(world, "due_next", task.id) for task in tasks] == [None, 1, None]
     world.sql("UPDATE tasks SET ready = NULL, due_next = NULL")
     with holding(world, tasks[1].id):

@@ -13,7 +13,9 @@ from support.world import World, numbers
 from asynctask import AsyncTask
 from asynctask.clock import SECOND, from_datetime
 from asynctask.core.states import Reason, Status
-from asynctask.ledger import control, dispatchable, reservations
+from asynctask.core.transitions import lead
+from asynctask.ledger import control, dispatchable, processes, reservations
+from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Note
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
@@ -69,6 +71,26 @@ def hints(world: World, app: AsyncTask) -> tuple[Any, bool]:
     return ready, due is not None and due <= app.ledger.now() + SECOND
 
 
+def test_for_a_queue_that_another_language_works_a_round_is_not_reserved_before_its_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker there waits for the time. Taken out: ``early``."""
+    app = world.app()
+    now = app.ledger.now()
+    monkeypatch.setattr(Ledger, "now", lambda self: now)
+    queues = {"theirs": processes.engine_identity("ruby", "host", 1, "0123456789ab"), "ours": app.ledger.identity}
+    tasks = {queue: app.submit("note", numbers(4), interval=3_600, parallel=2, queue=queue) for queue in queues}
+    for queue, identity in queues.items():
+        ledger = Ledger(app.ledger.database, clock=app.ledger.clock, identity=identity)
+        processes.register(ledger, app.host, kind="worker", pid=1, lease_s=3_600, concurrency=9, queues=[queue])
+        end(app, *reserve(app, tasks[queue]), started_at=1)
+    world.sql(f"UPDATE tasks SET round_at = {now - HOUR + lead(HOUR) // 2}")
+    app.dispatcher._observe(None)
+    for queue, task in tasks.items():
+        app.dispatcher._reserve_round(task.id, queue, {task.id}, 1, None)
+    assert dict(world.sql("SELECT queue, next_seq FROM tasks")) == {"theirs": 2, "ours": 4}
+
+
 def an_hour_passes(world: World) -> None:
     world.sql(f"UPDATE tasks SET round_at = round_at - {HOUR}")
     world.sql(f"UPDATE events SET started_at = started_at - {HOUR}")
@@ -94,7 +116,7 @@ def test_a_round_takes_what_parallel_allows_and_the_next_waits_for_its_time(worl
     assert hints(world, app) == (None, True)
     dispatchable.wake_due(app.ledger, [task.id])
     an_hour_passes(world)
-    wait_for(lambda: not dispatchable.wake_due(app.ledger, [task.id]) and hints(world, app)[0], "it is ready")
+    wait_for(lambda: not dispatchable.wake_due(app.ledger, [task.id]).held and hints(world, app)[0], "it is ready")
     assert len(reserve(other, task, 2)) == 3
     control.update(app.ledger, task.id, {"parallel": 5})
     an_hour_passes(world)
