@@ -120,8 +120,8 @@ class Corrections:
                     wait_s=60,
                 )
             except InputError as refused:
-                if {problem.code for problem in refused.errors} != {"already_resubmitted"}:
-                    raise
+                if (codes := {problem.code for problem in refused.errors}) != {"already_resubmitted"}:
+                    raise AssertionError(f"a corrected list of Task {task_id} was refused for {codes}") from refused
                 return (0,)
             return (made.task.id,)
 
