@@ -110,6 +110,7 @@ class Dispatcher:
         background_share: float = 0.0,
     ) -> None:
         self._ledger = ledger
+        self._engines = engines
         self._router = Router(broker, engines, ledger.clock)
         self._outgoing = outgoing
         self._ahead_s = ahead_s
@@ -331,7 +332,7 @@ class Dispatcher:
     def _round(self, *, anew: bool, own: bool = False, only_due: bool = False) -> int:
         """``own``: for this process alone; it does not observe others, because each of a thousand processes would read a
         thousand rows. ``only_due``: it dispatches only if something is due: all processes come at that time, and the first
-        of them dispatches."""
+        of them dispatches. But one with engines always does: who was first may not reach their queues."""
         with self._round_lock:
             self._round_at = self._ledger.clock.monotonic()
             late = self._leadership.take_late()
@@ -341,7 +342,7 @@ class Dispatcher:
             for task_id, queue in again.items():
                 if self._router.reaches(queue):
                     pushed += self._part(partial(self._push_again, task_id, queue, late))
-            if not only_due or self._is_due or self._is_alone_due():
+            if not only_due or self._engines or self._is_due or self._is_alone_due():
                 pushed += self._part(partial(self._dispatch, self._loads(() if own else self._workers)))
             self.rounds += 1
             self.dispatched += pushed

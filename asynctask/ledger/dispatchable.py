@@ -55,6 +55,7 @@ _UNTIL_ROUND = sa.case(
 _NEXT_ROUND = _t.round_at + sa.cast(_UNTIL_ROUND * SECOND, sa.BigInteger)  # at the earliest, because a job may start late
 _RESTS = (_t.interval_s > 0) & _t.round_at.is_not(None) & (sa.bindparam("now", type_=sa.BigInteger) < _NEXT_ROUND)
 _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.due_next).limit(sa.bindparam("count"))
+_ALONE_DUE = sa.select(_e.id).where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now")).limit(1)
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
@@ -200,7 +201,7 @@ def next_due(connection: Connection, now: int) -> int | None:
 
 def is_alone_due(connection: Connection, now: int) -> bool:
     """Whether a job without a Task is due now."""
-    return connection.scalar(sa.select(_e.id).where(_e.task_id.is_(None), _e.due_at <= now).limit(1)) is not None
+    return connection.scalar(_ALONE_DUE, {"now": now}) is not None
 
 
 def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]:

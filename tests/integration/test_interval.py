@@ -6,6 +6,7 @@ import json
 import signal
 from datetime import datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.world import World, numbers
@@ -69,6 +70,25 @@ def hints(world: World, app: AsyncTask) -> tuple[Any, bool]:
     """The Task's ``ready``, and whether it is checked again within a second."""
     ready, due = world.sql("SELECT ready, due_next FROM tasks")[0]
     return ready, due is not None and due <= app.ledger.now() + SECOND
+
+
+@pytest.mark.parametrize("engines", [{}, {"celery": None}])
+def test_of_the_processes_that_a_round_wakes_one_dispatches_and_those_with_engines(
+    world: World, monkeypatch: pytest.MonkeyPatch, engines: dict[str, Any]
+) -> None:
+    """Each would lock the Task's row; but who comes first may not reach the queue of an engine. Taken out: ``only_due``, or
+    ``_engines``, in the condition of the round."""
+    first, second = world.app(), world.app()
+    task = first.submit("note", numbers(9), interval=3_600, parallel=2)
+    monkeypatch.setattr(second.dispatcher, "_engines", engines)
+    world.sql("UPDATE tasks SET due_next = 1 WHERE id = ?", task.id)
+    dispatches = []
+    for app in (first, second):
+        dispatch = Mock(return_value=0)
+        monkeypatch.setattr(app.dispatcher, "_dispatch", dispatch)
+        app.dispatcher._round(anew=True, only_due=True)
+        dispatches.append(dispatch.call_count)
+    assert dispatches == [1, 1 if engines else 0]
 
 
 def test_for_a_queue_that_another_language_works_a_round_is_not_reserved_before_its_time(
