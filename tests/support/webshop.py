@@ -10,7 +10,6 @@ from typing import Any
 from flask.testing import FlaskClient
 from pydantic import BaseModel, Field
 from support.databases import migrated_file
-from werkzeug.routing import Rule
 
 from asynctask import AsyncTask, NormalException
 from webapi import create_app
@@ -60,22 +59,6 @@ class Client(FlaskClient):
     def open(self, *args: Any, **kwargs: Any) -> Any:
         kwargs.setdefault("buffered", True)
         return super().open(*args, **kwargs)
-
-
-_compile_builder: Any = Rule._compile_builder
-_builders: dict[Any, Any] = {}
-
-
-def _shared_builder(rule: Rule, append_unknown: bool = True) -> Any:
-    """The function that makes addresses of a rule, one for the applications of all tests: to compile those of every rule
-    takes nine tenths of making an application."""
-    key = rule.rule, tuple(rule._trace), repr(rule.defaults), append_unknown
-    if key not in _builders:
-        _builders[key] = _compile_builder(rule, append_unknown)
-    return _builders[key]
-
-
-Rule._compile_builder = _shared_builder  # type: ignore[assignment, method-assign]
 
 
 def client_of(app: AsyncTask) -> Client:
