@@ -172,9 +172,9 @@ class Peer:
 
 def _peer_of(options: argparse.Namespace) -> Peer:
     if _has_knobs(options):
-        plain = argparse.Namespace(**{**vars(options), "plain": True, "poll": False})
+        alone = argparse.Namespace(**{**vars(options), "poll": False})
         said = "the same worker process, the same items without keys, callbacks and interval"
-        return Peer(said, "without", options.n, lambda place: (options.n / _ours(place, plain, Polls()), {}))
+        return Peer(said, "without", options.n, lambda place: (options.n / _ours(place, alone, Polls(), plain=True), {}))
     if options.work_ms:
         said = "the same worker process, the same jobs untracked: from the first push until the last is acknowledged"
         return Peer(said, "untracked", options.n, lambda place: (options.n / _untracked(place, options), {}))
@@ -204,7 +204,7 @@ def _original(n: int, broker: Broker) -> Peer:
 # -- ours
 
 
-def _ours(place: Place, options: argparse.Namespace, polls: Polls) -> float:
+def _ours(place: Place, options: argparse.Namespace, polls: Polls, *, plain: bool = False) -> float:
     job = _job(place, options, tracked=True)
     clock = SystemClock()
     with closing(build(place, job)) as app, ExitStack() as stack:
@@ -213,7 +213,7 @@ def _ours(place: Place, options: argparse.Namespace, polls: Polls) -> float:
         address = await_address(stack.enter_context(child("web", place))) if options.poll else None
         begun = clock.monotonic()
         with polls.every(address):
-            tasks = [app.submit("job", items, title="benchmark", **more) for items, more in _lists(options)]
+            tasks = [app.submit("job", items, title="benchmark", **more) for items, more in _lists(options, plain)]
             polls.task_id = tasks[0].id
             done = [task.wait(timeout=_LIMIT_S, poll_s=0.05) for task in tasks]
         seconds = clock.monotonic() - begun
@@ -239,11 +239,11 @@ def _sizes(options: argparse.Namespace) -> list[int]:
     return [least + (i < more) for i in range(options.tasks)]
 
 
-def _lists(options: argparse.Namespace) -> Iterator[tuple[Iterator[dict[str, int]], dict[str, Any]]]:
+def _lists(options: argparse.Namespace, plain: bool) -> Iterator[tuple[Iterator[dict[str, int]], dict[str, Any]]]:
     """The items of each Task, and what it is submitted with. Keys come in turn, so that two of one key are as far from each
     other as there are keys."""
     more: dict[str, Any] = {} if options.keys else {"chunk_size": options.chunk_size}
-    if not getattr(options, "plain", False):
+    if not plain:
         more |= {"key": "key"} if options.keys else {}
         more |= {"on_complete": "called"} if options.callbacks else {}
         more |= {"interval": options.interval, "parallel": MOST_OF_ROUND} if options.interval else {}
