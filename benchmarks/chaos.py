@@ -284,8 +284,12 @@ def _done(app: AsyncTask) -> int:
 
 
 def _await_idle(place: Arena, app: AsyncTask) -> None:
-    """Until nobody performs, and the poller has seen the end."""
+    """Until nobody performs, every worker has registered and the poller has seen the end.
+
+    A worker that replaces another could be told to end before it has its signal handlers, and then ends with -15.
+    """
     wait_for(lambda: not place.at_work(), "nothing is performed", 120)
+    wait_for(lambda: place.have_registered(app), "every worker has registered", 120)
     pause_over = clock.monotonic() + 1.0
     wait_for(lambda: clock.monotonic() > pause_over, "the last poll")
 

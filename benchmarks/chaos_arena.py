@@ -293,6 +293,11 @@ class Arena:
         """How many jobs (of one Task, if given) are being performed."""
         return sum(self.performing(slot.pid, task_id) for slot in self.slots if slot.pid)
 
+    def have_registered(self, app: AsyncTask) -> bool:
+        """Whether the process of every slot is registered, which it is after its signal handlers are set."""
+        found = " ".join(each["identity"] for each in app.processes())
+        return all(f":{slot.pid}:" in found for slot in self.slots)
+
     def said(self, pattern: str) -> list[str]:
         """The lines of the logs of the run whose names look like this."""
         texts = [path.read_text(errors="replace") for path in self.folder.glob(pattern)]

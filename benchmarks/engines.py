@@ -1,12 +1,16 @@
 """Jobs on an engine, tracked against untracked: lone ones, sent one by one, and a list.
 
     python -m benchmarks.engines [-n N] [--engine celery] [--pool threads] [-c N] [--work-ms MS] [--senders N] [--runs R]
+                                 [--queued]
 
 The engine's own worker command runs first, and waits. Then a program sends N jobs through the engine, from as many threads
 as ``--senders`` says; the clock runs from the first send until all are performed and, tracked, recorded. The same without
 the tracker is the peer. Last, a list of N items goes the same way as one Task. Tracked and untracked run in turn; the
 figures are medians. The CPU is that of the worker and all its children meanwhile. The ``middle`` rates are those between a
 tenth of the jobs and nine tenths: without the start, when a list is written and its first jobs are asked for, and the end.
+
+With ``--queued`` all jobs are sent, or the list is submitted, before the worker starts: a sender that is slower than the
+worker would limit it. The figures are then the ``middle`` rates, and the CPU is that of the middle.
 
 Every job writes a byte; a run in which one is missing, or performed twice, or has no finished Event, gives no figure.
 
@@ -43,6 +47,7 @@ __all__ = ["main"]
 ENGINES = ("celery", "dramatiq", "rq")
 _LIMIT_S = 600.0
 _START_S = 60.0
+_QUEUED_CLOCK = "all wait in the queue; from a tenth of them performed to nine tenths"
 _WARM = 50
 """Jobs before the clock runs: every thread and child of the worker has performed then."""
 
@@ -56,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-c", dest="concurrency", type=int, default=4, help="threads or children (default 4)")
     parser.add_argument("--work-ms", type=float, default=0.0, metavar="MS", help="how long a job waits (default 0)")
     parser.add_argument("--senders", type=int, default=1, help="threads that send lone jobs (default 1)")
+    parser.add_argument("--queued", action="store_true", help="send all jobs before the worker starts")
     parser.add_argument("--runs", type=int, default=3, help="runs of each (default 3)")
     return common.run(parser, argv, measure)
 
@@ -97,11 +103,11 @@ def _result(options: argparse.Namespace, found: dict[str, list[Run]]) -> Result:
         "runs": options.runs,
         "work_ms": options.work_ms,
         "peer": f"the same jobs on {options.engine}, untracked",
-        "clock": "from the first send until all are performed and recorded",
+        "clock": _QUEUED_CLOCK if options.queued else "from the first send until all are performed and recorded",
     }
     middle = {}
     for name, runs in found.items():
-        rates = [options.n / run.done_s for run in runs]
+        rates = [0.8 * options.n / run.middle_s if options.queued else options.n / run.done_s for run in runs]
         middle[name] = statistics.median(rates)
         settings[name] = round(middle[name], 1)
         settings |= common.spread(name, rates)
@@ -123,33 +129,54 @@ def _run(options: argparse.Namespace, place: Place, url: str, *, tracked: bool, 
     book.touch()
     words = engines_app.environ(options.engine, url, place.database_url, book, tracked=tracked, work_ms=options.work_ms)
     environ = {**os.environ, **words, "PYTHONPATH": str(ROOT)}
+    run = _run_queued if options.queued else _run_sent
+    found = run(options, place, environ, as_list=as_list)
+    total = options.n if options.queued else _WARM + options.n
+    if book.stat().st_size != total:
+        raise Unaccounted(f"{book.stat().st_size:,} jobs were performed, {total:,} were sent")
+    return found
+
+
+def _run_sent(options: argparse.Namespace, place: Place, environ: dict[str, str], *, as_list: bool) -> Run:
+    """The worker waits for what is sent."""
+    book, total, clock = place.folder / "book", _WARM + options.n, SystemClock()
     with ThreadPoolExecutor(1) as beside, _worker(options, place, environ) as worker, _sender(environ, place) as sender:
         sender.ask("send", _WARM, 1)
         _await(lambda: book.stat().st_size >= _WARM, worker, place, _START_S)
         sender.ask("settle", _WARM)
-        cpu, clock = _cpu_s(worker.pid), SystemClock()
-        begun = clock.monotonic()
-        middle = beside.submit(_middle_s, book, options.n, worker, place)
+        cpu, begun = _cpu_s(worker.pid), clock.monotonic()
+        middle = beside.submit(_middle, book, options.n, _WARM, worker, place)
         sender.ask("list" if as_list else "send", options.n, options.senders)
         sent_s = clock.monotonic() - begun
-        total = _WARM + options.n
         _await(lambda: book.stat().st_size >= total, worker, place, _LIMIT_S)
         sender.ask("settle", total)
         done_s = clock.monotonic() - begun
-        run = Run(sent_s, done_s, middle.result(), _cpu_s(worker.pid) - cpu)
-    if book.stat().st_size != total:
-        raise Unaccounted(f"{book.stat().st_size:,} jobs were performed, {total:,} were sent")
-    return run
+        return Run(sent_s, done_s, middle.result()[0], _cpu_s(worker.pid) - cpu)
 
 
-def _middle_s(book: Path, n: int, worker: subprocess.Popen[bytes], place: Place) -> float:
-    """Seconds between the end of the first tenth of the jobs and that of the ninth."""
-    ends = []
+def _run_queued(options: argparse.Namespace, place: Place, environ: dict[str, str], *, as_list: bool) -> Run:
+    """What is sent waits for the worker."""
+    clock = SystemClock()
+    with _sender(environ, place) as sender:
+        begun = clock.monotonic()
+        sender.ask("list" if as_list else "send", options.n, options.senders)
+        sent_s = clock.monotonic() - begun
+        with _worker(options, place, environ) as worker:
+            middle_s, cpu_s = _middle(place.folder / "book", options.n, 0, worker, place)
+            sender.ask("settle", options.n)
+            return Run(sent_s, clock.monotonic() - begun, middle_s, cpu_s / 0.8)
+
+
+def _middle(book: Path, n: int, before: int, worker: subprocess.Popen[bytes], place: Place) -> tuple[float, float]:
+    """Seconds between the end of the first tenth of ``n`` jobs after ``before`` others and that of the ninth, and those of
+    the worker's processors."""
+    ends, cpu = [], []
     for tenths in (1, 9):
-        size = _WARM + n * tenths // 10
+        size = before + n * tenths // 10
         _await(lambda size=size: book.stat().st_size >= size, worker, place, _LIMIT_S)  # type: ignore[misc]
         ends.append(SystemClock().monotonic())
-    return ends[1] - ends[0]
+        cpu.append(_cpu_s(worker.pid))
+    return ends[1] - ends[0], cpu[1] - cpu[0]
 
 
 # -- processes

@@ -403,15 +403,17 @@ def test_a_longer_wire_to_redis_is_told_with_what_is_left_of_the_throughput(tmp_
 
 
 @pytest.mark.full(reason="a way of measuring, not the product")
+@pytest.mark.parametrize("queued", [False, True], ids=["sent", "queued"])
 @pytest.mark.parametrize("engine", ["celery", "dramatiq", "rq"])
-def test_jobs_of_an_engine_are_measured_beside_the_same_untracked(tmp_path: Path, engine: str) -> None:
+def test_jobs_of_an_engine_are_measured_beside_the_same_untracked(tmp_path: Path, engine: str, queued: bool) -> None:
     if shutil.which("redis-server") is None:
         missing("redis-server", "redis-server")
-    found = result(tmp_path, "engines", "-n", "40", "--runs", "1", "--engine", engine, "-c", "2")
+    found = result(tmp_path, "engines", "-n", "40", "--runs", "1", "--engine", engine, "-c", "2", *["--queued"] * queued)
     settings = found["settings"]
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
     assert settings["untracked"] == pytest.approx(found["peer"], abs=0.1)
     assert settings["list"] > 0
+    assert (settings["lone"] == settings["lone_middle"]) is queued
     assert engine in settings["peer"]
 
 
