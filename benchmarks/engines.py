@@ -156,13 +156,14 @@ def _run_sent(options: argparse.Namespace, place: Place, environ: dict[str, str]
 
 def _run_queued(options: argparse.Namespace, place: Place, environ: dict[str, str], *, as_list: bool) -> Run:
     """What is sent waits for the worker."""
-    clock = SystemClock()
+    book, clock = place.folder / "book", SystemClock()
     with _sender(environ, place) as sender:
         begun = clock.monotonic()
         sender.ask("list" if as_list else "send", options.n, options.senders)
         sent_s = clock.monotonic() - begun
         with _worker(options, place, environ) as worker:
-            middle_s, cpu_s = _middle(place.folder / "book", options.n, 0, worker, place)
+            middle_s, cpu_s = _middle(book, options.n, 0, worker, place)
+            _await(lambda: book.stat().st_size >= options.n, worker, place, _LIMIT_S)
             sender.ask("settle", options.n)
             return Run(sent_s, clock.monotonic() - begun, middle_s, cpu_s / 0.8)
 
