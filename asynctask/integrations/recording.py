@@ -9,9 +9,8 @@ The worker and its performing children send requests through a pair of sockets: 
 response. One of them sends at a time, since the worker waits for the performing child. A child may be killed in the middle
 of a line or before it has read its response, so each request begins a new line, and its number is in its response.
 
-The engine need not wait for the ledger: the worker announces a job before it forks, and the Event is read during the fork,
-or, with those of the jobs that wait behind it, before; a child passes on the outcome, and waits for its commit right before
-the engine's own record of it.
+The engine need not wait for the ledger: the worker announces a job before it forks, and the Event is read during the fork;
+a child passes on the outcome, and waits for its commit right before the engine's own record of it.
 
 The process ends with the worker; if that is killed, after the job that its child still performs. If it dies by itself, the
 socket is closed: nothing more can be recorded, and the worker has to end. The ledger recovers what it had begun.
@@ -27,7 +26,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
@@ -50,9 +49,6 @@ PUT_OFF_S: Final = 10.0
 _EXPECT: Final = "expect"
 """The one request without a response."""
 
-AHEAD: Final = 20
-"""Waiting jobs whose Events are read together, while another job is performed."""
-
 _POLL_S: Final = 0.25
 _AWAY_S: Final = 0.5
 
@@ -65,32 +61,19 @@ class RecordingGone(Exception):
     """The recording process is dead, so nothing can be recorded: leave the job to its recovery."""
 
 
-class Waiting(NamedTuple):
-    """A job that waits in its engine's queue. ``attempt``: its fence, None for a lone job; ``queued``: differs each time
-    that it is queued, so that nothing read before its last try is taken for it."""
-
-    job_id: str
-    attempt: int | None
-    queued: str
-
-
 class RecordingProcess:
     """The recording process of a worker, seen from the worker and its children.
 
     Arguments: ``make`` creates the parts of the process, in the process; ``leave`` is called first in it, and closes what
-    it must not share with the worker; ``waiting`` returns, in it, some of the jobs that the worker may take next. Create it
-    in the worker's main thread, before any other thread.
+    it must not share with the worker. Create it in the worker's main thread, before any other thread.
 
     ``turn`` identifies one try of a job, in all requests about it. Each request blocks while the ledger is unavailable, and
     raises :class:`RecordingGone` if it cannot be recorded.
     """
 
-    def __init__(
-        self, make: Callable[[], EngineProcess], leave: Callable[[], None], waiting: Callable[[], Sequence[Waiting]]
-    ) -> None:
+    def __init__(self, make: Callable[[], EngineProcess], leave: Callable[[], None]) -> None:
         self._make = make
         self._leave = leave
-        self._waiting = waiting
         self._worker = os.getpid()
         self._pid = 0
         self._flags = mmap.mmap(-1, 4)
@@ -138,10 +121,10 @@ class RecordingProcess:
             pass
         self._ours.close()
 
-    def expect(self, turn: str, job: Waiting) -> None:
+    def expect(self, turn: str, arrival: Arrival) -> None:
         """Announces that a child begins this job soon, so that its Event is read meanwhile. Does not wait."""
         try:
-            self._send(_EXPECT, turn, job=list(job))
+            self._send(_EXPECT, turn, arrival=arrival)
         except OSError:  # the child learns of it when it begins
             pass
 
@@ -255,7 +238,7 @@ class RecordingProcess:
         process = _started(self._make, self._worker_lives)
         if process is None:
             return
-        answers = _Answers(process, self._theirs, self._waiting)
+        answers = _Answers(process, self._theirs)
         thread = threading.Thread(target=answers.give, name="recording", daemon=True)
         thread.start()
         while thread.is_alive() and not self._flags[_ENDED] and (self._worker_lives() or answers.performer_lives()):
@@ -270,6 +253,7 @@ class RecordingProcess:
 
 
 class _Expected(NamedTuple):
+    turn: str
     asked_at: float
     ticket: Ticket | None  # None: it has no Event yet
 
@@ -277,16 +261,11 @@ class _Expected(NamedTuple):
 class _Answers:
     """The responses of the recording process. It has one job at a time, like its worker."""
 
-    def __init__(self, process: EngineProcess, connection: socket.socket, waiting: Callable[[], Sequence[Waiting]]) -> None:
+    def __init__(self, process: EngineProcess, connection: socket.socket) -> None:
         self._process = process
-        self._clock = process.ledger.clock
         self._connection = connection
-        self._waiting = waiting
-        self._ahead: dict[Waiting, _Expected] = {}
-        self._looked_at = self._begun_at = 0.0
-        self._unread = 0  # how many jobs may begin before others are read ahead
         self._turn = ""
-        self._expected: tuple[str, _Expected] | None = None
+        self._expected: _Expected | None = None
         self._ticket: Ticket | None = None
         self._before: str | None = None  # the end of the turn, if it has ended
         self._performer = 0
@@ -301,24 +280,8 @@ class _Answers:
                     answer = self._answer(question["do"], question["turn"], question["values"])
                     if question["do"] != _EXPECT:
                         self._connection.sendall(orjson.dumps({**answer, "number": question["number"]}) + b"\n")
-                    if question["do"] == "begin":
-                        self._look_ahead()
         except OSError:
             pass
-
-    def _look_ahead(self) -> None:
-        """Reads the Events of jobs that wait, where jobs follow each other fast. Other workers take some of them."""
-        now = self._clock.monotonic()
-        pause_s, self._begun_at = now - self._begun_at, now
-        self._unread -= 1
-        if pause_s > EARLY_S / 2 or (self._unread > 0 and now - self._looked_at < EARLY_S / 2):
-            return
-        self._ahead = {job: each for job, each in self._ahead.items() if now - each.asked_at < EARLY_S / 2}
-        with suppress(Exception):  # each is then read when it is announced
-            self._looked_at, self._unread = now, AHEAD // 4
-            jobs = [job for job in self._waiting() if job not in self._ahead]
-            tickets = self._process.tracker.begin([job[:2] for job in jobs])
-            self._ahead |= {job: _Expected(now, ticket) for job, ticket in zip(jobs, tickets, strict=True) if ticket}
 
     def asked(self) -> int:
         """The number of the running job, if it should stop; else 0."""
@@ -352,18 +315,17 @@ class _Answers:
             self._log.exception("question_failed", question=do)
             return {"failed": f"{type(error).__name__}: {error}"}
 
-    def _expect(self, turn: str, job: Sequence[Any]) -> dict[str, Any]:
-        now, waited = self._clock.monotonic(), Waiting(*job)
-        expected = self._ahead.pop(waited, None)
-        if expected is None or now - expected.asked_at > EARLY_S / 2:
-            expected, self._unread = _Expected(now, self._process.known(waited.job_id, waited.attempt)), 0
-        self._expected = turn, expected
+    def _expect(self, turn: str, arrival: Arrival) -> dict[str, Any]:
+        asked_at = self._process.ledger.clock.monotonic()
+        self._expected = _Expected(turn, asked_at, self._process.known(arrival.job_id, arrival.attempt))
         return {}
 
     def _take_expected(self, turn: str) -> Ticket | None:
-        """The ticket requested for this turn before it began, once, while it is fresh."""
-        (announced, expected), self._expected = self._expected or ("", _Expected(0.0, None)), None
-        return expected.ticket if announced == turn and self._clock.monotonic() - expected.asked_at <= EARLY_S else None
+        """The ticket requested when this turn was announced, once, while it is fresh."""
+        expected, self._expected = self._expected, None
+        if expected is None or expected.turn != turn:
+            return None
+        return expected.ticket if self._process.ledger.clock.monotonic() - expected.asked_at <= EARLY_S else None
 
     def _begin(self, turn: str, arrival: Arrival, anew: bool, pid: int) -> dict[str, Any]:
         if self._ticket is not None:  # its performer died, and its engine had forgotten it by then

@@ -27,6 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import orjson
+
 from asynctask.brokers.base import Copy
 from asynctask.core.states import Status
 from asynctask.dispatch.outbox import engine_queue, own_name
@@ -43,7 +45,7 @@ from asynctask.integrations.base import (
     pushed_job,
     shard_writer,
 )
-from asynctask.integrations.recording import AHEAD, Collecting, RecordingGone, RecordingProcess, SavedElsewhere, Waiting
+from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
@@ -56,10 +58,11 @@ try:
     from redis.exceptions import RedisError
     from rq import decorators
     from rq.exceptions import AbandonedJobError, InvalidJobOperation, NoSuchJobError
+    from rq.executions import Execution
     from rq.job import Retry, get_current_job
     from rq.serializers import JSONSerializer, resolve_serializer
     from rq.timeouts import JobTimeoutException
-    from rq.utils import as_text, now, utcformat
+    from rq.utils import now
 except ModuleNotFoundError as error:
     if error.name not in ("redis", "rq"):
         raise
@@ -73,6 +76,9 @@ FENCE: Final = "asynctask"
 
 _FAILED_S: Final = 3_600
 """Seconds for which RQ keeps a job of a Task whose worker died; the ledger has dispatched it again by then."""
+
+FRESH_S = 10.0
+"""A horse that has waited for longer gets no job: something between it and Redis may have dropped its connection."""
 
 _NO_LIMIT: Final = -1
 """RQ's timeout for a job without limit."""
@@ -195,6 +201,7 @@ class RqEngine:
         self.serializer = serializer
         self.workers: dict[str, Worker] = {}
         self.performed: _Performed | None = None
+        self.clock = app.clock
         self._app = app
         self._lone_events = LoneEvents(app, NAME)
         self.merge: Callable[..., Any] | None = None  # as soon as one of its functions is an export
@@ -233,7 +240,7 @@ class RqEngine:
         tracked, job_id = self._tracked[job.name], job.job_id
         retry, options = tracked.retry, {**tracked.options}
         if job.attempt is not None:
-            job_id = f"{job_id}-{job.attempt}"  # see `_parts`
+            job_id = f"{job_id}-{job.attempt}"
             left = 0 if retry is None else retry.max - job.retries
             retry = Retry(max=left, interval=retry.intervals) if retry is not None and left > 0 else None
             options |= {"meta": {FENCE: [job.job_id, job.attempt]}, "result_ttl": 0, "failure_ttl": _FAILED_S}
@@ -438,19 +445,7 @@ class RqEngine:
         return RecordingProcess(
             lambda: EngineProcess(self._app, NAME, concurrency=1, queues=queues),
             lambda: _close_inherited(worker.connection),
-            lambda: self._waiting(queues),
         )
-
-    def _waiting(self, names: Sequence[str]) -> list[Waiting]:
-        """The first jobs of these queues. The id of a job of a Task ends with its attempt."""
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.lrange(self._queue(name).key, 0, AHEAD - 1)
-            job_ids = [as_text(each) for found in pipeline.execute() for each in found][:AHEAD]
-            for job_id in job_ids:
-                pipeline.hget(rq.job.Job.key_for(job_id), "enqueued_at")
-            queued = [as_text(each or b"") for each in pipeline.execute()]
-        return [Waiting(*_parts(job_id), at) for job_id, at in zip(job_ids, queued, strict=True)]
 
 
 def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> Any:
@@ -528,9 +523,7 @@ class _Recording:
         super().maintain_heartbeats(job, *args, **options)  # type: ignore[misc]
 
     def execute_job(self: Any, job: Any, *args: Any, **options: Any) -> Any:
-        job_id, attempt = _fence(job) or (job.id, None)
-        queued = utcformat(job.enqueued_at) if job.enqueued_at else ""
-        self._recording.expect(_turn(job), Waiting(job_id, attempt, queued))
+        self._recording.expect(_turn(job), _arrival(job))
         return super().execute_job(job, *args, **options)  # type: ignore[misc]
 
     # -- performing, in the work-horse or in the only process
@@ -624,11 +617,88 @@ class _Recording:
 
 class TrackedWorker(_Recording, rq.Worker):
     """RQ's worker, with the outcome of each tracked job in the ledger before RQ records it. ``engine``: the result of
-    :func:`attach`; without it, the only one attached in this process."""
+    :func:`attach`; without it, the only one attached in this process.
+
+    While a work-horse performs a job, the worker forks the next one, which connects to Redis and waits for its job: RQ
+    forks when it has a job, and the job waits for it.
+    """
+
+    _ahead: _Horse | None = None
 
     def work(self, *args: Any, **options: Any) -> Any:
         collect_seldom()  # a garbage collection in a work-horse would copy all memory shared with the worker
-        return super().work(*args, **options)
+        try:
+            return super().work(*args, **options)
+        finally:
+            if self._ahead is not None:
+                self._ahead.dismiss()
+
+    def fork_work_horse(self: Any, job: Any, queue: Any) -> None:
+        """RQ's own is for the first job after a pause, and where the horse that waited was killed."""
+        ahead, self._ahead, now_s = self._ahead, None, self.engine.clock.monotonic()
+        if ahead is not None and now_s - ahead.since_s > FRESH_S:
+            ahead.dismiss()
+            ahead = None
+        if ahead is not None and ahead.give(job.id, queue.name, self.execution.id):
+            self._horse_pid = ahead.pid
+            self.procline(f"Forked {ahead.pid}")
+        else:
+            super().fork_work_horse(job, queue)
+        self._ahead = self._fork_ahead(now_s)
+
+    def _fork_ahead(self: Any, now_s: float) -> _Horse:
+        reads, tells = os.pipe()
+        if pid := os.fork():
+            os.close(reads)
+            return _Horse(pid, tells, now_s)
+        try:
+            os.close(tells)
+            self._perform_when_told(reads)
+        except BaseException:
+            self.log.exception("worker %s: a work-horse could not begin its job", self.name)
+            os._exit(1)
+        os._exit(0)
+
+    def _perform_when_told(self: Any, reads: int) -> None:
+        """What a horse does that was forked ahead. It ends if the worker has ended or needs it no more."""
+        self.setup_work_horse_signals()
+        with suppress(RedisError):  # it tries again with its job
+            self.connection.ping()
+        with os.fdopen(reads, "rb") as pipe:
+            said = pipe.read()
+        if not said:
+            return
+        job_id, queue_name, execution_id = orjson.loads(said)
+        os.environ["RQ_WORKER_ID"], os.environ["RQ_JOB_ID"] = self.name, job_id
+        job = self.job_class.fetch(job_id, connection=self.connection, serializer=self.serializer)
+        self.execution = None  # that of the job before
+        self.execution = Execution.fetch(execution_id, job_id, self.connection)
+        self.main_work_horse(job, next(queue for queue in self.queues if queue.name == queue_name))
+
+
+class _Horse:
+    """A work-horse that waits for its job, from ``since_s`` on, on the monotonic clock. ``tells``: the pipe from which it
+    reads of its job."""
+
+    def __init__(self, pid: int, tells: int, since_s: float) -> None:
+        self.pid, self._tells, self.since_s = pid, tells, since_s
+
+    def give(self, *words: str) -> bool:
+        """Makes it lead a group of processes, as RQ's horses do, and tells it its job, the queue and the execution;
+        False if it has died."""
+        try:
+            os.setpgid(self.pid, self.pid)
+            os.write(self._tells, orjson.dumps(words))
+        except (BrokenPipeError, ProcessLookupError):
+            self.dismiss()
+            return False
+        os.close(self._tells)
+        return True
+
+    def dismiss(self) -> None:
+        """Ends it."""
+        os.close(self._tells)
+        os.waitpid(self.pid, 0)
 
 
 class TrackedSimpleWorker(_Recording, rq.SimpleWorker):
@@ -652,12 +722,6 @@ def _fence(job: Any) -> tuple[str, int] | None:
         case [str(job_id), int(attempt)] if attempt > 0:
             return job_id, attempt
     return None
-
-
-def _parts(rq_id: str) -> tuple[str, int | None]:
-    """The job id and the attempt that an id in RQ seems to have; no attempt: that of a lone job."""
-    job_id, _, attempt = rq_id.rpartition("-")
-    return (job_id, int(attempt)) if attempt.isdecimal() and len(job_id) == 24 else (rq_id, None)
 
 
 def _arrival(job: Any, name: str = "", params: Any = None) -> Arrival:

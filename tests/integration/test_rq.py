@@ -15,7 +15,7 @@ import rq
 from rq.command import send_stop_job_command
 from support.drawn import examples
 from support.forked import Program
-from support.rq_app import NAMESPACE, REDIS, load
+from support.rq_app import FRESH_S, NAMESPACE, REDIS, load
 from support.servers import RedisServer
 from support.world import World
 
@@ -44,14 +44,14 @@ class RqWorld:
         self.app.ensure_schema()
         world.watch()
 
-    def worker(self, kind: str = "TrackedWorker", *more: str) -> Program:
+    def worker(self, kind: str = "TrackedWorker", *more: str, **environ: str) -> Program:
         """``rq worker -w asynctask.integrations.rq.<kind>``; returns when it performs."""
         known = set(self.recorders())
-        started = self.start(f"asynctask.integrations.rq.{kind}", *more)
+        started = self.start(f"asynctask.integrations.rq.{kind}", *more, **environ)
         wait_for(lambda: set(self.recorders()) - known, f"a worker of RQ registers: {self.world.said()[-3000:]}")
         return started
 
-    def start(self, worker_class: str, *more: str) -> Program:
+    def start(self, worker_class: str, *more: str, **environ: str) -> Program:
         return self.world.fork(
             "-m",
             "rq.cli",
@@ -63,7 +63,7 @@ class RqWorld:
             "-S",
             "json",
             *more,
-            **{REDIS: self._server.url, NAMESPACE: self.namespace, "TMPDIR": self._folder.name},
+            **{REDIS: self._server.url, NAMESPACE: self.namespace, "TMPDIR": self._folder.name, **environ},
         )
 
     def event(self, job_id: str) -> dict[str, Any]:
@@ -85,6 +85,11 @@ class RqWorld:
         """The work-horses of a worker that perform now: each leads a group of processes of its own."""
         children = map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
         return [pid for pid in children if os.getpgid(pid) == pid]
+
+    def waiting_horse(self, worker: int) -> int:
+        """The work-horse of an idle worker that waits for its next job; 0 if it has none."""
+        children = map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
+        return next((pid for pid in children if pid not in self.recorders() and os.getpgid(pid) != pid), 0)
 
     def kill_horse(self, worker: int) -> bool:
         """Whether one performed, and is dead now."""
@@ -151,6 +156,48 @@ def test_the_garbage_collector_leaves_alone_in_a_horse_what_its_worker_had_loade
     sent = engine.jobs.frozen.delay()
     engine.worker()
     assert engine.ended(sent.id)["result"] > 10_000
+
+
+def performed_by(engine: RqWorld, worker: Program, number: int) -> int:
+    """The process that performs a job that is sent now."""
+    (engine.world.folder / "gate").touch()
+    assert engine.ended(engine.jobs.gated.delay(number).id)["status"] == "finish"
+    (began,) = [line for line in engine.world.shop.lines() if line[:2] == ["began", str(number)]]
+    wait_for(lambda: not engine.horses(worker.pid), "the worker waits for the next job")
+    return int(began[2])
+
+
+def test_a_job_is_performed_by_a_horse_that_waited_for_it_and_by_another_if_that_was_killed(engine: RqWorld) -> None:
+    worker = engine.worker()
+    assert not engine.waiting_horse(worker.pid), "it forks when there are jobs"
+    performed_by(engine, worker, 1)
+    waits = engine.waiting_horse(worker.pid)
+    assert performed_by(engine, worker, 2) == waits
+    killed = engine.waiting_horse(worker.pid)
+    os.kill(killed, signal.SIGKILL)
+    assert performed_by(engine, worker, 3) not in (0, killed)
+    waits = engine.waiting_horse(worker.pid)
+    assert performed_by(engine, worker, 4) == waits
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0, engine.world.said()
+    assert not engine.world.processes(), "the one that waits ends with its worker"
+
+
+def test_a_horse_that_has_waited_for_too_long_gets_no_job(engine: RqWorld) -> None:
+    worker = engine.worker(**{FRESH_S: "0"})
+    performed_by(engine, worker, 1)
+    waits = engine.waiting_horse(worker.pid)
+    assert waits not in (0, performed_by(engine, worker, 2))
+    assert engine.waiting_horse(worker.pid) not in (0, waits)
+
+
+def test_a_horse_that_waits_ends_with_a_worker_that_is_killed(engine: RqWorld) -> None:
+    worker = engine.worker()
+    performed_by(engine, worker, 1)
+    assert engine.waiting_horse(worker.pid)
+    worker.kill()
+    worker.wait()
+    wait_for(lambda: not engine.world.processes(), "the horse and the recording process have ended")
 
 
 def test_a_coroutine_is_performed_and_its_messages_kept(engine: RqWorld) -> None:

@@ -16,7 +16,7 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.core.states import Status
 from asynctask.integrations.base import EARLY_S, EngineProcess
-from asynctask.integrations.recording import Waiting, _Answers
+from asynctask.integrations.recording import _Answers
 from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
@@ -132,8 +132,8 @@ def test_an_event_is_read_once_for_a_job_that_was_announced_unless_that_was_long
     ours, theirs = socket.socketpair()
     reads = {}
     for name, arrival in arrivals.items():
-        answers = _Answers(process, theirs, list)
-        assert answers._answer("expect", f"{name}:1", {"job": [name, None, ""]}) == {}
+        answers = _Answers(process, theirs)
+        assert answers._answer("expect", f"{name}:1", {"arrival": arrival_said(arrival)}) == {}
         clock.seconds += EARLY_S + 0.1 if name == "old" else 0
         turn = f"{name}:2" if name == "other" else f"{name}:1"
         with statements(app.ledger.database) as seen:
@@ -143,34 +143,6 @@ def test_an_event_is_read_once_for_a_job_that_was_announced_unless_that_was_long
     ours.close()
     theirs.close()
     assert reads == {"fresh": False, "old": True, "other": True, "unknown": True}
-
-
-def test_events_of_jobs_that_wait_are_read_together_and_again_for_one_that_was_queued_again_or_waited_long(
-    world: World,
-) -> None:
-    app, clock = world.app(), SettableClock()
-    process = EngineProcess(app, "rq", concurrency=1)
-    process.ledger = replace(process.ledger, clock=clock)
-    names = ("begun", "next", "again", "late")
-    process.tracker.enqueue([Arrival(name, None, "note", "rq/default") for name in names])
-    ours, theirs = socket.socketpair()
-    waiting = [Waiting(name, None, "first") for name in (*names[1:], "of another")]
-    answers = _Answers(process, theirs, lambda: waiting)
-    reads = {}
-    answers._look_ahead()  # the first job: it does not follow another
-    with statements(app.ledger.database) as seen:
-        answers._look_ahead()
-    reads["all"] = sum("FROM events" in text for text, _ in seen)
-    for name in names[1:]:
-        clock.seconds += EARLY_S if name == "late" else 0
-        with statements(app.ledger.database) as seen:
-            answers._answer("expect", f"{name}:1", {"job": [name, None, "second" if name == "again" else "first"]})
-        assert answers._expected is not None
-        assert answers._expected[1].ticket is not None
-        reads[name] = sum("FROM events" in text for text, _ in seen)
-    ours.close()
-    theirs.close()
-    assert reads == {"all": 1, "next": 0, "again": 1, "late": 1}
 
 
 def arrival_said(arrival: Arrival) -> dict[str, object]:

@@ -28,6 +28,8 @@ from asynctask.testing import wait_for
 
 REDIS = "TEST_REDIS"
 NAMESPACE = "TEST_NAMESPACE"
+FRESH_S = "RQ_FRESH_S"
+"""Seconds for which a work-horse may wait for its job, if not as always."""
 
 
 def load(patch: pytest.MonkeyPatch, redis_url: str, namespace: str, folder: Path, database_url: str) -> ModuleType:
