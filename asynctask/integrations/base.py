@@ -16,6 +16,7 @@ A worker process in another language has no such object. It sends its records to
 from __future__ import annotations
 
 import functools
+import math
 import os
 import queue
 import threading
@@ -59,8 +60,9 @@ BEGUN: Final = "a worker has begun it"
 LONG_S: Final = 0.1
 """Duration of a job from which its ``working`` status is written separately."""
 
-_GATHER_S: Final = 0.001
-"""Seconds for which requests for soon needed tickets are batched."""
+_GATHER_S: Final = 0.004
+"""Seconds for which requests for soon needed tickets are batched, also where a thread waits for one, if the last batch was
+read less than so long ago: over jobs that do nothing a thread always waits, and each ticket would be read alone."""
 
 _APART_S: Final = 0.04
 """Seconds of work that an outcome may wait for where its acknowledgement keeps no other job away; see
@@ -420,12 +422,18 @@ class EarlyTickets:
             self._due.notify()
 
     def _run(self) -> None:
+        asked_at = -math.inf
+
+        def is_enough() -> bool:
+            return self._ended or (self._wanted and self._clock.monotonic() - asked_at >= self._gather_s)
+
         while True:
             with self._lock:
                 self._idle = True
                 self._due.wait_for(self._is_due)
                 self._idle = False
-                self._due.wait_for(lambda: self._wanted or self._ended, self._gather_s)
+                self._due.wait_for(is_enough, self._gather_s)
+                asked_at = self._clock.monotonic()
                 batch, self._arrived, self._wanted = self._arrived, [], False
                 for _, early in batch:
                     early.asked = True

@@ -138,6 +138,29 @@ def test_tickets_are_gathered_until_a_thread_waits_for_one_of_them() -> None:
     tickets.stop()
 
 
+def test_soon_after_a_request_a_thread_that_waits_does_not_ask_alone() -> None:
+    asked: list[list[str]] = []
+
+    def begin(arrivals: Sequence[Arrival]) -> list[Ticket]:
+        asked.append([each.job_id for each in arrivals])
+        return [ticket(each) for each in arrivals]
+
+    clock = SettableClock()
+    tickets = EarlyTickets(begin, clock, gather_s=3_600)
+    tickets.expect(arrival(2, "a"))
+    assert tickets.take(arrival(2, "a")) is not None
+    tickets.expect(arrival(2, "b"))
+    waits = threading.Thread(target=tickets.take, args=(arrival(2, "b"),))
+    waits.start()
+    wait_for(lambda: tickets._wanted, "a thread waits for one")
+    tickets.expect(arrival(2, "c"))
+    clock.seconds += 3_600
+    assert tickets.take(arrival(2, "c")) is not None
+    waits.join()
+    assert asked == [["a"], ["b", "c"]]
+    tickets.stop()
+
+
 def test_while_enough_tickets_are_there_those_of_further_jobs_are_gathered() -> None:
     asked: list[list[str]] = []
 
