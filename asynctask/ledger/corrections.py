@@ -24,6 +24,8 @@ from asynctask.ledger.events import read_events, rows_of, total_counts
 MOST_CORRECTIONS: Final = 200
 """Largest number of lists that correct one Task, directly or indirectly. Progress sums over them."""
 
+_TAKEN: Final = "already_resubmitted"
+
 _t, _e, _r, _a, _x = tasks.c, events.c, resubmitted_rows.c, task_ancestors.c, item_errors.c
 
 
@@ -79,7 +81,7 @@ def find_corrected(
         place = places.get(number)
         if place in taken_by:
             params = {"number": number, "by": str(taken_by[place] or "?")}
-            problems[number] = row_problem("already_resubmitted", "resubmit.taken", params, number)
+            problems[number] = row_problem(_TAKEN, "resubmit.taken", params, number)
         elif place not in ended:
             params = {"number": number, "task": parent_id}
             problems[number] = row_problem("not_failed", "resubmit.not_failed", params, number)
@@ -155,8 +157,9 @@ def take_rows(
             params = {"number": number, "first": first[number]}
             problem = row_problem("duplicate_row", "resubmit.twice", params, number)
         first.setdefault(number, each.row)
-        if problem is None:
-            new.append((task_id, number, each.row, *places[number], 1 if isinstance(each, NewItem) else None))
+        if problem is None or problem["code"] == _TAKEN:  # the report shows its number, and who sends it again learns why
+            takes = problem is None and isinstance(each, NewItem)
+            new.append((task_id, number, each.row, *places[number], 1 if takes else None))
         if isinstance(each, Reject):
             bad.append(each if problem is None else replace(each, errors=[*each.errors, problem]))
         elif problem is None:

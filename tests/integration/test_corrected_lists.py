@@ -135,6 +135,21 @@ def test_rows_are_refused_by_name(world: World) -> None:
     assert app.doctor() == []
 
 
+def test_a_row_that_another_list_took_keeps_its_number_and_is_refused_for_the_same_again(world: World) -> None:
+    app = world.app()
+    parent = first(world, app)
+    taker = sheet(app, report(parent, ALL_OK, only=["3"]), resubmit_of=parent.id)
+    late = sheet(app, report(parent, {}, only=["4"]) + report(parent, ALL_OK).splitlines()[1] + "\n", resubmit_of=parent.id)
+    assert codes(late) == {3: "already_resubmitted"}
+    assert [row.number for row in late.task.report("rejected").rows] == [3]
+    with pytest.raises(InputError) as refused:
+        sheet(app, report(late.task, ALL_OK, only=["3"]), resubmit_of=late.task.id)
+    assert [(p.code, f"Task {taker.task.id} " in p.message) for p in refused.value.errors] == [("already_resubmitted", True)]
+    done(world, app, taker.task)
+    assert done(world, app, late.task)["counts"]["total"] == 1
+    assert app.doctor() == []
+
+
 def test_what_a_child_refused_whole_can_be_sent_again_of_both(world: World) -> None:
     app = world.app()
     parent = first(world, app)
