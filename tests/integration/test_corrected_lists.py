@@ -144,7 +144,9 @@ def test_a_row_that_another_list_took_keeps_its_number_and_is_refused_for_the_sa
     assert [row.number for row in late.task.report("rejected").rows] == [3]
     with pytest.raises(InputError) as refused:
         sheet(app, report(late.task, ALL_OK, only=["3"]), resubmit_of=late.task.id)
-    assert [(p.code, f"Task {taker.task.id} " in p.message) for p in refused.value.errors] == [("already_resubmitted", True)]
+    assert [(p.code, f"Task {taker.task.id} " in p.message) for p in refused.value.errors] == [
+        ("already_resubmitted", True)
+    ]
     done(world, app, taker.task)
     assert done(world, app, late.task)["counts"]["total"] == 1
     assert app.doctor() == []
