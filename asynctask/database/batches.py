@@ -477,7 +477,7 @@ def insert_or_add(
 
 
 def insert_new(dialect: str, table: sa.Table, keys: tuple[str, ...]) -> Any:
-    """An INSERT that skips rows whose ``keys`` exist. It returns no new ids: SQLAlchemy would read them for a single row."""
+    """An INSERT that skips rows whose ``keys`` exist. It returns no new ids, which SQLAlchemy reads for a single row."""
     into = _insert_of(dialect)(table).inline()
     if dialect == "mariadb":  # INSERT IGNORE would also hide other errors
         return into.on_duplicate_key_update({keys[0]: table.c[keys[0]]})

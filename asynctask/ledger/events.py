@@ -143,6 +143,11 @@ def last_start(record: EventRecord) -> int | None:
     return at if attempt > 1 or record.started_at is None else record.started_at
 
 
+def has_begun(record: EventRecord) -> bool:
+    """Whether its present attempt is known to have begun: its first message is of that moment."""
+    return any(each["attempt"] == record.row.attempt for each in loads(record.messages) or [])
+
+
 def problem_of(turn: Turn, failure: Failure | None) -> str | None:
     """The ``problem`` column: the code of the failure, for a transition that ends ``failed`` or ``error``;
     :data:`RESUMABLE` for one that stops; :data:`ITEMS` for an open slice of which an item has failed."""

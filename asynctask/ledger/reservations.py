@@ -49,6 +49,7 @@ from asynctask.ledger.events import (
     EventRecord,
     Note,
     apply,
+    has_begun,
     last_start,
     move_counts,
     read_events,
@@ -456,7 +457,13 @@ def _pass(connection: Connection, task: Mapping[str, Any], count: int, blocked: 
 # -- rounds of a Task with an interval
 
 _ROUND = sa.select(
-    sa.func.max(_e.started_at), sa.func.count(sa.case((sa.and_(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None)), 1)))
+    sa.func.max(_e.started_at),
+    sa.func.count(
+        sa.case(
+            (sa.and_(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None)), 1),
+            (sa.and_(_e.status == str(Status.WORKING), _e.started_at.is_(None)), 1),  # a suspect, about to begin
+        )
+    ),
 ).where(_e.task_id == sa.bindparam("of"), _e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
 
 
@@ -473,6 +480,7 @@ def _round_opens(connection: Connection, task: Mapping[str, Any], interval: int,
     if jobs["again"]:
         for record in read_events(connection, batches.among(connection, _e.id, jobs["again"])):
             unbegun += record.row.status is Status.ENQUEUE and record.row.due_at is None
+            unbegun += record.row.status is Status.WORKING and not has_begun(record)
             if (start := last_start(record)) is not None:
                 starts.append(start)
     return next_round(began, max(starts, default=None), int(unbegun), interval, now)

@@ -299,13 +299,20 @@ class Tracker:
         """
         if ticket.not_before is not None and (early := ticket.not_before - self._ledger.now()) > 0:
             threading.Event().wait(min(early / SECOND, LEAD_S))
-        ticket.started_at = self._ledger.now()
+        of_round = ticket.not_before is not None
+        if not ticket.watched or not of_round:
+            ticket.started_at = self._ledger.now()
         ticket.began = self._ledger.clock.monotonic()
         self._running[id(ticket)] = (ticket.began, ticket)
-        if ticket.watched:
-            done = threading.Event()
-            self._recorder.put([self._working(ticket, done.set)])
-            done.wait()
+        if not ticket.watched:
+            return
+        done = threading.Event()
+        self._recorder.put([self._working(ticket, done.set)])
+        done.wait()
+        if of_round and not ticket.lost:
+            # The next round counts from here: the commit may have taken longer than the interval.
+            ticket.started_at = self._ledger.now()
+            self._recorder.put([self._working(ticket)])
 
     def save(self, ticket: Ticket) -> None:
         """Records that the job has begun, and the current outcomes of a slice's items; in the ledger when this returns."""
@@ -543,8 +550,9 @@ class Tracker:
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:
-        notes = [] if ticket.said else [Note("working", self._working_text, ticket.started_at)]
-        ticket.said = True
+        begins = not ticket.said and ticket.started_at is not None
+        notes = [Note("working", self._working_text, ticket.started_at)] if begins else []
+        ticket.said |= begins
         if ticket.job is not None:
             notes += [Note("working", text, None, row) for text, row in ticket.job.take_messages()]
         return notes

@@ -229,6 +229,39 @@ def test_a_job_that_arrives_before_the_time_of_its_round_waits_for_it(world: Wor
     assert ticket.started_at < soon + HOUR, "a clock that was set back holds nothing up for longer than the lead"
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_suspect_has_begun_when_it_is_performed_though_a_process_holds_it_before(
+    world: World, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Its first commit may take longer than the interval. Taken out: the time after the commit, ``has_begun``, or the
+    condition on ``started_at`` in ``_ROUND``."""
+    app = world.app()
+    now = [app.ledger.now()]
+    monkeypatch.setattr(Ledger, "now", lambda self: now[0])
+    task = app.submit("shaky", numbers(4), interval=3_600, parallel=2)
+    job, other = reserve(app, task)
+    end(app, other, started_at=now[0])
+    if again:
+        end(app, job, status=Status.ERROR, started_at=now[0], retry_at=1)
+        now[0] += HOUR
+        job, other = sorted(reserve(app, task), key=lambda each: each.event_id)
+        end(app, other, started_at=now[0])
+    world.sql("UPDATE events SET watched = 1 WHERE id = ?", job.event_id)
+    recorder, rounds = Recorder(app.ledger), list[int]()
+
+    def put(outcomes: Any) -> None:
+        recorder.flush(outcomes)
+        now[0] += HOUR
+        rounds.append(len(reserve(app, task)))
+
+    monkeypatch.setattr(recorder, "put", put)
+    tracker = Tracker(app.ledger, recorder)
+    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "shaky", "default")])
+    assert ticket.watched
+    tracker.start(ticket)
+    assert rounds == [0, 1]
+
+
 # -- with workers
 
 
