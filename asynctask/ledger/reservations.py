@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import takewhile
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
@@ -40,7 +41,7 @@ from asynctask.core.transitions import (
 )
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict, repeatable
-from asynctask.database.tables import events, key_places, task_log, tasks
+from asynctask.database.tables import events, task_log, tasks
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, Ledger, dumps, each_free, loads, try_lock
@@ -72,24 +73,29 @@ MOST_OF_ROUND: Final = 10_000
 _t, _e = tasks.c, events.c
 
 _FLYING = frozenset(str(status) for status in Status if in_flight(Row(status, reserved=True)))
+_POINTED: Final = (
+    _e.id,
+    _e.job_id,
+    _e.attempt,
+    _e.retries,
+    _e.worker_name,
+    _e.queue,
+    _e.params,
+    _e.options,
+    _e.created_at,
+    _e.first_row,
+    _e["items"],
+    _e.status,
+)
+_IN_RANGE: Final = (
+    _e.task_id == sa.bindparam("of"),
+    _e.seq >= sa.bindparam("low"),
+    _e.seq < sa.bindparam("high"),
+)
 _AT_POINTER = (
-    sa.select(
-        _e.id,
-        _e.job_id,
-        _e.attempt,
-        _e.retries,
-        _e.worker_name,
-        _e.queue,
-        _e.params,
-        _e.options,
-        _e.created_at,
-        _e.first_row,
-        _e["items"],
-        _e.status,
-    )
-    .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None))
+    sa.select(*_POINTED)
+    .where(*_IN_RANGE, _e.due_at.is_(None))
     .where(_e.process.is_(None) | (_e.status != str(Status.ENQUEUE)))  # a lent job needs no copy
-    .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
     .order_by(_e.seq, _e.id)
 )
 _OUT = (
@@ -352,8 +358,9 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float, early: b
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
             return _Reserved([])
-        if task["key_limit"] is not None and (later := _keys_wait(connection, ledger, task, now)) is not None:
-            return later
+        gate = None if task["key_limit"] is None else _gate(connection, ledger, task, now)
+        if isinstance(gate, _Reserved):
+            return gate
         interval = interval_of(task["interval_s"])
         ahead = lead(interval) if early else 0
         limit, flying = at_once(task["parallel"], interval), _flying(connection, task)
@@ -361,17 +368,17 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float, early: b
         opens = _round_opens(connection, task, interval, now) if interval and count > 0 else now
         if opens - ahead > now:
             count = 0
-        due = sessions.next_due(connection, task_id)
+        due = sessions.next_due(connection, task_id) if gate is None else gate.due
         ids, blocked = [], set[int]()
         if count > 0 and due is not None and due <= now:
             ids = _release(connection, ledger, task, count, now, blocked)
-        low, high = task["next_seq"], _pass(connection, task, max(0, count) - len(ids), blocked)
+        low, left = task["next_seq"], max(0, count) - len(ids)
+        high, fresh, begun = _pass(connection, task, gate, left, len(ids), blocked)
         if ids or blocked:
             due = sessions.next_due(connection, task_id)
         found = _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
         reserved = len(found)
         if high > low:
-            fresh, begun = _at_pointer(connection, task, low, high)
             move_counts(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
             found += fresh
             reserved += begun
@@ -382,8 +389,8 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float, early: b
         if interval and reserved:
             opens = begins + interval
         next_at = opens - ahead
-        left, waits = high < task["created_jobs"], next_at if next_at > now else None
-        values = dispatchable.settled(task, left=left, full=full, due=due, now=now, opens=waits)
+        waits = next_at if next_at > now else None
+        values = dispatchable.settled(task, left=high < task["created_jobs"], full=full, due=due, now=now, opens=waits)
         if found or high > low:
             values |= _advanced(ledger, task, low, high, now + micros(lease_s))
         values |= _noted_round(task, interval, reserved, begins, {"from": low, "to": high, "again": ids})
@@ -398,55 +405,83 @@ _LEAST_PASSED: Final = 256
 _MOST_PASSED: Final = 2_000
 """Rows that the pointer of a Task with keys passes in one reservation, if hardly any has its turn."""
 
-_PASSED = (
-    sa.select(_e.id, _e.seq, _e.line, key_places.c.holds)
-    .select_from(events.outerjoin(key_places, key_places.c.event_id == _e.id))
-    .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None), _e.status == str(Status.ENQUEUE))
-    .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
-    .order_by(_e.seq)
-)
+_ASKS: Final = sa.case((_e.due_at.is_(None) & (_e.status == str(Status.ENQUEUE)), 1))
+_PASSED = sa.select(_e.id, _e.seq, _ASKS, *sessions.ASKING).where(*_IN_RANGE).order_by(_e.seq)
+_PASSED_WHOLE = sa.select(*_POINTED, _e.seq, _ASKS, *sessions.ASKING).where(*_IN_RANGE).order_by(_e.seq)
 
 
-def _keys_wait(connection: Connection, ledger: Ledger, task: Mapping[str, Any], now: int) -> _Reserved | None:
-    """The result for a Task with keys that may not dispatch now; None if it may, and then the keys are locked."""
-    if not sessions.lock_keys(connection, ledger):
-        return _Reserved([], next_at=now + micros(dispatchable.RECHECK_S))
-    if not sessions.waits_for_split(connection, task):
-        return None
+def _gate(connection: Connection, ledger: Ledger, task: Mapping[str, Any], now: int) -> sessions.Gate | _Reserved:
+    """The gate of a Task with keys, which are locked then; or the result of one that may not dispatch now."""
     again = now + micros(dispatchable.RECHECK_S)
+    if not sessions.lock_keys(connection, ledger):
+        return _Reserved([], next_at=again)
+    if not (gate := sessions.gate(connection, task)).waits:
+        return gate
     connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=None, due_next=again))
     return _Reserved([], next_at=again)
 
 
-def _pass(connection: Connection, task: Mapping[str, Any], count: int, blocked: set[int]) -> int:
-    """How far the pointer of a locked Task goes for ``count`` jobs. Of one with keys, it passes those whose turn has not
-    come, and they wait for it: ``blocked`` gets their lines.
+def _pass(
+    connection: Connection,
+    task: Mapping[str, Any],
+    gate: sessions.Gate | None,
+    count: int,
+    released: int,
+    blocked: set[int],
+) -> tuple[int, list[Ready], int]:
+    """How far the pointer of a locked Task goes for ``count`` jobs; and these, as :func:`_at_pointer`. Of a Task with keys,
+    it passes those whose turn has not come, and they wait for it: ``blocked`` gets their lines.
 
-    It does so for as many jobs as the Task has fewer than ``count`` that wait for a thread. Where there are enough, the
-    turn of those at the pointer comes while these run, and to pass one costs three updates of its Event.
+    It does so for as many jobs as the Task has fewer than ``count`` that wait for a thread, with the ``released`` ones.
+    Where there are enough, the turn of those at the pointer comes while these run, and to pass one costs four updates.
     """
-    low, created = int(task["next_seq"]), int(task["created_jobs"])
-    if task["key_limit"] is None or count <= 0:
-        return min(created, low + count)
-    counts = total_counts(connection, task["id"])
-    needed = count - max(0, counts.dispatched - counts.returned - counts.working)
-    high, most = low, low + max(count, _MOST_PASSED)
+    low = int(task["next_seq"])
+    high = min(int(task["created_jobs"]), low + count)
+    if gate is None:
+        return high, *_at_pointer(connection, task, low, high)
+    needed = count - gate.ahead - released
+    if high <= low or (needed <= 0 and not gate.goes):
+        return low, [], 0
+    rows = batches.fetch_small(connection, _PASSED_WHOLE, {"of": task["id"], "low": low, "high": high}, lock=True)
+    rows = sorted(rows, key=itemgetter(len(_POINTED)))
+    asking = [sessions.Asking(int(row[0]), *row[-3:]) for row in rows if row[-4]]
+    admitted = sessions.admit(connection, task, asking)
+    going = list(takewhile(lambda row: row[0] in admitted, rows))
+    fresh = _to_push(task, going)
+    if len(going) == len(rows):
+        return high, fresh, len(fresh)
+    stop = rows[len(going)]
+    at = int(stop[len(_POINTED)])
+    if stop[-4] and needed <= len(going):
+        return at, fresh, len(fresh)
+    high = _pass_waiting(connection, task, at, count - len(going), needed - len(going), blocked)
+    more, begun = _at_pointer(connection, task, at, high)
+    return high, fresh + more, len(fresh) + begun
+
+
+def _pass_waiting(
+    connection: Connection, task: Mapping[str, Any], low: int, count: int, needed: int, blocked: set[int]
+) -> int:
+    """How far the pointer goes from ``low`` on, where a turn has not come."""
+    high, created, most = low, int(task["created_jobs"]), low + max(count, _MOST_PASSED)
     while count > 0 and high < min(created, most):
         top = min(created, most, high + max(count, _LEAST_PASSED))
         given = {"of": task["id"], "low": high, "high": top}
         rows = batches.fetch_small(connection, _PASSED, given)
-        passed = {int(i): (int(seq), line, holds) for i, seq, line, holds in rows}
-        admitted = sessions.admit(connection, task, [(i, line, holds) for i, (_, line, holds) in passed.items()])
-        going = sorted(passed[i][0] for i in admitted)
+        asking = [sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks]
+        seqs, lines = {int(i): int(seq) for i, seq, *_ in rows}, {each.id: each.line for each in asking}
+        admitted = sessions.admit(connection, task, asking)
+        going = sorted(seqs[i] for i in admitted)
         if len(going) > count:
             top = going[count]
         enough = high if needed <= 0 else going[needed - 1] + 1 if needed <= len(going) else top
-        waiting = sorted((seq, i) for i, (seq, *_) in passed.items() if i not in admitted and seq < top)
+        waiting = sorted((seqs[i], i) for i in lines if i not in admitted and seqs[i] < top)
         stop = next((seq for seq, _ in waiting if seq >= enough), None)
         high = top if stop is None else stop
         waiting = [(seq, i) for seq, i in waiting if seq < high]
         sessions.block(connection, [i for _, i in waiting])
-        blocked |= {passed[i][1] for _, i in waiting}
+        sessions.note_passed(connection, [i for i, seq in seqs.items() if seq < high and i not in lines])
+        blocked |= {line for _, i in waiting if (line := lines[i]) is not None}
         gone = sum(seq < high for seq in going)
         count, needed = count - gone, needed - gone
         if stop is not None:
@@ -622,7 +657,7 @@ def _release(
         asking = sessions.asking(connection, found)
         admitted = sessions.admit(connection, task, asking)
         sessions.block(connection, [i for i in found if i not in admitted])
-        blocked |= {line for i, line, _ in asking if line is not None and i not in admitted}
+        blocked |= {each.line for each in asking if each.line is not None and each.id not in admitted}
         simple = _release_first(connection, ledger, task, [i for i in found if i in admitted], now)
         found = [i for i in found if i in admitted and i not in set(simple)]
     changes = [Change(event_id, _release_if_due(now)) for event_id in found]
@@ -673,19 +708,25 @@ def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high:
     The second may be larger: a row recorded as ``working`` before needs no copy, but it runs. The Task is locked; one
     statement locks and reads the rows without the Task.
     """
+    if high <= low:
+        return [], 0
     found = batches.fetch_small(connection, _AT_POINTER, {"of": task["id"], "low": low, "high": high}, lock=True)
     # The ids of a Task's Events ascend with ``seq``.
     flying = [each for each in sorted(found, key=itemgetter(0)) if each[-1] in _FLYING]
-    fresh = [
+    return _to_push(task, flying), len(flying)
+
+
+def _to_push(task: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> list[Ready]:
+    """The jobs to push among rows of :data:`_POINTED`."""
+    return [
         Ready(
             i, job_id, task["id"], attempt, retries, worker or task["worker_name"], queue or task["queue"] or "default",
             task["priority"], params, task["options"] if options is None else options, created_at, row, items,
             task["slots"],
         )
-        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, status in flying
+        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, status, *_ in rows
         if status == Status.ENQUEUE
     ]  # fmt: skip
-    return fresh, len(flying)
 
 
 def _advanced(ledger: Ledger, task: Mapping[str, Any], low: int, high: int, until: int) -> dict[str, Any]:

@@ -249,6 +249,9 @@ MAX_KEY: Final = 255
 _KEYS: Final = "keys"
 """The duty whose row is locked while turns are given, so that two processes never give the same one."""
 
+_BY_LINE: Final = "FORCE INDEX (ix_key_places_line)"
+"""For MariaDB, which takes a line for a large part of a table that is new, and would read all of it for each line."""
+
 _FREED: Final = 500
 """Lines of one transaction that advances them."""
 
@@ -257,10 +260,40 @@ _MIXED: Final = "*"
 
 _SPLITTING: Final = (
     sa.select(sa.literal(1))
-    .where(_t.split_until > 0, _t.split_state == "splitting", _t.id < sa.bindparam("before"), _t.key_limit.is_not(None))
+    .where(_t.split_until > 0, _t.split_state == "splitting", _t.id < sa.bindparam("task_id"), _t.key_limit.is_not(None))
     .where(sa.or_(_t.worker_name.in_([sa.bindparam("worker"), _MIXED]), sa.bindparam("worker") == _MIXED))
     .limit(1)
 )
+
+
+def _asking(e: Any) -> tuple[Any, Any]:
+    """Of Events: whether each holds its line, and who is the first there; see :class:`Asking`."""
+    o, w, h = (key_places.alias(name) for name in "owh")
+    # With their values, conditions are those of the indexes.
+    own = sa.select(o.c.holds).where(o.c.event_id == e.c.id)
+    holder = sa.select(-h.c.event_id).where(h.c.line == e.c.line, h.c.holds == sa.literal_column("1")).limit(1)
+    holder = holder.with_hint(h, _BY_LINE, "mariadb")
+    first = sa.select(w.c.event_id).where(w.c.line == e.c.line, w.c.holds == sa.literal_column("0")).limit(1)
+    first = first.order_by(w.c.line, w.c.holds, w.c.place, w.c.event_id).with_hint(w, _BY_LINE, "mariadb")
+    own_, holder_, first_ = (each.correlate(e).scalar_subquery() for each in (own, holder, first))
+    return own_, sa.func.coalesce(holder_, first_)
+
+
+def _at_pointer() -> Any:
+    """0 if the Event at the pointer of a Task waits for another of its line."""
+    p = events.alias("p")
+    _, first = _asking(p)
+    turn = sa.case((sa.func.coalesce(sa.func.abs(first), p.c.id) == p.c.id, 1), else_=0)
+    return sa.select(turn).where(p.c.task_id == sa.bindparam("task_id"), p.c.seq == sa.bindparam("seq"))
+
+
+# One statement: among busy threads, each takes as long as many rows.
+_GATE: Final = sa.select(
+    _SPLITTING.scalar_subquery(),
+    _NEXT_DUE.scalar_subquery(),
+    _at_pointer().scalar_subquery(),
+    sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned - _n.working), 0),
+).where(_n.task_id == sa.bindparam("task_id"))
 
 
 def key_text(value: Any) -> str | None:
@@ -270,8 +303,11 @@ def key_text(value: Any) -> str | None:
     """
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    text = str(value) if number else value.strip() if isinstance(value, str) else ""
+    if isinstance(value, str):
+        text = value.strip()
+    else:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        text = str(value) if number else ""
     return text if 0 < len(text) <= MAX_KEY else None
 
 
@@ -296,14 +332,43 @@ def add_places(connection: Connection, task_ids: Collection[int], *, low: int = 
         connection.execute(_add_places(dialect), {"ids": batches.given(dialect, sorted(task_ids)), "low": low})
 
 
-def waits_for_split(connection: Connection, task: Mapping[str, Any]) -> bool:
-    """Whether a Task that was submitted earlier is still being split: its next items come before those of this one."""
-    given = {"before": task["id"], "worker": task["worker_name"]}
-    return connection.execute(_SPLITTING, given).first() is not None
+class Gate(NamedTuple):
+    """What a Task with keys may do now.
+
+    ``waits``: a Task that was submitted earlier is still being split, and its next items come before those of this one;
+    ``due``: as :func:`next_due`; ``goes``: the Event at its pointer may have its turn; ``ahead``: its jobs that wait for a
+    thread.
+    """
+
+    waits: bool
+    due: int | None
+    goes: bool
+    ahead: int
 
 
-Asking = tuple[int, int | None, int | None]
-"""An Event that is to be dispatched: its id, its line if it has a key, and whether it holds it (None: it has no place)."""
+def gate(connection: Connection, task: Mapping[str, Any]) -> Gate:
+    """The gate of a locked Task; the caller has locked the keys."""
+    given = {"task_id": task["id"], "worker": task["worker_name"], "seq": task["next_seq"]}
+    splitting, due, turn, ahead = connection.execute(_GATE, given).one()
+    goes = turn != 0 or task["key_limit"] > 1
+    return Gate(splitting is not None, None if due == BLOCKED else due, goes, max(0, int(ahead)))
+
+
+ASKING: Final = (_e.line, *_asking(events))
+"""The columns of :class:`Asking` after the id, of ``events``."""
+
+
+class Asking(NamedTuple):
+    """An Event that is to be dispatched.
+
+    ``line``: if it has a key; ``holds``: whether it holds the line (None: it has no place); ``first``: minus one that holds
+    the line, else the first that waits in it; None if nobody is there.
+    """
+
+    id: int
+    line: int | None
+    holds: int | None
+    first: int | None
 
 
 def admit(connection: Connection, task: Mapping[str, Any], asking: Collection[Asking]) -> set[int]:
@@ -313,12 +378,19 @@ def admit(connection: Connection, task: Mapping[str, Any], asking: Collection[As
     :func:`block`; after it, :func:`free` looks at the lines of these, for their holders may have ended meanwhile. An Event
     without a key has its turn always; one without a place, because it ended before and runs again, gets the last place.
     """
-    admitted = {i for i, line, holds in asking if line is None or holds}
-    waiting = {i: line for i, line, holds in asking if line is not None and not holds}
-    if again := [{"event_id": i, "line": line} for i, line, holds in asking if line is not None and holds is None]:
+    admitted = {each.id for each in asking if each.line is None or each.holds}
+    waiting = {each.id: each.line for each in asking if each.line is not None and not each.holds}
+    if again := {each.id: each.line for each in asking if each.line is not None and each.holds is None}:
         last = connection.execute(sa.select(sa.func.max(_t.id))).scalar_one()
-        connection.execute(key_places.insert(), [{**each, "place": 2 * last + 1, "holds": 0} for each in again])
-    left, taken, limit = set(waiting.values()), 0, int(task["key_limit"])
+        connection.execute(
+            key_places.insert(), [{"event_id": i, "line": line, "place": 2 * last + 1} for i, line in again.items()]
+        )
+    limit = int(task["key_limit"])
+    if limit == 1:
+        alone = {line: i for i, line in sorted(again.items(), reverse=True)}
+        firsts = (each.first or alone[each.line] for each in asking if each.line is not None and not each.holds)
+        return admitted | waiting.keys() & set(firsts)
+    left, taken = set(waiting.values()), 0
     while left:
         own = {i: held for _, i, held in _heads_of(connection, left, taken) if i in waiting and held + taken < limit}
         admitted |= own.keys()
@@ -333,7 +405,7 @@ def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
         return []
     dialect = connection.dialect.name
     found = batches.fetch_small(connection, _places(dialect), {"ids": batches.given(dialect, event_ids)})
-    return [(int(i), line, holds) for i, line, holds in found]
+    return [Asking(int(i), *rest) for i, *rest in found]
 
 
 def hold(connection: Connection, event_ids: Collection[int]) -> None:
@@ -349,6 +421,15 @@ def block(connection: Connection, event_ids: Collection[int]) -> None:
         dialect = connection.dialect.name
         given = {"ids": batches.given(dialect, event_ids)}
         connection.execute(_block(dialect), given)
+        note_passed(connection, event_ids)
+
+
+def note_passed(connection: Connection, event_ids: Collection[int]) -> None:
+    """Notes that these Events were asked for before their turn: only what is passed is given its turn later, by
+    :func:`free`."""
+    if event_ids:
+        dialect = connection.dialect.name
+        connection.execute(_note_passed(dialect), {"ids": batches.given(dialect, event_ids)})
 
 
 def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
@@ -374,7 +455,7 @@ def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
 
 @repeatable
 def _give_turns(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
-    """Gives turns in these lines until each has its holders, or its next Event was not passed by its Task's pointer.
+    """Gives turns in these lines until each has its holders, or its next Event was not asked for yet.
 
     Returns the Tasks of those that waited for it and are due now; None if another transaction has locked the keys.
     """
@@ -386,7 +467,7 @@ def _give_turns(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
         while left:
             heads = {i: (line, held) for line, i, held in _heads_of(connection, left)}
             rows = {row.id: row for row in _rows_of(connection, heads)}
-            limits = {i: row.key_limit or 1 for i, row in rows.items() if row.seq < row.next_seq}
+            limits = {i: row.key_limit or 1 for i, row in rows.items() if row.passed}
             next_ = [i for i, limit in limits.items() if heads[i][1] < limit]
             hold(connection, next_)
             if due := [i for i in next_ if rows[i].due_at == BLOCKED]:
@@ -397,13 +478,12 @@ def _give_turns(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
 
 
 class _Head(NamedTuple):
-    """The next Event of a line, and its Task's pointer."""
+    """The next Event of a line."""
 
     id: int
     task_id: int
-    seq: int
     due_at: int | None
-    next_seq: int
+    passed: int
     key_limit: int | None
 
 
@@ -425,16 +505,26 @@ _LINES: Final = {
 }
 
 
-_HEAD: Final = (
-    "SELECT w.event_id FROM key_places w WHERE w.line = d.line AND w.holds = 0"
-    " ORDER BY w.line, w.holds, w.place, w.event_id LIMIT 1"
-)
-_HELD: Final = "SELECT count(*) FROM key_places h WHERE h.line = d.line AND h.holds = 1"
+def _hint(dialect: str) -> str:
+    return f" {_BY_LINE}" if dialect == "mariadb" else ""
+
+
+def _head(dialect: str, column: str = "event_id") -> str:
+    """The first without its turn of a line ``d.line``."""
+    return (
+        f"SELECT w.{column} FROM key_places w{_hint(dialect)} WHERE w.line = d.line AND w.holds = 0"  # noqa: S608
+        " ORDER BY w.line, w.holds, w.place, w.event_id LIMIT 1"
+    )
+
+
+def _held(dialect: str) -> str:
+    """How many hold a line ``d.line``."""
+    return f"SELECT count(*) FROM key_places h{_hint(dialect)} WHERE h.line = d.line AND h.holds = 1"  # noqa: S608
 
 
 @cache
 def _heads(dialect: str) -> Any:
-    columns = f"d.line, ({_HEAD} OFFSET :skip), ({_HELD})"
+    columns = f"d.line, ({_head(dialect)} OFFSET :skip), ({_held(dialect)})"
     if dialect == "sqlite":  # one text: among several threads, a row costs more than what it holds
         columns = f"json_group_array(json_array({columns}))"
     return sa.text(f"SELECT {columns} FROM {_LINES[dialect]}")  # noqa: S608
@@ -453,21 +543,27 @@ def _given_lines(connection: Connection, lines: Collection[int]) -> dict[str, An
 
 
 @cache
+def _waited_for(dialect: str) -> Any:
+    return sa.text(f"SELECT d.line FROM {_LINES[dialect]} WHERE ({_head(dialect, 'passed')}) = 1")  # noqa: S608
+
+
+@cache
 def _to_go_on(dialect: str) -> Any:
-    found = (
-        f"(SELECT d.line AS line, ({_HEAD}) AS head FROM {_LINES[dialect]}) AS d"  # noqa: S608
-        " JOIN events e ON e.id = d.head JOIN tasks t ON t.id = e.task_id"
-    )
-    if dialect == "sqlite":
-        found = found.replace(" JOIN ", " CROSS JOIN ")  # each look-up after the one that it depends on
-    may = f"e.seq < t.next_seq AND ({_HELD}) < coalesce(t.key_limit, 1)"
-    return sa.text(f"SELECT d.line FROM {found} WHERE {may}")  # noqa: S608
+    limit = f"SELECT t.key_limit FROM events e JOIN tasks t ON t.id = e.task_id WHERE e.id = ({_head(dialect)})"  # noqa: S608
+    return sa.text(f"SELECT d.line FROM {_LINES[dialect]} WHERE ({_held(dialect)}) < coalesce(({limit}), 1)")  # noqa: S608
 
 
 def _free_lines(connection: Connection, lines: Collection[int]) -> list[int]:
-    """Those of these lines in which an Event waits that its Task's pointer passed, and whose turn it is."""
-    found = connection.execute(_to_go_on(connection.dialect.name), _given_lines(connection, lines))
-    return [int(line) for line in found.scalars()]
+    """Those of these lines in which an Event waits that was asked for, and whose turn it is.
+
+    One look-up a line where nobody waits, as in most. The rest is asked apart: PostgreSQL compiled the whole, 15 ms each
+    time, as long as it had no statistics.
+    """
+    for statement in (_waited_for, _to_go_on):
+        if lines:
+            found = connection.execute(statement(connection.dialect.name), _given_lines(connection, lines))
+            lines = [int(line) for line in found.scalars()]
+    return list(lines)
 
 
 @cache
@@ -479,8 +575,8 @@ def _add_places(dialect: str) -> Any:
 
 @cache
 def _head_rows(dialect: str) -> Any:
-    columns = (_e.id, _e.task_id, _e.seq, _e.due_at, _t.next_seq, _t.key_limit)
-    joined = events.join(tasks, _t.id == _e.task_id)
+    columns = (_e.id, _e.task_id, _e.due_at, _k.passed, _t.key_limit)
+    joined = events.join(key_places, _k.event_id == _e.id).join(tasks, _t.id == _e.task_id)
     return sa.select(*columns).select_from(joined).where(batches.among_given(dialect, _e.id, "ids"))
 
 
@@ -491,14 +587,17 @@ def _lock_heads(dialect: str) -> Any:
 
 @cache
 def _places(dialect: str) -> Any:
-    joined = events.outerjoin(key_places, _k.event_id == _e.id)
-    found = sa.select(_e.id, _e.line, _k.holds).select_from(joined)
-    return found.where(batches.among_given(dialect, _e.id, "ids")).order_by(_e.id)
+    return sa.select(_e.id, *ASKING).where(batches.among_given(dialect, _e.id, "ids")).order_by(_e.id)
 
 
 @cache
 def _holds(dialect: str) -> Any:
     return key_places.update().where(batches.among_given(dialect, _k.event_id, "ids")).values(holds=1)
+
+
+@cache
+def _note_passed(dialect: str) -> Any:
+    return key_places.update().where(batches.among_given(dialect, _k.event_id, "ids")).values(passed=1)
 
 
 @cache
@@ -516,7 +615,7 @@ def _unblock(dialect: str) -> Any:
 def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
     """Lets lines go on in which Events wait for their turn although it has come: their process died before it looked who is
     next. Returns the Tasks with Events that are due now."""
-    held = sa.select(sa.func.count()).where(_k.line == _e.line, _k.holds == 1).scalar_subquery()
+    held = sa.select(sa.func.count()).where(_k.line == _e.line, _k.holds == sa.literal_column("1")).scalar_subquery()
     waits = (
         sa.select(_e.id, _e.line)
         .select_from(tasks.join(events, _e.task_id == _t.id))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from support.costs import analyze, cost
 from support.drawn import examples
 from support.world import World
 
@@ -285,6 +286,46 @@ def test_an_end_locks_the_keys_only_if_the_next_of_its_line_waits(world: World, 
         end(app, *jobs)
     assert places(world) == 1
     assert numbers_of(reserve(app, task)) == [2]
+
+
+def test_what_ended_before_its_turn_is_passed_though_enough_of_its_task_wait_for_a_thread(world: World) -> None:
+    """It waits for no turn. Taken out: the look whether the row at the pointer asks for one, before the read and after."""
+    app = world.app()
+    task = app.submit("note", items(*"abcdefg"), key="serial")
+    assert numbers_of(reserve(app, task, 3)) == [0, 1, 2]
+    gone = app.submit("note", items(*"hijkl", first=10), key="serial")
+    assert numbers_of(reserve(app, gone, 2)) == [10, 11]
+    for ended, seq in ((task, 3), (task, 4), (gone, 3)):
+        app.record(world.one("SELECT job_id FROM events WHERE task_id = ? AND seq = ?", ended.id, seq), "finish")
+    assert numbers_of(reserve(app, task, 2)) == [5, 6]
+    assert numbers_of(reserve(app, gone, 2)) == [12, 14]
+
+
+def test_a_stopped_job_that_was_never_dispatched_keeps_one_place_of_its_key_and_no_more(world: World) -> None:
+    """Taken out: the note that the pointer passed it."""
+    app = world.app()
+    task = app.submit("note", items(*"aaa"), key="serial", key_limit=2)
+    world.sql("UPDATE events SET status = 'stopped' WHERE seq = 0")
+    assert reserve(app, task) == []
+    assert numbers_of(reserve(app, task)) == [1]
+    assert reserve(app, task) == []
+
+
+@pytest.mark.each_database(reason="each plans it in its own way")
+def test_the_look_who_is_next_reads_a_few_rows_of_each_line(world: World) -> None:
+    """Of a list of 20,000 that was submitted before it was performed, MariaDB read the index to its end for each job: its
+    statistics were of an empty table. Taken out: the index that it is told to take."""
+    app = world.app()
+    app.ensure_schema()
+    database, most = app.ledger.database, 0
+    analyze(database)
+    task = app.submit("note", items(*[n % 100 for n in range(2_000)]), key="serial")
+    lines = {int(line) for (line,) in world.sql("SELECT DISTINCT line FROM key_places")}
+    while jobs := reserve(app, task):
+        most = max(most, cost(database, lambda connection: sessions._free_lines(connection, lines)))
+        end(app, *jobs)
+    assert len(lines) == 100
+    assert most < 100 * len(lines)
 
 
 # -- what has a key
