@@ -73,12 +73,19 @@ def check_counts(task: Task) -> None:
         )
 
 
+def in_places(world: World, task: Task) -> int:
+    """What flies, without what began in a place that the ledger gave away meanwhile, as a person stopped the job there: the
+    process could not know, and borrows no more for it."""
+    overdrawn = [c for c in world.ghosts.overdrawn if c.task == task.id and world.row(c).attempt == c.attempt]
+    return task.flying - sum(flies(world.row(c)) for c in overdrawn)
+
+
 def check_room(world: World, task: Task) -> None:
     """I1: what flies stays under ``parallel``; where that was lowered, it only falls."""
-    cap = world.ghosts.cap.get(task.id, task.parallel)
+    cap, flying = world.ghosts.cap.get(task.id, task.parallel), in_places(world, task)
     if cap is not None and task.parallel is not None:
-        assert task.flying <= cap, f"I1: {task.flying} in flight, at most {cap} may be"
-        world.ghosts.cap[task.id] = max(task.parallel, task.flying)
+        assert flying <= cap, f"I1: {flying} in flight, at most {cap} may be"
+        world.ghosts.cap[task.id] = max(task.parallel, flying)
 
 
 def check_generation(world: World, task: Task) -> None:
@@ -86,9 +93,10 @@ def check_generation(world: World, task: Task) -> None:
     generation, flying, sealed, before = world.ghosts.was.get(task.id, (0, 0, False, 0))
     if sealed and task.sealed and generation == task.generation:
         assert done >= before, f"I6: done fell from {before} to {done} in generation {generation}"
-    if task.flying > flying:
+    now_flying = in_places(world, task)
+    if now_flying > flying:
         assert task.state in (State.SPLITTING, State.RUNNING), f"a Task that is {task.state} started jobs"
-    world.ghosts.was[task.id] = (task.generation, task.flying, task.sealed, done)
+    world.ghosts.was[task.id] = (task.generation, now_flying, task.sealed, done)
     assert all(count == 1 for count in task.closes.values()), f"I4: closed twice: {task.closes}"
     if task.closed:
         assert task.sealed, "I4: closed before it was sealed"
@@ -128,10 +136,14 @@ def check_live(world: World) -> None:
 
 
 def has_place(world: World, process: Process, copy: Copy) -> bool:
-    """Whether as many attempts of its Task have ended here, and fly by the ledger, as there are lent ones that run."""
-    ended = [c for c, _ in process.buffer if c.task == copy.task and world.row(c).attempt == c.attempt]
+    """Whether as many attempts of its Task have ended here, and fly by the ledger, as there are lent ones that run.
+
+    An attempt that the ledger took from this process under its hands (a person stopped the job, or it was given back)
+    counts, too: the process handed its place on before it could know.
+    """
+    ended = [c for c, _ in process.buffer if c.task == copy.task]
     begun = [c for c in process.running if c.task == copy.task and lent(world.row(c))]
-    return len(begun) <= sum(flies(world.row(c)) for c in ended)
+    return len(begun) <= sum(world.row(c).attempt != c.attempt or flies(world.row(c)) for c in ended)
 
 
 def reachable(world: World, task: Task, seq: int, row: Row) -> bool:

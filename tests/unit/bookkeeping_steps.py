@@ -329,6 +329,7 @@ def hand_on(w: World, where: tuple[Process, Copy], k: int) -> None:
     process.running[process.running.index(copy)] = follower
     process.buffer.append((copy, OUTCOMES[k % len(OUTCOMES)]))
     process.lanes[follower] = rest
+    w.ghosts.handed[follower] = copy
 
 
 @step(lambda w: [p for p in w.active() if p.buffer])
@@ -351,6 +352,8 @@ def flush(w: World, process: Process, k: int) -> None:
     for copy in process.running:
         row = w.row(copy)
         if row.attempt == copy.attempt and core.is_lent(row):
+            if w.ghosts.handed[copy] not in w.ghosts.recorded:
+                w.ghosts.overdrawn.add(copy)
             w.write(w.tasks[copy.task], copy.seq, core.working(row, process.name))
 
 
