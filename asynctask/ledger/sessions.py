@@ -556,8 +556,8 @@ def _to_go_on(dialect: str) -> Any:
 def _free_lines(connection: Connection, lines: Collection[int]) -> list[int]:
     """Those of these lines in which an Event waits that was asked for, and whose turn it is.
 
-    One look-up a line where nobody waits, as in most. The rest is asked apart: PostgreSQL compiled the whole, 15 ms each
-    time, as long as it had no statistics.
+    One look-up a line where nobody waits, as in most. The rest is a second statement: PostgreSQL compiles both as one for
+    15 ms each time while it has no statistics.
     """
     for statement in (_waited_for, _to_go_on):
         if lines:
