@@ -630,25 +630,43 @@ class TrackedWorker(_Recording, rq.Worker):
         try:
             return super().work(*args, **options)
         finally:
-            if self._ahead is not None:
-                self._ahead.dismiss()
+            self._dismiss_ahead()
+
+    def run_maintenance_tasks(self: Any) -> None:
+        """May fork RQ's scheduler: with its copy of the pipe, the horse would not notice that this worker is killed."""
+        self._dismiss_ahead()
+        super().run_maintenance_tasks()  # type: ignore[no-untyped-call]
+
+    def _dismiss_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.dismiss()
 
     def fork_work_horse(self: Any, job: Any, queue: Any) -> None:
         """RQ's own is for the first job after a pause, and where the horse that waited was killed."""
-        ahead, self._ahead, now_s = self._ahead, None, self.engine.clock.monotonic()
-        if ahead is not None and now_s - ahead.since_s > FRESH_S:
-            ahead.dismiss()
-            ahead = None
-        if ahead is not None and ahead.give(job.id, queue.name, self.execution.id):
+        now_s = self.engine.clock.monotonic()
+        if self._ahead is not None and now_s - self._ahead.since_s > FRESH_S:
+            self._dismiss_ahead()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.give(job.id, queue.key, self.execution.id):
             self._horse_pid = ahead.pid
             self.procline(f"Forked {ahead.pid}")
         else:
             super().fork_work_horse(job, queue)
         self._ahead = self._fork_ahead(now_s)
 
-    def _fork_ahead(self: Any, now_s: float) -> _Horse:
-        reads, tells = os.pipe()
-        if pid := os.fork():
+    def _fork_ahead(self: Any, now_s: float) -> _Horse | None:
+        """None if the system has no room for it: that must not end the worker while another horse performs."""
+        ends: tuple[int, ...] = ()
+        try:
+            reads, tells = ends = os.pipe()
+            pid = os.fork()
+        except OSError as error:
+            self.log.warning("worker %s: no work-horse is forked ahead: %s", self.name, error)
+            for end in ends:
+                os.close(end)
+            return None
+        if pid:
             os.close(reads)
             return _Horse(pid, tells, now_s)
         try:
@@ -662,18 +680,27 @@ class TrackedWorker(_Recording, rq.Worker):
     def _perform_when_told(self: Any, reads: int) -> None:
         """What a horse does that was forked ahead. It ends if the worker has ended or needs it no more."""
         self.setup_work_horse_signals()
+        _close_inherited(self.connection)
         with suppress(RedisError):  # it tries again with its job
             self.connection.ping()
         with os.fdopen(reads, "rb") as pipe:
-            said = pipe.read()
-        if not said:
+            said = pipe.readline()
+        if not said.endswith(b"\n"):
             return
-        job_id, queue_name, execution_id = orjson.loads(said)
+        job_id, queue_key, execution_id = orjson.loads(said)
         os.environ["RQ_WORKER_ID"], os.environ["RQ_JOB_ID"] = self.name, job_id
         job = self.job_class.fetch(job_id, connection=self.connection, serializer=self.serializer)
         self.execution = None  # that of the job before
         self.execution = Execution.fetch(execution_id, job_id, self.connection)
-        self.main_work_horse(job, next(queue for queue in self.queues if queue.name == queue_name))
+        # Like RQ's dequeue_any(): the worker may have other queues by now.
+        queue = self.queue_class.from_queue_key(
+            queue_key,
+            connection=self.connection,
+            job_class=self.job_class,
+            serializer=self.serializer,
+            death_penalty_class=self.death_penalty_class,
+        )
+        self.main_work_horse(job, queue)
 
 
 class _Horse:
@@ -688,7 +715,7 @@ class _Horse:
         False if it has died."""
         try:
             os.setpgid(self.pid, self.pid)
-            os.write(self._tells, orjson.dumps(words))
+            os.write(self._tells, orjson.dumps(words) + b"\n")
         except (BrokenPipeError, ProcessLookupError):
             self.dismiss()
             return False
@@ -696,9 +723,12 @@ class _Horse:
         return True
 
     def dismiss(self) -> None:
-        """Ends it."""
+        """Ends it: it has no job. It may wait for Redis, and others may have a copy of the pipe."""
         os.close(self._tells)
-        os.waitpid(self.pid, 0)
+        with suppress(ChildProcessError):  # another part of the worker has waited for it
+            if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
 
 
 class TrackedSimpleWorker(_Recording, rq.SimpleWorker):

@@ -46,8 +46,12 @@ class RqWorld:
 
     def worker(self, kind: str = "TrackedWorker", *more: str, **environ: str) -> Program:
         """``rq worker -w asynctask.integrations.rq.<kind>``; returns when it performs."""
+        return self.worker_of(f"asynctask.integrations.rq.{kind}", *more, **environ)
+
+    def worker_of(self, worker_class: str, *more: str, **environ: str) -> Program:
+        """The same of any class."""
         known = set(self.recorders())
-        started = self.start(f"asynctask.integrations.rq.{kind}", *more, **environ)
+        started = self.start(worker_class, *more, **environ)
         wait_for(lambda: set(self.recorders()) - known, f"a worker of RQ registers: {self.world.said()[-3000:]}")
         return started
 
@@ -198,6 +202,61 @@ def test_a_horse_that_waits_ends_with_a_worker_that_is_killed(engine: RqWorld) -
     worker.kill()
     worker.wait()
     wait_for(lambda: not engine.world.processes(), "the horse and the recording process have ended")
+
+
+def sockets(pid: int) -> set[str]:
+    found = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    return {each for each in found if each.startswith("socket:")}
+
+
+def test_a_worker_that_is_killed_gets_no_job_more_as_long_as_its_waiting_horse_lives(engine: RqWorld) -> None:
+    worker = engine.worker()
+    performed_by(engine, worker, 1)
+    waits = engine.waiting_horse(worker.pid)
+    wait_for(lambda: len(sockets(waits) & sockets(worker.pid)) == 1, "they share that of the recording process only")
+    os.kill(waits, signal.SIGSTOP)
+    worker.kill()
+    worker.wait()
+    sent = engine.jobs.noted.delay("x")
+    engine.worker()
+    assert engine.ended(sent.id)["status"] == "finish"
+    os.kill(waits, signal.SIGCONT)
+
+
+def test_a_worker_works_again_after_its_end(engine: RqWorld) -> None:
+    sent = [engine.jobs.noted.delay(number) for number in (1, 2)]
+    worker = engine.worker_of("support.rq_main.Twice", "--max-jobs", "1")
+    assert [engine.ended(each.id)["status"] for each in sent] == ["finish", "finish"]
+    assert worker.wait(60) == 0, engine.world.said()
+
+
+def test_a_worker_that_can_fork_no_horse_ahead_goes_on(engine: RqWorld) -> None:
+    worker = engine.worker_of("support.rq_main.Crowded")
+    performed_by(engine, worker, 1)
+    held = len(list(Path(f"/proc/{worker.pid}/fd").iterdir()))
+    assert not engine.waiting_horse(worker.pid)
+    performed_by(engine, worker, 2)
+    assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) == held
+    assert "no work-horse is forked ahead" in engine.world.said()
+
+
+def test_a_waiting_horse_performs_a_job_of_a_queue_that_its_worker_did_not_listen_to_before(engine: RqWorld) -> None:
+    worker = engine.worker_of("support.rq_main.Moving")
+    performed_by(engine, worker, 1)
+    sent = engine.engine.queue(f"{engine.jobs.queue}-2").enqueue("support.rq_app.noted", "x")
+    assert engine.ended(sent.id)["status"] == "finish", engine.world.said()
+
+
+def test_a_scheduler_that_is_started_again_keeps_no_horse_from_its_job(engine: RqWorld) -> None:
+    worker = engine.worker("TrackedWorker", "--with-scheduler", "--maintenance-interval", "0")
+    scheduler = wait_for(lambda: engine.waiting_horse(worker.pid), "RQ's scheduler is its other child")
+    performed_by(engine, worker, 1)
+    os.kill(scheduler, signal.SIGKILL)
+    performed_by(engine, worker, 2)
+    performed_by(engine, worker, 3)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0, engine.world.said()
+    assert not engine.world.processes()
 
 
 def test_a_coroutine_is_performed_and_its_messages_kept(engine: RqWorld) -> None:
