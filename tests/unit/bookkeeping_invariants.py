@@ -76,8 +76,14 @@ def check_counts(task: Task) -> None:
 def in_places(world: World, task: Task) -> int:
     """What flies, without what began in a place that the ledger gave away meanwhile, as a person stopped the job there: the
     process could not know, and borrows no more for it."""
-    overdrawn = [c for c in world.ghosts.overdrawn if c.task == task.id and world.row(c).attempt == c.attempt]
-    return task.flying - sum(flies(world.row(c)) for c in overdrawn)
+    begun = [copy for copy in world.ghosts.handed if copy.task == task.id and world.row(copy).attempt == copy.attempt]
+    return task.flying - sum(flies(world.row(copy)) and is_overdrawn(world, copy) for copy in begun)
+
+
+def is_overdrawn(world: World, copy: Copy) -> bool:
+    """Whether it, or one that it follows, began in the place of an attempt that had no place any more."""
+    before = world.ghosts.handed.get(copy)
+    return before is not None and (before not in world.ghosts.recorded or is_overdrawn(world, before))
 
 
 def check_room(world: World, task: Task) -> None:

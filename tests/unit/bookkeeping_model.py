@@ -170,7 +170,6 @@ class Ghosts:
         self.dropped: set[Copy] = set()  # copies that begin decided to acknowledge unrun
         self.forgotten: set[Copy] = set()  # copies that the broker lost while a process held them
         self.handed: dict[Copy, Copy] = {}  # what began in the place of another -> that one
-        self.overdrawn: set[Copy] = set()  # of these, whose place the ledger had given away before it heard of them
         self.cap: dict[int, int | None] = {}  # what in_flight may be: parallel, or what it was when parallel was lowered
         self.rounds: dict[int, list[set[Copy]]] = {}  # of each Task with an interval
         self.began: dict[Copy, int] = {}  # when the worker was called, whether or not the ledger knows

@@ -352,8 +352,6 @@ def flush(w: World, process: Process, k: int) -> None:
     for copy in process.running:
         row = w.row(copy)
         if row.attempt == copy.attempt and core.is_lent(row):
-            if w.ghosts.handed[copy] not in w.ghosts.recorded:
-                w.ghosts.overdrawn.add(copy)
             w.write(w.tasks[copy.task], copy.seq, core.working(row, process.name))
 
 

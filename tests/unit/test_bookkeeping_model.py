@@ -90,7 +90,7 @@ def test_every_interleaving_keeps_every_promise() -> None:
     run_state_machine_as_test(LifeOfTheWorld, settings=PROFILE)
 
 
-HARD_LIVES = (577613796, 811526827, 452089005, 504585801)
+HARD_LIVES = (577613796, 811526827, 452089005, 504585801, 186128651, 755846735)
 """In them a person stops a job, or the ledger takes one back, whose place has been handed on."""
 
 
