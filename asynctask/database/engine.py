@@ -519,6 +519,9 @@ def connect_sqlite(lock: WriteLock, dbapi_connection: Any) -> None:
             lock.release()
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA cache_size=-65536")
+    # 32 MB instead of 4: a page that several transactions change is written to the file once, and an index in the order of
+    # digests (keys) changes other pages with each job.
+    cursor.execute("PRAGMA wal_autocheckpoint=8000")
     cursor.execute("PRAGMA temp_store=MEMORY")
     cursor.close()
 
