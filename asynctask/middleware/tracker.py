@@ -311,8 +311,9 @@ class Tracker:
         done.wait()
         if of_round and not ticket.lost:
             # The next round counts from here: the commit may have taken longer than the interval.
-            ticket.started_at = self._ledger.now()
-            self._recorder.put([self._working(ticket)])
+            with self._lock:  # `note_long` may be about to say that it works, too
+                ticket.started_at = self._ledger.now()
+                self._recorder.put([self._working(ticket)])
 
     def save(self, ticket: Ticket) -> None:
         """Records that the job has begun, and the current outcomes of a slice's items; in the ledger when this returns."""

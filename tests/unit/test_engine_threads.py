@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -121,13 +121,19 @@ def arrival(attempt: int | None, job_id: str = "a job") -> Arrival:
     return Arrival(job_id, attempt, "w", "q")
 
 
-def test_tickets_are_gathered_until_a_thread_waits_for_one_of_them() -> None:
+def noting() -> tuple[list[list[str]], Callable[[Sequence[Arrival]], list[Ticket]]]:
+    """A request for tickets, and the ids of the jobs that each request was for."""
     asked: list[list[str]] = []
 
     def begin(arrivals: Sequence[Arrival]) -> list[Ticket]:
         asked.append([each.job_id for each in arrivals])
         return [ticket(each) for each in arrivals]
 
+    return asked, begin
+
+
+def test_tickets_are_gathered_until_a_thread_waits_for_one_of_them() -> None:
+    asked, begin = noting()
     tickets = EarlyTickets(begin, SettableClock(), gather_s=3_600)
     for name in "abc":
         tickets.expect(arrival(2, name))
@@ -139,12 +145,7 @@ def test_tickets_are_gathered_until_a_thread_waits_for_one_of_them() -> None:
 
 
 def test_soon_after_a_request_a_thread_that_waits_does_not_ask_alone() -> None:
-    asked: list[list[str]] = []
-
-    def begin(arrivals: Sequence[Arrival]) -> list[Ticket]:
-        asked.append([each.job_id for each in arrivals])
-        return [ticket(each) for each in arrivals]
-
+    asked, begin = noting()
     clock = SettableClock()
     tickets = EarlyTickets(begin, clock, gather_s=3_600)
     tickets.expect(arrival(2, "a"))
@@ -162,12 +163,7 @@ def test_soon_after_a_request_a_thread_that_waits_does_not_ask_alone() -> None:
 
 
 def test_while_enough_tickets_are_there_those_of_further_jobs_are_gathered() -> None:
-    asked: list[list[str]] = []
-
-    def begin(arrivals: Sequence[Arrival]) -> list[Ticket]:
-        asked.append([each.job_id for each in arrivals])
-        return [ticket(each) for each in arrivals]
-
+    asked, begin = noting()
     clock = SettableClock()
     tickets = EarlyTickets(begin, clock, enough=2, gather_s=0)
     for name in "ab":
