@@ -187,6 +187,13 @@ def test_a_job_is_performed_by_a_horse_that_waited_for_it_and_by_another_if_that
     assert not engine.world.processes(), "the one that waits ends with its worker"
 
 
+def test_a_horse_that_waits_has_the_two_connections_that_rq_uses(engine: RqWorld) -> None:
+    """Taken out: the lookup of the client's version in the worker, and a horse has looked it up twice."""
+    sent = [engine.jobs.connected.delay() for _ in range(2)]
+    engine.worker()
+    assert [engine.ended(each.id)["result"] for each in sent] == [[1, 1], [2, 1]]
+
+
 def test_a_horse_that_has_waited_for_too_long_gets_no_job(engine: RqWorld) -> None:
     worker = engine.worker(**{FRESH_S: "0"})
     performed_by(engine, worker, 1)

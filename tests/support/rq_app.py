@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from redis import Redis
 from rq import Retry
 from rq.decorators import job
+from rq.job import get_current_job
 from support.world import DATABASE, MARK, Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
@@ -134,6 +135,15 @@ if NAMESPACE in os.environ:
     def frozen() -> int:
         """How many objects the garbage collector leaves alone here."""
         return gc.get_freeze_count()
+
+    @engine.job(queue)
+    def connected() -> tuple[int, int]:
+        """The connections to Redis that its process has, and how many times their version of redis-py was looked up."""
+        current = get_current_job()
+        assert current is not None
+        pool: Any = current.connection.connection_pool
+        idle = pool._available_connections
+        return len(idle), len({id(getattr(each, "driver_info", None)) for each in idle})
 
     @engine.job(queue)
     async def later(value: str) -> str:
