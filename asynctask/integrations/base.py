@@ -60,12 +60,13 @@ BEGUN: Final = "a worker has begun it"
 LONG_S: Final = 0.1
 """Duration of a job from which its ``working`` status is written separately."""
 
-_GATHER_S: Final = 0.004
+_GATHER_S: Final = 0.01
 """Seconds for which requests for soon needed tickets are batched, also where a thread waits for one, if the last batch was
-read less than so long ago: over jobs that do nothing a thread always waits, and each ticket would be read alone."""
+read less than so long ago: over jobs that do nothing a thread always waits, and each ticket would be read alone. Jobs for
+all threads are enough."""
 
 _APART_S: Final = 0.04
-"""Seconds of work that an outcome may wait for where its acknowledgement keeps no other job away; see
+"""Seconds of work that an outcome may wait for while its acknowledgement keeps no thread idle; see
 :func:`~asynctask.ledger.recorder.lingers_s`."""
 
 _MOST_EARLY: Final = 1_000
@@ -350,7 +351,6 @@ class EarlyTickets:
         self._early: dict[tuple[str, int | None], _Early] = {}
         self._answers: deque[_Answer] = deque()  # to the questions of the last half second
         self._ready = 0  # tickets in them that nobody has taken
-        self._asking = 0
         self._idle = False  # the thread waits until something is due
         self._wanted = False  # a thread waits for a ticket that was not asked for yet
         self._ended = False
@@ -382,11 +382,6 @@ class EarlyTickets:
             self._told.wait_for(lambda: early.done)
         return early.ticket if self._clock.monotonic() - early.answer.asked_at <= EARLY_S else None
 
-    def waiting(self) -> int:
-        """The number of jobs that have arrived lately and have not begun."""
-        with self._lock:
-            return self._count_ready() + len(self._arrived) + self._asking
-
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Discards the ticket, because another copy of the job has ended."""
         with self._lock:
@@ -417,15 +412,19 @@ class EarlyTickets:
     def _is_due(self) -> bool:
         return self._ended or bool(self._arrived and (self._wanted or self._count_ready() < self._enough))
 
+    def _is_full(self) -> bool:
+        return len(self._arrived) >= 2 * self._enough
+
     def _wake(self) -> None:
-        if self._idle and self._is_due():
+        if (self._idle and self._is_due()) or (self._wanted and self._is_full()):
             self._due.notify()
 
     def _run(self) -> None:
         asked_at = -math.inf
 
         def is_enough() -> bool:
-            return self._ended or (self._wanted and self._clock.monotonic() - asked_at >= self._gather_s)
+            is_time = self._is_full() or self._clock.monotonic() - asked_at >= self._gather_s
+            return self._ended or (self._wanted and is_time)
 
         while True:
             with self._lock:
@@ -437,7 +436,6 @@ class EarlyTickets:
                 batch, self._arrived, self._wanted = self._arrived, [], False
                 for _, early in batch:
                     early.asked = True
-                self._asking = len(batch)
                 ended = self._ended
             if not batch and not ended:
                 continue
@@ -450,7 +448,6 @@ class EarlyTickets:
                     early.ticket, early.answer, early.done = ticket, answer, True
                     if ticket is not None and self._early.get((arrival.job_id, arrival.attempt)) is early:
                         answer.left += 1
-                self._asking = 0
                 self._ready += answer.left
                 self._answers.append(answer)
                 self._told.notify_all()
@@ -548,6 +545,16 @@ class HeldAcks:
                 self._log.warning("not_acknowledged", error=f"{type(error).__name__}: {error}")
 
 
+HOLDS_ANY: Final = 500
+"""``holds`` of a process whose engine does not count held acknowledgements: a whole batch of outcomes."""
+
+
+def holdable(prefetch: int, concurrency: int) -> int:
+    """How many acknowledgements may be held back where the engine keeps at most ``prefetch`` unacknowledged jobs in a
+    process: half of them, as long as there is one for each thread beside those."""
+    return max(0, min(prefetch // 2, prefetch - concurrency))
+
+
 @dataclass(slots=True)
 class _Open:
     commits: int = 0
@@ -574,8 +581,8 @@ class EngineProcess(AppProcess):
     Create it in the performing process, after any fork.
 
     Arguments: ``engine``, its name; ``concurrency``, how many jobs run at once; ``queues``, the engine's own names of those
-    that the process works; ``holds_apart``: the engine fetches other jobs in the place of those whose acknowledgement is
-    held back. Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
+    that the process works; ``holds``: how many acknowledgements may be held back before a thread lacks a job
+    (:func:`holdable`). Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
     """
 
     def __init__(
@@ -585,14 +592,14 @@ class EngineProcess(AppProcess):
         *,
         concurrency: int,
         queues: Sequence[str] = (),
-        holds_apart: bool = False,
+        holds: int = 0,
     ) -> None:
         identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
         ledger = replace(app.ledger, identity=identity)
         named = [engine_queue(engine, queue) for queue in queues]
         super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger, dispatching=app)
         self._engine = engine
-        self._holds_apart = holds_apart
+        self._holds = holds
         self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(
@@ -601,6 +608,7 @@ class EngineProcess(AppProcess):
             on_due=self._dispatcher.expect,
             figures=self.figures,
             closes_at_once=False,
+            enough=holds or HOLDS_ANY,
         )
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
@@ -772,16 +780,12 @@ class EngineProcess(AppProcess):
     # -- parts
 
     def _busy_for(self) -> float | None:
-        """An outcome that no thread waits for is written with those that follow: it waits for a part of the time in which
-        the jobs that have arrived are performed, because their engine fetches more when some are acknowledged."""
+        """An outcome that no thread waits for is written with those that follow, while the engine fetches other jobs in the
+        place of those whose acknowledgements are held back."""
         rate = self._rate.per_second
         if self._awaited or not (self.tracker.running() or rate > _MANY):
             return None
-        if rate <= _MANY:
-            return 0.0
-        if self._holds_apart:
-            return _APART_S
-        return 0.0 if self._early is None else self._early.waiting() / rate / 2
+        return _APART_S if self._holds and rate > _MANY else 0.0
 
     def load(self) -> Load:
         """What this process can use now."""

@@ -44,6 +44,7 @@ from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     AT_ONCE,
     BEGUN,
+    HOLDS_ANY,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -52,6 +53,7 @@ from asynctask.integrations.base import (
     LoneEvents,
     PushedJob,
     engine_worker,
+    holdable,
     kept_params,
     merge_function,
     pushed_job,
@@ -254,6 +256,7 @@ class CeleryEngine:
         self._loop = _Loop()
         self._queues: Sequence[str] = ()
         self._concurrency = 1
+        self._holds = 0
         self._lock = threading.Lock()
         self._line = _Line(celery_app)
         self._thread = threading.local()
@@ -671,6 +674,8 @@ class CeleryEngine:
         finally:
             self._app.close()  # a child that is forked opens its own connections
         self._concurrency = max(instance.concurrency, getattr(instance, "max_concurrency", None) or 0)
+        prefetch = self._concurrency * instance.prefetch_multiplier
+        self._holds = holdable(prefetch, self._concurrency) if prefetch else HOLDS_ANY
         if not _POOLS[pool]:
             self._record_for_children()
             return
@@ -752,7 +757,7 @@ class CeleryEngine:
             pause.wait(_AWAY_S)
 
     def _engine_process(self) -> EngineProcess:
-        return EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues)
+        return EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues, holds=self._holds)
 
     def _quiet(self) -> None:
         if self._recording is not None:

@@ -45,6 +45,7 @@ from asynctask.errors import (
 from asynctask.exports.run import MERGER, check_columns
 from asynctask.integrations.base import (
     AT_ONCE,
+    HOLDS_ANY,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -52,6 +53,7 @@ from asynctask.integrations.base import (
     HeldAcks,
     LoneEvents,
     engine_worker,
+    holdable,
     kept_params,
     merge_function,
     pushed_job,
@@ -174,10 +176,12 @@ class DramatiqEngine:
             exports=True,
         )
 
-    @property
-    def holds_apart(self) -> bool:
-        """Whether :class:`_Consumer` can take a message whose acknowledgement it holds out of what is prefetched."""
-        return isinstance(self._server, _RedisServer)
+    def holds(self, worker: Any) -> int:
+        """How many acknowledgements :class:`_Consumer` may hold back: on Redis any, which it takes out of what is
+        prefetched."""
+        if isinstance(self._server, _RedisServer):
+            return HOLDS_ANY
+        return holdable(worker.queue_prefetch, worker.worker_threads)
 
     @property
     def is_pushing(self) -> bool:
@@ -804,7 +808,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                 self.engine.name,
                 concurrency=worker.worker_threads,
                 queues=queues,
-                holds_apart=self.engine.holds_apart,
+                holds=self.engine.holds(worker),
             )
             process.start()
         except Exception as error:

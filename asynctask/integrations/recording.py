@@ -398,6 +398,8 @@ class _Answers:
 
 def _parsed(line: bytes | bytearray) -> dict[str, Any]:
     """A request or a response; nothing for a blank line or a part of one."""
+    if len(line) < 2:  # each message begins with a blank line
+        return {}
     try:
         said = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -144,7 +144,7 @@ class Recorder:
     nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
     time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count committed
     outcomes. ``closes_at_once``: a Task that may have ended is closed as soon as no job runs, however recent the last
-    check.
+    check. ``enough`` outcomes wait for no others.
     """
 
     def __init__(
@@ -155,9 +155,11 @@ class Recorder:
         on_due: Callable[[int], None] = lambda at: None,
         figures: Figures | None = None,
         closes_at_once: bool = True,
+        enough: int = _MAX_BATCH,
     ) -> None:
         self._ledger = ledger
         self._closes_at_once = closes_at_once
+        self._enough = enough
         self._figures = figures or Figures()
         self._busy_for = busy_for
         self._on_due = on_due
@@ -183,8 +185,8 @@ class Recorder:
         """Accepts outcomes. They are committed soon; then each one's ``then`` is called."""
         with self._condition:
             self._pending.extend(outcomes)
-            # Wakes the thread for the first outcome and for a full batch; a wake-up for each costs more than the flush.
-            if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH:
+            # Wakes the thread for the first outcome and for enough; a wake-up for each costs more than the flush.
+            if len(self._pending) == len(outcomes) or len(self._pending) >= self._enough:
                 self._condition.notify_all()
             if not self._awaited:
                 for each in outcomes:
@@ -339,7 +341,7 @@ class Recorder:
             return batch
 
     def _is_enough(self) -> bool:
-        return len(self._pending) >= _MAX_BATCH or self._stopping
+        return len(self._pending) >= self._enough or self._stopping
 
     def _linger(self) -> float:
         return lingers_s(self._busy_for(), self._flush_s)

@@ -162,6 +162,22 @@ def test_soon_after_a_request_a_thread_that_waits_does_not_ask_alone() -> None:
     tickets.stop()
 
 
+def test_jobs_for_all_threads_are_enough_to_ask_at_once() -> None:
+    asked, begin = noting()
+    tickets = EarlyTickets(begin, SettableClock(), enough=2, gather_s=3_600)
+    tickets.expect(arrival(2, "a"))
+    assert tickets.take(arrival(2, "a")) is not None
+    waits = threading.Thread(target=tickets.take, args=(arrival(2, "b"),))
+    tickets.expect(arrival(2, "b"))
+    waits.start()
+    wait_for(lambda: tickets._wanted, "a thread waits for one")
+    for name in "cde":
+        tickets.expect(arrival(2, name))
+    waits.join(60)
+    assert asked[1][:4] == ["b", "c", "d", "e"]
+    tickets.stop()
+
+
 def test_while_enough_tickets_are_there_those_of_further_jobs_are_gathered() -> None:
     asked, begin = noting()
     clock = SettableClock()
@@ -173,14 +189,14 @@ def test_while_enough_tickets_are_there_those_of_further_jobs_are_gathered() -> 
         tickets.expect(arrival(2, name))
     assert tickets.take(arrival(2, "a")) is not None, "one of two is left"
     wait_for(lambda: len(asked) == 3, "the others are asked for, and nobody waits")
-    assert (asked, tickets.waiting()) == ([["a"], ["b"], ["c", "d", "e"]], 4)
+    assert (asked, tickets._count_ready()) == ([["a"], ["b"], ["c", "d", "e"]], 4)
     tickets.expect(arrival(2, "f"))
     clock.seconds += EARLY_S + 0.01
     tickets.expect(arrival(2, "g"))  # those that are there are good no more
     asked_for(tickets)
-    assert (asked[3:], tickets.waiting()) == ([["f", "g"]], 2)
+    assert (asked[3:], tickets._count_ready()) == ([["f", "g"]], 2)
     tickets.forget("f", 2)
-    assert tickets.waiting() == 1
+    assert tickets._count_ready() == 1
     tickets.stop()
 
 
