@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 """The oldest supported servers: with SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
 
-_HEAD: Final = "0012"
+_HEAD: Final = "0013"
 _VERSION_TABLE: Final = "alembic_version"
 _VERSION: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(sa.table(_VERSION_TABLE))
 _LOCK_KEY: Final = 7_276_410_358_002_177

@@ -38,7 +38,6 @@ Key: Final = BigInteger().with_variant(Integer, "sqlite")
 Json: Final = Text()
 
 _WHERE: Final = "where"
-_WITH_PARTIAL: Final[Any] = ("sqlite", "postgresql")
 
 
 def _id() -> Column[int]:
@@ -191,12 +190,8 @@ key_places: Final = Table(
     Column("event_id", Key, primary_key=True, autoincrement=False),
     Column("line", BigInteger, nullable=False),
     Column("place", BigInteger, nullable=False),  # the smaller first, then the smaller event_id
-    Column("holds", Integer, nullable=False, server_default=text("0")),  # 1: its turn has come, until it ends
-    Column("passed", Integer, nullable=False, server_default=text("0")),  # 1: it was asked for before its turn
-    # Their order is that of digests, so each change of the large index is of another page; of a turn and the end after it,
-    # only the turn changes it. The other fits a few pages. MariaDB has no partial indexes: the first one has all places.
-    _partial("ix_key_places_line", "line", "holds", "place", "event_id", where="holds = 0"),
-    _partial("ix_key_places_held", "line", where="holds = 1").ddl_if(dialect=_WITH_PARTIAL),
+    # In the order of digests: each change of it is of another page.
+    Index("ix_key_places_line", "line", "place", "event_id"),
 )
 
 task_tallies: Final = Table(

@@ -241,12 +241,28 @@ def try_lock_duty(connection: Connection, ledger: Ledger, name: str) -> bool:
     statements = (_DUTY, _DUTY.with_for_update(skip_locked=True), _DUTY_MARIADB)
     if _lock_soon(connection, ledger, _DUTY_ID, statements, {"name": name}) is not None:
         return True
-    if connection.execute(_DUTY, {"name": name}).first() is None:
-        ignore = "IGNORE " if connection.dialect.name == "mariadb" else ""
-        rest = "" if ignore else " ON CONFLICT DO NOTHING"
-        connection.execute(sa.text(f"INSERT {ignore}INTO duties (name) VALUES (:name){rest}"), {"name": name})  # noqa: S608
+    if _make_duty(connection, name):
         return _lock_soon(connection, ledger, _DUTY_ID, statements, {"name": name}) is not None
     return False
+
+
+def lock_duty(connection: Connection, name: str) -> None:
+    """Locks a row of ``duties`` until the transaction ends; waits for another transaction that holds it."""
+    if connection.dialect.name == "sqlite":  # the write transaction excludes others
+        return
+    lock = _DUTY.with_for_update()
+    if connection.execute(lock, {"name": name}).first() is None:
+        _make_duty(connection, name)
+        connection.execute(lock, {"name": name})
+
+
+def _make_duty(connection: Connection, name: str) -> bool:
+    if connection.execute(_DUTY, {"name": name}).first() is not None:
+        return False
+    ignore = "IGNORE " if connection.dialect.name == "mariadb" else ""
+    rest = "" if ignore else " ON CONFLICT DO NOTHING"
+    connection.execute(sa.text(f"INSERT {ignore}INTO duties (name) VALUES (:name){rest}"), {"name": name})  # noqa: S608
+    return True
 
 
 def _lock_soon(

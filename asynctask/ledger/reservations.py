@@ -382,8 +382,6 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float, early: b
             move_counts(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
             found += fresh
             reserved += begun
-        if task["key_limit"] is not None:
-            sessions.hold(connection, [job.event_id for job in found])
         full = limit is not None and flying + reserved >= limit
         begins = max(opens, now)
         if interval and reserved:
@@ -480,7 +478,6 @@ def _pass_waiting(
         high = top if stop is None else stop
         waiting = [(seq, i) for seq, i in waiting if seq < high]
         sessions.block(connection, [i for _, i in waiting])
-        sessions.note_passed(connection, [i for i, seq in seqs.items() if seq < high and i not in lines])
         blocked |= {line for _, i in waiting if (line := lines[i]) is not None}
         gone = sum(seq < high for seq in going)
         count, needed = count - gone, needed - gone

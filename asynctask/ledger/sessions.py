@@ -6,10 +6,11 @@ priority) and ``session_place``. A Task with nothing left but jobs waiting for a
 line again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
-of it (``key_places``); the first holds the line until it has ended, or the first ``key_limit``. The gate of a
-reservation (:func:`admit`) gives turns under one lock; :func:`free` gives them to those that wait, when holders have ended.
-An Event whose Task's pointer passed it before its turn waits with ``due_at``
-:data:`~asynctask.core.transitions.BLOCKED`.
+of it (``key_places``) until it has ended. The first in a line goes, or the first ``key_limit``. Nothing comes into a line
+before what may have been dispatched: the Tasks with keys are committed in the order of their ids (:func:`lock_order`), each
+waits while an earlier one is split, and an Event that runs again moves to the front when it goes. The gate of a reservation
+(:func:`admit`) dispatches only what goes. An Event whose Task's pointer passed it before its turn waits with ``due_at``
+:data:`~asynctask.core.transitions.BLOCKED`, until :func:`free` finds that its turn has come.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, key_places, task_tallies, tasks
-from asynctask.ledger.base import Ledger, chunks, loads, try_lock, try_lock_duty
+from asynctask.ledger.base import Ledger, chunks, loads, lock_duty, try_lock, try_lock_duty
 from asynctask.ledger.events import total_counts
 
 _t, _e, _n, _k = tasks.c, events.c, task_tallies.c, key_places.c
@@ -247,7 +248,11 @@ MAX_KEY: Final = 255
 """Largest number of characters of a key."""
 
 _KEYS: Final = "keys"
-"""The duty whose row is locked while turns are given, so that two processes never give the same one."""
+"""The duty whose row is locked while turns are given: an Event that runs again comes into a line between the look who is
+first there and the commit."""
+
+_ORDER: Final = "key order"
+"""The duty whose row is locked from the id of a Task with keys until its commit."""
 
 _BY_LINE: Final = "FORCE INDEX (ix_key_places_line)"
 """For MariaDB, which takes a line for a large part of a table that is new, and would read all of it for each line."""
@@ -267,23 +272,19 @@ _SPLITTING: Final = (
 
 
 def _asking(e: Any) -> tuple[Any, Any]:
-    """Of Events: whether each holds its line, and who is the first there; see :class:`Asking`."""
-    o, w, h = (key_places.alias(name) for name in "owh")
-    # With their values, conditions are those of the indexes.
-    own = sa.select(o.c.holds).where(o.c.event_id == e.c.id)
-    holder = sa.select(-h.c.event_id).where(h.c.line == e.c.line, h.c.holds == sa.literal_column("1")).limit(1)
-    holder = holder.with_hint(h, _BY_LINE, "mariadb")
-    first = sa.select(w.c.event_id).where(w.c.line == e.c.line, w.c.holds == sa.literal_column("0")).limit(1)
-    first = first.order_by(w.c.line, w.c.holds, w.c.place, w.c.event_id).with_hint(w, _BY_LINE, "mariadb")
-    own_, holder_, first_ = (each.correlate(e).scalar_subquery() for each in (own, holder, first))
-    return own_, sa.func.coalesce(holder_, first_)
+    """Of Events: the place of each, and who is the first of its line; see :class:`Asking`."""
+    o, w = key_places.alias("o"), key_places.alias("w")
+    own = sa.select(o.c.place).where(o.c.event_id == e.c.id)
+    first = sa.select(w.c.event_id).where(w.c.line == e.c.line).order_by(w.c.line, w.c.place, w.c.event_id).limit(1)
+    first = first.with_hint(w, _BY_LINE, "mariadb")
+    return own.correlate(e).scalar_subquery(), first.correlate(e).scalar_subquery()
 
 
 def _at_pointer() -> Any:
     """0 if the Event at the pointer of a Task waits for another of its line."""
     p = events.alias("p")
     _, first = _asking(p)
-    turn = sa.case((sa.func.coalesce(sa.func.abs(first), p.c.id) == p.c.id, 1), else_=0)
+    turn = sa.case((sa.func.coalesce(first, p.c.id) == p.c.id, 1), else_=0)
     return sa.select(turn).where(p.c.task_id == sa.bindparam("task_id"), p.c.seq == sa.bindparam("seq"))
 
 
@@ -316,6 +317,12 @@ def line_of(worker_name: str, key: str) -> int:
     harm."""
     digest = hashlib.blake2b(f"{len(worker_name)}:{worker_name}{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
+
+
+def lock_order(connection: Connection) -> None:
+    """Lets no other Task with keys come into being until the transaction ends, so that who sees one sees all with smaller
+    ids; call it before the Task has its id."""
+    lock_duty(connection, _ORDER)
 
 
 def lock_keys(connection: Connection, ledger: Ledger) -> bool:
@@ -361,42 +368,40 @@ ASKING: Final = (_e.line, *_asking(events))
 class Asking(NamedTuple):
     """An Event that is to be dispatched.
 
-    ``line``: if it has a key; ``holds``: whether it holds the line (None: it has no place); ``first``: minus one that holds
-    the line, else the first that waits in it; None if nobody is there.
+    ``line``: if it has a key; ``place``: its place there (None: it ended before, and runs again); ``first``: the first of
+    that line; None if nobody is there.
     """
 
     id: int
     line: int | None
-    holds: int | None
+    place: int | None
     first: int | None
 
 
 def admit(connection: Connection, task: Mapping[str, Any], asking: Collection[Asking]) -> set[int]:
     """Of these Events of a locked Task those whose turn it is.
 
-    The caller has locked the keys. In its transaction it lets those that go :func:`hold` their lines, and has the others
-    :func:`block`; after it, :func:`free` looks at the lines of these, for their holders may have ended meanwhile. An Event
-    without a key has its turn always; one without a place, because it ended before and runs again, gets the last place.
+    The caller has locked the keys. In its transaction it dispatches those that go, and has the others :func:`block`; after
+    it, :func:`free` looks at the lines of these, for those before them may have ended meanwhile. An Event without a key has
+    its turn always; one that runs again gets the last place, and when it goes the first one: lists that are split yet may
+    come before its last one.
     """
-    admitted = {each.id for each in asking if each.line is None or each.holds}
-    waiting = {each.id: each.line for each in asking if each.line is not None and not each.holds}
-    if again := {each.id: each.line for each in asking if each.line is not None and each.holds is None}:
+    admitted = {each.id for each in asking if each.line is None}
+    lines = {each.id: each.line for each in asking if each.line is not None}
+    if again := {each.id: each.line for each in asking if each.line is not None and each.place is None}:
         last = connection.execute(sa.select(sa.func.max(_t.id))).scalar_one()
         connection.execute(
             key_places.insert(), [{"event_id": i, "line": line, "place": 2 * last + 1} for i, line in again.items()]
         )
-    limit = int(task["key_limit"])
-    if limit == 1:
+    if task["key_limit"] == 1:
         alone = {line: i for i, line in sorted(again.items(), reverse=True)}
-        firsts = (each.first or alone[each.line] for each in asking if each.line is not None and not each.holds)
-        return admitted | waiting.keys() & set(firsts)
-    left, taken = set(waiting.values()), 0
-    while left:
-        own = {i: held for _, i, held in _heads_of(connection, left, taken) if i in waiting and held + taken < limit}
-        admitted |= own.keys()
-        taken += 1
-        left = {waiting[i] for i, held in own.items() if held + taken < limit}
-    return admitted
+        firsts = (each.first or alone[each.line] for each in asking if each.line is not None)
+        going = lines.keys() & set(firsts)
+    else:
+        going = lines.keys() & {each.id for each in _first_of(connection, set(lines.values()))}
+    if moved := [each.id for each in asking if each.id in going and (each.place is None or each.place % 2)]:
+        connection.execute(key_places.update().where(_k.event_id.in_(moved)).values(place=0))
+    return admitted | going
 
 
 def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
@@ -408,28 +413,11 @@ def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
     return [Asking(int(i), *rest) for i, *rest in found]
 
 
-def hold(connection: Connection, event_ids: Collection[int]) -> None:
-    """Notes that the turn of these Events has come, until they end. The caller has locked their rows."""
-    if event_ids:
-        dialect = connection.dialect.name
-        connection.execute(_holds(dialect), {"ids": batches.given(dialect, event_ids)})
-
-
 def block(connection: Connection, event_ids: Collection[int]) -> None:
     """Makes these Events, which were to be dispatched, wait for their turn; neither status nor counts change."""
     if event_ids:
         dialect = connection.dialect.name
-        given = {"ids": batches.given(dialect, event_ids)}
-        connection.execute(_block(dialect), given)
-        note_passed(connection, event_ids)
-
-
-def note_passed(connection: Connection, event_ids: Collection[int]) -> None:
-    """Notes that these Events were asked for before their turn: only what is passed is given its turn later, by
-    :func:`free`."""
-    if event_ids:
-        dialect = connection.dialect.name
-        connection.execute(_note_passed(dialect), {"ids": batches.given(dialect, event_ids)})
+        connection.execute(_block(dialect), {"ids": batches.given(dialect, event_ids)})
 
 
 def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
@@ -442,60 +430,68 @@ def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
     woken: set[int] = set()
     for part in chunks(sorted(lines), _FREED):
         with ledger.database.read() as connection:
-            free_lines = _free_lines(connection, part)
-        if not free_lines:
+            next_ = _blocked_first(connection, part)
+        if not next_:
             continue
-        found = _give_turns(ledger, free_lines)
+        found = _unblock_first(ledger, set(next_.values()))
         if found is None:
-            ledger.held.keep_lines(free_lines)
+            ledger.held.keep_lines(next_.values())
         else:
             woken |= found
     return woken
 
 
 @repeatable
-def _give_turns(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
-    """Gives turns in these lines until each has its holders, or its next Event was not asked for yet.
+def _unblock_first(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
+    """Makes those of these lines due that wait although their turn has come.
 
-    Returns the Tasks of those that waited for it and are due now; None if another transaction has locked the keys.
+    Returns their Tasks; None if another transaction has locked the keys.
     """
-    woken: set[int] = set()
     with ledger.database.write() as connection:
         if not lock_keys(connection, ledger):
             return None
-        dialect, left, now = connection.dialect.name, set(lines), ledger.now()
-        while left:
-            heads = {i: (line, held) for line, i, held in _heads_of(connection, left)}
-            rows = {row.id: row for row in _rows_of(connection, heads)}
-            limits = {i: row.key_limit or 1 for i, row in rows.items() if row.passed}
-            next_ = [i for i, limit in limits.items() if heads[i][1] < limit]
-            hold(connection, next_)
-            if due := [i for i in next_ if rows[i].due_at == BLOCKED]:
-                connection.execute(_unblock(dialect), {"ids": batches.given(dialect, due), "now": now})
-                woken.update(rows[i].task_id for i in due)
-            left = {heads[i][0] for i in next_ if heads[i][1] + 1 < limits[i]}
+        dialect = connection.dialect.name
+        chosen = {"ids": batches.given(dialect, sorted(_blocked_first(connection, lines)))}
+        woken = {int(i) for i in connection.execute(_lock_blocked(dialect), chosen).scalars()}
+        if woken:
+            connection.execute(_unblock(dialect), {**chosen, "now": ledger.now()})
     return woken
 
 
+def _blocked_first(connection: Connection, lines: Collection[int]) -> dict[int, int]:
+    """The Events that wait in these lines although their turn has come, with their lines."""
+    return {each.id: each.line for each in _first_of(connection, lines) if each.is_blocked}
+
+
 class _Head(NamedTuple):
-    """The next Event of a line."""
+    """An Event whose turn it is."""
 
     id: int
-    task_id: int
-    due_at: int | None
-    passed: int
-    key_limit: int | None
+    line: int
+    key_limit: int
+    is_blocked: bool | None
+
+
+def _first_of(connection: Connection, lines: Collection[int]) -> list[_Head]:
+    """Of each line the Events whose turn it is: as many as each of them allows at once. Leaves out one of a Task of which
+    one may go at once, unless it is blocked."""
+    found, limits, rank, left = list[_Head](), dict[int, int](), 0, set(lines)
+    while heads := _rows_of(connection, _heads_of(connection, left, rank)):
+        for each in heads:
+            limits[each.line] = min(each.key_limit, limits.get(each.line, each.key_limit))
+        heads = [each for each in heads if rank < limits[each.line]]
+        rank += 1
+        left = {each.line for each in heads if rank < limits[each.line]}
+        found += heads
+    return found
 
 
 def _rows_of(connection: Connection, event_ids: Collection[int]) -> list[_Head]:
-    """Events of heads, locked, as everywhere before their places."""
     if not event_ids:
         return []
     dialect = connection.dialect.name
-    chosen = {"ids": batches.given(dialect, sorted(event_ids))}
-    if dialect != "sqlite":
-        connection.execute(_lock_heads(dialect), chosen)
-    return [_Head(*row) for row in batches.fetch_small(connection, _head_rows(dialect), chosen)]
+    found = batches.fetch_small(connection, _head_rows(dialect), {"ids": batches.given(dialect, sorted(event_ids))})
+    return [_Head(*row) for row in found]
 
 
 _LINES: Final = {
@@ -509,61 +505,26 @@ def _hint(dialect: str) -> str:
     return f" {_BY_LINE}" if dialect == "mariadb" else ""
 
 
-def _head(dialect: str, column: str = "event_id") -> str:
-    """The first without its turn of a line ``d.line``."""
-    return (
-        f"SELECT w.{column} FROM key_places w{_hint(dialect)} WHERE w.line = d.line AND w.holds = 0"  # noqa: S608
-        " ORDER BY w.line, w.holds, w.place, w.event_id LIMIT 1"
-    )
-
-
-def _held(dialect: str) -> str:
-    """How many hold a line ``d.line``."""
-    return f"SELECT count(*) FROM key_places h{_hint(dialect)} WHERE h.line = d.line AND h.holds = 1"  # noqa: S608
-
-
 @cache
 def _heads(dialect: str) -> Any:
-    columns = f"d.line, ({_head(dialect)} OFFSET :skip), ({_held(dialect)})"
-    if dialect == "sqlite":  # one text: among several threads, a row costs more than what it holds
-        columns = f"json_group_array(json_array({columns}))"
+    head = (
+        f"SELECT w.event_id FROM key_places w{_hint(dialect)} WHERE w.line = d.line"  # noqa: S608
+        " ORDER BY w.line, w.place, w.event_id LIMIT 1 OFFSET :skip"
+    )
+    # One text: among several threads, a row costs more than what it holds.
+    columns = f"json_group_array(({head}))" if dialect == "sqlite" else f"({head})"
     return sa.text(f"SELECT {columns} FROM {_LINES[dialect]}")  # noqa: S608
 
 
-def _heads_of(connection: Connection, lines: Collection[int], skip: int = 0) -> list[tuple[int, int, int]]:
-    """Of each line that has one: its number, the next Event without its turn after ``skip`` others, and how many hold the
-    line. Two index look-ups a line."""
-    found = connection.execute(_heads(connection.dialect.name), {**_given_lines(connection, lines), "skip": skip})
-    rows = loads(found.scalar_one()) if connection.dialect.name == "sqlite" else found.all()
-    return [(int(line), int(head), int(held)) for line, head, held in rows if head is not None]
-
-
-def _given_lines(connection: Connection, lines: Collection[int]) -> dict[str, Any]:
-    return {"lines": batches.given("postgresql" if connection.dialect.name == "postgresql" else "sqlite", list(lines))}
-
-
-@cache
-def _waited_for(dialect: str) -> Any:
-    return sa.text(f"SELECT d.line FROM {_LINES[dialect]} WHERE ({_head(dialect, 'passed')}) = 1")  # noqa: S608
-
-
-@cache
-def _to_go_on(dialect: str) -> Any:
-    limit = f"SELECT t.key_limit FROM events e JOIN tasks t ON t.id = e.task_id WHERE e.id = ({_head(dialect)})"  # noqa: S608
-    return sa.text(f"SELECT d.line FROM {_LINES[dialect]} WHERE ({_held(dialect)}) < coalesce(({limit}), 1)")  # noqa: S608
-
-
-def _free_lines(connection: Connection, lines: Collection[int]) -> list[int]:
-    """Those of these lines in which an Event waits that was asked for, and whose turn it is.
-
-    One look-up a line where nobody waits, as in most. The rest is a second statement: PostgreSQL compiles both as one for
-    15 ms each time while it has no statistics.
-    """
-    for statement in (_waited_for, _to_go_on):
-        if lines:
-            found = connection.execute(statement(connection.dialect.name), _given_lines(connection, lines))
-            lines = [int(line) for line in found.scalars()]
-    return list(lines)
+def _heads_of(connection: Connection, lines: Collection[int], skip: int = 0) -> list[int]:
+    """The first Event after ``skip`` others of each line that has one. One index look-up a line."""
+    if not lines:
+        return []
+    dialect = connection.dialect.name
+    given = batches.given("postgresql" if dialect == "postgresql" else "sqlite", list(lines))
+    found = connection.execute(_heads(dialect), {"lines": given, "skip": skip})
+    heads = loads(found.scalar_one()) if dialect == "sqlite" else found.scalars()
+    return [int(head) for head in heads if head is not None]
 
 
 @cache
@@ -575,29 +536,21 @@ def _add_places(dialect: str) -> Any:
 
 @cache
 def _head_rows(dialect: str) -> Any:
-    columns = (_e.id, _e.task_id, _e.due_at, _k.passed, _t.key_limit)
-    joined = events.join(key_places, _k.event_id == _e.id).join(tasks, _t.id == _e.task_id)
-    return sa.select(*columns).select_from(joined).where(batches.among_given(dialect, _e.id, "ids"))
+    limit, is_blocked = sa.func.coalesce(_t.key_limit, 1), _e.due_at == BLOCKED
+    joined = events.join(tasks, _t.id == _e.task_id)
+    found = sa.select(_e.id, _e.line, limit, is_blocked).select_from(joined)
+    return found.where(batches.among_given(dialect, _e.id, "ids"), sa.or_(is_blocked, limit > 1))
 
 
 @cache
-def _lock_heads(dialect: str) -> Any:
-    return sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids")).order_by(_e.id).with_for_update()
+def _lock_blocked(dialect: str) -> Any:
+    found = sa.select(_e.task_id).where(batches.among_given(dialect, _e.id, "ids"), _e.due_at == BLOCKED).order_by(_e.id)
+    return found if dialect == "sqlite" else found.with_for_update()
 
 
 @cache
 def _places(dialect: str) -> Any:
     return sa.select(_e.id, *ASKING).where(batches.among_given(dialect, _e.id, "ids")).order_by(_e.id)
-
-
-@cache
-def _holds(dialect: str) -> Any:
-    return key_places.update().where(batches.among_given(dialect, _k.event_id, "ids")).values(holds=1)
-
-
-@cache
-def _note_passed(dialect: str) -> Any:
-    return key_places.update().where(batches.among_given(dialect, _k.event_id, "ids")).values(passed=1)
 
 
 @cache
@@ -615,11 +568,12 @@ def _unblock(dialect: str) -> Any:
 def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
     """Lets lines go on in which Events wait for their turn although it has come: their process died before it looked who is
     next. Returns the Tasks with Events that are due now."""
-    held = sa.select(sa.func.count()).where(_k.line == _e.line, _k.holds == sa.literal_column("1")).scalar_subquery()
+    _, first = _asking(events)
     waits = (
         sa.select(_e.id, _e.line)
         .select_from(tasks.join(events, _e.task_id == _t.id))
-        .where(_t.finished_at.is_(None), _t.key_limit.is_not(None), _e.due_at == BLOCKED, held < _t.key_limit)
+        .where(_t.finished_at.is_(None), _t.key_limit.is_not(None), _e.due_at == BLOCKED)
+        .where(sa.or_(first == _e.id, _t.key_limit > 1))
         .order_by(_e.id)
         .limit(limit)
     )

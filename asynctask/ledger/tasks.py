@@ -138,6 +138,8 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
     try:
         with ledger.database.write() as connection:
             above = [] if new.resubmit_of is None else corrections.may_be_corrected(connection, new.resubmit_of)
+            if new.key_limit is not None:
+                sessions.lock_order(connection)
             inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
             assert inserted is not None
             task_id = int(inserted[0])
@@ -706,6 +708,8 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
     rows = [_row(each, now) for each in wholes]
     jids = iter(ledger.ids.jids(sum(len(each.items) for each in wholes)))
     with ledger.database.write() as connection:
+        if any(row["key_limit"] is not None for row in rows):
+            sessions.lock_order(connection)
         ids = [int(i) for (i,) in connection.execute(_INSERT, rows)]
         made = list(zip(ids, wholes, rows, strict=True))
         entries = [entry for task_id, each, _ in made for entry in _log_rows(each.new, task_id, now)]

@@ -108,6 +108,20 @@ def test_so_many_of_a_key_run_at_once_as_its_limit_says(world: World) -> None:
     assert numbers_of(reserve(app, task)) == [3, 4]
 
 
+def test_where_tasks_differ_in_the_limit_of_a_key_the_smallest_counts(world: World) -> None:
+    """Of those before a job and its own. Taken out: the limit of the others."""
+    app = world.app()
+    two = app.submit("note", items("a", "a"), key="serial", key_limit=2)
+    one = app.submit("note", items("a", first=10), key="serial")
+    more = app.submit("note", items("a", "a", first=20), key="serial", key_limit=2)
+    first, second = reserve(app, two)
+    assert reserve(app, one) == reserve(app, more) == []
+    end(app, first)
+    assert reserve(app, one) == reserve(app, more) == []
+    end(app, second)
+    assert run_out(app, one, more) == [[10], [20, 21]]
+
+
 def test_jobs_of_one_key_far_from_each_other_do_not_keep_the_others_waiting(world: World) -> None:
     """Taken out: the further steps of the pointer within one reservation."""
     app = world.app()
@@ -132,6 +146,24 @@ def test_a_retry_keeps_those_behind_waiting_and_an_explicit_one_comes_last(world
     task.retry()
     assert run_out(app, task, second) == [[1], [5], [0]]
     world.check_promises(app, [second.id], 1)
+
+
+def test_a_list_that_is_still_split_does_not_start_beside_a_job_that_runs_again(world: World) -> None:
+    """Its next row comes before the last place. Taken out: the first place of what runs again and goes."""
+    app = world.app()
+    task = app.submit("shaky", items("a"), key="serial")
+    new = task_rows.NewTask("shaky", "default", 1, key_field="serial", key_limit=1)
+    split, _ = task_rows.create(app.ledger, new, lease_s=60)
+    end(app, *reserve(app, task), status=Status.ERROR)
+    task.retry()
+    (again,) = reserve(app, task)
+    line = world.one("SELECT line FROM key_places")
+    row = [NewItem('{"n":1,"serial":"a"}', 1, key="serial\0a")]
+    task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
+    assert world.sql("SELECT line FROM key_places") == [(line,), (line,)]
+    assert reserve(app, app.task(split)) == []
+    end(app, again)
+    assert numbers_of(reserve(app, app.task(split))) == [1]
 
 
 @pytest.mark.each_database(reason="each locks in its own way")
@@ -302,11 +334,10 @@ def test_what_ended_before_its_turn_is_passed_though_enough_of_its_task_wait_for
 
 
 def test_a_stopped_job_that_was_never_dispatched_keeps_one_place_of_its_key_and_no_more(world: World) -> None:
-    """Taken out: the note that the pointer passed it."""
+    """Taken out: the places of those that do not ask."""
     app = world.app()
     task = app.submit("note", items(*"aaa"), key="serial", key_limit=2)
     world.sql("UPDATE events SET status = 'stopped' WHERE seq = 0")
-    assert reserve(app, task) == []
     assert numbers_of(reserve(app, task)) == [1]
     assert reserve(app, task) == []
 
@@ -322,7 +353,7 @@ def test_the_look_who_is_next_reads_a_few_rows_of_each_line(world: World) -> Non
     task = app.submit("note", items(*[n % 100 for n in range(2_000)]), key="serial")
     lines = {int(line) for (line,) in world.sql("SELECT DISTINCT line FROM key_places")}
     while jobs := reserve(app, task):
-        most = max(most, cost(database, lambda connection: sessions._free_lines(connection, lines)))
+        most = max(most, cost(database, lambda connection: sessions._blocked_first(connection, lines)))
         end(app, *jobs)
     assert len(lines) == 100
     assert most < 100 * len(lines)

@@ -267,3 +267,33 @@ def test_claims_do_not_fail_where_the_server_would_have_everything_serializable(
             assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "read committed"
     finally:
         database.close()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["split", "whole"])
+def test_tasks_with_keys_are_committed_in_the_order_of_their_ids(
+    world: World, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """One with a smaller id would come before what another has dispatched. Taken out: the lock, of either way to make
+    Tasks."""
+    app, other = world.app(), world.app()
+    item, made, second, log = {"serial": "a"}, list[int](), list[threading.Thread](), task_rows._log_rows
+
+    def make() -> None:
+        if whole:
+            made.append(other.submit("note", [item], key="serial").id)
+        else:
+            new = NewTask("note", "default", 1, key_field="serial", key_limit=1)
+            made.append(task_rows.create(other.ledger, new, lease_s=60)[0])
+
+    def while_another_is_made(*args: Any) -> Any:
+        if not second:
+            second.append(in_thread(make))
+            wait_for_a_lock(world, "the second waits until the first is committed")
+            assert not made
+        return log(*args)
+
+    app.submit("note", [item], key="serial")
+    monkeypatch.setattr(task_rows, "_log_rows", while_another_is_made)
+    first = app.submit("note", [item], key="serial")
+    second[0].join(60)
+    assert made == [first.id + 1]

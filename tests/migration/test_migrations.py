@@ -18,6 +18,7 @@ from support.drawn import examples
 from support.schemas import described
 
 from asynctask import AsyncTask
+from asynctask.core.transitions import BLOCKED
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.database.tables import full_metadata, metadata
@@ -147,7 +148,7 @@ def test_whose_turn_came_and_who_was_asked_for_before_is_known_after_the_upgrade
             connection.exec_driver_sql(f"INSERT INTO events {event}")
             place = f"(event_id, line, place, holds) VALUES ({n + 1}, 7, 2, {holds})"
             connection.exec_driver_sql(f"INSERT INTO key_places {place}")
-    schema.upgrade(database)
+    schema.upgrade(database, "0012")
     with database.read() as connection:
         rows = connection.exec_driver_sql("SELECT event_id, holds, passed FROM key_places ORDER BY event_id").all()
     assert [tuple(row) for row in rows] == [(1, 1, 0), (2, 0, 1), (3, 0, 0)]
@@ -155,6 +156,29 @@ def test_whose_turn_came_and_who_was_asked_for_before_is_known_after_the_upgrade
     with database.read() as connection:
         rows = connection.exec_driver_sql("SELECT event_id, holds FROM key_places ORDER BY event_id").all()
     assert [tuple(row) for row in rows] == [(1, 1), (2, 0), (3, 0)]
+
+
+def test_who_held_a_line_is_the_first_in_it_after_the_upgrade(database: Database) -> None:
+    """Of the places of keys. Taken out: the statement that moves it there, either of those that find it on the way back."""
+    schema.upgrade(database, "0012")
+    task = "(id, worker_name, queue, state, priority, split_state, created_at, updated_at, next_seq)"
+    with database.write(marked=False) as connection:
+        connection.exec_driver_sql(f"INSERT INTO tasks {task} VALUES (1, 'w', 'q', 'running', 5, 'sealed', 0, 0, 2)")
+        for n, holds, due in ((0, 0, BLOCKED), (1, 1, "NULL"), (2, 0, "NULL")):
+            columns = "(id, job_id, task_id, seq, status, created_at, line, due_at)"
+            connection.exec_driver_sql(
+                f"INSERT INTO events {columns} VALUES ({n + 1}, 'j{n}', 1, {n}, 'enqueue', 0, 7, {due})"
+            )
+            place = f"(event_id, line, place, holds, passed) VALUES ({n + 1}, 7, 2, {holds}, {1 - holds})"
+            connection.exec_driver_sql(f"INSERT INTO key_places {place}")
+    schema.upgrade(database)
+    with database.read() as connection:
+        rows = connection.exec_driver_sql("SELECT event_id FROM key_places ORDER BY line, place, event_id").all()
+    assert [tuple(row) for row in rows] == [(2,), (1,), (3,)]
+    schema.downgrade(database, "0012")
+    with database.read() as connection:
+        rows = connection.exec_driver_sql("SELECT event_id, holds, passed FROM key_places ORDER BY event_id").all()
+    assert [tuple(row) for row in rows] == [(1, 0, 1), (2, 1, 0), (3, 0, 0)]
 
 
 @pytest.mark.databases("sqlite", reason="on a server a person says when tables are made")
