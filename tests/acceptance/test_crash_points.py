@@ -53,7 +53,7 @@ KEYED = [
     "after:free:1",
     *examples([], ["before:admit:1", "before:turn:3", "before:free:1", "after:push:2"]),
 ]
-"""Of items with keys; a turn is in the middle of the transaction of a reservation, or of that after an end."""
+"""Of items with keys; the turn of a job that waits comes after an end, in a transaction of its own."""
 
 UNTRACKED = points("fetch", "perform", "hold", "ack")
 

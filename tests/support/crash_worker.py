@@ -83,7 +83,7 @@ PLACES: dict[str, list[tuple[Any, str]]] = {
     "queue_callbacks": [(tasks, "_queue_callbacks")],
     "finish": [(recorder, "try_finish"), (maintenance, "try_finish")],
     "admit": [(sessions, "admit")],
-    "turn": [(sessions, "hold")],
+    "turn": [(sessions, "_unblock_first")],
 }
 """What a point stands for: the functions, where they are looked up."""
 
