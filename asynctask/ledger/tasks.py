@@ -137,9 +137,9 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
     }  # fmt: skip
     try:
         with ledger.database.write() as connection:
-            above = [] if new.resubmit_of is None else corrections.may_be_corrected(connection, new.resubmit_of)
             if new.key_limit is not None:
                 sessions.lock_order(connection)
+            above = [] if new.resubmit_of is None else corrections.may_be_corrected(connection, new.resubmit_of)
             inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
             assert inserted is not None
             task_id = int(inserted[0])
