@@ -316,8 +316,8 @@ def line_of(worker_name: str, key: str) -> int:
     """The line of a worker's key: a digest of 64 bits. Two keys with the same digest wait for each other, which does no
     harm.
 
-    The first 40 bits are of all but the last two characters, so the keys of a list of serial numbers lie side by side in the
-    index: a hundred are in a page or two.
+    The first 40 bits are of all but the last two characters, so the keys of a list of serial numbers lie side by side in
+    the index: a hundred are in a page or two.
     """
     group = hashlib.blake2b(f"{len(worker_name)}:{worker_name}{key[:-2]}".encode(), digest_size=5).digest()
     return int.from_bytes(group + hashlib.blake2b(key[-2:].encode(), digest_size=3).digest(), "big", signed=True)

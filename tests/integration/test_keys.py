@@ -362,6 +362,15 @@ def test_the_look_who_is_next_reads_a_few_rows_of_each_line(world: World) -> Non
 # -- what has a key
 
 
+@pytest.mark.databases("sqlite", reason="it asks no database")
+def test_serial_numbers_lie_side_by_side_in_the_index_of_lines() -> None:
+    """Else each insertion in a large one is of another page. Taken out: the part of the digest that they share."""
+    lines = {sessions.line_of("note", f"serial\0SN{n:08d}") for n in range(10_000)}
+    assert len(lines) == 10_000
+    assert len({line >> 24 for line in lines}) == 100
+    assert sessions.line_of("note", "serial\0SN1") != sessions.line_of("other", "serial\0SN1")
+
+
 def test_a_row_without_a_key_is_refused_and_the_others_go_on(world: World) -> None:
     app = world.app()
     wrong: list[Any] = [None, "", " ", True, [1], {"a": 1}, "x" * 256]
