@@ -49,8 +49,9 @@ _SOURCES = (
 NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 """Columns of every new Event; those of a job of several items have ``items`` too."""
 
-MAX_SPLIT_TRIES = 3
-"""How many processes in a row may claim a split that makes no progress."""
+MAX_SPLIT_TRIES = 10
+"""How many processes in a row may claim a split that makes no progress. Many: on a slow machine the next slice takes seconds,
+and a process may end in that time, or the database be away, for reasons of its own."""
 
 
 class SplitLost(Exception):
@@ -538,8 +539,8 @@ def plan(ledger: Ledger, task_id: int, planned: int) -> None:
 def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> TaskRow | None:
     """Claims a split whose lease expired, or (``of``) takes it over from that process.
 
-    Returns the Task (resume after ``split_cursor``), or None if another process holds it. A split that three processes
-    claimed without progress probably killed them: it ends as failed.
+    Returns the Task (resume after ``split_cursor``), or None if another process holds it. A split that
+    :data:`MAX_SPLIT_TRIES` processes claimed without progress probably killed them: it ends as failed.
     """
     with ledger.database.write() as connection:
         task = lock(connection, task_id)

@@ -18,6 +18,7 @@ from asynctask.core.states import Reason, Status
 from asynctask.errors import ConfigError, Conflict
 from asynctask.ledger import doctor, processes
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import NewItem
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists.uploads import items_body
 from asynctask.testing import wait_for
@@ -99,6 +100,18 @@ def test_a_split_that_ends_every_process_that_takes_it_is_given_up(app: AsyncTas
     progress = app.task(task_id).progress()
     assert progress["split"]["state"] == "failed"
     assert "split_gave_up" in progress["split"]["reason"]
+
+
+def test_a_split_outlives_deaths_that_have_nothing_to_do_with_it(app: AsyncTask) -> None:
+    """Under faults every second or two, a slow machine added no slice between six of them, and lists ended incomplete."""
+    new = task_rows.NewTask("noop", "default", 240, source={"name": "x", "filename": "x.csv"})
+    task_id, _ = task_rows.create(app.ledger, new, lease_s=0.0)
+    for n in range(6):
+        ledger = replace(app.ledger, identity=f"p{n}")
+        assert task_rows.claim_split(ledger, task_id, lease_s=0.0) is not None
+    task_rows.add_slice(ledger, task_id, [NewItem("{}", 1)], [], after=0, cursor=1, lease_s=60)
+    task_rows.seal(ledger, task_id)
+    assert app.task(task_id).progress()["total"] == 1
 
 
 def test_a_process_that_does_not_know_the_worker_leaves_the_split_to_others(app: AsyncTask) -> None:
