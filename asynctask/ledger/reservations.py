@@ -465,7 +465,7 @@ def _pass_waiting(
     while count > 0 and high < min(created, most):
         top = min(created, most, high + max(count, _LEAST_PASSED))
         given = {"of": task["id"], "low": high, "high": top}
-        rows = batches.fetch_small(connection, _PASSED, given)
+        rows = batches.fetch_small(connection, _PASSED, given, lock=True)  # nobody starts or ends one of them meanwhile
         asking = [sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks]
         seqs, lines = {int(i): int(seq) for i, seq, *_ in rows}, {each.id: each.line for each in asking}
         admitted = sessions.admit(connection, task, asking)
@@ -653,7 +653,7 @@ def _release(
     if task["key_limit"] is not None:
         asking = sessions.asking(connection, found)
         admitted = sessions.admit(connection, task, asking)
-        sessions.block(connection, [i for i in found if i not in admitted])
+        sessions.block(connection, [each.id for each in asking if each.id not in admitted])
         blocked |= {each.line for each in asking if each.line is not None and each.id not in admitted}
         simple = _release_first(connection, ledger, task, [i for i in found if i in admitted], now)
         found = [i for i in found if i in admitted and i not in set(simple)]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -31,7 +32,7 @@ from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, key_places, task_tallies, tasks
-from asynctask.ledger.base import Ledger, chunks, loads, lock_duty, try_lock, try_lock_duty
+from asynctask.ledger.base import MAX_ID, Ledger, chunks, loads, lock_duty, try_lock, try_lock_duty
 from asynctask.ledger.events import total_counts
 
 _t, _e, _n, _k = tasks.c, events.c, task_tallies.c, key_places.c
@@ -265,7 +266,12 @@ _MIXED: Final = "*"
 
 _SPLITTING: Final = (
     sa.select(sa.literal(1))
-    .where(_t.split_until > 0, _t.split_state == "splitting", _t.id < sa.bindparam("task_id"), _t.key_limit.is_not(None))
+    .where(
+        _t.split_until.is_not(None),
+        _t.split_state == "splitting",
+        _t.id < sa.bindparam("task_id"),
+        _t.key_limit.is_not(None),
+    )
     .where(sa.or_(_t.worker_name.in_([sa.bindparam("worker"), _MIXED]), sa.bindparam("worker") == _MIXED))
     .limit(1)
 )
@@ -402,18 +408,18 @@ def admit(connection: Connection, task: Mapping[str, Any], asking: Collection[As
         firsts = (each.first or alone[each.line] for each in asking if each.line is not None)
         going = lines.keys() & set(firsts)
     else:
-        going = lines.keys() & {each.id for each in _first_of(connection, set(lines.values()))}
+        going = lines.keys() & {each.id for each in _first_of(connection, set(lines.values()), task["key_limit"])}
     if moved := [each.id for each in asking if each.id in going and (each.place is None or each.place % 2)]:
         connection.execute(key_places.update().where(_k.event_id.in_(moved)).values(place=0))
     return admitted | going
 
 
 def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
-    """These Events for :func:`admit`."""
+    """Those of these Events that are due, locked, for :func:`admit`: what ends meanwhile must not get a place."""
     if not event_ids:
         return []
     dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _places(dialect), {"ids": batches.given(dialect, event_ids)})
+    found = batches.fetch_small(connection, _due(dialect), {"ids": batches.given(dialect, event_ids)}, lock=True)
     return [Asking(int(i), *rest) for i, *rest in found]
 
 
@@ -464,11 +470,16 @@ def _unblock_first(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
 
 def _blocked_first(connection: Connection, lines: Collection[int]) -> dict[int, int]:
     """The Events that wait in these lines although their turn has come, with their lines."""
-    return {each.id: each.line for each in _first_of(connection, lines) if each.is_blocked}
+    heads = _rows_of(connection, _heads_of(connection, lines), some=True)
+    most = max((each.key_limit for each in heads), default=1)
+    if most > 1:
+        wide = _first_of(connection, {each.line for each in heads if each.key_limit > 1}, most)
+        heads = [*(each for each in heads if each.key_limit == 1), *wide]
+    return {each.id: each.line for each in heads if each.is_blocked}
 
 
 class _Head(NamedTuple):
-    """An Event whose turn it is."""
+    """An Event among the first of its line."""
 
     id: int
     line: int
@@ -476,26 +487,44 @@ class _Head(NamedTuple):
     is_blocked: bool | None
 
 
-def _first_of(connection: Connection, lines: Collection[int]) -> list[_Head]:
-    """Of each line the Events whose turn it is: as many as each of them allows at once. Leaves out one of a Task of which
-    one may go at once, unless it is blocked."""
-    found, limits, rank, left = list[_Head](), dict[int, int](), 0, set(lines)
-    while heads := _rows_of(connection, _heads_of(connection, left, rank)):
-        for each in heads:
+def _first_of(connection: Connection, lines: Collection[int], count: int) -> list[_Head]:
+    """Of each line the Events whose turn it is: as many as each of them allows at once, at most ``count``."""
+    found: list[_Head] = []
+    for part in chunks(sorted(lines), _AT_ONCE):
+        given = {f"line{n}": line for n, line in enumerate(part)} | {"count": count}
+        places = connection.execute(_first_places(connection.dialect.name, len(part)), given).all()
+        order = [int(event_id) for *_, event_id in sorted(tuple(place) for place in places)]
+        rows = {each.id: each for each in _rows_of(connection, order)}
+        gone, limits = defaultdict[int, int](int), dict[int, int]()
+        for each in (rows[i] for i in order if i in rows):
             limits[each.line] = min(each.key_limit, limits.get(each.line, each.key_limit))
-        heads = [each for each in heads if rank < limits[each.line]]
-        rank += 1
-        left = {each.line for each in heads if rank < limits[each.line]}
-        found += heads
+            if gone[each.line] < limits[each.line]:
+                found.append(each)
+            gone[each.line] += 1
     return found
 
 
-def _rows_of(connection: Connection, event_ids: Collection[int]) -> list[_Head]:
+_AT_ONCE: Final = 100
+"""Lines of which one statement reads the first places."""
+
+
+@cache
+def _first_places(dialect: str, lines: int) -> Any:
+    # Not a join: MariaDB knows no other statement that reads the first of each line alone.
+    each = (
+        f"SELECT * FROM (SELECT w.line, w.place, w.event_id FROM key_places w{_hint(dialect)} WHERE w.line = :line{{}}"  # noqa: S608
+        " ORDER BY w.line, w.place, w.event_id LIMIT :count) AS p{}"
+    )
+    return sa.text(" UNION ALL ".join(each.format(n, n) for n in range(lines)))
+
+
+def _rows_of(connection: Connection, event_ids: Collection[int], *, some: bool = False) -> list[_Head]:
+    """``some``: only those that are blocked, or of a Task of which more than one of a key may go at once."""
     if not event_ids:
         return []
     dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _head_rows(dialect), {"ids": batches.given(dialect, sorted(event_ids))})
-    return [_Head(*row) for row in found]
+    given = {"ids": batches.given(dialect, sorted(event_ids))}
+    return [_Head(*row) for row in batches.fetch_small(connection, _head_rows(dialect, some), given)]
 
 
 _LINES: Final = {
@@ -513,20 +542,20 @@ def _hint(dialect: str) -> str:
 def _heads(dialect: str) -> Any:
     head = (
         f"SELECT w.event_id FROM key_places w{_hint(dialect)} WHERE w.line = d.line"  # noqa: S608
-        " ORDER BY w.line, w.place, w.event_id LIMIT 1 OFFSET :skip"
+        " ORDER BY w.line, w.place, w.event_id LIMIT 1"
     )
     # One text: among several threads, a row costs more than what it holds.
     columns = f"json_group_array(({head}))" if dialect == "sqlite" else f"({head})"
     return sa.text(f"SELECT {columns} FROM {_LINES[dialect]}")  # noqa: S608
 
 
-def _heads_of(connection: Connection, lines: Collection[int], skip: int = 0) -> list[int]:
-    """The first Event after ``skip`` others of each line that has one. One index look-up a line."""
+def _heads_of(connection: Connection, lines: Collection[int]) -> list[int]:
+    """The first Event of each line that has one. One index look-up a line."""
     if not lines:
         return []
     dialect = connection.dialect.name
     given = batches.given("postgresql" if dialect == "postgresql" else "sqlite", list(lines))
-    found = connection.execute(_heads(dialect), {"lines": given, "skip": skip})
+    found = connection.execute(_heads(dialect), {"lines": given})
     heads = loads(found.scalar_one()) if dialect == "sqlite" else found.scalars()
     return [int(head) for head in heads if head is not None]
 
@@ -539,11 +568,12 @@ def _add_places(dialect: str) -> Any:
 
 
 @cache
-def _head_rows(dialect: str) -> Any:
+def _head_rows(dialect: str, some: bool) -> Any:
     limit, is_blocked = sa.func.coalesce(_t.key_limit, 1), _e.due_at == BLOCKED
     joined = events.join(tasks, _t.id == _e.task_id)
     found = sa.select(_e.id, _e.line, limit, is_blocked).select_from(joined)
-    return found.where(batches.among_given(dialect, _e.id, "ids"), sa.or_(is_blocked, limit > 1))
+    found = found.where(batches.among_given(dialect, _e.id, "ids"))
+    return found.where(sa.or_(is_blocked, limit > 1)) if some else found
 
 
 @cache
@@ -553,8 +583,9 @@ def _lock_blocked(dialect: str) -> Any:
 
 
 @cache
-def _places(dialect: str) -> Any:
-    return sa.select(_e.id, *ASKING).where(batches.among_given(dialect, _e.id, "ids")).order_by(_e.id)
+def _due(dialect: str) -> Any:
+    is_due = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
+    return sa.select(_e.id, *ASKING).where(batches.among_given(dialect, _e.id, "ids"), is_due).order_by(_e.id)
 
 
 @cache
@@ -574,18 +605,19 @@ def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
     next. Returns the Tasks with Events that are due now."""
     _, first = _asking(events)
     waits = (
-        sa.select(_e.id, _e.line)
+        sa.select(_e.line)
+        .distinct()
         .select_from(tasks.join(events, _e.task_id == _t.id))
         .where(_t.finished_at.is_(None), _t.key_limit.is_not(None), _e.due_at == BLOCKED)
         .where(sa.or_(first == _e.id, _t.key_limit > 1))
-        .order_by(_e.id)
+        .order_by(_e.line)
         .limit(limit)
     )
-    found, after = set[int](), 0
+    found, after = set[int](), -MAX_ID - 1
     while True:
         with ledger.database.read() as connection:
-            page = {int(i): int(line) for i, line in connection.execute(waits.where(_e.id > after))}
-        found |= free(ledger, set(page.values()))
+            page = [int(line) for line in connection.execute(waits.where(_e.line > after)).scalars()]
+        found |= free(ledger, page)
         if len(page) < limit:
             return found
-        after = max(page)
+        after = page[-1]

@@ -50,8 +50,8 @@ NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_
 """Columns of every new Event; those of a job of several items have ``items`` too."""
 
 MAX_SPLIT_TRIES = 10
-"""How many processes in a row may claim a split that makes no progress. Many: on a slow machine the next slice takes seconds,
-and a process may end in that time, or the database be away, for reasons of its own."""
+"""How many processes in a row may claim a split that makes no progress. Many: on a slow machine the next slice takes
+seconds, and a process may end in that time, or the database be away, for reasons of its own."""
 
 
 class SplitLost(Exception):
@@ -138,9 +138,9 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
     }  # fmt: skip
     try:
         with ledger.database.write() as connection:
-            if new.key_limit is not None:
-                sessions.lock_order(connection)
             above = [] if new.resubmit_of is None else corrections.may_be_corrected(connection, new.resubmit_of)
+            if new.key_limit is not None:  # after its ancestors, whose rows may be locked for long
+                sessions.lock_order(connection)
             inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
             assert inserted is not None
             task_id = int(inserted[0])

@@ -21,7 +21,9 @@ _PASSED = (
 )
 _HOLDS = (
     "UPDATE key_places SET holds = 1 WHERE passed = 0 AND EXISTS (SELECT 1 FROM events e JOIN tasks t ON t.id = e.task_id"
-    " WHERE e.id = key_places.event_id AND e.seq < t.next_seq)"
+    " WHERE e.id = key_places.event_id AND e.seq < t.next_seq AND (SELECT count(*) FROM key_places w"
+    " WHERE w.line = key_places.line AND (w.place < key_places.place"
+    " OR (w.place = key_places.place AND w.event_id < key_places.event_id))) < coalesce(t.key_limit, 1))"
 )
 
 
@@ -34,7 +36,8 @@ def upgrade() -> None:
     if _has_partial_indexes():
         op.drop_index("ix_key_places_held", table_name="key_places")
     op.drop_index("ix_key_places_line", table_name="key_places")
-    op.execute("UPDATE key_places SET place = 0 WHERE holds = 1")  # before the others of their lines
+    if "holds" in {each["name"] for each in sa.inspect(op.get_bind()).get_columns("key_places")}:  # not so far yet
+        op.execute("UPDATE key_places SET place = 0 WHERE holds = 1")  # before the others of their lines
     with op.batch_alter_table("key_places", schema=None) as batch_op:
         batch_op.drop_column("holds")
         batch_op.drop_column("passed")

@@ -8,10 +8,12 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support.costs import analyze, cost
 from support.drawn import examples
 from support.world import World
@@ -180,6 +182,68 @@ def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: Wor
     task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
     task_rows.seal(app.ledger, split)
     assert run_out(app, later, app.task(split)) == [[0], [10]]
+
+
+def test_the_split_of_a_dead_process_keeps_later_lists_waiting_until_another_takes_it_over(world: World) -> None:
+    """Taken out: the lease that has ended."""
+    app = world.app()
+    new = task_rows.NewTask("note", "default", 1, key_field="serial", key_limit=1)
+    split, _ = task_rows.create(app.ledger, new, lease_s=60)
+    later = app.submit("note", items("a", first=10), key="serial")
+    world.sql("UPDATE tasks SET split_until = 0 WHERE id = ?", split)  # as when its process is recovered
+    assert reserve(app, later) == []
+
+
+@pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
+@pytest.mark.each_database(reason="each locks in its own way")
+def test_a_job_that_is_deleted_while_it_asks_gets_no_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep its line for ever. Taken out: the lock of what asks."""
+    app, other = world.app(), world.app()
+    task = app.submit("shaky", items("a", "a"), key="serial")
+    end(app, *reserve(app, task), status=Status.ERROR)
+    end(app, *reserve(app, task), status=Status.ERROR)
+    task.retry()
+    (gone, *_) = [jid for (jid,) in world.sql("SELECT job_id FROM events ORDER BY id")]
+    admit, deletes = sessions.admit, list[threading.Thread]()
+
+    def delete() -> None:
+        with suppress(Conflict):  # it was dispatched before
+            other.operations.act_on_job(gone, "delete")
+
+    def while_it_is_deleted(*args: Any) -> set[int]:
+        if not deletes:
+            deletes.append(threading.Thread(target=delete))
+            deletes[0].start()
+            wait_for(lambda: not deletes[0].is_alive() or waits_for_a_lock(world), "it waits, or has deleted", every=0.25)
+        return admit(*args)
+
+    monkeypatch.setattr(sessions, "admit", while_it_is_deleted)
+    jobs = reserve(app, task)
+    deletes[0].join(60)
+    end(app, *jobs)
+    run_out(app, task)
+    assert places(world) == blocked(world) == 0
+
+
+def waits_for_a_lock(world: World) -> bool:
+    if world.store.kind == "mariadb":
+        trx = "information_schema.innodb_trx JOIN information_schema.processlist ON id = trx_mysql_thread_id"
+        return bool(world.one(f"SELECT COUNT(*) FROM {trx} WHERE db = DATABASE() AND trx_state = 'LOCK WAIT'"))
+    waiting = "datname = current_database() AND wait_event_type = 'Lock'"
+    return bool(world.one(f"SELECT COUNT(*) FROM pg_stat_activity WHERE {waiting}"))
+
+
+def test_the_statements_of_keys_do_not_grow_with_the_limit(world: World) -> None:
+    """Taken out: the one statement for all first places of a line."""
+    app = world.app()
+    task = app.submit("note", items(*["a"] * 400), key="serial", key_limit=300)
+    jobs = reserve(app, task, 350)
+    assert len(jobs) == 300
+    statements: list[str] = []
+    sa.event.listen(app.ledger.database.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    end(app, jobs[0])
+    assert len(reserve(app, task)) == 1
+    assert len(statements) < 60
 
 
 @pytest.mark.parametrize("by", ["cancel", "delete", "recorded"])

@@ -111,7 +111,7 @@ def test_a_split_outlives_deaths_that_have_nothing_to_do_with_it(app: AsyncTask)
         assert task_rows.claim_split(ledger, task_id, lease_s=0.0) is not None
     task_rows.add_slice(ledger, task_id, [NewItem("{}", 1)], [], after=0, cursor=1, lease_s=60)
     task_rows.seal(ledger, task_id)
-    assert app.task(task_id).progress()["total"] == 1
+    assert app.task(task_id).progress()["split"]["state"] == "sealed"
 
 
 def test_a_process_that_does_not_know_the_worker_leaves_the_split_to_others(app: AsyncTask) -> None:
