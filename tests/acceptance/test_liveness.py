@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.databases import Databases
+from support.faults import stop
 from support.world import Started, World
 
 from asynctask.clock import micros
@@ -77,13 +78,7 @@ def freeze_between_writes(world: World, pid: int) -> None:
     """Stops a process while it holds no lock: one that is stopped within a write keeps the whole file locked."""
     with Path(world.folder, "a.db.lock").open("a") as lock:  # the writers' queue
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda: all_stopped(pid), "each of its threads has stopped")
-
-
-def all_stopped(pid: int) -> bool:
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+        stop(pid)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import pytest
 import rq
 from rq.command import send_stop_job_command
 from support.drawn import examples
+from support.faults import stop
 from support.forked import Program
 from support.rq_app import FRESH_S, NAMESPACE, REDIS, load
 from support.servers import RedisServer
@@ -221,7 +222,7 @@ def test_a_worker_that_is_killed_gets_no_job_more_as_long_as_its_waiting_horse_l
     performed_by(engine, worker, 1)
     waits = engine.waiting_horse(worker.pid)
     wait_for(lambda: len(sockets(waits) & sockets(worker.pid)) == 1, "they share that of the recording process only")
-    os.kill(waits, signal.SIGSTOP)
+    stop(waits)
     worker.kill()
     worker.wait()
     sent = engine.jobs.noted.delay("x")
@@ -448,7 +449,7 @@ def test_no_job_begins_without_its_recording_process(engine: RqWorld) -> None:
     engine.ended(engine.jobs.later.delay("first").id)
     wait_for(lambda: not engine.horses(worker.pid), "the worker waits for the next job")
     (recorder,) = engine.recorders()
-    os.kill(recorder, signal.SIGSTOP)
+    stop(recorder)
     sent = engine.jobs.noted.delay("x")
     wait_for(lambda: engine.horses(worker.pid), "its horse is there")
     assert (engine.world.shop.lines(), engine.event(sent.id)["status"]) == ([], "enqueue")
@@ -482,7 +483,7 @@ def test_rq_has_no_success_before_it_is_committed_though_it_goes_on_meanwhile(en
     worker = engine.worker(kind)
     wait_for(lambda: engine.event(sent.id)["status"] == "working", "it is recorded as begun")
     (recorder,) = engine.recorders()
-    os.kill(recorder, signal.SIGSTOP)
+    stop(recorder)
     before = engine.jobs.redis.hget(sent.key, "last_heartbeat")
     (engine.world.folder / "gate").touch()
     wait_for(

@@ -1,13 +1,15 @@
-"""Faults of a database server, each at a moment that the test names."""
+"""Faults of a database server, each at a moment that the test names, and a process that stands still."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -190,3 +192,15 @@ def commits_lost(app: AsyncTask, proxy: Proxy, moment: Moment, when: str, *, nth
         yield fell
     finally:
         sa.event.remove(engine, "before_cursor_execute", executed)
+
+
+def stop(pid: int) -> None:
+    """Stops a process and waits until it has stopped: on a busy machine its other threads go on until the one that takes
+    the signal has run."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: _all_stopped(pid), "each of its threads has stopped")
+
+
+def _all_stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
