@@ -190,7 +190,7 @@ key_places: Final = Table(
     Column("event_id", Key, primary_key=True, autoincrement=False),
     Column("line", BigInteger, nullable=False),
     Column("place", BigInteger, nullable=False),  # the smaller first, then the smaller event_id
-    # In the order of digests: each change of it is of another page.
+    # In the order of digests, in which the keys of a list of serial numbers lie side by side.
     Index("ix_key_places_line", "line", "place", "event_id"),
 )
 
