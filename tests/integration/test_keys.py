@@ -225,6 +225,32 @@ def test_a_job_that_is_deleted_while_it_asks_gets_no_place(world: World, monkeyp
     assert places(world) == blocked(world) == 0
 
 
+@pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
+@pytest.mark.each_database(reason="each locks in its own way")
+def test_a_job_that_is_started_while_it_is_passed_asks_for_its_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out: the lock of what the pointer passes."""
+    app, other = world.app(), world.app()
+    task = app.submit("note", items(*"aaaaaaaaaa"), key="serial")
+    stopped = world.one("SELECT job_id FROM events WHERE seq = 8")
+    app.stop_job(stopped)
+    (job,) = reserve(app, task, 1)
+    admit, starts = sessions.admit, list[threading.Thread]()
+
+    def while_it_is_started(connection: Any, row: Any, asking: Any) -> set[int]:
+        if len(asking) > 3 and not starts:  # the rows after those at the pointer
+            starts.append(threading.Thread(target=other.start_job, args=(stopped,)))
+            starts[0].start()
+            wait_for(lambda: not starts[0].is_alive() or waits_for_a_lock(world), "it waits, or has started", every=0.25)
+        return admit(connection, row, asking)
+
+    monkeypatch.setattr(sessions, "admit", while_it_is_started)
+    assert reserve(app, task, 3) == []
+    starts[0].join(60)
+    assert reserve(app, task, 3) == []
+    end(app, job)
+    assert numbers_of(reserve(app, task)) == [1]
+
+
 def waits_for_a_lock(world: World) -> bool:
     if world.store.kind == "mariadb":
         trx = "information_schema.innodb_trx JOIN information_schema.processlist ON id = trx_mysql_thread_id"
