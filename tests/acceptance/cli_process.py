@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.forked import run_program
+from support.forked import Program, run_program
+
+from asynctask.runtime.supervisor import LIFELINE
 
 MARK = "CLI_TEST_FOLDER"
 
@@ -105,6 +107,25 @@ class Desk:
                 process.kill()
                 process.wait()
                 process.stdout.close()
+
+    @contextmanager
+    def working(self, *options: Any) -> Iterator[None]:
+        """A worker process for a test of other commands: forked, as if the test were its supervisor; told to stop at the
+        end of the block."""
+        ours, theirs = os.pipe()
+        environ = {**self.environ, LIFELINE: str(ours)}
+        words = ["-m", "asynctask", "worker", *map(str, options)]
+        with (self.folder / "stderr.log").open("ab") as sink:
+            process = Program(words, cwd=self.folder, env=environ, output=sink, pass_fds=[ours])
+        os.close(ours)
+        try:
+            yield
+            process.terminate()
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(theirs)
 
     def table(self, name: str, rows: Sequence[tuple[str, Any]]) -> Path:
         """A csv file of skus and numbers."""

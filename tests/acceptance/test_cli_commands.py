@@ -51,7 +51,7 @@ def answers(url: str) -> bool:
 def test_a_file_is_handed_over_watched_to_its_end_and_its_bad_rows_come_back_as_a_report(desk: Desk) -> None:
     rows: list[tuple[str, object]] = [*numbered(30), ("S-31", "many")]
     file = desk.table("products.csv", rows)
-    with desk.started("worker", "-c", 4):
+    with desk.working("-c", 4):
         progress = desk.json("submit", file.name, "--worker", "enrol", "--watch", code=1)
     assert progress["state"] == "finished"
     assert progress["title"] == "products.csv"
@@ -85,7 +85,7 @@ def test_a_file_is_handed_over_watched_to_its_end_and_its_bad_rows_come_back_as_
 
 def test_a_list_without_a_fault_ends_with_0(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(5))
-    with desk.started("worker"):
+    with desk.working():
         text = desk.run("submit", file.name, "--worker", "enrol", "--watch").stdout
     assert "finish 5" in text
     assert "100.00 %" in text
@@ -173,7 +173,7 @@ def test_a_task_is_steered_without_a_worker_and_without_the_code(desk: Desk) -> 
 
 def test_rows_that_failed_are_run_again(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(20))
-    with desk.started("worker"):
+    with desk.working():
         first = desk.json("submit", file.name, "--worker", "enrol", "--watch", code=1)
         jobs = desk.folder / "jobs.py"
         assert first["counts"]["failed"] == 2
@@ -188,7 +188,7 @@ def test_a_callback_that_failed_is_told_and_run_again(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(3))
     (desk.folder / "untold").touch()
     assert "on_failure" in desk.run("submit", file.name, "--worker", "enrol", "--on-failure", "nobody", code=2).stderr
-    with desk.started("worker"):
+    with desk.working():
         call = json.dumps({"worker": "tell", "args": [7]})
         flags = ("--on-complete", call, "--on-success", "tell", "--on-failure", "tell")
         ended = desk.json("submit", file.name, "--worker", "enrol", *flags, "--watch", code=1)
@@ -217,7 +217,7 @@ def test_ctrl_c_leaves_the_task_running_and_says_how_to_look_on(desk: Desk) -> N
 
 def test_on_a_terminal_a_bar_is_drawn(desk: Desk) -> None:
     file = desk.table("products.csv", [(f"S-{n}", n * 10) for n in range(1, 4)])
-    with desk.started("worker"):
+    with desk.working():
         task_id = desk.json("submit", file.name, "--worker", "enrol", "--watch", code=1)["task_id"]
     ours, theirs = pty.openpty()
     environ = {**desk.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
