@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-quick test-api test-pythons test-engines check bench bench-full clean
+.PHONY: help demo test test-full test-quick test-api test-pythons test-engines check lint bench bench-full clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,12 +49,14 @@ test-engines: .venv/.dev ## Run the tests of the engines on the oldest Celery, D
 	@sh scripts/test-servers.sh
 	@sh scripts/test-engines.sh $(ARGS)
 
-check: .venv/.dev ## Run every check that is not a test of behaviour: format, lint, types, imports, docs
+check: lint ## Run every check that is not a test of behaviour: format, lint, types, imports, docs
+	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_internals.py tests/unit/test_layout.py
+
+lint: .venv/.dev ## Run those of them that `make test` does not run, too: format, lint, types, imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_internals.py tests/unit/test_layout.py
 
 bench: .venv/.dev ## Run every benchmark with a small number, for about a minute: a quick look
 	@$(BIN)/python -m benchmarks.figures --quick $(ARGS)
