@@ -477,8 +477,8 @@ def insert_or_add(
 
 
 def insert_new(dialect: str, table: sa.Table, keys: tuple[str, ...]) -> Any:
-    """An INSERT that skips rows whose ``keys`` exist. It returns no new ids, which SQLAlchemy reads for a single row."""
-    into = _insert_of(dialect)(table).inline()
+    """An INSERT that skips rows whose ``keys`` exist."""
+    into = _insert_of(dialect)(table)
     if dialect == "mariadb":  # INSERT IGNORE would also hide other errors
         return into.on_duplicate_key_update({keys[0]: table.c[keys[0]]})
     return into.on_conflict_do_nothing(index_elements=list(keys))

@@ -39,7 +39,7 @@ from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.standalone import ENGINE, Arrival, enqueue, reopen_elsewhere
+from asynctask.ledger.standalone import ENGINE, Arrival, Snapshot, enqueue, reopen_elsewhere
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
@@ -50,6 +50,10 @@ from asynctask.worker import Worker, describe
 
 EARLY_S: Final = 0.5
 """Seconds for which a ticket is valid that was requested before a thread was free."""
+
+SNAPSHOT: Final = "asynctask_event"
+"""The header of a lone job's message, where it can carry one: the :class:`~asynctask.ledger.standalone.Snapshot` of its
+Event. Remove it from a message that is sent again."""
 
 AT_ONCE: Final = 10
 """Jobs that the dispatcher pushes to an engine's Redis in one round trip; the first are there while it writes the next."""
@@ -562,12 +566,15 @@ class _Open:
 
 
 class LoneEvents(Together):
-    """Creates the Events of lone jobs before they are sent. Raises InputError and LedgerUnavailable."""
+    """Creates the Events of lone jobs before they are sent. Raises InputError and LedgerUnavailable.
+
+    Returns what the message says of it in its header :data:`SNAPSHOT`; None for an id that exists.
+    """
 
     def __init__(self, app: Dispatching, engine: str) -> None:
-        def make(jobs: Sequence[Arrival]) -> Sequence[None]:
-            enqueue(app.ledger, jobs, options={ENGINE: engine})
-            return [None] * len(jobs)
+        def make(jobs: Sequence[Arrival]) -> Sequence[Snapshot | None]:
+            created = enqueue(app.ledger, jobs, options={ENGINE: engine})
+            return [created.get(job.job_id) for job in jobs]
 
         super().__init__(make)
 
@@ -612,7 +619,8 @@ class EngineProcess(AppProcess):
         )
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
-        self._begin = Together(self.tracker.arrive)
+        self._begin = Together(self._arrive)
+        self._heard_at = -math.inf  # when the last question that was answered began, on the monotonic clock
         self._early: EarlyTickets | None = None
         self.chain = recording_chain(app, self.tracker)
         self._clock = app.clock
@@ -669,8 +677,24 @@ class EngineProcess(AppProcess):
         others."""
         if self._early is None:
             # With half of the threads about to begin, there is time to ask for the others before one of them waits.
-            self._early = EarlyTickets(self.tracker.arrive, self._clock, enough=max(1, self._concurrency // 2))
-        self._early.expect(arrival)
+            self._early = EarlyTickets(self._arrive, self._clock, enough=max(1, self._concurrency // 2))
+        if not self._is_fresh(arrival):
+            self._early.expect(arrival)
+
+    def _arrive(self, arrivals: Sequence[Arrival]) -> Sequence[Ticket]:
+        begun = self._clock.monotonic()
+        tickets = self.tracker.arrive(arrivals)
+        self._heard_at = begun
+        return tickets
+
+    def _is_fresh(self, arrival: Arrival) -> bool:
+        """Whether the snapshot in its message is as good as a ticket: as old at most, in a process that the ledger has
+        answered as lately. So none performs jobs that it cannot record for longer than it would with tickets."""
+        if arrival.snapshot is None:
+            return False
+        heard_at = max(self._heard_at, self.recorder.heard_at)
+        age = self.ledger.now() - arrival.snapshot.at
+        return abs(age) <= micros(EARLY_S) and self._clock.monotonic() - heard_at <= EARLY_S
 
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Notes that a copy of this attempt (None: of a lone job) has ended here: tickets for other copies are void."""
@@ -686,6 +710,8 @@ class EngineProcess(AppProcess):
 
         If its verdict is not ``RUN``, acknowledge the job unrun: it has ended, or the ledger has taken it back.
         """
+        if early is None and not redelivered and self._is_fresh(arrival):
+            early = self.tracker.announced(arrival)
         if early is None and self._early is not None:
             early = self._early.take(arrival)
         ticket: Ticket = early or self._retry_while_away(lambda: self._begin(arrival))

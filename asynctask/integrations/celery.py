@@ -45,6 +45,7 @@ from asynctask.integrations.base import (
     AT_ONCE,
     BEGUN,
     HOLDS_ANY,
+    SNAPSHOT,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -61,7 +62,7 @@ from asynctask.integrations.base import (
 )  # fmt: skip
 from asynctask.integrations.recording import Collecting, Performer, PoolRecording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import Arrival, end_elsewhere, is_job_id
+from asynctask.ledger.standalone import Arrival, Snapshot, end_elsewhere, is_job_id
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
@@ -484,7 +485,9 @@ class CeleryEngine:
             return apply_async(args, kwargs, task_id=task_id, **options)
         queue = engine_queue(NAME, _queue_name(options) or own_name(self._tracked[task.name].queue))
         job = Arrival(task_id, None, task.name, queue, self._params(task_id, args, kwargs))
-        self._lone_events(job)
+        snapshot = self._lone_events(job)
+        own = None if snapshot is None else list(snapshot)
+        options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: own}
         try:
             return apply_async(args, kwargs, task_id=task_id, **options)
         except Exception as error:
@@ -511,7 +514,8 @@ class CeleryEngine:
         delivery = request.delivery_info or {}
         queue = str(delivery.get("routing_key") or own_name(worker.queue))
         params = self._params(request.id, args, kwargs)
-        arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params)
+        snapshot = None if request.retries else Snapshot.parse(getattr(request, SNAPSHOT, None))
+        arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot)
         process, ticket = self._begin(arrival, redelivered=bool(delivery.get("redelivered")))
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
         own: dict[str, Any] = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": queue, "payload": payload}
@@ -719,7 +723,9 @@ class CeleryEngine:
         attempt = request.request_dict.get(ATTEMPT)
         if attempt is None or isinstance(attempt, int):
             params = self._params(request.id, *request.message.payload[:2])
-            beside.expect(Arrival(request.id, attempt, request.name, engine_queue(NAME, name), params))
+            snapshot = None if request.request_dict.get("retries") else Snapshot.parse(request.request_dict.get(SNAPSHOT))
+            queue = engine_queue(NAME, name)
+            beside.expect(Arrival(request.id, attempt, request.name, queue, params, snapshot=snapshot))
 
     def _start(self) -> None:
         with self._lock:

@@ -46,6 +46,7 @@ from asynctask.exports.run import MERGER, check_columns
 from asynctask.integrations.base import (
     AT_ONCE,
     HOLDS_ANY,
+    SNAPSHOT,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -61,7 +62,7 @@ from asynctask.integrations.base import (
 )  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import chunks
-from asynctask.ledger.standalone import Arrival
+from asynctask.ledger.standalone import Arrival, Snapshot
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import TICKET, Ticket
 from asynctask.worker import Worker
@@ -569,6 +570,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         actor = broker.actors.get(message.actor_name)
         if actor is None or not self.tracks(actor):
             return
+        message.options.pop(SNAPSHOT, None)
         current = self._message_to_retry(message)
         if current is not None:
             self._record_retry(current, delay)
@@ -576,9 +578,11 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             name = engine_queue(self.engine.name, actor.queue_name)
             job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
             try:
-                self._lone_events(job)
+                snapshot = self._lone_events(job)
             except Exception as error:
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
+            if snapshot is not None:
+                message.options[SNAPSHOT] = list(snapshot)
 
     def _has_no_event(self, message: dramatiq.Message[Any]) -> bool:
         """Whether a program sends this message. Messages of the dispatcher have an Event, and so do delayed ones that a
@@ -639,7 +643,10 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def _arrival(self, message: Any, actor: dramatiq.Actor[Any, Any]) -> Arrival:
         name = engine_queue(self.engine.name, actor.queue_name)
-        return Arrival(message.message_id, _attempt(message), actor.actor_name, name, self._params(message))
+        snapshot = Snapshot.parse(message.options.get(SNAPSHOT))
+        return Arrival(
+            message.message_id, _attempt(message), actor.actor_name, name, self._params(message), snapshot=snapshot
+        )
 
     def _claim(self, message_id: str) -> None:
         """Makes a second copy of a message in this process wait until the first is recorded."""

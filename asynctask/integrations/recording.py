@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
@@ -38,7 +38,7 @@ from asynctask.core.transitions import Begin
 from asynctask.errors import ConfigError, JobTimeout, Unavailable
 from asynctask.integrations.base import EARLY_S, LONG_S, EngineProcess, HeldAcks
 from asynctask.job import CurrentJob
-from asynctask.ledger.standalone import Arrival
+from asynctask.ledger.standalone import Arrival, Snapshot
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Ticket
 from asynctask.runtime.interpreter import Switching, collect_seldom
@@ -667,7 +667,7 @@ class _Desk:
                     if "expect" not in said:
                         self._acks.when_committed(said["job_id"], partial(self._answer, said["number"]))
                     elif self._process is not None:
-                        self._process.expect(Arrival(*said["expect"]))
+                        self._process.expect(_unpacked(said["expect"]))
         except OSError:
             pass
 
@@ -746,7 +746,7 @@ class _Child:
 
     def _begin(self, arrival: list[Any], redelivered: bool) -> dict[str, Any]:
         self._end_lost()  # interrupted before it was performed
-        came = Arrival(*arrival)
+        came = _unpacked(arrival)
         ticket = self._process.begin(came, redelivered=redelivered)
         self._job = self._job % 255 + 1
         if ticket.verdict is Begin.RUN and (ticket.is_lone or came.attempt is not None):
@@ -813,7 +813,12 @@ def _closed(ticket: Ticket) -> dict[str, Any]:
 
 
 def _packed(arrival: Arrival) -> tuple[Any, ...]:
-    return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params
+    return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params, arrival.snapshot
+
+
+def _unpacked(told: Sequence[Any]) -> Arrival:
+    job_id, attempt, worker_name, queue, params, snapshot = told
+    return Arrival(job_id, attempt, worker_name, queue, params, snapshot=Snapshot.parse(snapshot))
 
 
 # -- a job whose outcome another process records

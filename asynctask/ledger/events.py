@@ -164,7 +164,8 @@ class Write(ABC):
 
     If it wins, ``notes`` are added to ``added_messages``, and ``cancelled`` if the transition cancels. ``values``: further
     columns to set (``result``, ``checkpoint``, and ``started_at`` of an Event that has none); ``failure``: for a transition
-    that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
+    that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index. ``job_id``: of an Event that was
+    not read but named by a message, which must be of this job.
 
     :func:`apply` sets ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then, None if it
     is gone.
@@ -176,6 +177,7 @@ class Write(ABC):
     failure: Failure | None = None
     failures: Mapping[int, ItemFailure] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    job_id: str | None = None
     record: EventRecord | None = None
     turn: Turn | None = None
 
@@ -343,7 +345,10 @@ def _apply_batch(
     records = {record.id: record for record in read_events(connection, condition, lock=True)}
     won: list[Write] = []
     for change in changes:
-        record = change.record = records.get(change.event_id)
+        record = records.get(change.event_id)
+        if record is not None and change.job_id not in (None, record.job_id):
+            record = None
+        change.record = record
         turn = change.turn = change.decided(ledger, record) if record is not None else None
         if turn is None or record is None:
             continue
@@ -603,6 +608,7 @@ class _EndBatch:
 
     turn: Turn
     problem: str | None
+    guard: tuple[str, ...]
     names: tuple[str, ...]
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -622,12 +628,15 @@ def write_unread(
         assert record is not None
         assert turn is not None
         problem = problem_of(turn, end.failure)
-        key = (id(turn), problem, *end.values)
+        key = (id(turn), problem, end.job_id is None, *end.values)
         group = alike.get(key)
         if group is None:
-            group = alike[key] = _EndBatch(turn, problem, tuple(end.values))
+            guard = ("id", "attempt") if end.job_id is None else ("id", "attempt", "job_id")
+            group = alike[key] = _EndBatch(turn, problem, guard, tuple(end.values))
         attempt = turn.after.attempt
         row: dict[str, Any] = {"b_id": record.id, "b_attempt": attempt}
+        if end.job_id is not None:
+            row["b_job_id"] = end.job_id
         row["v_added_messages"] = _first_messages(end.notes, attempt, now, now_text)
         for name, value in end.values.items():
             row[f"v_{name}"] = value
@@ -661,7 +670,7 @@ def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None
     if before.process is not None:
         same["process"] = None
     written, where = ("added_messages", *group.names), _UNTOUCHED if before.process is None else _LENT
-    found = batches.update(connection, events, ("id", "attempt"), written, group.rows, same=same, where=where)
+    found = batches.update(connection, events, group.guard, written, group.rows, same=same, where=where)
     if found != len(group.rows):
         raise StaleRead("something else was written of an Event meanwhile; it is read and decided again")
 

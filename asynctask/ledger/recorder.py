@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ _READS = 100
 bursts."""
 
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+_NOT_FOUND = "the program that sent this job records in another database than this worker: give both one database_url"
 
 
 @dataclass(slots=True)
@@ -175,6 +178,7 @@ class Recorder:
         self._log = get_logger("asynctask.recorder")
         self._flushes = True  # no outcome is pending because of a failed flush
         self.recorded = 0
+        self.heard_at = -math.inf  # when the last flush that was committed began, on the monotonic clock
 
     def start(self) -> None:
         """Starts the flushing thread."""
@@ -259,6 +263,7 @@ class Recorder:
     def _flush_timed(self, batch: Sequence[Outcome]) -> None:
         begun = self._ledger.clock.monotonic()
         self.commit(batch)
+        self.heard_at = begun
         self._flush_s = self._ledger.clock.monotonic() - begun
 
     def commit(self, batch: Sequence[Outcome]) -> None:
@@ -309,6 +314,7 @@ class Recorder:
                     worker=each.worker,
                     seconds=each.seconds,
                     marks=each.marks,
+                    job_id=each.job_id,
                 )
             )
         each.done = True
@@ -369,6 +375,8 @@ class Recorder:
             self._figures.flushes.add(len(wave))
             for each in wave:
                 won = each.turn is not None or already_recorded(self._ledger, each)
+                if each.record is None and each.job_id is not None:
+                    self._log.error("event_not_found", job_id=each.job_id, event_id=each.event_id, hint=_NOT_FOUND)
                 if won and (kind := _figure(each)) is not None:
                     self._figures.ended(each.worker, kind, each.seconds)
                 self._notify(each, won)

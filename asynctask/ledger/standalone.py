@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -19,7 +19,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import InputError, JobTimeout
 from asynctask.ledger import dispatchable
-from asynctask.ledger.base import Ledger, chunks, dumps
+from asynctask.ledger.base import MAX_ID, Ledger, chunks, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import clean
@@ -44,12 +44,29 @@ _RECORDABLE = (Status.ENQUEUE, Status.WORKING, Status.FINISH, Status.FAILED, Sta
 _e = events.c
 
 
+class Snapshot(NamedTuple):
+    """What a message says of the Event of its job: its id, and the time (microseconds, by the database's clock) when nothing
+    but its creation had been written."""
+
+    event_id: int
+    at: int
+
+    @classmethod
+    def parse(cls, value: object) -> Snapshot | None:
+        """From the form in which it travels, a list of its numbers; None for anything else."""
+        match value:
+            case [int(event_id), int(at)] if 0 < event_id <= MAX_ID and 0 < at <= MAX_ID:
+                return cls(event_id, at)
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A job that reaches the ledger: an engine fetched it, or a program sends it.
 
     ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
-    Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text.
+    Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``snapshot``: of an Event
+    that its sender has created.
     """
 
     job_id: str
@@ -58,6 +75,7 @@ class Arrival:
     queue: str
     params: Any = None
     options: str | None = None
+    snapshot: Snapshot | None = None
 
 
 def is_job_id(text: str) -> bool:
@@ -108,8 +126,8 @@ def _unfit_params(params: Any) -> str | None:
 
 def enqueue(
     ledger: Ledger, jobs: Sequence[Arrival], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
-) -> None:
-    """Creates stand-alone Events; skips ids that exist.
+) -> dict[str, Snapshot]:
+    """Creates stand-alone Events; skips ids that exist. Returns what it has created, by job id.
 
     ``due_at`` (microseconds): when the dispatcher pushes them; None: they are in a queue already. ``options`` travel in
     their payload (``retry``, ``priority``). Raises :class:`InputError` for values that the database cannot store.
@@ -117,12 +135,14 @@ def enqueue(
     check_event(None, Status.ENQUEUE, Reason.SUBMITTED)
     unique = {job.job_id: job for job in jobs}
     rest = dumps(dict(options)) if options else None
+    created: dict[str, Snapshot] = {}
     try:
         for part in _slices([_row(job, rest) for job in unique.values()]):
-            _enqueue(ledger, part, due_at)
+            created |= _enqueue(ledger, part, due_at)
     except (TypeError, UnicodeError, exc.DataError) as error:
         cause = getattr(error, "orig", None) or error
         raise InputError(f"no Event can be made: {clean(str(cause))[:_SHOWN]}", code="not_recordable") from error
+    return created
 
 
 def _row(job: Arrival, options: str | None) -> dict[str, Any]:
@@ -153,26 +173,27 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 @repeatable
-def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None) -> None:
+def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None) -> dict[str, Snapshot]:
     if due_at is None and len(part) == 1:
         with ledger.database.write_alone() as connection:
-            _insert(connection, part, due_at, ledger.now())
-        return
+            return _insert(connection, part, due_at, ledger.now())
     with ledger.database.write() as connection:
-        _insert(connection, part, due_at, ledger.now())
+        created = _insert(connection, part, due_at, ledger.now())
         if due_at is not None and due_at > ledger.now():
             notify(connection, LEDGER)  # this process may be gone when they are due
+    return created
 
 
-def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> None:
+def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, Snapshot]:
     rows = [{**row, "due_at": due_at, "created_at": now} for row in rows]
-    connection.execute(_insert_unknown(connection.dialect.name), rows)
+    found = connection.execute(_insert_unknown(connection.dialect.name), rows)
+    return {job_id: Snapshot(event_id, now) for event_id, job_id, created_at in found if created_at == now}
 
 
 @cache
 def _insert_unknown(dialect: str) -> Any:
-    """Cached: it runs for each job that a program sends."""
-    return insert_new(dialect, events, ("job_id",))
+    """Cached: it runs for each job that a program sends. MariaDB returns rows that exist, too, which are older."""
+    return insert_new(dialect, events, ("job_id",)).returning(_e.id, _e.job_id, _e.created_at)
 
 
 @repeatable

@@ -76,6 +76,7 @@ class Ticket:
     retries: int = 0
     watched: bool = False
     elsewhere: bool = False  # kept, delivered and retried by its engine, without a fence
+    told: str | None = None  # the job id, if the Event was not read: its id comes from the message
     holder: str | None = None  # the process that performed it when it arrived
     awaited: bool = False  # its Task has a ``parallel`` or an interval, or a thread waits for the commit of its end
     not_before: int | None = None  # it has an interval or a key: when it may start; nothing follows in its place
@@ -241,6 +242,26 @@ class Tracker:
         self._read_places([ticket for ticket in tickets if ticket.seen is None])
         return tickets
 
+    def announced(self, arrival: Arrival) -> Ticket:
+        """The ticket of a lone job by the snapshot in its message, which replaces Begin. The caller has checked its age."""
+        assert arrival.snapshot is not None
+        event_id = arrival.snapshot.event_id
+        row = Row(Status.ENQUEUE, reserved=True)
+        seen = EventRecord(
+            event_id, arrival.job_id, None, None, row, None, None, None, None, arrival.worker_name, arrival.queue, None, 1
+        )  # fmt: skip
+        return Ticket(
+            Begin.RUN,
+            arrival.job_id,
+            event_id,
+            None,
+            row.attempt,
+            elsewhere=True,
+            told=arrival.job_id,
+            seen=seen,
+            worker=arrival.worker_name,
+        )
+
     def _lent(self, job: Ready) -> Ticket:
         seen = None
         if job.attempt == 1 and job.retries == 0 and job.items == 1:  # nothing but the loan can have been written
@@ -380,7 +401,7 @@ class Tracker:
         return Outcome(
             ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes=notes,
             values=_columns(news, started_at=ticket.started_at, checkpoint=place), then=then, elsewhere=ticket.elsewhere,
-            awaited=done is not None, marks=news.marks, failures=news.failures,
+            awaited=done is not None, marks=news.marks, failures=news.failures, job_id=ticket.told,
         )  # fmt: skip
 
     def _working_of_follower(self, ticket: Ticket) -> Outcome:
@@ -523,7 +544,7 @@ class Tracker:
             ticket.awaited, worker=ticket.worker, notes=notes, failure=ticket.failure,
             values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place),
             seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
-            marks=news.marks, failures=news.failures,
+            marks=news.marks, failures=news.failures, job_id=ticket.told,
         )  # fmt: skip
 
     def _outcome_of_slice(
