@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.database.retrying import is_lost
+from asynctask.database.retrying import by_driver
 from asynctask.errors import TooLarge
 from asynctask.logs import get_logger
 
@@ -333,19 +333,9 @@ class _Untyped(sa.types.UserDefinedType[str]):
 def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     names = ", ".join(f'"{name}"' for name in columns)
     statement = f"COPY {table} ({names}) FROM STDIN"
-    driver: Any = connection.connection.driver_connection
-    error_class: Any = connection.dialect.loaded_dbapi.Error
-    try:
-        with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            for row in rows:
-                copy.write_row(row)
-    except error_class as error:  # converted as SQLAlchemy does for other statements
-        lost = is_lost(connection, error)
-        if lost:
-            connection.invalidate(error)
-        raise exc.DBAPIError.instance(
-            statement, None, error, error_class, connection_invalidated=lost, dialect=connection.dialect
-        ) from error
+    with by_driver(connection, statement) as driver, driver.cursor() as cursor, cursor.copy(statement) as copy:
+        for row in rows:
+            copy.write_row(row)
 
 
 # -- bulk statements as text, for each database, table and set of columns
@@ -476,12 +466,34 @@ def insert_or_add(
     return into.on_conflict_do_update(index_elements=list(keys), set_={**sums, **{c: into.excluded[c] for c in replaced}})
 
 
-def insert_new(dialect: str, table: sa.Table, keys: tuple[str, ...]) -> Any:
-    """An INSERT that skips rows whose ``keys`` exist."""
-    into = _insert_of(dialect)(table)
+def insert_new(
+    connection: Connection, table: sa.Table, key: str, rows: Sequence[Mapping[str, Any]], returned: tuple[str, ...]
+) -> Sequence[Sequence[Any]]:
+    """Inserts rows of equal columns, except those whose ``key`` exists. Gives back the columns ``returned`` of what it has
+    inserted; on MariaDB also of those that exist."""
+    dialect = connection.dialect.name
+    if dialect == "postgresql" and len(rows) == 1:  # a program sends one job: half of the time would be SQLAlchemy's
+        (row,) = rows
+        statement = _insert_one_new(table, key, tuple(row), returned)
+        with by_driver(connection, statement) as driver:
+            found: Sequence[Sequence[Any]] = driver.execute(statement, tuple(row.values())).fetchall()
+        return found
+    return connection.execute(_insert_new(dialect, table, key, returned), [dict(row) for row in rows]).all()
+
+
+@cache
+def _insert_one_new(table: sa.Table, key: str, columns: tuple[str, ...], returned: tuple[str, ...]) -> str:
+    names, marks, back = ", ".join(columns), ", ".join(["%s"] * len(columns)), ", ".join(returned)
+    into = f"INSERT INTO {table.name} ({names}) VALUES ({marks})"  # noqa: S608 - names of our own tables
+    return f"{into} ON CONFLICT ({key}) DO NOTHING RETURNING {back}"
+
+
+@cache
+def _insert_new(dialect: str, table: sa.Table, key: str, returned: tuple[str, ...]) -> Any:
+    into = _insert_of(dialect)(table).returning(*(table.c[name] for name in returned))
     if dialect == "mariadb":  # INSERT IGNORE would also hide other errors
-        return into.on_duplicate_key_update({keys[0]: table.c[keys[0]]})
-    return into.on_conflict_do_nothing(index_elements=list(keys))
+        return into.on_duplicate_key_update({key: table.c[key]})
+    return into.on_conflict_do_nothing(index_elements=[key])
 
 
 def _insert_of(name: str) -> Any:

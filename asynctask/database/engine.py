@@ -30,8 +30,8 @@ from asynctask.database.retrying import (
     LOCKED,
     OutcomeUnknown,
     TransactionConflict,
+    by_driver,
     code_of,
-    is_lost,
     is_read_only,
     translated,
 )
@@ -217,8 +217,8 @@ class Database:
             info["asynctask_number"] = info.get("asynctask_number", 0) + 1
             return _Mark(info["asynctask_number"], connection.connection.driver_connection.thread_id(), owner)  # type: ignore[union-attr]
         # One round trip by the driver itself, because a prepared statement cannot hold several commands.
-        with _driver_errors(connection):
-            cursor = connection.connection.driver_connection.execute(_BEGIN, prepare=False)  # type: ignore[union-attr]
+        with by_driver(connection, "BEGIN") as driver:
+            cursor = driver.execute(_BEGIN, prepare=False)
             while cursor.nextset():
                 pass
             number, process = cursor.fetchone()
@@ -389,22 +389,6 @@ def _discard_read_only(context: ExceptionContext) -> None:
     """Treats a read-only session as a lost connection, which discards the pool's others, too."""
     if is_read_only(context.original_exception):
         context.is_disconnect = True
-
-
-@contextmanager
-def _driver_errors(connection: Connection) -> Iterator[None]:
-    """Converts errors of the driver to those of SQLAlchemy."""
-    error_class: Any = connection.dialect.loaded_dbapi.Error
-    try:
-        yield
-    except error_class as error:
-        lost = is_lost(connection, error)
-        if lost:
-            connection.invalidate(error)
-        raise exc.OperationalError("BEGIN", None, error, connection_invalidated=lost) from error
-    except BaseException:  # interrupted in mid-protocol: unusable
-        connection.invalidate()
-        raise
 
 
 def _roll_back(connection: Connection) -> None:

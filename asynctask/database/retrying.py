@@ -142,7 +142,21 @@ def is_read_only(error: BaseException | None) -> bool:
     return _code(error) in _READ_ONLY
 
 
-def is_lost(connection: Connection, error: BaseException) -> bool:
-    """Whether an error of the driver makes its connection unusable; for errors that do not pass SQLAlchemy."""
+@contextmanager
+def by_driver(connection: Connection, statement: str) -> Iterator[Any]:
+    """The driver's own connection, for what SQLAlchemy cannot do, or what costs less than its part in it. Raises what
+    SQLAlchemy would raise of this ``statement``."""
     driver: Any = connection.connection.driver_connection
-    return bool(connection.dialect.is_disconnect(error, driver, None)) or is_read_only(error)  # type: ignore[arg-type]
+    error_class: Any = connection.dialect.loaded_dbapi.Error
+    try:
+        yield driver
+    except error_class as error:
+        lost = bool(connection.dialect.is_disconnect(error, driver, None)) or is_read_only(error)
+        if lost:
+            connection.invalidate(error)
+        raise exc.DBAPIError.instance(
+            statement, None, error, error_class, connection_invalidated=lost, dialect=connection.dialect
+        ) from error
+    except BaseException:  # interrupted in mid-protocol: unusable
+        connection.invalidate()
+        raise

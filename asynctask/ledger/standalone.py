@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -45,7 +44,7 @@ _e = events.c
 
 
 class Snapshot(NamedTuple):
-    """What a message says of the Event of its job: its id, and the time (microseconds, by the database's clock) when nothing
+    """What a message says of the Event of its job: its id, and a time (microseconds, by the database's clock) when nothing
     but its creation had been written."""
 
     event_id: int
@@ -150,7 +149,7 @@ def _row(job: Arrival, options: str | None) -> dict[str, Any]:
         "job_id": job.job_id,
         "worker_name": job.worker_name,
         "queue": job.queue,
-        "status": Status.ENQUEUE,
+        "status": str(Status.ENQUEUE),
         "attempt": job.attempt or 1,
         "params": None if job.params is None else dumps(job.params),
         "options": job.options or options,
@@ -186,14 +185,8 @@ def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None)
 
 def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, Snapshot]:
     rows = [{**row, "due_at": due_at, "created_at": now} for row in rows]
-    found = connection.execute(_insert_unknown(connection.dialect.name), rows)
+    found = insert_new(connection, events, "job_id", rows, ("id", "job_id", "created_at"))
     return {job_id: Snapshot(event_id, now) for event_id, job_id, created_at in found if created_at == now}
-
-
-@cache
-def _insert_unknown(dialect: str) -> Any:
-    """Cached: it runs for each job that a program sends. MariaDB returns rows that exist, too, which are older."""
-    return insert_new(dialect, events, ("job_id",)).returning(_e.id, _e.job_id, _e.created_at)
 
 
 @repeatable
