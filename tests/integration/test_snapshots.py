@@ -1,0 +1,181 @@
+"""A lone job of an engine begins by what its message says of its Event, where a read could tell nothing newer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from support.costs import statements
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.core.transitions import Begin
+from asynctask.integrations.base import EARLY_S, EngineProcess
+from asynctask.ledger import doctor
+from asynctask.ledger.standalone import Arrival, Snapshot, enqueue
+from asynctask.middleware.tracker import Ticket
+
+EARLY = int(EARLY_S * 1_000_000)
+
+
+def job(job_id: str, snapshot: Snapshot | None = None) -> Arrival:
+    return Arrival(job_id, None, "note", "celery/default", [1], snapshot=snapshot)
+
+
+@pytest.fixture
+def process(world: World) -> EngineProcess:
+    """The process of a worker that the ledger has answered just now; the test flushes what it records."""
+    made = EngineProcess(world.app(), "celery", concurrency=2)
+    made.begin(job("another"))
+    return made
+
+
+def sent(process: EngineProcess, *job_ids: str) -> dict[str, Snapshot]:
+    return enqueue(process.ledger, [job(job_id) for job_id in job_ids])
+
+
+def begun(process: EngineProcess, arrival: Arrival, **how: Any) -> tuple[Ticket, bool]:
+    """Its ticket, and whether its Event was read for it."""
+    with statements(process.ledger.database) as seen:
+        ticket = process.begin(arrival, **how)
+    return ticket, any("added_messages" in said for said, _ in seen)
+
+
+def ended(process: EngineProcess, *tickets: Ticket) -> None:
+    """They are performed, and their outcomes written."""
+    for ticket in tickets:
+        process.tracker.start(ticket)
+        ticket.finish({"n": 1})
+    process.recorder.commit([process.tracker.outcome(ticket, None) for ticket in tickets])
+
+
+def written(world: World, job_id: str) -> tuple[Any, ...]:
+    (row,) = world.sql(
+        "SELECT status, attempt, retries, deaths, watched, n_finish, n_failed, n_error, n_cancelled, process, problem, queue,"
+        " worker_name, look_at, due_at, result, options, params, started_at IS NOT NULL, finished_at IS NOT NULL,"
+        " added_messages FROM events WHERE job_id = ?",
+        job_id,
+    )
+    return (*row[:-1], [{**said, "at": None} for said in json.loads(row[-1] or "[]")])
+
+
+def test_what_is_recorded_by_a_snapshot_is_what_is_recorded_of_an_event_that_was_read(
+    world: World, process: EngineProcess
+) -> None:
+    snapshots = sent(process, "told", "read")
+    told, was_read = begun(process, job("told", snapshots["told"]))
+    assert (told.verdict, was_read) == (Begin.RUN, False)
+    known, was_read = begun(process, job("read"))
+    assert was_read
+    assert (told.is_lone, told.elsewhere, told.attempt, told.event_id) == (True, True, 1, snapshots["told"].event_id)
+    with statements(process.ledger.database) as seen:
+        ended(process, told, known)
+    assert not any("added_messages" in said and said.lstrip().startswith("SELECT") for said, _ in seen), "it was read"
+    assert written(world, "told") == written(world, "read")
+    assert written(world, "told")[0] == "finish"
+
+
+def long_ago(process: EngineProcess, snapshot: Snapshot) -> dict[str, Any]:
+    return {"snapshot": snapshot._replace(at=snapshot.at - EARLY - 1)}
+
+
+def in_the_future(process: EngineProcess, snapshot: Snapshot) -> dict[str, Any]:
+    return {"snapshot": snapshot._replace(at=snapshot.at + 60 * EARLY)}
+
+
+def without_an_answer(process: EngineProcess, snapshot: Snapshot) -> dict[str, Any]:
+    process._heard_at -= EARLY_S
+    return {"snapshot": snapshot}
+
+
+def delivered_again(process: EngineProcess, snapshot: Snapshot) -> dict[str, Any]:
+    return {"snapshot": snapshot, "redelivered": True}
+
+
+@pytest.mark.parametrize("case", [long_ago, in_the_future, without_an_answer, delivered_again])
+@pytest.mark.one_database(reason="no statement differs")
+def test_where_a_read_may_tell_something_newer_it_is_read(
+    process: EngineProcess, case: Callable[[EngineProcess, Snapshot], dict[str, Any]]
+) -> None:
+    how = case(process, sent(process, "job")["job"])
+    ticket, was_read = begun(process, job("job", how.pop("snapshot")), **how)
+    assert (ticket.verdict, was_read) == (Begin.RUN, True)
+
+
+@pytest.mark.one_database(reason="no statement differs")
+def test_a_commit_is_an_answer_of_the_ledger_too(process: EngineProcess) -> None:
+    ticket = process.begin(job("first"))
+    process._heard_at -= 2 * EARLY_S
+    assert begun(process, job("second", sent(process, "second")["second"]))[1], "nothing was heard lately"
+    process._heard_at -= 2 * EARLY_S
+    process.tracker.start(ticket)
+    process.recorder._flush_timed([process.tracker.outcome(ticket, None)])
+    assert not begun(process, job("third", sent(process, "third")["third"]))[1]
+
+
+def cancelled(app: AsyncTask) -> None:
+    app.record("job", "failed", message="no longer wanted")
+
+
+def working(app: AsyncTask) -> None:
+    app.record("job", "working", message="by hand")
+
+
+@pytest.mark.parametrize(("meanwhile", "status"), [(cancelled, "failed"), (working, "finish")])
+def test_an_outcome_counts_as_if_the_event_had_been_read(
+    world: World, process: EngineProcess, meanwhile: Callable[[AsyncTask], None], status: str
+) -> None:
+    snapshots = sent(process, "job", "other")
+    tickets = [begun(process, job(name, snapshots[name]))[0] for name in ("job", "other")]
+    meanwhile(world.app())
+    ended(process, *tickets)
+    assert [written(world, name)[0] for name in ("job", "other")] == [status, "finish"]
+
+
+@pytest.mark.parametrize("way", ["end", "working", "retry"])
+def test_a_snapshot_of_another_jobs_event_changes_nothing_of_it(world: World, process: EngineProcess, way: str) -> None:
+    """As from a program with another database, or from someone who writes into the queue."""
+    app = world.app()
+    task = app.submit("note", [{"n": 1}])
+    (event_id,) = world.sql("SELECT id FROM events WHERE task_id = ?", task.id)[0]
+    forged = Snapshot(event_id, process.ledger.now())
+    ticket, was_read = begun(process, job("forged", forged))
+    assert not was_read
+    before = world.sql("SELECT * FROM events WHERE id = ?", event_id)
+    process.tracker.start(ticket)
+    if way == "working":
+        outcome = process.tracker._working(ticket)
+    else:
+        ticket.raised(ValueError("broken"))
+        outcome = process.tracker.outcome(ticket, process.ledger.now() if way == "retry" else None)
+    with capture_logs() as logs:
+        process.recorder.commit([outcome])
+    assert world.sql("SELECT * FROM events WHERE id = ?", event_id) == before
+    (said,) = [each for each in logs if each["event"] == "event_not_found"]
+    assert said["job_id"] == "forged"
+    assert "database_url" in said["hint"]
+    assert doctor.examine(app.ledger, task_ids=[task.id]) == []
+
+
+def test_only_what_was_created_has_a_snapshot(process: EngineProcess) -> None:
+    first = sent(process, "a")
+    assert set(first) == {"a"}
+    assert sent(process, "a") == {}
+    both = sent(process, "a", "b", "c")
+    assert set(both) == {"b", "c"}
+    found = process.tracker.read(["a", "b", "c"])
+    assert {name: each.event_id for name, each in {**first, **both}.items()} == {n: r.id for n, r in found.items()}
+
+
+@pytest.mark.parametrize(
+    "value", [None, "1,2", [1], [1, 2, 3], ["1", 2], [0, 5], [-1, 5], [1, 0], [2**70, 5], [1, 2**70], {"a": 1}, [1.0, 2]]
+)
+def test_what_is_no_snapshot_is_none(value: object) -> None:
+    assert Snapshot.parse(value) is None
+
+
+def test_a_snapshot_travels_as_a_list() -> None:
+    assert Snapshot.parse(json.loads(json.dumps([7, 1_700_000_000_000_000]))) == Snapshot(7, 1_700_000_000_000_000)
