@@ -52,7 +52,7 @@ EARLY_S: Final = 0.5
 """Seconds for which a ticket is valid that was requested before a thread was free."""
 
 SNAPSHOT: Final = "asynctask_event"
-"""The header of a lone job's message, where it can carry one: the :class:`~asynctask.ledger.standalone.Snapshot` of its
+"""The header of a message, where it can carry one, with the :class:`~asynctask.ledger.standalone.Snapshot` of its job's
 Event. Remove it from a message that is sent again."""
 
 AT_ONCE: Final = 10
@@ -78,6 +78,9 @@ _MOST_ACKS: Final = 50
 _FLUSH_S: Final = 5.0
 _MANY: Final = 50
 _AWAY_S: Final = 0.5
+
+_FIRST: Final = ((None, True), (1, False))
+"""Attempts of jobs of which a snapshot may tell, and whether they are lone."""
 
 _UNKNOWN: Final = 1.0
 """Jobs per second below which the rate of a process says nothing: it has just begun, or was idle."""
@@ -155,6 +158,7 @@ class PushedJob:
     """A job as the dispatcher pushes it: the worker's ``name``, the engine's own name of the ``queue``, the arguments.
 
     ``attempt`` is its fence, which must travel with it; None for a lone job. ``retries``: the number of its retries.
+    ``snapshot``: for the header :data:`SNAPSHOT`, if the message can have it.
     """
 
     job_id: str
@@ -164,6 +168,7 @@ class PushedJob:
     kwargs: Mapping[str, Any]
     attempt: int | None
     retries: int
+    snapshot: Sequence[int | None] | None
 
 
 def pushed_job(copy: Copy) -> PushedJob:
@@ -176,7 +181,8 @@ def pushed_job(copy: Copy) -> PushedJob:
         args, kwargs = args
     attempt = None if is_lone else copy.attempt
     queue = copy.queue.partition("/")[2]
-    return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, int(job.get("retry_count", -1)) + 1)
+    retries = int(job.get("retry_count", -1)) + 1
+    return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, copy.snapshot)
 
 
 def engine_worker(
@@ -690,7 +696,7 @@ class EngineProcess(AppProcess):
     def _is_fresh(self, arrival: Arrival) -> bool:
         """Whether the snapshot in its message is as good as a ticket: as old at most, in a process that the ledger has
         answered as lately. So none performs jobs that it cannot record for longer than it would with tickets."""
-        if arrival.snapshot is None:
+        if arrival.snapshot is None or (arrival.attempt, arrival.snapshot.task_id is None) not in _FIRST:
             return False
         heard_at = max(self._heard_at, self.recorder.heard_at)
         age = self.ledger.now() - arrival.snapshot.at

@@ -314,6 +314,9 @@ class CeleryEngine:
                 line.channel.queue_declare(queue, passive=True)
 
     def _push(self, line: _Line, job: PushedJob) -> None:
+        headers: dict[str, Any] = {} if job.attempt is None else {ATTEMPT: job.attempt}
+        if job.snapshot is not None:
+            headers[SNAPSHOT] = list(job.snapshot)
         self._celery.tasks[job.name].apply_async(
             list(job.args),
             dict(job.kwargs),
@@ -321,7 +324,7 @@ class CeleryEngine:
             producer=line.producer,
             queue=line.queue(job.queue),
             retries=job.retries,
-            headers={} if job.attempt is None else {ATTEMPT: job.attempt},
+            headers=headers,
             add_to_parent=False,
             retry=False,
         )

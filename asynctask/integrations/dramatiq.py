@@ -226,6 +226,8 @@ def _message(copy: Copy) -> dramatiq.Message[Any]:
     options: dict[str, Any] = {"retries": job.retries} if job.retries else {}
     if job.attempt is not None:
         options[ATTEMPT] = job.attempt
+    if job.snapshot is not None:
+        options[SNAPSHOT] = list(job.snapshot)
     return dramatiq.Message(job.queue, job.name, tuple(job.args), dict(job.kwargs), options, message_id=job.job_id)
 
 
@@ -570,7 +572,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         actor = broker.actors.get(message.actor_name)
         if actor is None or not self.tracks(actor):
             return
-        message.options.pop(SNAPSHOT, None)
+        if not self.engine.is_pushing:
+            message.options.pop(SNAPSHOT, None)
         current = self._message_to_retry(message)
         if current is not None:
             self._record_retry(current, delay)

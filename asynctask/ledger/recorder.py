@@ -314,7 +314,7 @@ class Recorder:
                     worker=each.worker,
                     seconds=each.seconds,
                     marks=each.marks,
-                    job_id=each.job_id,
+                    told=each.told,
                 )
             )
         each.done = True
@@ -375,8 +375,8 @@ class Recorder:
             self._figures.flushes.add(len(wave))
             for each in wave:
                 won = each.turn is not None or already_recorded(self._ledger, each)
-                if each.record is None and each.job_id is not None:
-                    self._log.error("event_not_found", job_id=each.job_id, event_id=each.event_id, hint=_NOT_FOUND)
+                if each.record is None and each.told is not None:
+                    self._log.error("event_not_found", job_id=each.told[0], event_id=each.event_id, hint=_NOT_FOUND)
                 if won and (kind := _figure(each)) is not None:
                     self._figures.ended(each.worker, kind, each.seconds)
                 self._notify(each, won)

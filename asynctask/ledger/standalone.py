@@ -18,7 +18,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import InputError, JobTimeout
 from asynctask.ledger import dispatchable
-from asynctask.ledger.base import MAX_ID, Ledger, chunks, dumps
+from asynctask.ledger.base import MAX_ID, MAX_SLOTS, Ledger, chunks, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import clean
@@ -44,18 +44,26 @@ _e = events.c
 
 
 class Snapshot(NamedTuple):
-    """What a message says of the Event of its job: its id, and a time (microseconds, by the database's clock) when nothing
-    but its creation had been written."""
+    """What a message says of the Event of its job: its id, and a time ``at`` (microseconds, by the database's clock) when
+    it was dispatched and nothing had been written of any attempt.
+
+    Of a job of a Task also the Task, the number of its counter slots, and the ``row`` in the list.
+    """
 
     event_id: int
     at: int
+    task_id: int | None = None
+    slots: int = 1
+    row: int | None = None
 
     @classmethod
     def parse(cls, value: object) -> Snapshot | None:
-        """From the form in which it travels, a list of its numbers; None for anything else."""
+        """From the form in which it travels, a list; None for anything else."""
         match value:
-            case [int(event_id), int(at)] if 0 < event_id <= MAX_ID and 0 < at <= MAX_ID:
-                return cls(event_id, at)
+            case [int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row]:
+                numbers = event_id, at, slots, task_id or 1, row or 1
+                fits = all(0 < number <= MAX_ID for number in numbers) and slots <= MAX_SLOTS
+                return cls(event_id, at, task_id, slots, row) if fits else None
         return None
 
 
@@ -65,7 +73,7 @@ class Arrival:
 
     ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
     Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``snapshot``: of an Event
-    that its sender has created.
+    that its message describes.
     """
 
     job_id: str

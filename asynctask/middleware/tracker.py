@@ -76,7 +76,6 @@ class Ticket:
     retries: int = 0
     watched: bool = False
     elsewhere: bool = False  # kept, delivered and retried by its engine, without a fence
-    told: str | None = None  # the job id, if the Event was not read: its id comes from the message
     holder: str | None = None  # the process that performed it when it arrived
     awaited: bool = False  # its Task has a ``parallel`` or an interval, or a thread waits for the commit of its end
     not_before: int | None = None  # it has an interval or a key: when it may start; nothing follows in its place
@@ -90,6 +89,7 @@ class Ticket:
     settled: bool = False
     exited: bool = False  # job code raised SystemExit or KeyboardInterrupt
     seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
+    told: tuple[str, int | None] | None = None  # the job id and the Task, if the message tells them and nothing was read
     job: CurrentJob | None = None
     callback_of: int | None = None  # the Task whose callback it is
     checkpoint: str | None = None  # the checkpoint of an earlier attempt
@@ -243,22 +243,24 @@ class Tracker:
         return tickets
 
     def announced(self, arrival: Arrival) -> Ticket:
-        """The ticket of a lone job by the snapshot in its message, which replaces Begin. The caller has checked its age."""
-        assert arrival.snapshot is not None
-        event_id = arrival.snapshot.event_id
+        """The ticket of a job by the snapshot in its message, which replaces Begin. The caller has checked its age."""
+        snapshot = arrival.snapshot
+        assert snapshot is not None
         row = Row(Status.ENQUEUE, reserved=True)
         seen = EventRecord(
-            event_id, arrival.job_id, None, None, row, None, None, None, None, arrival.worker_name, arrival.queue, None, 1
+            snapshot.event_id, arrival.job_id, snapshot.task_id, None, row, None, snapshot.row, None, None,
+            arrival.worker_name, arrival.queue, None, snapshot.slots,
         )  # fmt: skip
         return Ticket(
             Begin.RUN,
             arrival.job_id,
-            event_id,
-            None,
+            snapshot.event_id,
+            snapshot.task_id,
             row.attempt,
-            elsewhere=True,
-            told=arrival.job_id,
+            elsewhere=arrival.attempt is None,
+            told=(arrival.job_id, snapshot.task_id),
             seen=seen,
+            row=snapshot.row,
             worker=arrival.worker_name,
         )
 
@@ -401,7 +403,7 @@ class Tracker:
         return Outcome(
             ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes=notes,
             values=_columns(news, started_at=ticket.started_at, checkpoint=place), then=then, elsewhere=ticket.elsewhere,
-            awaited=done is not None, marks=news.marks, failures=news.failures, job_id=ticket.told,
+            awaited=done is not None, marks=news.marks, failures=news.failures, told=ticket.told,
         )  # fmt: skip
 
     def _working_of_follower(self, ticket: Ticket) -> Outcome:
@@ -544,7 +546,7 @@ class Tracker:
             ticket.awaited, worker=ticket.worker, notes=notes, failure=ticket.failure,
             values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place),
             seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
-            marks=news.marks, failures=news.failures, job_id=ticket.told,
+            marks=news.marks, failures=news.failures, told=ticket.told,
         )  # fmt: skip
 
     def _outcome_of_slice(

@@ -54,8 +54,8 @@ def ended(process: EngineProcess, *tickets: Ticket) -> None:
 
 def written(world: World, job_id: str) -> tuple[Any, ...]:
     (row,) = world.sql(
-        "SELECT status, attempt, retries, deaths, watched, n_finish, n_failed, n_error, n_cancelled, process, problem, queue,"
-        " worker_name, look_at, due_at, result, options, params, started_at IS NOT NULL, finished_at IS NOT NULL,"
+        "SELECT status, attempt, retries, deaths, watched, n_finish, n_failed, n_error, n_cancelled, process, problem,"
+        " queue, worker_name, look_at, due_at, result, options, params, started_at IS NOT NULL, finished_at IS NOT NULL,"
         " added_messages FROM events WHERE job_id = ?",
         job_id,
     )
@@ -171,11 +171,24 @@ def test_only_what_was_created_has_a_snapshot(process: EngineProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, "1,2", [1], [1, 2, 3], ["1", 2], [0, 5], [-1, 5], [1, 0], [2**70, 5], [1, 2**70], {"a": 1}, [1.0, 2]]
+    "value",
+    [
+        *(None, "12345", {"a": 1}, [], [1, 2], [1, 2, None, 1, None, 5], [1.0, 2, None, 1, None], ["1", 2, None, 1, None]),
+        *([0, 5, None, 1, None], [-1, 5, None, 1, None], [1, 0, None, 1, None], [2**70, 5, None, 1, None]),
+        *(
+            [1, 5, -1, 1, None],
+            [1, 5, 2**70, 1, None],
+            [1, 5, 2, 0, 1],
+            [1, 5, 2, 33, 1],
+            [1, 5, 2, 1, -3],
+            [1, 5, "2", 1, 1],
+        ),
+    ],
 )
 def test_what_is_no_snapshot_is_none(value: object) -> None:
     assert Snapshot.parse(value) is None
 
 
 def test_a_snapshot_travels_as_a_list() -> None:
-    assert Snapshot.parse(json.loads(json.dumps([7, 1_700_000_000_000_000]))) == Snapshot(7, 1_700_000_000_000_000)
+    for snapshot in (Snapshot(7, 1_700_000_000_000_000), Snapshot(7, 1_700_000_000_000_000, 3, 32, 12)):
+        assert Snapshot.parse(json.loads(json.dumps(list(snapshot)))) == snapshot
