@@ -472,20 +472,21 @@ def insert_new(
     """Inserts rows of equal columns, except those whose ``key`` exists. Gives back the columns ``returned`` of what it has
     inserted; on MariaDB also of those that exist."""
     dialect = connection.dialect.name
-    if dialect == "postgresql" and len(rows) == 1:  # a program sends one job: half of the time would be SQLAlchemy's
-        (row,) = rows
-        statement = _insert_one_new(table, key, tuple(row), returned)
-        with by_driver(connection, statement) as driver:
-            found: Sequence[Sequence[Any]] = driver.execute(statement, tuple(row.values())).fetchall()
-        return found
-    return connection.execute(_insert_new(dialect, table, key, returned), [dict(row) for row in rows]).all()
+    if dialect != "postgresql":
+        return connection.execute(_insert_new(dialect, table, key, returned), [dict(row) for row in rows]).all()
+    statement, found = _insert_new_postgresql(table, key, tuple(rows[0]), returned), list[Sequence[Any]]()
+    for text in texts(rows):
+        with by_driver(connection, statement) as driver:  # for a single row, SQLAlchemy's part would be half of the time
+            found += driver.execute(statement, (text,)).fetchall()
+    return found
 
 
 @cache
-def _insert_one_new(table: sa.Table, key: str, columns: tuple[str, ...], returned: tuple[str, ...]) -> str:
-    names, marks, back = ", ".join(columns), ", ".join(["%s"] * len(columns)), ", ".join(returned)
-    into = f"INSERT INTO {table.name} ({names}) VALUES ({marks})"  # noqa: S608 - names of our own tables
-    return f"{into} ON CONFLICT ({key}) DO NOTHING RETURNING {back}"
+def _insert_new_postgresql(table: sa.Table, key: str, columns: tuple[str, ...], returned: tuple[str, ...]) -> str:
+    names, back = ", ".join(columns), ", ".join(returned)
+    typed = ", ".join(f"{name} {_type(table.c[name], _POSTGRESQL_TYPES, 'text')}" for name in columns)
+    source = f"SELECT {names} FROM json_to_recordset(%s::json) AS d({typed})"  # noqa: S608 - names of our own tables
+    return f"INSERT INTO {table.name} ({names}) {source} ON CONFLICT ({key}) DO NOTHING RETURNING {back}"
 
 
 @cache

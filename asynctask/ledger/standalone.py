@@ -37,6 +37,9 @@ MAX_OPTIONS: Final = 1_000_000
 
 _MAX_NAME: Final = 255
 _BATCH: Final = 1_000
+_ALONE: Final = 100
+"""Events that every database takes in one statement."""
+
 _SHOWN: Final = 500
 
 _RECORDABLE = (Status.ENQUEUE, Status.WORKING, Status.FINISH, Status.FAILED, Status.ERROR)
@@ -181,7 +184,7 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 @repeatable
 def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None) -> dict[str, Snapshot]:
-    if due_at is None and len(part) == 1:
+    if due_at is None and len(part) <= _ALONE:
         with ledger.database.write_alone() as connection:
             return _insert(connection, part, due_at, ledger.now())
     with ledger.database.write() as connection:

@@ -148,13 +148,10 @@ def test_a_refusal_is_failed_and_celery_does_not_retry_it(engine: CeleryWorld, k
     assert engine.world.shop.lines() == [["did", kind]]
 
 
-@pytest.mark.parametrize("name", ["shaky", "auto"])
-def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: CeleryWorld, name: str) -> None:
-    sent = engine.task(name).delay(2)
-    engine.worker()
-    event = engine.ended(sent.id)
+def retried(event: dict[str, Any]) -> bool:
+    """Whether these are the messages of a job that ended with its third attempt."""
     assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 3)
-    assert said(event) == [
+    return said(event) == [
         ("working", "In progress", 1),
         ("error", "Error: ValueError: not yet, at 1", 1),
         ("enqueue", "Waiting for retry", 1),
@@ -164,6 +161,24 @@ def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(eng
         ("working", "In progress", 3),
         ("finish", "Done", 3),
     ]
+
+
+@pytest.mark.parametrize("name", ["shaky", "auto"])
+def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: CeleryWorld, name: str) -> None:
+    sent = engine.task(name).delay(2)
+    engine.worker()
+    assert retried(engine.ended(sent.id))
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_job_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: CeleryWorld, pool: str) -> None:
+    """It begins by the snapshot in its message, which Celery copies into the message of its retry."""
+    engine.worker(pool)
+    engine.ended(engine.task("lone").delay("A-0").id)  # the ledger has answered the worker
+    sent = [engine.task(name).delay(*args) for name, args in (("shaky", [2]), ("refuse", ["normal"]), ("lone", ["A-1"]))]
+    assert retried(engine.ended(sent[0].id))
+    assert [engine.ended(each.id)["status"] for each in sent[1:]] == ["failed", "finish"]
+    assert said(engine.event(sent[2].id))[1] == ("working", "1 of A-1 in stock", 1)
 
 
 def test_an_error_with_its_retries_used_up_is_an_error(engine: CeleryWorld) -> None:

@@ -147,6 +147,12 @@ def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(eng
     engine.app.start_services()  # its dispatcher must leave the retry to Dramatiq
     message = engine.send("shaky", 1)
     engine.worker()
+    assert_retried(engine, message)
+    assert engine.world.one("SELECT COUNT(*) FROM jobs") == 0, "a message of Dramatiq's went into our own broker"
+
+
+def assert_retried(engine: Dramatiq, message: dramatiq.Message[Any]) -> None:
+    """It ends with its second attempt."""
     event = engine.ended(message)
     assert (event["status"], event["result"], event["attempt"], event["retries"]) == ("finish", "through", 2, 1)
     assert said(event) == [
@@ -158,7 +164,20 @@ def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(eng
     ]
     engine.empty()
     assert engine.recorded(message) == 1
-    assert engine.world.one("SELECT COUNT(*) FROM jobs") == 0, "a message of Dramatiq's went into our own broker"
+
+
+def test_a_message_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: Dramatiq) -> None:
+    """It begins by the snapshot in its message, which that of its retry must not have."""
+    engine.worker()
+    engine.ended(engine.send("enroll", "A-0"))  # the ledger has answered the worker
+    shaky, refused, enrolled = engine.send("shaky", 1), engine.send("refuse", "normal"), engine.send("enroll", "A-1")
+    assert_retried(engine, shaky)
+    assert [engine.ended(each)["status"] for each in (refused, enrolled)] == ["failed", "finish"]
+    assert said(engine.event(enrolled)) == [
+        ("working", "In progress", 1),
+        ("working", "1 of A-1 in stock", 1),
+        ("finish", "Done", 1),
+    ]
 
 
 def test_an_error_with_its_retries_used_up_is_an_error(engine: Dramatiq) -> None:

@@ -22,10 +22,11 @@ from support.world import Shop
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import ConfigError, LedgerUnavailable, NotFound
 from asynctask.integrations import dramatiq as integration
-from asynctask.integrations.base import EngineProcess
+from asynctask.integrations.base import SNAPSHOT, EngineProcess
 from asynctask.integrations.dramatiq import TrackingUnavailable, attach
 from asynctask.job import CurrentJob
 from asynctask.ledger import processes
+from asynctask.ledger.standalone import Snapshot
 from asynctask.testing import wait_for
 
 OVER = ("finish", "failed", "error", "cancelled")
@@ -216,6 +217,25 @@ def test_a_second_copy_waits_while_the_first_one_runs_in_the_same_process(stub: 
         assert stub.ended(message)["status"] == "finish"
         stub.settled()
     assert stub.shop.lines() == [["began", "1", "1"], ["did", "1", "1"]]
+
+
+def test_a_message_tells_of_its_event_the_first_time_that_it_is_sent(stub: Stub) -> None:
+    sent: list[Any] = []
+
+    class Noting(Middleware):
+        def after_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+            sent.append(Snapshot.parse(message.options.get(SNAPSHOT)))
+
+    stub.broker.add_middleware(Noting())
+    message = stub.broker.get_actor("shaky").send(1)
+    stub.broker.enqueue(message)
+    with stub.working():
+        stub.ended(message)
+    assert isinstance(sent[0], Snapshot)
+    found = stub.app.ledger.database.engine.connect().exec_driver_sql("SELECT id FROM events").scalars().all()
+    assert [sent[0].event_id] == found
+    assert set(sent[1:]) == {None}
+    assert len(sent) >= 3, "sent twice, and retried"
 
 
 def test_the_outcome_of_a_job_counts_though_its_process_was_declared_dead_meanwhile(stub: Stub) -> None:

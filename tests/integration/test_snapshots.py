@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.core.transitions import Begin
+from asynctask.dispatch.outbox import tracked_copy
 from asynctask.integrations.base import EARLY_S, EngineProcess
-from asynctask.ledger import doctor
+from asynctask.ledger import doctor, reservations
+from asynctask.ledger.reservations import Ready
 from asynctask.ledger.standalone import Arrival, Snapshot, enqueue
 from asynctask.middleware.tracker import Ticket
 
@@ -158,6 +161,88 @@ def test_a_snapshot_of_another_jobs_event_changes_nothing_of_it(world: World, pr
     assert said["job_id"] == "forged"
     assert "database_url" in said["hint"]
     assert doctor.examine(app.ledger, task_ids=[task.id]) == []
+
+
+def jobs_of(app: AsyncTask, count: int, **options: Any) -> list[Ready]:
+    """The dispatched jobs of a Task."""
+    task = app.submit("note", [{"n": n} for n in range(count)], **options)
+    found = reservations.reserve(app.ledger, task.id, count, lease_s=60)
+    reservations.confirm(app.ledger, [task.id])
+    return found
+
+
+def test_jobs_of_a_task_begin_by_a_snapshot_too(world: World, process: EngineProcess) -> None:
+    rows, app = [], world.app()
+    for is_told in (True, False):
+        jobs = jobs_of(app, 5)
+        snapshots = [tracked_copy(replace(each, queue="celery/default"), app.ledger.now()).snapshot for each in jobs]
+        tickets = []
+        for each, snapshot in zip(jobs, snapshots, strict=True):
+            told = Snapshot.parse(list(snapshot or ())) if is_told else None
+            arrival = Arrival(each.job_id, 1, "note", "celery/default", snapshot=told)
+            ticket, was_read = begun(process, arrival)
+            assert (ticket.verdict, was_read, ticket.task_id, ticket.row) == (
+                Begin.RUN,
+                not is_told,
+                each.task_id,
+                each.row,
+            )
+            assert not ticket.elsewhere
+            tickets.append(ticket)
+        for ticket in tickets:
+            process.tracker.start(ticket)
+        tickets[0].fail(ValueError("no"))
+        for ticket in tickets[1:]:
+            ticket.finish(None)
+        process.recorder.flush([process.tracker.outcome(ticket, None) for ticket in tickets])
+        task_id = jobs[0].task_id
+        assert task_id is not None
+        assert app.task(task_id).progress()["counts"]["finish"] == 4
+        assert doctor.examine(app.ledger, task_ids=[task_id]) == []
+        rows.append([written(world, each.job_id) for each in jobs])
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.one_database(reason="no statement differs")
+def test_only_a_first_attempt_that_nothing_else_holds_back_has_a_snapshot(world: World) -> None:
+    app = world.app()
+    (job,) = jobs_of(app, 1)
+    job = replace(job, queue="celery/default")
+    others = [
+        *(replace(job, attempt=2), replace(job, retries=1), replace(job, items=2), replace(job, queue="default")),
+        *(
+            replace(each, queue="celery/default")
+            for options in ({"parallel": 1}, {"interval": 3_600}, {"key": "n"})
+            for each in jobs_of(app, 1, **options)
+        ),
+    ]
+    assert len(others) == 7
+    assert tracked_copy(job, app.ledger.now()).snapshot is not None
+    assert [tracked_copy(each, app.ledger.now()).snapshot for each in others] == [None] * 7
+
+
+def test_a_snapshot_that_is_not_of_its_jobs_task_changes_nothing(world: World, process: EngineProcess) -> None:
+    app = world.app()
+    (job,), (other,) = jobs_of(app, 1), jobs_of(app, 1)
+    arrivals = [
+        Arrival(job.job_id, None, "note", "q", snapshot=Snapshot(job.event_id, app.ledger.now())),  # as a lone one
+        Arrival(job.job_id, 1, "note", "q", snapshot=Snapshot(job.event_id, app.ledger.now(), other.task_id)),
+    ]
+    before = world.sql("SELECT * FROM events ORDER BY id")
+    for arrival in arrivals:
+        ticket, was_read = begun(process, arrival)
+        assert not was_read
+        ended(process, ticket)
+    assert world.sql("SELECT * FROM events ORDER BY id") == before
+    assert doctor.examine(app.ledger) == []
+
+
+@pytest.mark.one_database(reason="no statement differs")
+def test_a_snapshot_of_another_attempt_is_no_ticket(world: World, process: EngineProcess) -> None:
+    (job,) = jobs_of(world.app(), 1)
+    for attempt, task_id in ((2, job.task_id), (None, job.task_id), (1, None)):
+        snapshot = Snapshot(job.event_id, process.ledger.now(), task_id)
+        assert begun(process, Arrival(job.job_id, attempt, "note", "q", snapshot=snapshot))[1]
 
 
 def test_only_what_was_created_has_a_snapshot(process: EngineProcess) -> None:
