@@ -813,7 +813,8 @@ def _closed(ticket: Ticket) -> dict[str, Any]:
 
 
 def _packed(arrival: Arrival) -> tuple[Any, ...]:
-    return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params, arrival.snapshot
+    snapshot = None if arrival.snapshot is None else list(arrival.snapshot)  # orjson takes no named tuple
+    return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params, snapshot
 
 
 def _unpacked(told: Sequence[Any]) -> Arrival:
