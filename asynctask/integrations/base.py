@@ -631,12 +631,13 @@ class EngineProcess(AppProcess):
         self.chain = recording_chain(app, self.tracker)
         self._clock = app.clock
         self._ids = app.ids
-        self._rate = Rate(app.clock)
+        self._rate = Rate(app.clock, concurrency)
         self._measuring = threading.Lock()
         self._performed = 0
         self._ended_at = 0.0  # the last job, on the monotonic clock
         self._worked = False  # since the dispatcher was told that there is nothing to do
         self._busy_s = 0.0
+        self._busy_until = 0.0  # that counts the time until then, on the monotonic clock
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self.pid = os.getpid()
@@ -779,7 +780,7 @@ class EngineProcess(AppProcess):
         ticket.awaited = True
         try:
             self.tracker.settle(ticket, retry_at=retry_at, discarded=discarded, then=lambda won: done.set())
-            self._note_performed()
+            self._note_performed(ticket)
             done.wait()
         finally:
             del self._awaited[done]
@@ -794,7 +795,7 @@ class EngineProcess(AppProcess):
     def settle_later(self, ticket: Ticket, then: Callable[[], None]) -> None:
         """Passes on the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
         self.tracker.settle(ticket, then=lambda won: then())
-        self._note_performed()
+        self._note_performed(ticket)
 
     def recover(self, ticket: Ticket) -> None:
         """Records that the process that performed a job died, while this one, which records it, lives: the ledger or its
@@ -840,17 +841,24 @@ class EngineProcess(AppProcess):
         else:
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
 
-    def _note_performed(self) -> None:
+    def _note_performed(self, ticket: Ticket) -> None:
         """Notes that a job has ended. The first ones of a list show the rate of this process: it asks for the next at once,
         not with the next tick, and others know the rate before the next heartbeat."""
         with self._measuring:
             self._performed += 1
             self._ended_at, self._worked = self._clock.monotonic(), True
+            if ticket.began:
+                self._note_busy(ticket.began, self._ended_at)
             if self._rate.per_second >= _UNKNOWN or self.tracker.running():
                 return
             self._rate.update(self._performed, self._busy_s, dry=True)
         self._ask_for_more()
         self.heartbeat.soon()
+
+    def _note_busy(self, since: float, now: float) -> None:
+        """Counts the time in which a job runs, or several do."""
+        self._busy_s += now - max(since, self._busy_until)
+        self._busy_until = now
 
     def _ask_for_more(self) -> None:
         if not self.should_stop:
@@ -861,13 +869,17 @@ class EngineProcess(AppProcess):
         while not self._ended.wait(LONG_S):
             self.tracker.note_long(LONG_S)
             self._stops.look()
-            running = len(self.tracker.running())
-            with self._measuring:
-                if running:
-                    self._busy_s += LONG_S
-                self._rate.update(self._performed, self._busy_s)
-                # Consecutive jobs of one thread have a pause between them, too.
-                idle_s = self._clock.monotonic() - self._ended_at
-                is_dry = self._worked and running < self._concurrency and idle_s >= MEASURE_S
-            if is_dry:
-                self._ask_for_more()
+            self._measure()
+
+    def _measure(self) -> None:
+        """Measures the rate, and asks for more jobs if there are none for idle threads."""
+        with self._measuring:
+            began = [ticket.began for ticket in self.tracker.running()]
+            now = self._clock.monotonic()
+            if began:
+                self._note_busy(min(began), now)
+            self._rate.update(self._performed, self._busy_s)
+            # Consecutive jobs of one thread have a pause between them, too.
+            is_dry = self._worked and len(began) < self._concurrency and now - self._ended_at >= MEASURE_S
+        if is_dry:
+            self._ask_for_more()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
+from support.clocks import SettableClock
 from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
+from asynctask.dispatch.demand import Rate
 from asynctask.integrations.base import EngineProcess, holdable
 from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger
@@ -121,6 +124,27 @@ def test_the_first_job_of_a_list_asks_for_more_at_once(world: World, monkeypatch
         process.settle_later(ticket, lambda: None)
     assert (len(asked), len(beats)) == (1, 1)
     assert asked[0] > 1
+
+
+@pytest.mark.parametrize("busy", [10, 4])
+def test_a_process_is_as_fast_as_its_jobs_although_none_runs_when_it_is_measured(world: World, busy: int) -> None:
+    """Of ten hundredths of a second, ``busy`` are full of jobs. With too high a rate, too many jobs wait in the queue."""
+    clock = SettableClock()
+    app = world.app()
+    process = EngineProcess(app, "celery", concurrency=1)
+    process._clock, process._rate = clock, Rate(clock, 1)
+    process.tracker._ledger = replace(process.ledger, clock=clock)
+    rates = []
+    for _ in range(20):
+        for name in range(busy):
+            (ticket,) = process.tracker.arrive([Arrival(f"{clock.seconds}-{name}", None, "note", "celery/default")])
+            process.tracker.start(ticket)
+            clock.seconds += 0.01
+            process.settle_later(ticket, lambda: None)
+        clock.seconds += 0.1 - 0.01 * busy
+        process._measure()
+        rates.append(process.load().rate)
+    assert rates == pytest.approx([100.0] * 20, rel=0.25)
 
 
 def test_outcomes_wait_for_others_where_their_acknowledgement_keeps_no_job_away(world: World) -> None:
