@@ -290,6 +290,7 @@ class TestHostileWorkbooks:
             '<row r="2"><c r="A2" t="s"><v>99999999</v></c></row>',
             '<row r="2"><c r="A2" t="zz"><v>1</v></c></row>',
             '<row r="2"><c r="A2"',
+            '<row r="2" <row r="3"><c r="A3"><v>1</v></c></row>',
         ],
     )
     def test_nonsense_in_a_sheet_is_a_damaged_file(self, tmp_path: Path, rows: str) -> None:

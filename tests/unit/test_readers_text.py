@@ -254,6 +254,12 @@ class TestJsonLines:
         assert "line 3, column 7" in rows[2].problems[0].message
         assert isinstance(ItemShape(None).validate(rows[1], None), Refused)
 
+    def test_a_string_without_an_end_is_looked_through_once(self, tmp_path: Path) -> None:
+        # From each of its quotes again, this line would take an hour.
+        path = saved(tmp_path / "a.ndjson", "[" * 40 + '"' + '\\"' * 400_000)
+        (row,) = read(path)[1]
+        assert [each.code for each in row.problems] == ["too_deep"]
+
     def test_an_item_that_is_too_large_is_a_refused_row(self, tmp_path: Path) -> None:
         limits = Limits(max_item_bytes=100)
         line = '{"a": "%s"}' % ("x" * (1600 - 9))
@@ -338,6 +344,11 @@ class TestJson:
         else:
             if isinstance(value, list):
                 assert found == value
+
+    @pytest.mark.parametrize("end", range(1, 25))
+    def test_a_bracket_in_a_string_that_two_pieces_share_is_text(self, end: int) -> None:
+        data = b'[{"a": ["x", "]}\\"]["]}, 1]'
+        assert [piece.raw for piece in items_of(iter([data[:end], data[end:]]), Limits())] == [data[1:-4], b"1"]
 
     def test_an_item_that_is_too_large_is_passed_over(self, tmp_path: Path) -> None:
         limits = Limits(max_item_bytes=100)

@@ -16,7 +16,11 @@ from asynctask.lists.readers.encodings import BOM, decoded, prove_encoding
 
 _CHUNK: Final = 1 << 18
 _SHOWN: Final = 200
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# A group that repeats possessively (``*+``) is atomic (``(?>``): before Python 3.11.5 such a repeat otherwise goes on from
+# where its last turn failed, instead of where it began (gh-106052).
+_INSIDE: Final = rb'[^"\\]*+(?>\\.[^"\\]*+)*+'
+_STRINGS: Final = re.compile(rb'"%b"?' % _INSIDE, re.DOTALL)
+"""Strings, and the rest of the text from one without an end: looking for its end from each quote would be quadratic."""
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
 _DIGITS: Final = re.compile(rb"[0-9]{19}")
@@ -223,10 +227,11 @@ def _invalid(raw: bytes, error: orjson.JSONDecodeError, line: int, column: int) 
 # -- items in a JSON text, found by counting brackets
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
-_RUN: Final = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_BETWEEN: Final = rb'[^"\[\]{}]*+(?>"%b"[^"\[\]{}]*+)*+' % _INSIDE
+_RUN: Final = re.compile(_BETWEEN, re.DOTALL)
 """Up to the next bracket, or to an unfinished string."""
-_FLAT: Final = re.compile(rb'[ \t\r\n]*+(\{(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+\})[ \t\r\n]*+,', re.DOTALL)
-_IN_STRING: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_FLAT: Final = re.compile(rb"[ \t\r\n]*+(\{%b\})[ \t\r\n]*+," % _BETWEEN, re.DOTALL)
+_IN_STRING: Final = re.compile(_INSIDE, re.DOTALL)
 _PLAIN: Final = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
 _OPEN, _QUOTE = frozenset(b"[{"), ord('"')
 

@@ -17,8 +17,9 @@ from asynctask.lists.readers.workbook import Package, damaged, parse_xml
 NAMES: Final[Mapping[str, str]] = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 _REFERENCE: Final = re.compile(r"&(?:#x([0-9A-Fa-f]{1,6})|#([0-9]{1,7})|([A-Za-z]{1,8}));|&")
 _ESCAPE: Final = re.compile(r"_x([0-9A-Fa-f]{4})_")
+# What repeats possessively is an atomic group; json.py says why.
 _ITEM: Final = re.compile(
-    rb'<si>(?:<t(?: xml:space="preserve")?>([^<]*+)</t>(?:<rPh [^>]*+><t[^>]*+>[^<]*+</t></rPh>)*+(?:<phoneticPr[^>]*+>)?'
+    rb'<si>(?:<t(?: xml:space="preserve")?>([^<]*+)</t>(?><rPh [^>]*+><t[^>]*+>[^<]*+</t></rPh>)*+(?:<phoneticPr[^>]*+>)?'
     rb"|<t ?/>)</si>"
 )
 _OPENED: Final = re.compile(rb"<si[ />]")

@@ -87,8 +87,9 @@ def _wanted(sheets: Sequence[SheetPart], name: str | None) -> Sequence[SheetPart
 EXCEL_ROWS, EXCEL_COLUMNS = 1_048_576, 16_384
 _ROW_BYTES: Final = 8_388_608
 _ROW_END: Final = b"</row>"
-_ROW: Final = re.compile(rb'<row((?: [A-Za-z0-9:._-]+="[^"<>]*+")*+)>')
-_EMPTY_ROWS: Final = re.compile(rb'(?:\s*<row((?: [A-Za-z0-9:._-]+="[^"<>]*+")*+) ?/>)*+\s*')
+# What repeats possessively is an atomic group; json.py says why.
+_ROW: Final = re.compile(rb'<row((?> [A-Za-z0-9:._-]+="[^"<>]*+")*+)>')
+_EMPTY_ROWS: Final = re.compile(rb'(?>\s*<row(?> [A-Za-z0-9:._-]+="[^"<>]*+")*+ ?/>)*+\s*')
 _TABLE: Final = re.compile(rb"<sheetData\s*(/?)>")
 _NUMBER: Final = re.compile(rb' r="([^"]*)"')
 _CELL: Final = re.compile(
