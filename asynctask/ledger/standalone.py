@@ -64,10 +64,13 @@ class Snapshot(NamedTuple):
         """From the form in which it travels, a list; None for anything else."""
         match value:
             case [int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row]:
-                numbers = event_id, at, slots, task_id or 1, row or 1
-                fits = all(0 < number <= MAX_ID for number in numbers) and slots <= MAX_SLOTS
-                return cls(event_id, at, task_id, slots, row) if fits else None
+                if 0 < event_id <= MAX_ID and 0 < at <= MAX_ID and 0 < slots <= MAX_SLOTS and _fits(task_id) and _fits(row):
+                    return cls(event_id, at, task_id, slots, row)
         return None
+
+
+def _fits(number: int | None) -> bool:
+    return number is None or 0 < number <= MAX_ID
 
 
 @dataclass(frozen=True, slots=True)
