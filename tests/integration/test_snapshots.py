@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from support.clocks import SettableClock
 from support.costs import statements
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.clock import SECOND, SystemClock
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import tracked_copy
 from asynctask.integrations.base import EARLY_S, EngineProcess
@@ -21,7 +23,7 @@ from asynctask.ledger.reservations import Ready
 from asynctask.ledger.standalone import Arrival, Snapshot, enqueue
 from asynctask.middleware.tracker import Ticket
 
-EARLY = int(EARLY_S * 1_000_000)
+EARLY = int(EARLY_S * SECOND)
 
 
 def job(job_id: str, snapshot: Snapshot | None = None) -> Arrival:
@@ -30,8 +32,13 @@ def job(job_id: str, snapshot: Snapshot | None = None) -> Arrival:
 
 @pytest.fixture
 def process(world: World) -> EngineProcess:
-    """The process of a worker that the ledger has answered just now; the test flushes what it records."""
+    """The process of a worker that the ledger has answered just now, for time stands still; the test flushes what it
+    records."""
+    clock = SettableClock()
+    clock.seconds = SystemClock().now() / SECOND
     made = EngineProcess(world.app(), "celery", concurrency=2)
+    made._clock, made.ledger = clock, replace(made.ledger, clock=clock)
+    made.tracker._ledger = made.recorder._ledger = made.ledger
     made.begin(job("another"))
     return made
 
@@ -90,7 +97,7 @@ def in_the_future(process: EngineProcess, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def without_an_answer(process: EngineProcess, snapshot: Snapshot) -> dict[str, Any]:
-    process._heard_at -= EARLY_S
+    process._heard_at -= 2 * EARLY_S
     return {"snapshot": snapshot}
 
 
@@ -175,7 +182,7 @@ def test_jobs_of_a_task_begin_by_a_snapshot_too(world: World, process: EnginePro
     rows, app = [], world.app()
     for is_told in (True, False):
         jobs = jobs_of(app, 5)
-        snapshots = [tracked_copy(replace(each, queue="celery/default"), app.ledger.now()).snapshot for each in jobs]
+        snapshots = [tracked_copy(replace(each, queue="celery/default"), process.ledger.now()).snapshot for each in jobs]
         tickets = []
         for each, snapshot in zip(jobs, snapshots, strict=True):
             told = Snapshot.parse(list(snapshot or ())) if is_told else None
@@ -225,8 +232,8 @@ def test_a_snapshot_that_is_not_of_its_jobs_task_changes_nothing(world: World, p
     app = world.app()
     (job,), (other,) = jobs_of(app, 1), jobs_of(app, 1)
     arrivals = [
-        Arrival(job.job_id, None, "note", "q", snapshot=Snapshot(job.event_id, app.ledger.now())),  # as a lone one
-        Arrival(job.job_id, 1, "note", "q", snapshot=Snapshot(job.event_id, app.ledger.now(), other.task_id)),
+        Arrival(job.job_id, None, "note", "q", snapshot=Snapshot(job.event_id, process.ledger.now())),  # as a lone one
+        Arrival(job.job_id, 1, "note", "q", snapshot=Snapshot(job.event_id, process.ledger.now(), other.task_id)),
     ]
     before = world.sql("SELECT * FROM events ORDER BY id")
     for arrival in arrivals:
@@ -248,6 +255,7 @@ def test_a_snapshot_of_another_attempt_is_no_ticket(world: World, process: Engin
 def test_only_what_was_created_has_a_snapshot(process: EngineProcess) -> None:
     first = sent(process, "a")
     assert set(first) == {"a"}
+    process._clock.seconds += 0.001  # type: ignore[attr-defined]
     assert sent(process, "a") == {}
     both = sent(process, "a", "b", "c")
     assert set(both) == {"b", "c"}
