@@ -627,10 +627,10 @@ class Dispatcher:
             self._last_served[queue, priority] = source
 
     def _reserve_task(self, task_id: int, queue: str, count: int, at: int | None) -> int:
-        note = partial(self._note_in_hand, queue)
+        note, now = partial(self._note_in_hand, queue), self._ledger.now()
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self._expect_later, in_hand=note)
         if found:
-            self._outbox_of(queue).add(found, task_id, at=at)
+            self._outbox_of(queue).add(found, now, task_id, at=at)
         return len(found)
 
     def _reserve_round(self, task_id: int, queue: str, rounds: set[int], count: int, at: int | None) -> int:
@@ -641,9 +641,10 @@ class Dispatcher:
         early = not any(
             only_records(process, queue) for process in self._workers
         )  # for no process there waits for the time
+        now = self._ledger.now()
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, early=early, expect=self.expect)
         if found:
-            self._outbox_of(queue).add(found, task_id, at=at)
+            self._outbox_of(queue).add(found, now, task_id, at=at)
         return len(found)
 
     def _reserve_small(self, task_ids: list[int], queue: str, count: int, at: int | None) -> int:
@@ -652,9 +653,10 @@ class Dispatcher:
         while task_ids and sent < count:
             some = task_ids[: count - sent]
             del task_ids[: len(some)]
+            now = self._ledger.now()
             found = self._reserve_together(some, count - sent)
             for task_id, jobs in found.items():
-                self._outbox_of(queue).add(jobs, task_id, at=at)
+                self._outbox_of(queue).add(jobs, now, task_id, at=at)
                 sent += len(jobs)
             for task_id in some:
                 if task_id not in found and sent < count:
@@ -676,8 +678,9 @@ class Dispatcher:
         while ids and sent < count:
             part = ids[: count - sent]
             del ids[: len(part)]
+            now = self._ledger.now()
             found = reservations.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
-            self._outbox_of(queue).add(found, at=at)
+            self._outbox_of(queue).add(found, now, at=at)
             sent += len(found)
         return sent
 
@@ -685,14 +688,14 @@ class Dispatcher:
         """Takes over a Task's reservation that a dispatcher, ``late`` or one whose lease has expired, did not confirm:
         pushes its whole range, and due jobs that the broker does not hold. An engine has no fence and does not report what
         it holds: only the range, and not before the lease has expired."""
-        own = engine_of(queue) is None
+        own, now = engine_of(queue) is None, self._ledger.now()
         found = reservations.take_again(self._ledger, task_id, lease_s=LEASE_S, late=late if own else None)
         if found is None:
             return 0
         out = reservations.out_before(self._ledger, task_id) if own else []
         held = self._router.held({(each.job_id, each.attempt): each.queue for each in out}, ())
         found += [each for each in out if (each.job_id, each.attempt) not in held]
-        self._outbox_of(queue).add(found, task_id)
+        self._outbox_of(queue).add(found, now, task_id)
         return self._settle()
 
     def _pushed(self) -> None:

@@ -187,11 +187,11 @@ class Outbox:
         self._refused: dict[Key, str] = {}  # copies that cannot be pushed, and why
         self._log = get_logger("asynctask.dispatcher")
 
-    def add(self, found: Sequence[Ready], task_id: int | None = None, *, at: int | None = None) -> None:
-        """Adds reserved jobs; of a Task, whose reservation is to be confirmed. ``at``: a priority instead of their own."""
+    def add(self, found: Sequence[Ready], now: int, task_id: int | None = None, *, at: int | None = None) -> None:
+        """Adds reserved jobs; of a Task, whose reservation is to be confirmed. ``now``: a time (microseconds) before
+        the reservation, which looked at their Task; ``at``: a priority instead of their own."""
         if task_id is not None:
             self._unconfirmed.setdefault(task_id, found[0].priority if found else None)
-        now = self._ledger.now()
         for each in found:
             try:
                 self._unasked.append(tracked_copy(each if at is None else replace(each, priority=at), now))
@@ -200,7 +200,7 @@ class Outbox:
 
     def taken(self, found: Sequence[Ready]) -> Sequence[Copy]:
         """Those that pass the client middleware, for a process that takes them directly, without the broker."""
-        self.add(found)
+        self.add(found, self._ledger.now())
         unasked, self._unasked = self._unasked, []
         asked = unasked if self._outgoing is None else self._sift(unasked, self._outgoing)
         if self._refused:
@@ -397,12 +397,12 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
     return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id, snapshot=_snapshot(ready, now))
 
 
-def _snapshot(ready: Ready, now: int) -> Snapshot | None:
+def _snapshot(ready: Ready, now: int) -> list[Any] | None:
     """For the message of an engine, which has no other place for it; None if an attempt may have written something."""
     is_untouched = ready.is_free and ready.attempt == 1 and ready.retries == 0 and ready.items == 1
     if not is_untouched or engine_of(ready.queue) is None:
         return None
-    return Snapshot(ready.event_id, now, ready.task_id, ready.slots, ready.row)
+    return Snapshot(ready.event_id, now, ready.task_id, ready.slots, ready.row).header(ready.job_id)
 
 
 def _lone_arguments(params: str) -> str:

@@ -32,6 +32,7 @@ from asynctask.clock import Clock, micros
 from asynctask.config import Config
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Begin
+from asynctask.database.engine import read_time
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
 from asynctask.errors import Unavailable
@@ -168,7 +169,7 @@ class PushedJob:
     kwargs: Mapping[str, Any]
     attempt: int | None
     retries: int
-    snapshot: Sequence[int | None] | None
+    snapshot: Sequence[Any] | None
 
 
 def pushed_job(copy: Copy) -> PushedJob:
@@ -579,6 +580,9 @@ class LoneEvents(Together):
 
     def __init__(self, app: Dispatching, engine: str) -> None:
         def make(jobs: Sequence[Arrival]) -> Sequence[Snapshot | None]:
+            if app.ledger.time.is_old():  # a program that only sends has no heartbeat that reads it
+                with app.ledger.database.read() as connection:
+                    app.ledger.time.set(read_time(connection, app.ledger.clock))
             created = enqueue(app.ledger, jobs, options={ENGINE: engine})
             return [created.get(job.job_id) for job in jobs]
 
@@ -627,6 +631,8 @@ class EngineProcess(AppProcess):
         self._stops = Stops(self.tracker)
         self._begin = Together(self._arrive)
         self._heard_at = -math.inf  # when the last question that was answered began, on the monotonic clock
+        self._lately: dict[tuple[str, int | None], float] = {}  # copies that ended here while their snapshots may be fresh
+        self._lately_lock = threading.Lock()
         self._early: EarlyTickets | None = None
         self.chain = recording_chain(app, self.tracker)
         self._clock = app.clock
@@ -699,6 +705,8 @@ class EngineProcess(AppProcess):
         answered as lately. So none performs jobs that it cannot record for longer than it would with tickets."""
         if arrival.snapshot is None or (arrival.attempt, arrival.snapshot.task_id is None) not in _FIRST:
             return False
+        if (arrival.job_id, arrival.attempt) in self._lately:  # a second copy
+            return False
         heard_at = max(self._heard_at, self.recorder.heard_at)
         age = self.ledger.now() - arrival.snapshot.at
         return abs(age) <= micros(EARLY_S) and self._clock.monotonic() - heard_at <= EARLY_S
@@ -707,6 +715,11 @@ class EngineProcess(AppProcess):
         """Notes that a copy of this attempt (None: of a lone job) has ended here: tickets for other copies are void."""
         if self._early is not None:
             self._early.forget(job_id, attempt)
+        now = self._clock.monotonic()
+        with self._lately_lock:
+            self._lately[job_id, attempt] = now
+            while (oldest := next(iter(self._lately))) and self._lately[oldest] < now - EARLY_S:
+                del self._lately[oldest]
 
     def begin(self, arrival: Arrival, early: Ticket | None = None, *, redelivered: bool = False) -> Ticket:
         """The ticket of a job that arrived. Blocks while the ledger is unavailable: no job begins unrecorded.

@@ -316,7 +316,7 @@ class CeleryEngine:
     def _push(self, line: _Line, job: PushedJob) -> None:
         headers: dict[str, Any] = {} if job.attempt is None else {ATTEMPT: job.attempt}
         if job.snapshot is not None:
-            headers[SNAPSHOT] = list(job.snapshot)
+            headers[SNAPSHOT] = job.snapshot
         self._celery.tasks[job.name].apply_async(
             list(job.args),
             dict(job.kwargs),
@@ -483,13 +483,14 @@ class CeleryEngine:
             self._record_retry(current, options)
             if not current.ticket.elsewhere:  # the ledger dispatches it again when it is due
                 return task.AsyncResult(task_id)
+            options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: None}
             return apply_async(args, kwargs, task_id=task_id, **options)
         if not is_job_id(task_id):
             return apply_async(args, kwargs, task_id=task_id, **options)
         queue = engine_queue(NAME, _queue_name(options) or own_name(self._tracked[task.name].queue))
         job = Arrival(task_id, None, task.name, queue, self._params(task_id, args, kwargs))
         snapshot = self._lone_events(job)
-        own = None if snapshot is None else list(snapshot)
+        own = None if snapshot is None else snapshot.header(task_id)
         options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: own}
         try:
             return apply_async(args, kwargs, task_id=task_id, **options)
@@ -517,7 +518,7 @@ class CeleryEngine:
         delivery = request.delivery_info or {}
         queue = str(delivery.get("routing_key") or own_name(worker.queue))
         params = self._params(request.id, args, kwargs)
-        snapshot = None if request.retries else Snapshot.parse(getattr(request, SNAPSHOT, None))
+        snapshot = None if request.retries else Snapshot.parse(getattr(request, SNAPSHOT, None), request.id)
         arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot)
         process, ticket = self._begin(arrival, redelivered=bool(delivery.get("redelivered")))
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
@@ -603,7 +604,10 @@ class CeleryEngine:
             process.settle(ticket, delay_s=delay_s)
 
     def _settle_later(self, current: _Performed) -> None:
-        """Passes on the outcome: the acknowledgement waits for the commit, and this thread or child does not."""
+        """Passes on the outcome: the acknowledgement waits for the commit, and this thread or child does not. After a task
+        has sent itself again, the outcome is recorded already."""
+        if current.ticket.settled:
+            return
         process, ticket, job_id = current.process, current.ticket, current.job.job_id
         if isinstance(process, EngineProcess):
             self._acks.open(job_id)
@@ -726,7 +730,8 @@ class CeleryEngine:
         attempt = request.request_dict.get(ATTEMPT)
         if attempt is None or isinstance(attempt, int):
             params = self._params(request.id, *request.message.payload[:2])
-            snapshot = None if request.request_dict.get("retries") else Snapshot.parse(request.request_dict.get(SNAPSHOT))
+            told = None if request.request_dict.get("retries") else request.request_dict.get(SNAPSHOT)
+            snapshot = Snapshot.parse(told, request.id)
             queue = engine_queue(NAME, name)
             beside.expect(Arrival(request.id, attempt, request.name, queue, params, snapshot=snapshot))
 

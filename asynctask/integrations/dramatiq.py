@@ -227,7 +227,7 @@ def _message(copy: Copy) -> dramatiq.Message[Any]:
     if job.attempt is not None:
         options[ATTEMPT] = job.attempt
     if job.snapshot is not None:
-        options[SNAPSHOT] = list(job.snapshot)
+        options[SNAPSHOT] = job.snapshot
     return dramatiq.Message(job.queue, job.name, tuple(job.args), dict(job.kwargs), options, message_id=job.job_id)
 
 
@@ -585,7 +585,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             except Exception as error:
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
             if snapshot is not None:
-                message.options[SNAPSHOT] = list(snapshot)
+                message.options[SNAPSHOT] = snapshot.header(message.message_id)
 
     def _has_no_event(self, message: dramatiq.Message[Any]) -> bool:
         """Whether a program sends this message. Messages of the dispatcher have an Event, and so do delayed ones that a
@@ -646,7 +646,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def _arrival(self, message: Any, actor: dramatiq.Actor[Any, Any]) -> Arrival:
         name = engine_queue(self.engine.name, actor.queue_name)
-        snapshot = Snapshot.parse(message.options.get(SNAPSHOT))
+        snapshot = Snapshot.parse(message.options.get(SNAPSHOT), message.message_id)
         return Arrival(
             message.message_id, _attempt(message), actor.actor_name, name, self._params(message), snapshot=snapshot
         )

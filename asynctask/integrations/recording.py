@@ -813,13 +813,13 @@ def _closed(ticket: Ticket) -> dict[str, Any]:
 
 
 def _packed(arrival: Arrival) -> tuple[Any, ...]:
-    snapshot = None if arrival.snapshot is None else list(arrival.snapshot)  # orjson takes no named tuple
+    snapshot = None if arrival.snapshot is None else arrival.snapshot.header(arrival.job_id)
     return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params, snapshot
 
 
 def _unpacked(told: Sequence[Any]) -> Arrival:
     job_id, attempt, worker_name, queue, params, snapshot = told
-    return Arrival(job_id, attempt, worker_name, queue, params, snapshot=Snapshot.parse(snapshot))
+    return Arrival(job_id, attempt, worker_name, queue, params, snapshot=Snapshot.parse(snapshot, job_id))
 
 
 # -- a job whose outcome another process records

@@ -59,11 +59,17 @@ class Snapshot(NamedTuple):
     slots: int = 1
     row: int | None = None
 
+    def header(self, job_id: str) -> list[Any]:
+        """The form in which it travels, with the id of its job: programs pass the headers of one message on to another."""
+        return [job_id, *self]
+
     @classmethod
-    def parse(cls, value: object) -> Snapshot | None:
-        """From the form in which it travels, a list; None for anything else."""
+    def parse(cls, value: object, job_id: str) -> Snapshot | None:
+        """From the header of the message of this job; None for anything else."""
         match value:
-            case [int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row]:
+            case [str(of), int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row] if (
+                of == job_id
+            ):
                 if 0 < event_id <= MAX_ID and 0 < at <= MAX_ID and 0 < slots <= MAX_SLOTS and _fits(task_id) and _fits(row):
                     return cls(event_id, at, task_id, slots, row)
         return None

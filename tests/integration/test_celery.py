@@ -181,6 +181,28 @@ def test_a_job_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: Celer
     assert said(engine.event(sent[2].id))[1] == ("working", "1 of A-1 in stock", 1)
 
 
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_child_that_gets_the_headers_of_its_parent_has_its_own_event(engine: CeleryWorld, pool: str) -> None:
+    engine.worker(pool)
+    engine.ended(engine.task("lone").delay("A-0").id)  # the ledger has answered the worker
+    children = [f"child-{n}" for n in range(3)]
+    for child in children:
+        engine.ended(engine.task("parent").delay(child).id)
+    wait_for(lambda: len(engine.world.shop.lines()) == 4, "all are performed")
+    wait_for(lambda: engine.world.one("SELECT COUNT(*) FROM events WHERE status = 'finish'") == 7, "each has its Event")
+    assert [engine.event(child)["result"] for child in children] == [{"enrolled": child} for child in children]
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_jobs_that_ask_for_a_retry_and_go_on_do_not_occupy_the_worker(engine: CeleryWorld, pool: str) -> None:
+    """More of them than the worker fetches ahead."""
+    engine.worker(pool)
+    sent = [engine.task("silent").delay(n) for n in range(8)]
+    for each in sent:
+        event = engine.ended(each.id)
+        assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 2)
+
+
 def test_an_error_with_its_retries_used_up_is_an_error(engine: CeleryWorld) -> None:
     sent = engine.task("shaky").delay(9)
     engine.worker()

@@ -224,7 +224,7 @@ def test_a_message_tells_of_its_event_the_first_time_that_it_is_sent(stub: Stub)
 
     class Noting(Middleware):
         def after_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
-            sent.append(Snapshot.parse(message.options.get(SNAPSHOT)))
+            sent.append(Snapshot.parse(message.options.get(SNAPSHOT), message.message_id))
 
     stub.broker.add_middleware(Noting())
     message = stub.broker.get_actor("shaky").send(1)

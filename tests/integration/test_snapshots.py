@@ -16,8 +16,9 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.clock import SECOND, SystemClock
 from asynctask.core.transitions import Begin
+from asynctask.database.engine import DatabaseTime
 from asynctask.dispatch.outbox import tracked_copy
-from asynctask.integrations.base import EARLY_S, EngineProcess
+from asynctask.integrations.base import EARLY_S, EngineProcess, LoneEvents
 from asynctask.ledger import doctor, reservations
 from asynctask.ledger.reservations import Ready
 from asynctask.ledger.standalone import Arrival, Snapshot, enqueue
@@ -185,7 +186,7 @@ def test_jobs_of_a_task_begin_by_a_snapshot_too(world: World, process: EnginePro
         snapshots = [tracked_copy(replace(each, queue="celery/default"), process.ledger.now()).snapshot for each in jobs]
         tickets = []
         for each, snapshot in zip(jobs, snapshots, strict=True):
-            told = Snapshot.parse(list(snapshot or ())) if is_told else None
+            told = Snapshot.parse(snapshot, each.job_id) if is_told else None
             arrival = Arrival(each.job_id, 1, "note", "celery/default", snapshot=told)
             ticket, was_read = begun(process, arrival)
             assert (ticket.verdict, was_read, ticket.task_id, ticket.row) == (
@@ -268,20 +269,47 @@ def test_only_what_was_created_has_a_snapshot(process: EngineProcess) -> None:
     [
         *(None, "12345", {"a": 1}, [], [1, 2], [1, 2, None, 1, None, 5], [1.0, 2, None, 1, None], ["1", 2, None, 1, None]),
         *([0, 5, None, 1, None], [-1, 5, None, 1, None], [1, 0, None, 1, None], [2**70, 5, None, 1, None]),
-        *(
-            [1, 5, -1, 1, None],
-            [1, 5, 2**70, 1, None],
-            [1, 5, 2, 0, 1],
-            [1, 5, 2, 33, 1],
-            [1, 5, 2, 1, -3],
-            [1, 5, "2", 1, 1],
-        ),
+        *([1, 5, 0, 1, None], [1, 5, -1, 1, None], [1, 5, 2**70, 1, None], [1, 5, 2, 0, 1], [1, 5, 2, 33, 1]),
+        *([1, 5, 2, 1, -3], [1, 5, "2", 1, 1], [1, 5, 2, 1, 1]),
     ],
 )
 def test_what_is_no_snapshot_is_none(value: object) -> None:
-    assert Snapshot.parse(value) is None
+    assert Snapshot.parse(value, "job") is None
+    assert Snapshot.parse(["other", *value] if isinstance(value, list) else value, "job") is None
+    if value != [1, 5, 2, 1, 1]:
+        assert Snapshot.parse(["job", *value] if isinstance(value, list) else value, "job") is None
 
 
-def test_a_snapshot_travels_as_a_list() -> None:
+def test_a_snapshot_travels_with_the_id_of_its_job() -> None:
     for snapshot in (Snapshot(7, 1_700_000_000_000_000), Snapshot(7, 1_700_000_000_000_000, 3, 32, 12)):
-        assert Snapshot.parse(json.loads(json.dumps(list(snapshot)))) == snapshot
+        header = json.loads(json.dumps(snapshot.header("job")))
+        assert Snapshot.parse(header, "job") == snapshot
+        assert Snapshot.parse(header, "child") is None, "a program has passed the headers of its job on"
+
+
+@pytest.mark.one_database(reason="no statement differs")
+def test_a_second_copy_in_the_same_process_is_read(process: EngineProcess) -> None:
+    arrival = job("job", sent(process, "job")["job"])
+    ticket, was_read = begun(process, arrival)
+    assert not was_read
+    ended(process, ticket)
+    process.forget("job", None)
+    assert (begun(process, arrival)[0].verdict, begun(process, arrival)[1]) == (Begin.DROP, True)
+    process._clock.seconds += 2 * EARLY_S  # type: ignore[attr-defined]
+    process.forget("other", None)
+    assert list(process._lately) == [("other", None)], "it is too old by itself now"
+
+
+@pytest.mark.one_database(reason="no statement differs")
+def test_a_program_that_only_sends_reads_the_databases_time_now_and_then(world: World) -> None:
+    app = world.app()
+    events = LoneEvents(app, "celery")
+    clock = SettableClock()
+    clock.seconds = SystemClock().now() / SECOND
+    object.__setattr__(app.ledger, "clock", clock)
+    object.__setattr__(app.ledger, "time", DatabaseTime(clock))
+    app.ledger.time.set(app.ledger.now() - 3_600 * SECOND)  # the database was behind by an hour
+    clock.seconds += 60
+    snapshot = events(job("job"))
+    assert abs(snapshot.at - app.ledger.now()) < SECOND
+    assert abs(snapshot.at - SystemClock().now()) < 60 * SECOND

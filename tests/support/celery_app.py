@@ -75,6 +75,18 @@ def declare(celery: Any, folder: Path) -> None:
             raise self.retry(exc=ValueError(f"not yet, at {current_job().attempt}"))
         return "through"
 
+    @task(name="silent", bind=True, max_retries=1, default_retry_delay=0)
+    def silent(self: Any, number: int) -> str:
+        if not self.request.retries:
+            self.retry(throw=False)
+        return "through"
+
+    @task(name="parent", bind=True)
+    def parent(self: Any, child: str) -> None:
+        """Passes the headers of its own message on, as for a trace."""
+        own = {name: value for name, value in vars(self.request).items() if name.startswith("asynctask")}
+        celery.send_task("lone", (child,), task_id=child, headers=own)
+
     @task(name="auto", autoretry_for=(ValueError,), max_retries=2, default_retry_delay=0)
     def auto(breaks: int) -> str:
         if current_job().attempt <= breaks:
