@@ -67,9 +67,7 @@ class Snapshot(NamedTuple):
     def parse(cls, value: object, job_id: str) -> Snapshot | None:
         """From the header of the message of this job; None for anything else."""
         match value:
-            case [str(of), int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row] if (
-                of == job_id
-            ):
+            case [of, int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row] if of == job_id:
                 if 0 < event_id <= MAX_ID and 0 < at <= MAX_ID and 0 < slots <= MAX_SLOTS and _fits(task_id) and _fits(row):
                     return cls(event_id, at, task_id, slots, row)
         return None

@@ -17,9 +17,10 @@ from asynctask import AsyncTask
 from asynctask.clock import SECOND, SystemClock
 from asynctask.core.transitions import Begin
 from asynctask.database.engine import DatabaseTime
-from asynctask.dispatch.outbox import tracked_copy
+from asynctask.dispatch.outbox import Outbox, tracked_copy
 from asynctask.integrations.base import EARLY_S, EngineProcess, LoneEvents
 from asynctask.ledger import doctor, reservations
+from asynctask.ledger.base import Ledger
 from asynctask.ledger.reservations import Ready
 from asynctask.ledger.standalone import Arrival, Snapshot, enqueue
 from asynctask.middleware.tracker import Ticket
@@ -285,6 +286,24 @@ def test_a_snapshot_travels_with_the_id_of_its_job() -> None:
         header = json.loads(json.dumps(snapshot.header("job")))
         assert Snapshot.parse(header, "job") == snapshot
         assert Snapshot.parse(header, "child") is None, "a program has passed the headers of its job on"
+
+
+@pytest.mark.one_database(reason="no statement differs")
+def test_the_time_of_a_snapshot_is_before_the_reservation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatcher that is stopped behind the reservation must not tell of a Task as it was long ago."""
+    app, reserve = world.app(), reservations.reserve
+    asked: list[int] = []
+    said: list[int] = []
+
+    def noting(ledger: Ledger, *args: Any, **options: Any) -> list[Ready]:
+        asked.append(ledger.now())
+        return reserve(ledger, *args, **options)
+
+    monkeypatch.setattr(reservations, "reserve", noting)
+    monkeypatch.setattr(Outbox, "add", lambda self, found, now, *args, **options: said.append(now))
+    task = app.submit("note", [{"n": 1}])
+    assert app.dispatcher._reserve_task(task.id, "default", 1, None) == 1
+    assert said[0] <= asked[0]
 
 
 @pytest.mark.one_database(reason="no statement differs")
