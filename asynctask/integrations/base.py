@@ -487,12 +487,11 @@ class HeldAcks:
 
     A job's ``key`` is noted with :meth:`open` before its outcome is passed on, and :meth:`committed` after its commit. An
     acknowledgement that comes in between is held back, and sent by a separate thread, with those that are due at the same
-    time: a broker's answer must not delay the next commit. ``make`` takes one or more of what was held; by default each is
-    called.
+    time: a broker's answer must not delay the next commit. ``make`` takes one or more of what was held.
     """
 
-    def __init__(self, make: Callable[[Sequence[Any]], None] | None = None) -> None:
-        self._make = make or self._call
+    def __init__(self, make: Callable[[Sequence[Any]], None]) -> None:
+        self._make = make
         self._open: dict[str, _Open] = {}
         self._due: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -547,13 +546,6 @@ class HeldAcks:
                 self._log.warning("not_acknowledged", jobs=len(acks), error=f"{type(error).__name__}: {error}")
             if ack is None:
                 return
-
-    def _call(self, acks: Sequence[Callable[[], None]]) -> None:
-        for ack in acks:
-            try:
-                ack()
-            except Exception as error:
-                self._log.warning("not_acknowledged", error=f"{type(error).__name__}: {error}")
 
 
 HOLDS_ANY: Final = 500

@@ -77,6 +77,7 @@ try:
     from kombu import VERSION as KOMBU
     from kombu import exceptions as kombu_exceptions
     from kombu.exceptions import OperationalError
+    from kombu.transport import virtual
 except ModuleNotFoundError as error:
     if error.name not in ("billiard", "celery", "kombu"):
         raise
@@ -249,7 +250,7 @@ class CeleryEngine:
         self._late_ack = late_ack
         self._tracked = EngineWorkers()
         self._lone_events = LoneEvents(app, NAME)
-        self._acks = HeldAcks()
+        self._acks = HeldAcks(_acknowledge)
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
         self._process: EngineProcess | Performer | None = None
         self._chain = Chain()  # of this process
@@ -705,7 +706,11 @@ class CeleryEngine:
     def _record_for_children(self) -> None:
         """In the prefork pool, children perform jobs and another process records them."""
         self._recording = PoolRecording(
-            self._engine_process, self._app.clock, children=self._concurrency, redelivers=self._late_ack
+            self._engine_process,
+            self._app.clock,
+            acknowledge=_acknowledge,
+            children=self._concurrency,
+            redelivers=self._late_ack,
         )
         self._recording.start()
         self._loop.recording = self._recording
@@ -872,10 +877,10 @@ def _request_of_threads(acks: HeldAcks, wake: Callable[[], None]) -> type:
 
     class TrackedRequest(Request):  # type: ignore[misc]
         def acknowledge(self) -> None:
-            if not acks.hold(self.id, self._acknowledge):
-                self._acknowledge()
+            if not acks.hold(self.id, self):
+                self.acknowledge_now()
 
-        def _acknowledge(self) -> None:
+        def acknowledge_now(self) -> None:
             super().acknowledge()
             wake()
 
@@ -898,15 +903,45 @@ def _request_of_children(recording: PoolRecording, loop: _Loop) -> type:
                 super().acknowledge()
             elif not self.is_held:
                 self.is_held = True
-                recording.when_recorded(self.id, super().acknowledge)
+                recording.when_recorded(self.id, self)
                 if not loop.runs:
                     recording.hear_all()
+
+        def acknowledge_now(self) -> None:
+            super().acknowledge()
 
         def reject(self, requeue: bool = False) -> None:
             if not self.is_held:
                 super().reject(requeue)
 
     return TrackedRequest
+
+
+def _acknowledge(requests: Sequence[Any]) -> None:
+    """Acknowledges jobs whose outcomes are committed, on Redis in one round trip: kombu, which keeps there what is not
+    acknowledged, makes a round trip and a client for each, a third of what a worker with threads does."""
+    kept: dict[Any, list[Any]] = {}
+    for request in requests:
+        qos = getattr(request.message.channel, "qos", None)
+        if hasattr(qos, "_remove_from_indices"):
+            kept.setdefault(qos, []).append(request.message)
+    for qos, messages in kept.items():
+        with suppress(Exception):  # Celery logs what is wrong, since each is then acknowledged alone
+            with qos.pipe_or_acquire() as pipe:
+                for message in messages:
+                    qos._remove_from_indices(message.delivery_tag, pipe)
+                pipe.execute()
+            for message in messages:
+                message.ack = functools.partial(_note_acknowledged, qos, message)
+    for request in requests:
+        request.acknowledge_now()
+
+
+def _note_acknowledged(qos: Any, message: Any, multiple: bool = False) -> None:
+    """What is left to do for a message that Redis keeps no more."""
+    kombu_ack: Any = virtual.QoS.ack
+    kombu_ack(qos, message.delivery_tag)
+    message._state = "ACK"
 
 
 def _queue_name(options: Mapping[str, Any]) -> str | None:

@@ -432,15 +432,24 @@ _PATIENCE_S: Final = 5.0
 class PoolRecording:
     """The recording process of a worker with a pool of children, seen from that worker.
 
-    ``make`` creates the parts of the process, in the process; ``children``: how many perform at once; ``redelivers``:
-    whether the engine delivers a lone job again whose child died, or else has its end recorded. Create and start it before
-    the worker has a child or a thread of its own. :meth:`join` gives a child its connection, whose end means that the child
-    has died.
+    ``make`` creates the parts of the process, in the process; ``acknowledge`` takes, in the worker, what waited for commits
+    (:meth:`when_recorded`); ``children``: how many perform at once; ``redelivers``: whether the engine delivers a lone job
+    again whose child died, or else has its end recorded. Create and start it before the worker has a child or a thread of
+    its own. :meth:`join` gives a child its connection, whose end means that the child has died.
     """
 
-    def __init__(self, make: Callable[[], EngineProcess], clock: Clock, *, children: int, redelivers: bool = True) -> None:
+    def __init__(
+        self,
+        make: Callable[[], EngineProcess],
+        clock: Clock,
+        *,
+        acknowledge: Callable[[Sequence[Any]], None],
+        children: int,
+        redelivers: bool = True,
+    ) -> None:
         self._make = make
         self._clock = clock
+        self._acknowledge = acknowledge
         self._many = children
         self._redelivers = redelivers
         self._worker = os.getpid()
@@ -451,7 +460,7 @@ class PoolRecording:
         self._door, self._inside = socket.socketpair()  # through which a child passes the other end of its connection
         self._numbers = itertools.count()
         self._said = b""
-        self._waiting: dict[int, Callable[[], None]] = {}
+        self._waiting: dict[int, Any] = {}
         self._log = get_logger("asynctask.recording")
 
     # -- in the worker
@@ -474,15 +483,15 @@ class PoolRecording:
         """Announces that a job has arrived, and a child gets it soon."""
         self._say(expect=_packed(arrival))
 
-    def when_recorded(self, job_id: str, then: Callable[[], None]) -> None:
-        """Has :meth:`hear` call ``then`` once nothing of this job waits for its commit: acknowledge it there. If the
-        recording process dies, it is not called."""
+    def when_recorded(self, job_id: str, job: Any) -> None:
+        """Has :meth:`hear` acknowledge ``job`` once nothing of it waits for its commit. If the recording process dies, it
+        is not acknowledged."""
         number = next(self._numbers)
-        self._waiting[number] = then
+        self._waiting[number] = job
         self._say(number=number, job_id=job_id)
 
     def hear(self, *, wait_s: float = 0.0) -> None:
-        """Calls what is due, and first waits up to ``wait_s`` for that. Raises :class:`RecordingGone`."""
+        """Acknowledges what is due, and first waits up to ``wait_s`` for that. Raises :class:`RecordingGone`."""
         if not _is_readable(self._ours, wait_s):
             return
         try:
@@ -493,11 +502,11 @@ class PoolRecording:
             raise RecordingGone
         self._said += part
         *whole, self._said = self._said.split(b"\n")
-        for number in whole:
-            try:
-                self._waiting.pop(int(number))()
-            except Exception as error:  # the job is delivered again, and has ended by then
-                self._log.warning("not_acknowledged", error=f"{type(error).__name__}: {error}")
+        due = [self._waiting.pop(int(number)) for number in whole]
+        try:
+            self._acknowledge(due)
+        except Exception as error:  # the jobs are delivered again, and have ended by then
+            self._log.warning("not_acknowledged", jobs=len(due), error=f"{type(error).__name__}: {error}")
 
     def hear_all(self) -> None:
         """Waits some seconds for unrecorded outcomes, if the worker has no later occasion."""
@@ -650,7 +659,7 @@ class _Desk:
         self._redelivers = redelivers
         self._worker = worker
         self._flags = flags
-        self._acks = HeldAcks()
+        self._acks = HeldAcks(self._answer)
         self._process: EngineProcess | None = None
         self._children: dict[int, _Child] = {}  # by the byte of ``flags`` that tells a child to stop its job
 
@@ -665,15 +674,15 @@ class _Desk:
             with self._worker.makefile("rb") as lines:
                 for said in filter(None, map(_parsed, lines)):
                     if "expect" not in said:
-                        self._acks.when_committed(said["job_id"], partial(self._answer, said["number"]))
+                        self._acks.when_committed(said["job_id"], said["number"])
                     elif self._process is not None:
                         self._process.expect(_unpacked(said["expect"]))
         except OSError:
             pass
 
-    def _answer(self, number: int) -> None:
-        with suppress(OSError):  # the worker has ended; the job is delivered again, and has ended by then
-            self._worker.sendall(b"%d\n" % number)
+    def _answer(self, numbers: Sequence[int]) -> None:
+        with suppress(OSError):  # the worker has ended; the jobs are delivered again, and have ended by then
+            self._worker.sendall(b"".join(b"%d\n" % number for number in numbers))
 
     def admit(self, door: socket.socket) -> None:
         """Serves a child that has passed its connection through the door."""
