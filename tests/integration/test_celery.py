@@ -582,6 +582,47 @@ def test_a_thread_or_a_child_goes_on_before_the_commit_and_the_acknowledgement_d
         wait_for(lambda: not redis.hlen(f"{engine.namespace}:unacked"), "both are acknowledged")
 
 
+class _Performed:
+    """What an acknowledgement needs of a request of Celery's."""
+
+    def __init__(self, message: Any) -> None:
+        self.message = message
+
+    def acknowledge_now(self) -> None:
+        self.message.ack()
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["", "the round trip breaks"])
+def test_what_waited_for_one_commit_is_acknowledged_in_one_round_trip(
+    engine: CeleryWorld, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """If that breaks, each is acknowledged alone, as Celery does it."""
+    for n in range(4):
+        engine.task("lone").delay(f"A-{n}")
+    execute, trips = Pipeline.execute, []
+
+    def counted(self: Pipeline, *args: Any, **options: Any) -> Any:
+        trips.append(len(self.command_stack))
+        if breaks and len(trips) == 1:
+            raise ConnectionError("broken")
+        return execute(self, *args, **options)
+
+    messages: list[Any] = []
+    with engine.celery.connection_for_read() as connection, engine.redis() as redis:
+        queue = engine.celery.amqp.queues[engine.celery.conf.task_default_queue]
+        with connection.Consumer([queue], on_message=messages.append, prefetch_count=4) as consumer:
+            while len(messages) < 4:
+                connection.drain_events(timeout=10)
+            monkeypatch.setattr(Pipeline, "execute", counted)
+            integration._acknowledge([_Performed(message) for message in messages[:3]])
+            monkeypatch.undo()
+            assert trips == ([6, 2, 2, 2] if breaks else [6])
+            assert [message.acknowledged for message in messages] == [True, True, True, False]
+            assert redis.hkeys(f"{engine.namespace}:unacked") == [messages[3].delivery_tag.encode()]
+            assert consumer.channel.qos.can_consume()
+            messages[3].ack()
+
+
 def test_a_worker_that_is_stopped_acknowledges_what_its_children_have_performed(engine: CeleryWorld) -> None:
     """It has no event loop any more then: the acknowledgements wait for the commits without one."""
     worker = engine.worker("prefork", 2)
