@@ -861,8 +861,10 @@ class EngineProcess(AppProcess):
         self.heartbeat.soon()
 
     def _note_busy(self, since: float, now: float) -> None:
-        """Counts the time in which a job runs, or several do."""
-        self._busy_s += now - max(since, self._busy_until)
+        """Counts the time in which a job runs, or several do, and short pauses before them, in which the engine fetches the
+        next one. Without those, jobs that do nothing would show a multiple of the rate."""
+        is_next = since - self._busy_until < MEASURE_S
+        self._busy_s += now - (self._busy_until if is_next else since)
         self._busy_until = now
 
     def _ask_for_more(self) -> None:
