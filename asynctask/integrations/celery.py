@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NoReturn, TypeVar, cast
@@ -935,8 +935,9 @@ def _acknowledge(requests: Sequence[Any]) -> None:
                 pipe.execute()
             for message in messages:
                 message._state, message.ack = "ACK", functools.partial(_note_acknowledged, qos, message.delivery_tag)
-    for request in requests:
-        request.acknowledge_now()
+    with ExitStack() as stack:  # one after the other, whatever the others raise
+        for request in requests:
+            stack.callback(request.acknowledge_now)
 
 
 def _note_acknowledged(qos: Any, delivery_tag: str, multiple: bool = False) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from support.world import World
 from asynctask.brokers.base import Copy
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, LedgerUnavailable, NotFound
 from asynctask.integrations import celery as integration
+from asynctask.integrations.base import HeldAcks
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -592,13 +594,27 @@ class _Performed:
         self.message.ack()
 
 
+@contextmanager
+def received(engine: CeleryWorld, count: int) -> Iterator[list[Any]]:
+    """As many messages as the prefetch of their channel allows."""
+    for n in range(count):
+        engine.task("lone").delay(f"A-{n}")
+    messages: list[Any] = []
+    queue = engine.celery.amqp.queues[engine.celery.conf.task_default_queue]
+    with (
+        engine.celery.connection_for_read() as connection,
+        connection.Consumer([queue], on_message=messages.append, prefetch_count=count),
+    ):
+        while len(messages) < count:
+            connection.drain_events(timeout=10)
+        yield messages
+
+
 @pytest.mark.parametrize("breaks", [False, True], ids=["", "the round trip breaks"])
 def test_what_waited_for_one_commit_is_acknowledged_in_one_round_trip(
     engine: CeleryWorld, monkeypatch: pytest.MonkeyPatch, breaks: bool
 ) -> None:
     """If that breaks, each is acknowledged alone, as Celery does it."""
-    for n in range(4):
-        engine.task("lone").delay(f"A-{n}")
     execute, trips = Pipeline.execute, []
 
     def counted(self: Pipeline, *args: Any, **options: Any) -> Any:
@@ -607,20 +623,33 @@ def test_what_waited_for_one_commit_is_acknowledged_in_one_round_trip(
             raise ConnectionError("broken")
         return execute(self, *args, **options)
 
-    messages: list[Any] = []
-    with engine.celery.connection_for_read() as connection, engine.redis() as redis:
-        queue = engine.celery.amqp.queues[engine.celery.conf.task_default_queue]
-        with connection.Consumer([queue], on_message=messages.append, prefetch_count=4) as consumer:
-            while len(messages) < 4:
-                connection.drain_events(timeout=10)
-            monkeypatch.setattr(Pipeline, "execute", counted)
-            integration._acknowledge([_Performed(message) for message in messages[:3]])
-            monkeypatch.undo()
-            assert trips == ([6, 2, 2, 2] if breaks else [6])
-            assert [message.acknowledged for message in messages] == [True, True, True, False]
-            assert redis.hkeys(f"{engine.namespace}:unacked") == [messages[3].delivery_tag.encode()]
-            assert consumer.channel.qos.can_consume()
-            messages[3].ack()
+    with received(engine, 4) as messages, engine.redis() as redis:
+        monkeypatch.setattr(Pipeline, "execute", counted)
+        integration._acknowledge([_Performed(message) for message in messages[:3]])
+        monkeypatch.undo()
+        assert trips == ([6, 2, 2, 2] if breaks else [6])
+        assert [message.acknowledged for message in messages] == [True, True, True, False]
+        assert redis.hkeys(f"{engine.namespace}:unacked") == [messages[3].delivery_tag.encode()]
+        assert messages[3].channel.qos.can_consume()
+        messages[3].ack()
+
+
+class _Failing(_Performed):
+    """Celery's raises, where it restores the prefetch, if the connection has broken a second time."""
+
+    def acknowledge_now(self) -> None:
+        raise ConnectionError("broken")
+
+
+def test_an_acknowledgement_that_fails_leaves_the_places_of_the_others_to_new_jobs(engine: CeleryWorld) -> None:
+    with received(engine, 3) as messages:
+        acks = HeldAcks(integration._acknowledge)
+        for each in (_Performed(messages[0]), _Failing(messages[1]), _Performed(messages[2])):
+            acks.when_committed("", each)
+        acks.start()
+        qos = messages[0].channel.qos
+        wait_for(lambda: qos.can_consume_max_estimate() == 2, "there is a place for two jobs")
+        acks.stop()
 
 
 def test_a_worker_that_is_stopped_acknowledges_what_its_children_have_performed(engine: CeleryWorld) -> None:
