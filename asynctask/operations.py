@@ -621,7 +621,7 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
     return _RECORDED
 
 
-_RECORDED: Final = "a tracked job's outcome stays recorded until its Task is removed: restart it, or leave it"
+_RECORDED: Final = "a tracked job's outcome stays recorded until a purge: restart it, or leave it"
 
 
 # -- queues as JSON

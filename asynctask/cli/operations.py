@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from asynctask.cli.options import Command, Group, Session, file_options, pass_session
+from asynctask.cli.options import Command, Group, Session, file_options, next_page, pass_session
 from asynctask.cli.output import FAILURES, OK, clean, count, number
 from asynctask.cli.tasks import who
 from asynctask.config import settings
@@ -77,10 +77,10 @@ def _print_result(session: Session, result: Mapping[str, Any], words: str) -> in
     return FAILURES if result["skipped"] else OK
 
 
-def _print_next(session: Session, found: Mapping[str, Any], command: str) -> None:
+def _print_next(session: Session, found: Mapping[str, Any]) -> None:
     session.out.line(f"{number(found['total'])} in all.")
     if found["next"] is not None:
-        session.out.line(f"The next: asynctask {command} --after {found['next']}")
+        session.out.line(f"The next: {next_page(found['next'])}")
 
 
 def _short_time(text: Any) -> str:
@@ -144,7 +144,7 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
         for each in found["jobs"]
     ]
     session.out.table(("key", "worker", "task", "pushed", "arguments"), rows, longest=60)
-    _print_next(session, found, f"queues jobs {clean(queue)}{' --newest' if newest else ''}")
+    _print_next(session, found)
     return OK
 
 
@@ -235,7 +235,7 @@ def _list_command(name: str) -> click.Command:
         session.out.document(found)
         if found["entries"]:
             _print_entries(session, found["entries"])
-        _print_next(session, found, name)
+        _print_next(session, found)
         return OK
 
     return listed

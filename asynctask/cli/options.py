@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from asynctask.cli.output import Output, clean
 from asynctask.cli.worker_file import WorkerFile, read_worker_file
@@ -241,6 +243,21 @@ def file_options(function: Callable[..., Any]) -> Callable[..., Any]:
     named = click.option("-e", "--environment", default=None, help="Section of that file to use (else APP_ENV, RAILS_ENV).")
     file = click.option("-C", "--config", "config_file", default=None, help="YAML file with settings, as Sidekiq's are.")
     return file(named(function))
+
+
+def next_page(after: object) -> str:
+    """The running command with the flags that it was given, but for another ``--after``: what shows the next page."""
+    context = click.get_current_context()
+    words = context.command_path.split()
+    for each in context.command.params:
+        name = each.name or ""
+        if name == "after" or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params.get(name)
+        if value is not None:  # None: a flag that is not passed to the command, such as a setting
+            flag = [] if isinstance(each, click.Argument) else [each.opts[-1]]
+            words += flag if value is True else [*flag, str(value)]
+    return shlex.join([*words, "--after", str(after)])
 
 
 class Command(click.Command):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from asynctask.cli.options import TASK_ID, Command, Session, pass_session
+from asynctask.cli.options import TASK_ID, Command, Session, next_page, pass_session
 from asynctask.cli.output import FAILURES, OK, Output, RowsWritten, clean, count, headline, number, pace, summary
 from asynctask.cli.submit import print_refusal, priority_value
 from asynctask.clock import SystemClock
@@ -63,7 +63,7 @@ def tasks(session: Session, /, limit: int, **filters: Any) -> int:
             longest=40,
         )
     if len(found) == limit:
-        session.out.line(f"Older ones: asynctask tasks --after {found[-1]['task_id']}")
+        session.out.line(f"Older ones: {next_page(found[-1]['task_id'])}")
     return OK
 
 
@@ -169,7 +169,7 @@ def _print_failures(session: Session, progress: Mapping[str, Any], events: list[
     out.table(("id", "row", "status", "attempt", "message", "item"), rows, longest=100)
     if len(events) == limit:
         task_id = progress["task_id"]
-        out.line(f"The next: asynctask show {task_id} --failed --after {place_in_list(events[-1])}")
+        out.line(f"The next: {next_page(place_in_list(events[-1]))}")
         out.line(f"All of them: asynctask report {task_id} -o failed.xlsx")
 
 
@@ -338,10 +338,11 @@ def jobs(session: Session, resumable: bool, worker: str | None, status: str, aft
     if not found:
         session.out.line("No job is stopped." if resumable else "No job found.")
         return OK
-    session.out.table(("job", "task", "worker", "status", "attempt", "done", ""), [_job_row(each) for each in found])
+    session.out.table(
+        ("job", "task", "worker", "status", "attempt", "progress", "message"), [_job_row(each) for each in found]
+    )
     if len(found) == limit:
-        more = " --resumable" if resumable else ""
-        session.out.line(f"The next: asynctask jobs{more} --after {found[-1]['id']}")
+        session.out.line(f"The next: {next_page(found[-1]['id'])}")
     return OK
 
 

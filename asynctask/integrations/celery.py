@@ -62,7 +62,7 @@ from asynctask.integrations.base import (
 )  # fmt: skip
 from asynctask.integrations.recording import Collecting, Performer, PoolRecording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import Arrival, Snapshot, end_elsewhere, is_job_id
+from asynctask.ledger.standalone import Arrival, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
@@ -95,6 +95,9 @@ _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo":
 BatchPublishError: Any = getattr(kombu_exceptions, "BatchPublishError", OperationalError)  # kombu 5.7
 
 _AWAY_S: Final = 0.5
+
+_UNKNOWN_S: Final = 10.0
+"""Seconds for which a job of a Task whose task a worker has not registered waits in the ledger."""
 
 _REPLY_S: Final = 1.0
 """Seconds in which workers answer a revocation."""
@@ -270,6 +273,8 @@ class CeleryEngine:
             self._track_all()
         for name in ("_task_from_fun", "register_task"):
             setattr(self._celery, name, self._making(getattr(self._celery, name)))
+        for declared in self._celery._pending:  # proxies, which hold Celery's own ``_task_from_fun`` already
+            declared.__then__(self._declared_before, declared)
         self._celery.on_after_finalize.connect(lambda **_: self._track_all(), weak=False)
         for signal, handler in (
             (signals.celeryd_after_setup, self._worker_made),
@@ -279,6 +284,7 @@ class CeleryEngine:
             (signals.worker_shutdown, lambda **_: self._stop_worker()),
             (signals.task_failure, self._task_failed),
             (signals.task_revoked, self._task_revoked),
+            (signals.task_unknown, self._task_unknown),
         ):
             signal.connect(handler, weak=False)
         self._celery.steps["consumer"].add(_step(self))
@@ -318,7 +324,9 @@ class CeleryEngine:
         headers: dict[str, Any] = {} if job.attempt is None else {ATTEMPT: job.attempt}
         if job.snapshot is not None:
             headers[SNAPSHOT] = job.snapshot
-        self._celery.tasks[job.name].apply_async(
+        known = self._celery.tasks.get(job.name)  # a worker may have a newer release than this process
+        send = functools.partial(self._celery.send_task, job.name) if known is None else known.apply_async
+        send(
             list(job.args),
             dict(job.kwargs),
             task_id=job.job_id,
@@ -368,13 +376,19 @@ class CeleryEngine:
         @functools.wraps(make)
         def made(*args: Any, **options: Any) -> Any:
             task = make(*args, **options)
-            if self._celery.finalized:  # later declarations send no signal
-                self._track(task)
-            else:  # a program that only sends does not finalize the application
-                task.apply_async = functools.partial(self._send_first, task)
+            self._made(task)
             return task
 
         return made
+
+    def _declared_before(self, proxy: Any) -> None:
+        self._made(proxy._get_current_object())
+
+    def _made(self, task: Any) -> None:
+        if self._celery.finalized:  # later declarations send no signal
+            self._track(task)
+        else:  # a program that only sends does not finalize the application
+            task.apply_async = functools.partial(self._send_first, task)
 
     def _send_first(self, task: Any, *args: Any, **options: Any) -> Any:
         self._celery.finalize()
@@ -661,6 +675,21 @@ class CeleryEngine:
     def _task_revoked(self, sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
         if sender is not None and request is not None and sender.name in self._tracked:
             self._end(request.id, "it is over its expiry time" if expired else "it was revoked")
+
+    def _task_unknown(self, message: Any = None, name: str = "", id: str = "", **_: Any) -> None:  # noqa: A002
+        """Celery has dropped the message of a task that this worker has not registered."""
+        attempt = (message.headers or {}).get(ATTEMPT)
+        if not is_job_id(id):
+            return
+        if not isinstance(attempt, int):
+            self._end(id, f"no task is registered as {name!r}", lone_only=True)
+            return
+        why = f"Waiting for a worker: one that took it has no task {name!r} registered"
+        ledger = self._app.ledger
+        try:
+            put_off_elsewhere(ledger, id, attempt, why, ledger.now() + micros(_UNKNOWN_S))
+        except Unavailable as error:  # it is found lost, and dispatched again
+            self._log.error("unknown_task_not_recorded", job_id=id, error=str(error))
 
     def _end(self, job_id: str, why: str = "", *, timeout_s: float | None = None, lone_only: bool = False) -> None:
         try:

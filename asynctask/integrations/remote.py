@@ -25,10 +25,10 @@ from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import EventRecord, Failure, Note, untouched
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fitted, is_job_id
+from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fitted, is_job_id, last_message_is
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.middleware.tracker import Ticket, Tracker, last_message_is
+from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime.process import Dispatching
 
 # -- records

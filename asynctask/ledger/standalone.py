@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+import orjson
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.core.states import PROBLEM, TERMINAL, Reason, Status, check_event
-from asynctask.core.transitions import Turn, explicit_retry, held_elsewhere, outcome, recorded
+from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status, check_event
+from asynctask.core.transitions import Turn, cancel, explicit_retry, give_back, held_elsewhere, outcome, recorded
 from asynctask.database.batches import MAX_BYTES, insert_new
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
@@ -271,6 +272,40 @@ def end_elsewhere(
     if applied.turn is not None and applied.record is not None:
         close_after(ledger, applied.record)
     return applied.turn is not None
+
+
+def last_message_is(messages: str | None, text: str) -> bool:
+    """Whether a job's last message is this text."""
+    said = orjson.loads(messages) if messages else []
+    return bool(said) and said[-1].get("message") == text
+
+
+def put_off(ledger: Ledger, event_id: int, attempt: int, why: str, until: int) -> Change:
+    """The change that makes a job which cannot be performed where it was fetched wait in the ledger until ``until``
+    (microseconds), spending no retry. The message ``why`` is not repeated while it is the Event's last one."""
+
+    def decide(record: EventRecord) -> Turn | None:
+        if record.row.status is not Status.ENQUEUE or record.row.attempt != attempt:
+            return None
+        if record.task_state == State.CANCELLED:
+            return cancel(record.row)
+        if not last_message_is(record.messages, why):
+            change.notes = [Note("enqueue", why)]
+        return give_back(record.row, now=until)
+
+    change = Change(event_id, decide, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
+    return change
+
+
+@repeatable
+def put_off_elsewhere(ledger: Ledger, job_id: str, attempt: int, why: str, until: int) -> None:
+    """The same for a job that a worker of an attached engine has dropped without running the middleware."""
+    with ledger.database.write() as connection:
+        event_id = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar()
+        if event_id is None:
+            return
+        applied = apply(connection, ledger, [put_off(ledger, int(event_id), attempt, clean(why), until)])
+    dispatchable.announce(ledger, applied)
 
 
 @repeatable

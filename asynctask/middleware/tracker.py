@@ -20,8 +20,8 @@ from typing import Any, Final
 import orjson
 
 from asynctask.clock import SECOND
-from asynctask.core.states import Reason, State, Status
-from asynctask.core.transitions import LEAD_S, Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import LEAD_S, Begin, Row, begin, is_foreign, is_suspect
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
 from asynctask.iterable import News, Slice
@@ -41,7 +41,7 @@ from asynctask.ledger.events import (
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Follower, Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import ENGINE, Arrival, enqueue
+from asynctask.ledger.standalone import ENGINE, Arrival, enqueue, put_off
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
@@ -499,20 +499,8 @@ class Tracker:
     @repeatable
     def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> list[Change]:
         with self._ledger.database.write() as connection:
-            return apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
-
-    def _waiting(self, ticket: Ticket, why: str, until: int) -> Change:
-        def decide(record: EventRecord) -> Turn | None:
-            if record.row.status is not Status.ENQUEUE or record.row.attempt != ticket.attempt:
-                return None
-            if record.task_state == State.CANCELLED:
-                return cancel(record.row)
-            if not last_message_is(record.messages, why):
-                change.notes = [Note("enqueue", why)]
-            return give_back(record.row, now=until)
-
-        change = Change(ticket.event_id, decide, cancelled=Note("cancelled", self._ledger.catalogue("cancelled")))
-        return change
+            changes = [put_off(self._ledger, each.event_id, each.attempt, clean(why), until) for each, why in tickets]
+            return apply(connection, self._ledger, changes)
 
     def outcome(
         self,
@@ -673,12 +661,6 @@ def failure_of(error: BaseException) -> Failure:
 def refusal_of(error: BaseException) -> Failure:
     """The failure of an item that the business refused with this."""
     return Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
-
-
-def last_message_is(messages: str | None, text: str) -> bool:
-    """Whether a job's last message is this text."""
-    said = orjson.loads(messages) if messages else []
-    return bool(said) and said[-1].get("message") == text
 
 
 def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from celery import Task, signals
+from celery import Celery, Task, signals
 from kombu import VERSION as KOMBU
 from kombu.asynchronous import Hub
 from kombu.exceptions import OperationalError
@@ -24,8 +24,9 @@ from support.forked import Program
 from support.redis_watch import pipelines
 from support.servers import RedisServer
 from support.webshop import client_of
-from support.world import World
+from support.world import World, settings
 
+from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, LedgerUnavailable, NotFound
 from asynctask.integrations import celery as integration
@@ -374,6 +375,23 @@ def test_the_first_job_of_a_program_that_only_sends_has_its_event(engine: Celery
         app.close()
 
 
+def test_the_first_job_of_a_task_that_was_declared_before_attaching_has_its_event(engine: CeleryWorld) -> None:
+    """As in a project that attaches in a module beside its own: nothing else has finalized its Celery application."""
+    celery = Celery("before", broker=engine.server.url, set_as_current=False)
+    celery.conf.broker_transport_options = engine.celery.conf.broker_transport_options
+    app = AsyncTask(**settings(engine.world.folder, database_url=engine.world.store.url))
+
+    def before(item: dict[str, Any]) -> None: ...
+
+    task: Any = celery.task(name="before", shared=False)(before)
+    integration.attach(celery, app)
+    try:
+        assert not celery.finalized
+        assert app.event(task.delay(1).id)["status"] == "enqueue"
+    finally:
+        app.close()
+
+
 def test_a_task_that_is_a_class_is_tracked_too(engine: CeleryWorld) -> None:
     class Classy(Task):  # type: ignore[misc]
         name = "classy"
@@ -528,6 +546,28 @@ def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_celery(engine: 
     assert task.progress()["control"]["in_flight"] == 0
     with pytest.raises(InputError):
         engine.app.submit("unseen", [1])
+
+
+def test_a_job_whose_task_its_worker_has_not_registered_waits_in_the_ledger_and_says_so(engine: CeleryWorld) -> None:
+    """As in a deployment in which the web process has a newer release than the workers, or after a task was renamed."""
+
+    def newer(item: dict[str, Any]) -> None: ...
+
+    engine.celery.task(name="newer", shared=False)(newer)
+    task = engine.app.submit("newer", items(1))
+    engine.worker()
+    (event,) = task.events()
+    said_of_it = wait_for(lambda: said(engine.event(event["job_id"])), "its worker dropped it")
+    assert said_of_it == [("enqueue", "Waiting for a worker: one that took it has no task 'newer' registered", 1)]
+    assert task.progress()["control"]["in_flight"] == 0
+
+
+def test_a_job_whose_task_the_dispatching_process_has_not_registered_is_sent_to_its_queue(engine: CeleryWorld) -> None:
+    """As in a deployment in which a worker has a newer release than the web process; the jobs beside it are sent once."""
+    pushed = copies(engine, 2)
+    engine.celery.tasks.pop("lone")
+    engine.app.engines["celery"].push(pushed)
+    assert engine.redis().llen(f"{engine.namespace}:{engine.namespace}-default") == 2
 
 
 def copies(engine: CeleryWorld, count: int) -> list[Copy]:

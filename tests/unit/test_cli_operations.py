@@ -89,10 +89,20 @@ def test_pages_lead_on(app: AsyncTask, call: Caller) -> None:
     now = app.clock.now()
     app.broker.hold(RETRY, [Held(untracked(n), now + n * SECOND) for n in range(5)])
     _, out, _ = call("retries", "list", "--limit", "2")
-    assert "The next: asynctask retries --after 2" in out
+    assert out.endswith("The next: asynctask retries list --limit 2 --after 2\n")
+    _, out, _ = call(*out.splitlines()[-1].removeprefix("The next: asynctask ").split())
+    assert out.endswith("The next: asynctask retries list --limit 2 --after 4\n")
     found = call.json("retries", "--limit", "2", "--after", "4")
     assert [entry["args"] for entry in found["entries"]] == [[4]]
     assert found["next"] is None
+
+
+def test_the_next_page_has_the_flags_of_this_one(app: AsyncTask, call: Caller) -> None:
+    job_ids = [str(app.workers["tracked"].perform_async(n)) for n in range(3)]
+    assert all(job_ids)
+    _, out, _ = call("jobs", "--worker", "tracked", "--status", "enqueue", "--limit", "2")
+    after = app.event(job_ids[1])["id"]
+    assert out.endswith(f"The next: asynctask jobs --worker tracked --status enqueue --limit 2 --after {after}\n")
 
 
 def test_actions_name_what_they_did_and_what_not(app: AsyncTask, call: Caller) -> None:
