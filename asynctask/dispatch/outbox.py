@@ -14,13 +14,13 @@ from typing import Any, Final, Protocol
 import orjson
 
 from asynctask.brokers.base import Broker, Copy, Key
-from asynctask.clock import SECOND, Clock
-from asynctask.errors import Unavailable
+from asynctask.clock import SECOND, Clock, micros
+from asynctask.errors import Unavailable, UnknownWorker
 from asynctask.job import CurrentJob
 from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import Snapshot, discard
+from asynctask.ledger.standalone import Snapshot, discard, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -29,6 +29,9 @@ from asynctask.wire.payload import dump, parse, presentable, read_time, write_ti
 from asynctask.worker import Worker
 
 PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]
+
+_UNKNOWN_S: Final = 5.0
+"""Seconds after which a job that this process could not push is dispatched again, by any process."""
 
 
 # -- where it goes
@@ -185,6 +188,7 @@ class Outbox:
         self._unpushed: list[Copy] = []  # after it, but not accepted by the broker
         self._unconfirmed: dict[int, int | None] = {}  # Tasks with reserved jobs, with their priorities
         self._refused: dict[Key, str] = {}  # copies that cannot be pushed, and why
+        self._unknown: dict[Key, str] = {}  # those that another process may be able to push
         self._log = get_logger("asynctask.dispatcher")
 
     def add(self, found: Sequence[Ready], now: int, task_id: int | None = None, *, at: int | None = None) -> None:
@@ -203,8 +207,7 @@ class Outbox:
         self.add(found, self._ledger.now())
         unasked, self._unasked = self._unasked, []
         asked = unasked if self._outgoing is None else self._sift(unasked, self._outgoing)
-        if self._refused:
-            self._give_up()
+        self._give_up()
         return asked
 
     @property
@@ -233,8 +236,7 @@ class Outbox:
             self._unasked = []
         pushed = len(self._sift(self._unpushed, self._pushed)) if self._unpushed else 0
         self._unpushed = []
-        if self._refused:
-            self._give_up()
+        self._give_up()
         return pushed
 
     def _pushed(self, copies: Sequence[Copy]) -> Sequence[Copy]:
@@ -256,18 +258,29 @@ class Outbox:
         return self._sift(copies[:half], act) + self._sift(copies[half:], act)
 
     def _refuse(self, key: Key, error: Exception) -> None:
+        if isinstance(error, UnknownWorker):
+            self._log.warning("worker_missing", job_id=key[0], worker=error.name[:100])
+            self._unknown[key] = (
+                f"Waiting for a process that can dispatch it: one of them does not know {error.name[:200]!r}"
+            )
+            return
         self._log.error("copy_not_pushed", job_id=key[0], attempt=key[1], error=repr(error))
         self._refused[key] = clean(f"it cannot be put on its queue: {type(error).__name__}: {error}")
 
     def _give_up(self) -> None:
-        """Ends copies that no broker accepts in ``error``; keeps them until the ledger has recorded that."""
+        """Ends copies that no broker accepts in ``error``, and returns to the ledger for a while those that this process
+        cannot push; keeps them until the ledger has recorded that."""
+        if not self._refused and not self._unknown:
+            return
         try:
+            put_off_elsewhere(self._ledger, self._unknown, self._ledger.now() + micros(_UNKNOWN_S))
+            self._unknown = {}
             discard(self._ledger, self._refused)
         except Unavailable:
             raise
         except Exception:  # maintenance finds it lost and dispatches it again
-            self._log.exception("copies_not_discarded", count=len(self._refused))
-        self._refused = {}
+            self._log.exception("copies_not_discarded", count=len(self._refused) + len(self._unknown))
+        self._refused, self._unknown = {}, {}
 
 
 # -- the client middleware: of single jobs when they are pushed, of a Task's jobs at dispatch

@@ -687,7 +687,7 @@ class CeleryEngine:
         why = f"Waiting for a worker: one that took it has no task {name!r} registered"
         ledger = self._app.ledger
         try:
-            put_off_elsewhere(ledger, id, attempt, why, ledger.now() + micros(_UNKNOWN_S))
+            put_off_elsewhere(ledger, {(id, attempt): why}, ledger.now() + micros(_UNKNOWN_S))
         except Unavailable as error:  # it is found lost, and dispatched again
             self._log.error("unknown_task_not_recorded", job_id=id, error=str(error))
 

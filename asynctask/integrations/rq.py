@@ -32,7 +32,7 @@ import orjson
 from asynctask.brokers.base import Copy
 from asynctask.core.states import Status
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, ConfigError, JobInterrupted, JobTimeout, not_installed
+from asynctask.errors import BrokerUnavailable, ConfigError, JobInterrupted, JobTimeout, UnknownWorker, not_installed
 from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     Attachable,
@@ -237,7 +237,9 @@ class RqEngine:
 
     def _data(self, copy: Copy) -> Any:
         job = pushed_job(copy)
-        tracked, job_id = self._tracked[job.name], job.job_id
+        tracked, job_id = self._tracked.get(job.name), job.job_id
+        if tracked is None:  # another process may have a newer release; RQ needs the path of the function
+            raise UnknownWorker(job.name, self._tracked)
         retry, options = tracked.retry, {**tracked.options}
         if job.attempt is not None:
             job_id = f"{job_id}-{job.attempt}"

@@ -298,14 +298,17 @@ def put_off(ledger: Ledger, event_id: int, attempt: int, why: str, until: int) -
 
 
 @repeatable
-def put_off_elsewhere(ledger: Ledger, job_id: str, attempt: int, why: str, until: int) -> None:
-    """The same for a job that a worker of an attached engine has dropped without running the middleware."""
-    with ledger.database.write() as connection:
-        event_id = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar()
-        if event_id is None:
-            return
-        applied = apply(connection, ledger, [put_off(ledger, int(event_id), attempt, clean(why), until)])
-    dispatchable.announce(ledger, applied)
+def put_off_elsewhere(ledger: Ledger, reasons: Mapping[tuple[str, int], str], until: int) -> None:
+    """The same for jobs that were put off outside the middleware: (job id, attempt) -> reason."""
+    for part in chunks(sorted(reasons), 1_000):
+        with ledger.database.write() as connection:
+            found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([jid for jid, _ in part]))).all()
+            attempts = dict(part)
+            changes = [
+                put_off(ledger, int(i), attempts[jid], clean(reasons[jid, attempts[jid]]), until) for i, jid in found
+            ]
+            applied = apply(connection, ledger, changes)
+        dispatchable.announce(ledger, applied)
 
 
 @repeatable

@@ -15,7 +15,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, Copy, Held
 from asynctask.dispatch import dispatcher
 from asynctask.dispatch.demand import Load
-from asynctask.errors import BrokerUnavailable, InputError
+from asynctask.errors import BrokerUnavailable, InputError, UnknownWorker
 from asynctask.job import CurrentJob
 from asynctask.ledger import leases, lost_copies, reservations
 from asynctask.lists.options import check_options
@@ -118,6 +118,29 @@ def test_a_job_that_cannot_be_pushed_ends_in_error_and_holds_up_no_other(world: 
     assert app.broker.holds([(str(good), 1)]) == {(str(good), 1)}
     assert task.progress()["control"]["in_flight"] == 3
     assert sum(queued(world).values()) == 4
+
+
+def test_a_job_that_this_process_does_not_know_how_to_push_waits_for_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As during a deployment: RQ needs the path of a function, and a process of the earlier release has none."""
+    app = world.app()
+    task = app.submit("note", numbers(2))
+    using(app, 10)
+
+    def push(copies: Sequence[Copy]) -> None:
+        raise UnknownWorker("note", ())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app.broker, "push", push)
+        app.dispatcher.round()
+    for event in task.events():
+        assert (event["status"], event["retries"], event["due_at"] is None) == ("enqueue", 0, False)
+        assert [m["message"] for m in event["messages"]] == [
+            "Waiting for a process that can dispatch it: one of them does not know 'note'"
+        ]
+    assert task.progress()["control"]["in_flight"] == 0
+    assert app.doctor() == []
 
 
 def test_of_a_whole_batch_only_the_copy_that_the_broker_refuses_ends_in_error(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -20,7 +21,8 @@ from support.rq_app import FRESH_S, NAMESPACE, REDIS, load
 from support.servers import RedisServer
 from support.world import World
 
-from asynctask.errors import ConfigError, Conflict, InputError, NotFound
+from asynctask.brokers.base import Copy
+from asynctask.errors import ConfigError, Conflict, InputError, NotFound, UnknownWorker
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -650,3 +652,6 @@ def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_rq(engine: RqWo
     assert task.progress()["control"]["in_flight"] == 0
     with pytest.raises(InputError):
         engine.app.submit("unseen", [1])
+    payload = json.dumps({"class": "unseen", "args": [1]})
+    with pytest.raises(UnknownWorker):
+        engine.engine.push([Copy("job-1", 1, engine.app.workers["enroll"].queue, payload, task_id=1)])
