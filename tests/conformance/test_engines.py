@@ -94,13 +94,15 @@ class TestCeleryInProcesses(OnSqlite):
             engine.start(1)
             wait_for(lambda: any(path.stat().st_size for path in folder.glob("data/exports/*/.*.tmp")), "it is half done")
             assert task.progress()["state"] == "finalizing"
+            merge = job_of(task, "merge")
+            wait_for(lambda: engine.app.event(merge)["status"] == "working", "the ledger knows that it has begun")
             engine.kill()
             with pytest.raises(Conflict, match="no result"):
                 engine.app.result(task.id)
             assert not list(folder.glob("data/exports/*/result-*"))
             (folder / "merge-gate").touch()
             ended(task)
-            assert engine.app.event(job_of(task, "merge"))["attempt"] > 1
+            assert engine.app.event(merge)["attempt"] > 1
             found = engine.app.result(task.id)
             with found.open() as body:
                 text = body.read().decode("utf-8-sig")
