@@ -271,11 +271,15 @@ class Bars(_Drawn):
         self._notes: dict[int, str] = {}
         self._printed: dict[int, tuple[float, str, str]] = {}
 
-    def show(self, progress: Mapping[str, Any]) -> None:
+    def show(self, progress: Mapping[str, Any], note: str = "") -> None:
+        """Shows a Task as it is, with a note as of :meth:`note`."""
         key = progress["task_id"]
         self._seen[key] = progress
-        self._notes.pop(key, None)
+        if not note:
+            self._notes.pop(key, None)
         self._redraw(key)
+        if note:
+            self.note(key, note)
 
     def note(self, task_id: int, text: str) -> None:
         """Shows a note under a Task's bar, such as why it does not move, until the next :meth:`show`."""

@@ -19,12 +19,14 @@ from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.worker import Priority
 
 if TYPE_CHECKING:
+    from asynctask.app import AsyncTask
     from asynctask.lists.dry_run import DryRun
     from asynctask.submission import Submission
     from asynctask.task import TaskHandle
 
 _POLL_S: Final = 0.25
 _AWAY_S: Final = 120.0  # a database that is away for longer is reported
+_STILL_S: Final = 5.0  # without a change, after which a watched Task is told why
 _SHOWN_ERRORS: Final = 10
 
 
@@ -54,6 +56,8 @@ def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
     """
     clock, pause = SystemClock(), Event()
     lost_at: float | None = None
+    counts: Mapping[str, int] = {}
+    asked_at, reason = 0.0, ""
     with Bars(session.out, clock.monotonic) as bars:
         while True:
             try:
@@ -66,10 +70,33 @@ def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
                 pause.wait(1.0)
                 continue
             lost_at = None
-            bars.show(progress)
+            if progress["counts"] != counts:
+                counts, asked_at, reason = progress["counts"], clock.monotonic(), ""
+            elif clock.monotonic() - asked_at >= _STILL_S:
+                asked_at, reason = clock.monotonic(), why_still(session.app(), progress)
+            bars.show(progress, reason)
             if progress["done"]:
                 return progress
             pause.wait(min(_POLL_S, progress["poll_after_ms"] / 1000))
+
+
+def why_still(app: AsyncTask, progress: Mapping[str, Any]) -> str:
+    """Why nothing of a Task runs, if it could and no process works its queue, or the broker does not answer; else empty."""
+    from asynctask.dispatch.outbox import engine_of
+
+    counts = progress["counts"]
+    if progress["done"] or counts["working"] or not counts["enqueue"]:
+        return ""
+    try:
+        queues = app.operations.queues()
+    except Unavailable as error:
+        return clean(error, longest=200)
+    for each in queues:
+        if each["unattended"] and any(part["worker"] == progress["worker"] for part in each["backlog"]):
+            engine = engine_of(each["name"])
+            mend = f"start a worker of {engine}" if engine else f"start a worker: asynctask worker -q {clean(each['name'])}"
+            return f"No process works the queue {clean(each['name'])}: {mend}"
+    return ""
 
 
 def _watch(session: Session, handle: TaskHandle) -> int:

@@ -17,7 +17,7 @@ import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, next_page, pass_session
 from asynctask.cli.output import FAILURES, OK, Output, RowsWritten, clean, count, headline, number, pace, summary
-from asynctask.cli.submit import print_refusal, priority_value
+from asynctask.cli.submit import print_refusal, priority_value, why_still
 from asynctask.clock import SystemClock
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
@@ -114,6 +114,8 @@ def show(session: Session, task_id: int, failed: bool, limit: int, after: str | 
         return OK
     _print_task(session, progress)
     print_refusal(session, handle)
+    if reason := why_still(session.app(), progress):
+        session.out.line(reason, style="yellow")
     if failed:
         _print_failures(session, progress, events, limit)
     return OK

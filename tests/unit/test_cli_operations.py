@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Held
 from asynctask.cli.root import run
 from asynctask.clock import SECOND
+from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import untracked
 
 
@@ -175,3 +177,24 @@ def test_a_process_is_told_to_take_nothing_more(app: AsyncTask, call: Caller) ->
         assert call.json("processes", "stop", process["identity"])["signal"] == "stop"
     finally:
         launcher.stop()
+
+
+def test_a_task_whose_queue_no_process_works_says_so(app: AsyncTask, call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where it is shown, and while it is watched once nothing has changed for some seconds."""
+    monkeypatch.setattr("asynctask.cli.submit._STILL_S", 0.0)
+    words = "No process works the queue default: start a worker: asynctask worker -q default\n"
+    task = app.submit("tracked", [{"n": 1}])
+    assert words in call("show", str(task.id))[1]
+    out = io.StringIO()
+    watching = threading.Thread(target=run, args=(("watch", str(task.id)),), kwargs={"stdout": out, "stderr": out})
+    watching.start()
+    wait_for(lambda: words in out.getvalue(), "it is told why")
+    task.pause()
+    assert words not in call("show", str(task.id))[1], "it is paused"
+    task.resume()
+    launcher = app.launcher(concurrency=1)
+    launcher.start()
+    watching.join()
+    launcher.stop()
+    assert out.getvalue().count(words) == 1
+    assert words not in call("show", str(task.id))[1]
