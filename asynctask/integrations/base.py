@@ -65,7 +65,7 @@ BEGUN: Final = "a worker has begun it"
 LONG_S: Final = 0.1
 """Duration of a job from which its ``working`` status is written separately."""
 
-_GATHER_S: Final = 0.004
+_GATHER_S: Final = 0.001
 """Seconds for which requests for soon needed tickets are batched, also where a thread waits for one, if the last batch was
 read less than so long ago: over jobs that do nothing a thread always waits, and each ticket would be read alone. Jobs for
 all threads are enough."""
