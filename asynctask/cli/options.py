@@ -257,7 +257,7 @@ def next_page(after: object) -> str:
         if value is not None:  # None: a flag that is not passed to the command, such as a setting
             flag = [] if isinstance(each, click.Argument) else [each.opts[-1]]
             words += flag if value is True else [*flag, str(value)]
-    return shlex.join([*words, "--after", str(after)])
+    return clean(shlex.join([*words, "--after", str(after)]))
 
 
 class Command(click.Command):

@@ -60,7 +60,14 @@ from asynctask.integrations.base import (
     pushed_job,
     shard_writer,
 )  # fmt: skip
-from asynctask.integrations.recording import Collecting, Performer, PoolRecording, RecordingGone, SavedElsewhere
+from asynctask.integrations.recording import (
+    PUT_OFF_S,
+    Collecting,
+    Performer,
+    PoolRecording,
+    RecordingGone,
+    SavedElsewhere,
+)
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
@@ -95,9 +102,6 @@ _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo":
 BatchPublishError: Any = getattr(kombu_exceptions, "BatchPublishError", OperationalError)  # kombu 5.7
 
 _AWAY_S: Final = 0.5
-
-_UNKNOWN_S: Final = 10.0
-"""Seconds for which a job of a Task whose task a worker has not registered waits in the ledger."""
 
 _REPLY_S: Final = 1.0
 """Seconds in which workers answer a revocation."""
@@ -687,7 +691,7 @@ class CeleryEngine:
         why = f"Waiting for a worker: one that took it has no task {name!r} registered"
         ledger = self._app.ledger
         try:
-            put_off_elsewhere(ledger, {(id, attempt): why}, ledger.now() + micros(_UNKNOWN_S))
+            put_off_elsewhere(ledger, {(id, attempt): why}, ledger.now() + micros(PUT_OFF_S))
         except Unavailable as error:  # it is found lost, and dispatched again
             self._log.error("unknown_task_not_recorded", job_id=id, error=str(error))
 

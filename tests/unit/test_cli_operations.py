@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from support.databases import migrated_file
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Held
+from asynctask.cli.options import next_page
 from asynctask.cli.root import run
 from asynctask.clock import SECOND
 from asynctask.testing import wait_for
@@ -198,3 +200,9 @@ def test_a_task_whose_queue_no_process_works_says_so(app: AsyncTask, call: Calle
     launcher.stop()
     assert out.getvalue().count(words) == 1
     assert words not in call("show", str(task.id))[1]
+
+
+def test_the_place_of_the_next_page_cannot_write_to_the_terminal() -> None:
+    """It may hold the id of a job that any program has queued."""
+    with click.Context(click.Command("dead"), info_name="dead"):
+        assert next_page("1:\x1b[31m") == "dead --after '1:\\x1b[31m'"
