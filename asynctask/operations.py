@@ -26,12 +26,15 @@ from asynctask.brokers.admin import (
 )
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, rfc3339
+from asynctask.core.states import State, Status
+from asynctask.core.transitions import interval_of, next_round
 from asynctask.dispatch.demand import Performing, workers_wanted
 from asynctask.dispatch.outbox import Router, engine_of
-from asynctask.errors import Conflict, InputError, NormalException, NotFound, OtherEngine
+from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import Engine
 from asynctask.ledger import processes as recovery
-from asynctask.ledger import queries
+from asynctask.ledger import progress as progress_rows
+from asynctask.ledger import queries, sessions, tasks
 from asynctask.ledger.base import loads
 from asynctask.task import Services
 from asynctask.wire.payload import read_time
@@ -61,6 +64,15 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         return {"done": self.done, "skipped": [{"key": key, "reason": why} for key, why in self.skipped.items()]}
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReason:
+    """Why no row of a Task begins: a ``code``, a sentence, and what a person can do about it."""
+
+    code: str
+    message: str
+    mend: str
 
 
 class Operations:
@@ -178,6 +190,86 @@ class Operations:
     def unpause(self, queue: str) -> bool:
         """Undoes :meth:`pause`."""
         return self._admin.unpause(queue_name(queue))
+
+    # -- why a Task stands still
+
+    def wait_reasons(self, task_id: int) -> list[WaitReason]:
+        """Why no row of a Task begins, what is to be mended first.
+
+        Empty while a row runs, if none is left, and if nothing keeps the next one from its worker. Of a Task that is
+        ``finalizing``: why its callbacks do not begin. Raises :class:`NotFound`.
+        """
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            task = tasks.get(connection, task_id)
+            found = progress_rows.progress(connection, [task_id], now)
+            holder = sessions.holder(connection, task["session_key"]) if sessions.waiting_in_line(task) else None
+        if not found or found[0]["done"] or found[0]["counts"]["working"]:
+            return []
+        progress = found[0]
+        if progress["state"] == State.FINALIZING:
+            called = [each["job_id"] for each in progress["callbacks"] if each["status"] == Status.ENQUEUE]
+            queues = {str(self._event(job_id)[0]["queue"]) for job_id in called}
+            return [reason for queue in sorted(queues) for reason in self._not_taken(queue)]
+        if progress["state"] == State.PAUSED or sessions.waiting_in_line(task):
+            return [_held_back(progress, holder)]
+        if not progress["counts"]["enqueue"]:
+            return []
+        queue = str(task["queue"])
+        return self._not_taken(queue) or self._not_due(task, progress, now) or self._behind_others(queue, task["priority"])
+
+    def _not_taken(self, queue: str) -> list[WaitReason]:
+        """Why no process takes jobs of a queue."""
+        name, engine = plain(queue), engine_of(queue)
+        try:
+            there = [each for each in self.processes() if each["alive"] and queue in each["queues"]]
+            paused = engine is None and any(each.paused for each in self._admin.queues() if each.name == queue)
+        except BrokerUnavailable as error:
+            return [WaitReason("broker_away", str(error), "see that it runs")]
+        found = []
+        if engine in self._engines and not self._router.reaches(queue):
+            found.append(WaitReason("broker_away", f"The broker of {engine} does not answer", "see that it runs"))
+        if not there:
+            mend = f"start a worker of {engine}" if engine else f"start a worker: asynctask worker -q {name}"
+            found.append(WaitReason("no_process", f"No process works the queue {name}", mend))
+        elif paused:
+            found.append(WaitReason("queue_paused", f"The queue {name} is paused", f"asynctask queues unpause {name}"))
+        elif all(each["quiet"] for each in there):
+            text = f"The processes that work the queue {name} take no more jobs"
+            found.append(WaitReason("quiet", text, "stop them, and start others"))
+        return found
+
+    def _not_due(self, task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
+        """Why the jobs of a Task (its columns) are not in its queue."""
+        with self._ledger.database.read() as connection:
+            messages = queries.put_off(connection, task["id"], now)
+            blocked = queries.is_blocked(connection, task["id"])
+        found = [WaitReason("put_off", message, "they are tried again every few seconds") for message in messages]
+        interval = interval_of(task["interval_s"])
+        at = next_round(task["round_at"], None, 0, interval, now) if interval and task["round_at"] is not None else now
+        if at > now:
+            mend = f"asynctask set {task['id']} interval=0, for no more rounds"
+            found.append(WaitReason("interval", f"The next round begins at {rfc3339(at)}", mend))
+        if blocked:
+            found.append(WaitReason("key", "Rows wait for earlier jobs of their key", "they begin when those have ended"))
+        if progress["counts"]["enqueue"] == progress["retrying"]:
+            text = f"The rows that are left wait for a retry, the first until {progress['next_retry_at']}"
+            found.append(WaitReason("retry", text, "asynctask retries restart JOB runs one at once"))
+        return found
+
+    def _behind_others(self, queue: str, priority: int) -> list[WaitReason]:
+        """What the processes of a queue do first."""
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            backlog = queries.backlog(connection, now)
+            those = _performing(recovery.list_processes(connection), now).get(queue, [])
+        if before := sum(part.waiting for part in backlog if part.queue == queue and part.priority < priority):
+            text = f"Jobs of a smaller priority than {priority} wait in the queue {plain(queue)}, and go first: {before:,}"
+            return [WaitReason("priority", text, "give this Task a smaller priority, or start more workers")]
+        if those and all(each.busy >= each.concurrency for each in those):
+            text = f"All threads that work the queue {plain(queue)} perform other jobs"
+            return [WaitReason("busy", text, "start more workers")]
+        return []
 
     # -- one tracked job
 
@@ -622,6 +714,63 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
 
 
 _RECORDED: Final = "a tracked job's outcome stays recorded until a purge: restart it, or leave it"
+
+
+# -- workers as JSON
+
+
+def worker_objects(workers: Mapping[str, Worker]) -> list[dict[str, Any]]:
+    """The registered workers by name, with the fields of an item in order, the headers accepted in a sheet, and the JSON
+    Schema. ``retry`` is None where the options of an engine decide."""
+    return [_worker_object(workers[name]) for name in sorted(workers)]
+
+
+def _worker_object(worker: Worker) -> dict[str, Any]:
+    schema, headers = worker.json_schema(), worker.shape.expected if worker.shape else frozenset()
+    return {
+        "name": worker.name,
+        "doc": worker.doc,
+        "queue": worker.queue,
+        "engine": worker.engine,
+        "retry": worker.retry if worker.engine is None else None,
+        "priority": worker.priority,
+        "timeout": worker.timeout,
+        "fields": _fields(schema, headers),
+        "headers": sorted(headers),
+        "item_schema": schema,
+    }
+
+
+def _fields(schema: dict[str, Any] | None, headers: frozenset[str]) -> list[dict[str, Any]]:
+    if schema is None:
+        return []
+    required = set(schema.get("required", ()))
+    return [
+        {
+            "name": name,
+            # A title that pydantic derives from the name is not accepted as a header.
+            "title": field["title"] if field.get("title") in headers else name,
+            "required": name in required,
+            "description": field.get("description"),
+        }
+        for name, field in schema.get("properties", {}).items()
+    ]
+
+
+# -- why the rows of a Task wait
+
+
+def _held_back(progress: Mapping[str, Any], holder: int | None) -> WaitReason:
+    """Of a paused Task, or one that waits for its session, which the Task ``holder`` has."""
+    task_id = progress["task_id"]
+    if progress["state"] != State.PAUSED:
+        session = plain(str(progress["control"]["session"]))
+        text = f"It waits for its session {session}" + (f", in which Task {holder} runs" if holder else "")
+        return WaitReason("session", text, "it begins when the Tasks before it have ended")
+    if progress["state_reason"] == "too_many_failures":
+        text = f"It paused itself: more rows failed than it tolerates ({progress['control']['tolerated_failures']})"
+        return WaitReason("too_many_failures", text, f"asynctask set {task_id} tolerated_failures=none, or retry its rows")
+    return WaitReason("paused", "It is paused", f"asynctask resume {task_id}")
 
 
 # -- queues as JSON

@@ -12,6 +12,7 @@ from asynctask._version import __version__
 from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
 from asynctask.lists.readers import FORMATS
+from asynctask.operations import worker_objects
 from webapi import openapi, operations, problems, reading, reports, security, tasks, workers
 from webapi.context import EXTENSION, TASK_PAGES, asynctask_app, find_task
 
@@ -54,7 +55,7 @@ def home() -> ResponseReturnValue:
     suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
     return render_template(
         "home.html",
-        workers=workers.describe(app),
+        workers=worker_objects(app.workers),
         max_file_bytes=app.config.max_file_bytes,
         formats=list(FORMATS),
         suffixes=suffixes,

@@ -571,6 +571,18 @@ class LogEntry(_Out):
     detail: JsonValue
 
 
+class WaitReason(_Out):
+    """Why no row of a Task begins."""
+
+    code: str
+    message: str
+    mend: str = Field(description="What a person can do about it.")
+
+
+class WaitReasons(_Out):
+    reasons: list[WaitReason]
+
+
 class LogEntries(_Out):
     log: list[LogEntry]
 
@@ -589,9 +601,9 @@ class WorkerInfo(_Out):
     doc: str
     queue: str
     engine: str | None = Field(description="The attached engine that performs it; null: this application's own workers.")
-    retry: int | bool
+    retry: int | bool | None = Field(description="Null: the engine's own options decide.")
     priority: int
-    timeout: float | None
+    timeout: float | None = Field(description="Seconds; null: none, or that of the engine.")
     fields: list[ItemField]
     headers: list[str] = Field(description="Every header that a sheet may use for them.")
     item_schema: dict[str, JsonValue] | None = Field(description="JSON Schema of an item; null where any object will do.")

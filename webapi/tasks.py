@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,6 +56,7 @@ from webapi.shapes import (
     Submitted,
     TaskPage,
     TaskQuery,
+    WaitReasons,
 )
 
 blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
@@ -206,6 +208,19 @@ def errors(task_id: int, query: NoQuery) -> Response:
 def log(task_id: int, query: NoQuery) -> Response:
     """Who changed what, and when"""
     return json_response({"log": find_task(task_id).log()})
+
+
+@blueprint.get("/<int:task_id>/waiting")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(WaitReasons)
+@blueprint.doc(operation_id="listWaitReasons", responses=[503])
+def waiting(task_id: int, query: NoQuery) -> Response:
+    """Why no row of a Task begins
+
+    Empty while a row runs, and if nothing keeps the next one from its worker. Ask it for a Task that does not move.
+    """
+    reasons = asynctask_app().operations.wait_reasons(find_task(task_id).id)
+    return json_response({"reasons": [asdict(each) for each in reasons]}, cache="no-store")
 
 
 @blueprint.post("/<int:task_id>/pause")

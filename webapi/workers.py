@@ -9,8 +9,8 @@ from typing import Any, Final
 from apiflask import APIBlueprint, FileSchema
 from flask import Response, url_for
 
-from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
+from asynctask.operations import worker_objects
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
 from webapi.context import asynctask_app, json_response, page_links, reader_locale, set_language, who
 from webapi.reports import CSV, XLSX, attachment
@@ -39,7 +39,7 @@ blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Wor
 @blueprint.doc(operation_id="listWorkers")
 def index(query: NoQuery) -> Response:
     """The registered workers, with the form of their items"""
-    return json_response({"workers": describe(asynctask_app())})
+    return json_response({"workers": worker_objects(asynctask_app().workers)})
 
 
 @blueprint.get("/workers/<name>/template.xlsx")
@@ -222,41 +222,3 @@ def record_job(job_id: str, body: Record) -> Response:
     if result.status is None:
         raise NotFound(f"there is no job {job_id!r}; name its worker to have an Event made")
     return json_response(asdict(result))
-
-
-def describe(app: AsyncTask) -> list[dict[str, Any]]:
-    """Every worker with its item's fields in order, the headers accepted in a sheet, and the JSON Schema."""
-    found = []
-    for name, worker in sorted(app.workers.items()):
-        schema = worker.json_schema()
-        found.append(
-            {
-                "name": name,
-                "doc": worker.doc or "",
-                "queue": worker.queue,
-                "engine": worker.engine,
-                "retry": worker.retry,
-                "priority": worker.priority,
-                "timeout": worker.timeout,
-                "fields": _fields(schema, worker.shape.expected if worker.shape else frozenset()),
-                "headers": sorted(worker.shape.expected) if worker.shape else [],
-                "item_schema": schema,
-            }
-        )
-    return found
-
-
-def _fields(schema: dict[str, Any] | None, headers: frozenset[str]) -> list[dict[str, Any]]:
-    if schema is None:
-        return []
-    required = set(schema.get("required", ()))
-    return [
-        {
-            "name": name,
-            # A title that pydantic derives from the name is not accepted as a header.
-            "title": field["title"] if field.get("title") in headers else name,
-            "required": name in required,
-            "description": field.get("description"),
-        }
-        for name, field in schema.get("properties", {}).items()
-    ]

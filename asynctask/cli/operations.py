@@ -13,13 +13,15 @@ import click
 
 from asynctask.cli.options import Command, Group, Session, file_options, next_page, pass_session
 from asynctask.cli.output import FAILURES, OK, clean, count, number
-from asynctask.cli.tasks import who
+from asynctask.cli.tasks import seconds_of, who
 from asynctask.config import settings
 from asynctask.database import schema
 from asynctask.database.engine import Database
+from asynctask.errors import UnknownWorker
 from asynctask.ledger.purge import ENDED, Purged
 from asynctask.middleware.tracker import TaskEventMiddleware
-from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S
+from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, worker_objects
+from asynctask.worker import Worker
 
 _AGE: Final = re.compile(r"(\d{1,6})([dhms])")
 _SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -509,6 +511,64 @@ def list_middleware(session: Session) -> int:
 
 middleware.add_command(list_middleware)
 
+
+@click.command("workers", cls=Command)
+@click.argument("name", required=False)
+@pass_session
+def workers(session: Session, name: str | None) -> int:
+    """Show the workers of the application, or one with the fields of its items.
+
+    Retries and time limits of an engine's worker are options of that engine.
+    """
+    registered = session.app(required="workers belong to an application").workers
+    if name is not None and name not in registered:
+        raise UnknownWorker(name, registered)
+    found = worker_objects(registered if name is None else {name: registered[name]})
+    session.out.document({"workers": found} if name is None else found[0])
+    if name is not None:
+        _print_worker(session, registered[name], found[0])
+    elif not found:
+        session.out.line("The application has no workers.")
+    else:
+        rows = [
+            (each["name"], *_options_of(registered[each["name"]]).values(), _fields_of(each), each["doc"]) for each in found
+        ]
+        session.out.table(
+            ("worker", "engine", "queue", "retries", "priority", "timeout", "items", "about"), rows, longest=60
+        )
+    return OK
+
+
+def _options_of(worker: Worker) -> dict[str, str]:
+    theirs = "" if worker.engine is None else "the engine's"
+    return {
+        "engine": worker.engine or "",
+        "queue": worker.queue,
+        "retries": theirs or str(worker.max_retries),
+        "priority": str(worker.priority),
+        "timeout": theirs or seconds_of(worker.timeout or 0),
+    }
+
+
+def _fields_of(worker: Mapping[str, Any]) -> str:
+    """The fields of its items, optional ones in brackets."""
+    names = [each["name"] if each["required"] else f"[{each['name']}]" for each in worker["fields"]]
+    return "any" if worker["item_schema"] is None else ", ".join(names)
+
+
+def _print_worker(session: Session, registered: Worker, worker: Mapping[str, Any]) -> None:
+    session.out.line(clean(worker["name"]) + (f": {clean(worker['doc'])}" if worker["doc"] else ""), style="bold")
+    session.out.fields({name: value or None for name, value in _options_of(registered).items()})
+    session.out.line()
+    if worker["item_schema"] is None:
+        session.out.line("An item is any object.")
+        return
+    rows = [
+        (each["name"], each["title"], "yes" if each["required"] else "no", each["description"]) for each in worker["fields"]
+    ]
+    session.out.table(("field", "column of a sheet", "required", "about"), rows)
+
+
 COMMANDS: Final[tuple[click.Command, ...]] = (
     queues,
     *(_list_group(name) for name in LISTS),
@@ -518,4 +578,5 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     purge,
     config,
     middleware,
+    workers,
 )

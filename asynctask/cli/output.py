@@ -230,15 +230,19 @@ def summary(progress: Mapping[str, Any]) -> Text:
     return Text(" · ").join(styled) if styled else Text("nothing yet")
 
 
+def state_of(progress: Mapping[str, Any]) -> str:
+    """The state, and why it is so; the whole reason of a rejected list is a line of its own."""
+    reason = (progress["state_reason"] or "").partition(": ")[0]
+    return clean(progress["state"]) + (f" ({clean(reason)})" if reason else "")
+
+
 def pace(progress: Mapping[str, Any]) -> str:
     """Percent, state, rate and remaining time, as far as known."""
     figures = progress["progress"]
     percent = "" if figures["percent"] is None else f"{figures['percent']:.2f} %"
     rate = f"{figures['rate_per_s']:,.0f}/s" if figures["rate_per_s"] and not progress["done"] else ""
     left = duration(figures["eta_s"]) if not progress["done"] else ""
-    reason = (progress["state_reason"] or "").partition(": ")[0]  # a rejected list's whole reason is a line of its own
-    state = clean(progress["state"]) + (f" ({clean(reason)})" if reason else "")
-    return "  ".join(part for part in (percent, state, rate, f"{left} left" if left else "") if part)
+    return "  ".join(part for part in (percent, state_of(progress), rate, f"{left} left" if left else "") if part)
 
 
 class _Drawn:

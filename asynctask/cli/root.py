@@ -46,7 +46,19 @@ _MODULES: Final = {
         "result",
         "template",
     ),
-    "operations": ("queues", "retries", "scheduled", "dead", "processes", "db", "doctor", "purge", "config", "middleware"),
+    "operations": (
+        "queues",
+        "retries",
+        "scheduled",
+        "dead",
+        "processes",
+        "db",
+        "doctor",
+        "purge",
+        "config",
+        "middleware",
+        "workers",
+    ),
 }
 _MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands}
 

@@ -28,6 +28,7 @@ _POLL_S: Final = 0.25
 _AWAY_S: Final = 120.0  # a database that is away for longer is reported
 _STILL_S: Final = 5.0  # without a change, after which a watched Task is told why
 _SHOWN_ERRORS: Final = 10
+_SHOWN_REASONS: Final = 3
 
 
 def outcome(progress: Mapping[str, Any]) -> int:
@@ -73,30 +74,20 @@ def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
             if progress["counts"] != counts:
                 counts, asked_at, reason = progress["counts"], clock.monotonic(), ""
             elif clock.monotonic() - asked_at >= _STILL_S:
-                asked_at, reason = clock.monotonic(), why_still(session.app(), progress)
+                asked_at, reason = clock.monotonic(), why_still(session.app(), handle.id)
             bars.show(progress, reason)
             if progress["done"]:
                 return progress
             pause.wait(min(_POLL_S, progress["poll_after_ms"] / 1000))
 
 
-def why_still(app: AsyncTask, progress: Mapping[str, Any]) -> str:
-    """Why nothing of a Task runs, if it could and no process works its queue, or the broker does not answer; else empty."""
-    from asynctask.dispatch.outbox import engine_of
-
-    counts = progress["counts"]
-    if progress["done"] or counts["working"] or not counts["enqueue"]:
-        return ""
+def why_still(app: AsyncTask, task_id: int) -> str:
+    """Why no row of a Task begins, and how to mend it, in one line; empty if nothing keeps it."""
     try:
-        queues = app.operations.queues()
+        reasons = app.operations.wait_reasons(task_id)
     except Unavailable as error:
         return clean(error, longest=200)
-    for each in queues:
-        if each["unattended"] and any(part["worker"] == progress["worker"] for part in each["backlog"]):
-            engine = engine_of(each["name"])
-            mend = f"start a worker of {engine}" if engine else f"start a worker: asynctask worker -q {clean(each['name'])}"
-            return f"No process works the queue {clean(each['name'])}: {mend}"
-    return ""
+    return "; ".join(f"{clean(each.message, longest=300)}: {clean(each.mend)}" for each in reasons[:_SHOWN_REASONS])
 
 
 def _watch(session: Session, handle: TaskHandle) -> int:

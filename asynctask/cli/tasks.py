@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, next_page, pass_session
-from asynctask.cli.output import FAILURES, OK, Output, RowsWritten, clean, count, headline, number, pace, summary
+from asynctask.cli.output import FAILURES, OK, Output, RowsWritten, clean, count, headline, number, pace, state_of, summary
 from asynctask.cli.submit import print_refusal, priority_value, why_still
 from asynctask.clock import SystemClock
 from asynctask.core.states import PROBLEM, State, Status
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
 _WIDE: Final = 120
 """Terminal columns that the full list of Tasks needs without breaking words."""
+_ENDED: Final = ("finish", "failed", "error", "cancelled")
 _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
 
 
@@ -52,13 +53,13 @@ def tasks(session: Session, /, limit: int, **filters: Any) -> int:
     found = session.existing().tasks(limit=limit, **filters)
     session.out.document({"tasks": found})
     if not found:
-        session.out.line("No Task found.")
+        session.out.line(f"No Task found{_unknown(session, filters['worker'])}.")
         return OK
     if session.out.terminal and session.out.console.width < _WIDE:
         session.out.table(("id", "state", "%", "rows", "not ok", "created", "task"), map(_narrow_row, found), wraps="task")
     else:
         session.out.table(
-            ("id", "worker", "state", "percent", "total", "finish", "failed", "error", "rejected", "created", "title"),
+            ("id", "worker", "state", "percent", "total", *_ENDED, "rejected", "created", "title"),
             map(_row, found),
             longest=40,
         )
@@ -72,9 +73,9 @@ def _row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         progress["task_id"],
         progress["worker"],
-        progress["state"],
+        state_of(progress),
         "" if percent is None else f"{percent:.2f}",
-        *(number(counts[name]) for name in ("total", "finish", "failed", "error")),
+        *(number(counts[name]) for name in ("total", *_ENDED)),
         number(progress["split"]["rejected"]),
         str(progress["created_at"])[:19].replace("T", " "),
         progress["title"],
@@ -89,10 +90,20 @@ def _narrow_row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
         progress["state"],
         "" if percent is None else f"{math.floor(percent)}",
         number(counts["total"]),
-        number(counts["failed"] + counts["error"] + progress["split"]["rejected"]),
+        number(sum(counts[name] for name in _ENDED[1:]) + progress["split"]["rejected"]),
         str(progress["created_at"])[5:16].replace("T", " "),
-        progress["worker"] + (f": {progress['title']}" if progress["title"] else ""),
+        progress["worker"] + (f": {progress['title']}" if progress["title"] else "") + _reason(progress),
     )
+
+
+def _reason(progress: Mapping[str, Any]) -> str:
+    return state_of(progress).removeprefix(str(progress["state"]))
+
+
+def _unknown(session: Session, worker: str | None) -> str:
+    """Says that the application has no worker of this name, if it has others."""
+    known = session.app().workers
+    return f": {UnknownWorker(worker, known)}" if worker is not None and known and worker not in known else ""
 
 
 @click.command("show", cls=Command)
@@ -114,7 +125,7 @@ def show(session: Session, task_id: int, failed: bool, limit: int, after: str | 
         return OK
     _print_task(session, progress)
     print_refusal(session, handle)
-    if reason := why_still(session.app(), progress):
+    if reason := why_still(session.app(), task_id):
         session.out.line(reason, style="yellow")
     if failed:
         _print_failures(session, progress, events, limit)
@@ -338,7 +349,7 @@ def jobs(session: Session, resumable: bool, worker: str | None, status: str, aft
     found = session.existing().jobs(worker=worker, status=statuses, resumable=resumable, after=after, limit=limit)
     session.out.document({"jobs": found})
     if not found:
-        session.out.line("No job is stopped." if resumable else "No job found.")
+        session.out.line(("No job is stopped" if resumable else "No job found") + f"{_unknown(session, worker)}.")
         return OK
     session.out.table(
         ("job", "task", "worker", "status", "attempt", "progress", "message"), [_job_row(each) for each in found]

@@ -701,6 +701,30 @@ def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[
     return {int(i): _Due(*map(int, sums)) for i, *sums in connection.execute(sums)}
 
 
+_OF_TASK: Final = _e.task_id == sa.bindparam("task_id")
+_PUT_OFF: Final = (
+    sa.select(_e.added_messages)
+    .where(_OF_TASK, _e.status == Status.ENQUEUE, _e.retries == 0)
+    .where(_e.due_at > sa.bindparam("now"), _e.due_at < BLOCKED)
+    .order_by(_e.due_at)
+    .limit(20)
+)
+_BLOCKED: Final = sa.select(_e.id).where(_OF_TASK, _e.due_at == BLOCKED).limit(1)
+
+
+def put_off(connection: Connection, task_id: int, now: int) -> list[str]:
+    """Why the next jobs of a Task were put off: the last messages of the first 20, each once. A job that waits for a retry
+    is not put off."""
+    rows = connection.execute(_PUT_OFF, {"task_id": task_id, "now": now}).scalars()
+    said = [loads(messages) for messages in rows]
+    return list(dict.fromkeys(str(each[-1].get("message", "")) for each in said if each))
+
+
+def is_blocked(connection: Connection, task_id: int) -> bool:
+    """Whether a job of a Task waits for earlier ones of its key."""
+    return connection.execute(_BLOCKED, {"task_id": task_id}).first() is not None
+
+
 # -- operations on waiting jobs
 
 

@@ -65,6 +65,12 @@ def waiting_in_line(task: Mapping[str, Any]) -> bool:
     return task["session_waits"] is not None and task["state"] in _DISPATCHED
 
 
+def holder(connection: Connection, key: str) -> int | None:
+    """The id of the Task that holds a session; None if none does."""
+    found = connection.execute(sa.select(_t.id).where(_t.session_holder == key)).scalar()
+    return None if found is None else int(found)
+
+
 def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int) -> dict[str, Any]:
     """Further columns that a state change sets: readiness, and the place in the session's line."""
     if target in _OVER:

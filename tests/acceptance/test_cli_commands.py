@@ -285,6 +285,21 @@ def test_the_chains_of_middleware_are_listed(desk: Desk) -> None:
     assert desk.json("middleware", "list") == {"client": [], "server": ["timed", "TaskEventMiddleware"]}
 
 
+def test_the_workers_are_listed_with_the_fields_of_their_items(desk: Desk) -> None:
+    listed = desk.run("workers").stdout.splitlines()
+    assert [line.split()[0] for line in listed] == ["worker", "enrol", "gated", "tell"]
+    assert "sku, n" in listed[1]
+    assert desk.json("workers")["workers"][0] == desk.json("workers", "enrol")
+    shown = desk.run("workers", "enrol").stdout
+    assert "queue     default" in shown
+    assert "sku    sku" in shown
+    known = "no worker is registered as 'enroll'; registered: enrol, gated, tell"
+    assert known in desk.run("workers", "enroll", code=2).stderr
+    assert desk.run("jobs", "--worker", "enroll").stdout == f"No job found: {known}.\n"
+    assert desk.run("tasks", "--worker", "enroll").stdout == f"No Task found: {known}.\n"
+    assert desk.run("tasks", "--worker", "enrol").stdout == "No Task found.\n"
+
+
 # --- processes that stay ---
 
 

@@ -109,6 +109,19 @@ def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_p
             assert page.evaluate("window.notReloaded") is True
 
 
+def test_a_task_that_does_not_move_says_why_until_it_moves(page: Page, shop: Shop, tmp_path: Path) -> None:
+    file = sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red"))
+    with shop.web() as (_, said):
+        hand_in(page, said["url"], file, "gated")
+        expect(page.locator("#reasons li")).to_have_text(
+            "No process works the queue default: start a worker: asynctask worker -q default."
+        )
+        shop.open_gate(1)
+        with shop.worker():
+            expect(page.locator("#state")).to_have_text("finished")
+            expect(page.locator("#reasons")).to_be_hidden()
+
+
 def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     page: Page, open_shop: tuple[Shop, str], tmp_path: Path
 ) -> None:

@@ -192,7 +192,7 @@ def test_a_task_whose_queue_no_process_works_says_so(app: AsyncTask, call: Calle
     watching.start()
     wait_for(lambda: words in out.getvalue(), "it is told why")
     task.pause()
-    assert words not in call("show", str(task.id))[1], "it is paused"
+    assert f"It is paused: asynctask resume {task.id}\n" in call("show", str(task.id))[1]
     task.resume()
     launcher = app.launcher(concurrency=1)
     launcher.start()

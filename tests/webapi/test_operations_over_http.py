@@ -145,3 +145,13 @@ def test_a_worker_process_is_told_to_take_nothing_more(app: AsyncTask, client: C
         assert (process["kind"], process["alive"], process["concurrency"]) == ("worker", True, 2)
         answer = client.post(f"/api/processes/{process['identity']}/quiet")
         assert answer.json == {"identity": process["identity"], "signal": "quiet"}
+
+
+def test_a_task_that_does_not_move_says_why(app: AsyncTask, client: Client) -> None:
+    task = app.submit("anything", [1])
+    (reason,) = client.get(f"/api/tasks/{task.id}/waiting").json["reasons"]
+    assert (reason["code"], reason["message"]) == ("no_process", "No process works the queue default")
+    assert reason["mend"] == "start a worker: asynctask worker -q default"
+    task.cancel()
+    assert client.get(f"/api/tasks/{task.id}/waiting").json == {"reasons": []}
+    assert client.get("/api/tasks/99/waiting").status_code == 404

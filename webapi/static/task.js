@@ -15,6 +15,7 @@ const poller = new Poller(self, {
 
 function draw(p) {
   $("#task").setAttribute("aria-busy", "false");
+  noteMove(p);
   drawHead(p);
   drawCounts(p);
   drawControls(p);
@@ -46,6 +47,26 @@ function drawHead(p) {
   if (now !== said) setText($("#live"), `${percent(p)}. ${sentence(p)}`);
   said = now;
 }
+
+// -- Why it stands still ------------------------------------------------------------------------------------------------
+
+const STILL = 5_000;
+let last = { now: "", since: 0, done: true };
+
+function noteMove(p) {
+  const now = JSON.stringify([p.state, p.counts, p.control]);
+  if (now !== last.now) show($("#reasons"), false);
+  last = { now, since: now === last.now ? last.since : Date.now(), done: p.done || p.state === "paused" };
+}
+
+setInterval(async () => {
+  if (last.done || document.hidden || Date.now() - last.since < STILL) return;
+  const asked = last.now;
+  const { reasons } = await call(`${self}/waiting`).catch(() => ({ reasons: [] }));
+  if (asked !== last.now) return;
+  $("#reasons").replaceChildren(...reasons.map((each) => el("li", {}, user(each.message), `: ${each.mend}.`)));
+  show($("#reasons"), reasons.length > 0);
+}, STILL);
 
 function drawCounts(p) {
   const box = $("#counts");

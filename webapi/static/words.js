@@ -62,6 +62,7 @@ export function sentence(p) {
 }
 
 function running(p) {
+  if (p.state_reason === "waiting_for_session") return "Waiting for its session.";
   if (p.state_reason === "stopped_jobs") return "Only stopped jobs are left; they wait to be started again.";
   if (p.counts.working + p.control.in_flight === 0 && p.started_at === null) return "Waiting for a worker to begin.";
   return "Running.";

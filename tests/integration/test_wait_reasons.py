@@ -1,0 +1,139 @@
+"""Why no row of a Task begins: what keeps the next one from its worker, and how to mend it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.world import World, numbers
+
+from asynctask import AsyncTask
+from asynctask.clock import SECOND
+from asynctask.core.states import Reason, Status
+from asynctask.errors import BrokerUnavailable, NotFound
+from asynctask.ledger import processes, reservations
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.standalone import put_off_elsewhere
+from asynctask.task import TaskHandle
+from asynctask.testing import wait_for
+
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+
+def only(app: AsyncTask, task: TaskHandle) -> tuple[str, str, str]:
+    (found,) = app.operations.wait_reasons(task.id)
+    return found.code, found.message, found.mend
+
+
+def codes(app: AsyncTask, task: TaskHandle) -> list[str]:
+    return [each.code for each in app.operations.wait_reasons(task.id)]
+
+
+def attend(app: AsyncTask) -> None:
+    """Makes the application known to the ledger as an idle process of the queue ``default`` with one thread."""
+    processes.register(app.ledger, app.host, kind="worker", pid=1, lease_s=600, concurrency=1, queues=["default"])
+
+
+@pytest.fixture
+def app(world: World) -> AsyncTask:
+    """An application without a process: the ledger keeps its jobs."""
+    return world.app()
+
+
+@pytest.fixture
+def attended(app: AsyncTask) -> AsyncTask:
+    attend(app)
+    return app
+
+
+def test_a_task_that_a_worker_takes_soon_has_none(attended: AsyncTask) -> None:
+    assert codes(attended, attended.submit("note", numbers(2))) == []
+    with pytest.raises(NotFound, match="there is no Task 99"):
+        attended.operations.wait_reasons(99)
+
+
+def test_a_queue_without_a_process_is_named_with_the_command_that_works_it(app: AsyncTask) -> None:
+    mend = "start a worker: asynctask worker -q imports"
+    task = app.submit("note", numbers(2), queue="imports")
+    assert only(app, task) == ("no_process", "No process works the queue imports", mend)
+    mixed = app.submit_jobs([("note", {"n": 1}), ("brief", {"n": 2})], queue="imports")
+    assert codes(app, mixed) == ["no_process"]
+
+
+def test_processes_that_take_no_more_are_named(attended: AsyncTask) -> None:
+    task = attended.submit("note", numbers(1))
+    processes.beat(attended.ledger, lease_s=600, quiet=1)
+    assert codes(attended, task) == ["quiet"]
+
+
+def test_a_paused_task_says_how_it_is_resumed_and_one_that_paused_itself_what_it_tolerates(app: AsyncTask) -> None:
+    task = app.submit("note", numbers(2), tolerated_failures=0)
+    task.pause()
+    assert only(app, task) == ("paused", "It is paused", f"asynctask resume {task.id}")
+    task.resume()
+    job, *_ = reservations.reserve(app.ledger, task.id, 2, lease_s=5)
+    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED)])
+    assert codes(app, task) == ["too_many_failures"]
+    assert "more rows failed than it tolerates (0)" in only(app, task)[1]
+
+
+def test_a_task_in_line_names_the_one_that_holds_its_session(attended: AsyncTask) -> None:
+    first = attended.submit("note", numbers(1), session="import")
+    second = attended.submit("note", numbers(1), session="import")
+    assert codes(attended, first) == []
+    assert only(attended, second)[:2] == ("session", f"It waits for its session import, in which Task {first.id} runs")
+
+
+def test_rows_that_no_process_could_perform_say_why(app: AsyncTask) -> None:
+    task = app.submit("note", numbers(2))
+    job, *_ = reservations.reserve(app.ledger, task.id, 2, lease_s=5)
+    why = "Waiting for a worker: one that took it has no task 'note' registered"
+    put_off_elsewhere(app.ledger, {(job.job_id, 1): why}, app.ledger.now() + 600 * SECOND)
+    attend(app)
+    assert only(app, task)[:2] == ("put_off", why)
+
+
+def test_rounds_retries_and_keys_say_what_the_rows_wait_for(app: AsyncTask) -> None:
+    rounds, again = app.submit("note", numbers(2), interval=3_600, parallel=1), app.submit("note", numbers(1))
+    keyed = [app.submit("note", numbers(1), key="n") for _ in range(2)]
+    (first,), (second,), (_,), () = (
+        reservations.reserve(app.ledger, each.id, 1, lease_s=5) for each in (rounds, again, *keyed)
+    )
+    reservations.confirm(app.ledger, [rounds.id, again.id])
+    due = app.ledger.now() + 3_600 * SECOND
+    failed = Outcome(second.event_id, second.attempt, Status.ERROR, Reason.RAISED, retry_at=due)
+    Recorder(app.ledger).flush([Outcome(first.event_id, first.attempt, Status.FINISH, Reason.RETURNED), failed])
+    attend(app)
+    assert [codes(app, each) for each in (rounds, again, *keyed)] == [["interval"], ["retry"], [], ["key"]]
+
+
+def test_more_urgent_jobs_and_busy_processes_go_first(attended: AsyncTask) -> None:
+    task = attended.submit("note", numbers(2))
+    urgent = attended.submit("note", numbers(7), priority=1)
+    assert codes(attended, urgent) == []
+    assert only(attended, task)[0] == "priority"
+    assert only(attended, task)[1].endswith("go first: 7")
+    urgent.cancel()
+    processes.beat(attended.ledger, lease_s=600, busy=1)
+    assert only(attended, task)[:2] == ("busy", "All threads that work the queue default perform other jobs")
+
+
+def test_a_broker_that_does_not_answer_is_the_reason(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = app.submit("note", numbers(1))
+
+    def away(_: Any) -> None:
+        raise BrokerUnavailable("Redis at 127.0.0.1:6379 does not answer")
+
+    monkeypatch.setattr(type(app.broker.operations), "queues", away)
+    assert only(app, task)[:2] == ("broker_away", "Redis at 127.0.0.1:6379 does not answer")
+
+
+def test_callbacks_that_nobody_performs_are_the_reason_of_a_finalizing_task(world: World) -> None:
+    app = world.app(callback_queue="later")
+    with world.working(app, queues={"default": 1}):
+        task = app.submit("note", numbers(1), on_complete="told")
+        wait_for(lambda: task.progress()["state"] == "finalizing", "its row has ended")
+        wait_for(lambda: codes(app, task), "its callback waits")
+        assert only(app, task)[1] == "No process works the queue later"
+        assert codes(app, app.submit("note", numbers(1), queue="later")) == ["no_process"]
+    assert codes(app, task) == ["no_process"]
