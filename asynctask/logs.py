@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
@@ -17,13 +19,19 @@ MAX_STACK: Final = 20_000
 """Largest number of characters of a stack; the end is kept, where the error is."""
 
 
+REPEAT_S: Final = 10.0
+"""Seconds between two lines of what is tried until it succeeds."""
+
+
 class Logger:
     """The methods of a structlog logger that this package calls; none of them raises."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("_log", "_monotonic", "_repeats")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._log: Final = structlog.get_logger(name)
+        self._monotonic = monotonic
+        self._repeats: dict[str, tuple[float, int]] = {}  # event -> when it was last written, and left out since
 
     def info(self, event: str, **values: Any) -> None:
         """An event that people may want to follow."""
@@ -32,6 +40,17 @@ class Logger:
     def warning(self, event: str, **values: Any) -> None:
         """A problem that is retried or resolves itself."""
         self._say("warning", event, values)
+
+    def retrying(self, event: str, **values: Any) -> None:
+        """A :meth:`warning` for each try of what is tried until it succeeds: the first one, then one in ten seconds, with
+        the number of those left out as ``repeats``."""
+        now = self._monotonic()
+        written_at, left_out = self._repeats.get(event, (-REPEAT_S, 0))
+        if now - written_at < REPEAT_S:
+            self._repeats[event] = written_at, left_out + 1
+            return
+        self._repeats[event] = now, 0
+        self._say("warning", event, {**values, "repeats": left_out} if left_out else values)
 
     def error(self, event: str, **values: Any) -> None:
         """A problem that somebody should look at."""

@@ -235,7 +235,7 @@ class Dispatcher:
                 pause = self._step()
             except Unavailable as error:
                 self._nudged = True
-                self._log.warning("dispatch_put_off", error=str(error))
+                self._log.retrying("dispatch_put_off", error=str(error))
             except Exception:
                 self._nudged = True
                 self._log.exception("dispatch_failed")

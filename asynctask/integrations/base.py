@@ -768,7 +768,7 @@ class EngineProcess(AppProcess):
             try:
                 return operation()
             except Unavailable as error:
-                self._log.warning("ledger_away", error=str(error))
+                self._log.retrying("ledger_away", error=str(error))
                 pause.wait(_AWAY_S)
 
     def settle(self, ticket: Ticket, *, retry_at: int | None = None, discarded: str | None = None) -> None:

@@ -715,7 +715,7 @@ class CeleryEngine:
         except (SchemaOutdated, ConfigError) as error:
             raise SystemExit(str(error)) from error
         except Unavailable as error:
-            self._log.warning("ledger_away", error=str(error))
+            self._log.retrying("ledger_away", error=str(error))
         finally:
             self._app.close()  # a child that is forked opens its own connections
         self._concurrency = max(instance.concurrency, getattr(instance, "max_concurrency", None) or 0)
@@ -781,7 +781,7 @@ class CeleryEngine:
         try:
             self._running_process(wait=False)
         except Unavailable as error:
-            self._log.warning("ledger_away", error=str(error))
+            self._log.retrying("ledger_away", error=str(error))
         except RecordingGone:
             self._log.error("recording_process_gone")  # the worker is about to end; meanwhile its jobs go back
 
@@ -805,7 +805,7 @@ class CeleryEngine:
                 except Unavailable as error:
                     if not wait:
                         raise
-                    self._log.warning("ledger_away", error=str(error))
+                    self._log.retrying("ledger_away", error=str(error))
             pause.wait(_AWAY_S)
 
     def _engine_process(self) -> EngineProcess:

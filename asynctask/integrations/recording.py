@@ -409,14 +409,14 @@ def _parsed(line: bytes | bytearray) -> dict[str, Any]:
 
 def _started(make: Callable[[], EngineProcess], worker_lives: Callable[[], bool]) -> EngineProcess | None:
     """The started parts of a recording process; None if its worker died while the ledger was unavailable."""
-    pause = threading.Event()
+    pause, log = threading.Event(), get_logger("asynctask.recording")
     while worker_lives():
         try:
             process = make()
             process.start()
             return process
         except Unavailable as error:
-            get_logger("asynctask.recording").warning("ledger_away", error=str(error))
+            log.retrying("ledger_away", error=str(error))
         pause.wait(_AWAY_S)
     return None
 

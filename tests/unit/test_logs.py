@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from structlog.testing import capture_logs
 
-from asynctask.logs import get_logger
+from asynctask.logs import Logger, get_logger
 
 
 def test_a_line_that_cannot_be_written_does_not_stop_the_thread_that_says_it() -> None:
@@ -32,6 +32,19 @@ def test_what_is_configured_later_holds_for_a_logger_that_was_made_before() -> N
             log.exception("failed")
     assert lines[0] == {"event": "put_off", "tries": 3, "log_level": "warning"}
     assert (lines[1]["event"], lines[1]["log_level"]) == ("failed", "error")
+
+
+def test_what_is_tried_again_and_again_is_written_once_in_ten_seconds() -> None:
+    now = 100.0
+    log = Logger("asynctask.test", lambda: now)
+    with capture_logs() as lines:
+        for _ in range(41):  # for 20 s
+            log.retrying("ledger_away", error="refused")
+            now += 0.5
+        log.retrying("other")
+    assert [(each["event"], each.get("repeats")) for each in lines] == [
+        ("ledger_away", None), ("ledger_away", 19), ("ledger_away", 19), ("other", None),
+    ]  # fmt: skip
 
 
 def test_the_stack_of_an_exception_is_told_without_the_values_of_its_variables() -> None:
