@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 import traceback
-from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
+
+from asynctask.clock import Clock, SystemClock
 
 MAX_STACK: Final = 20_000
 """Largest number of characters of a stack; the end is kept, where the error is."""
@@ -28,9 +28,9 @@ class Logger:
 
     __slots__ = ("_log", "_monotonic", "_repeats")
 
-    def __init__(self, name: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, clock: Clock | None = None) -> None:
         self._log: Final = structlog.get_logger(name)
-        self._monotonic = monotonic
+        self._monotonic = (clock or SystemClock()).monotonic
         self._repeats: dict[str, tuple[float, int]] = {}  # event -> when it was last written, and left out since
 
     def info(self, event: str, **values: Any) -> None:

@@ -716,47 +716,6 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
 _RECORDED: Final = "a tracked job's outcome stays recorded until a purge: restart it, or leave it"
 
 
-# -- workers as JSON
-
-
-def worker_objects(workers: Mapping[str, Worker]) -> list[dict[str, Any]]:
-    """The registered workers by name, with the fields of an item in order, the headers accepted in a sheet, and the JSON
-    Schema. ``retry`` is None where the options of an engine decide."""
-    return [_worker_object(workers[name]) for name in sorted(workers)]
-
-
-def _worker_object(worker: Worker) -> dict[str, Any]:
-    schema, headers = worker.json_schema(), worker.shape.expected if worker.shape else frozenset()
-    return {
-        "name": worker.name,
-        "doc": worker.doc,
-        "queue": worker.queue,
-        "engine": worker.engine,
-        "retry": worker.retry if worker.engine is None else None,
-        "priority": worker.priority,
-        "timeout": worker.timeout,
-        "fields": _fields(schema, headers),
-        "headers": sorted(headers),
-        "item_schema": schema,
-    }
-
-
-def _fields(schema: dict[str, Any] | None, headers: frozenset[str]) -> list[dict[str, Any]]:
-    if schema is None:
-        return []
-    required = set(schema.get("required", ()))
-    return [
-        {
-            "name": name,
-            # A title that pydantic derives from the name is not accepted as a header.
-            "title": field["title"] if field.get("title") in headers else name,
-            "required": name in required,
-            "description": field.get("description"),
-        }
-        for name, field in schema.get("properties", {}).items()
-    ]
-
-
 # -- why the rows of a Task wait
 
 

@@ -6,7 +6,7 @@ import collections.abc as abc
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import (
@@ -259,6 +259,23 @@ class Worker(Generic[P, R_co]):
         """The JSON Schema of an item; None if any object is accepted."""
         return None if self.model is None else self.model.model_json_schema()
 
+    def as_dict(self) -> dict[str, Any]:
+        """Its options, the fields of an item in order, the headers accepted in a sheet, and the JSON Schema. ``retry`` is
+        None where the options of an engine decide."""
+        schema, headers = self.json_schema(), self.shape.expected if self.shape else frozenset()
+        return {
+            "name": self.name,
+            "doc": self.doc,
+            "queue": self.queue,
+            "engine": self.engine,
+            "retry": self.retry if self.engine is None else None,
+            "priority": self.priority,
+            "timeout": self.timeout,
+            "fields": [] if schema is None else _fields(schema, headers),
+            "headers": sorted(headers),
+            "item_schema": schema,
+        }
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         declared: Callable[P, R_co] = self.rows_of or self.function
         return declared(*args, **kwargs)
@@ -477,3 +494,17 @@ def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
     from pydantic import BaseModel
 
     return issubclass(kind, BaseModel)
+
+
+def _fields(schema: Mapping[str, Any], headers: Collection[str]) -> list[dict[str, Any]]:
+    """The fields of an item. A title that pydantic derives from the name is not accepted as a header."""
+    required = set(schema.get("required", ()))
+    return [
+        {
+            "name": name,
+            "title": field["title"] if field.get("title") in headers else name,
+            "required": name in required,
+            "description": field.get("description"),
+        }
+        for name, field in schema.get("properties", {}).items()
+    ]

@@ -12,7 +12,6 @@ from asynctask._version import __version__
 from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
 from asynctask.lists.readers import FORMATS
-from asynctask.operations import worker_objects
 from webapi import openapi, operations, problems, reading, reports, security, tasks, workers
 from webapi.context import EXTENSION, TASK_PAGES, asynctask_app, find_task
 
@@ -55,7 +54,7 @@ def home() -> ResponseReturnValue:
     suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
     return render_template(
         "home.html",
-        workers=worker_objects(app.workers),
+        workers=workers.described(app),
         max_file_bytes=app.config.max_file_bytes,
         formats=list(FORMATS),
         suffixes=suffixes,

@@ -9,8 +9,8 @@ from typing import Any, Final
 from apiflask import APIBlueprint, FileSchema
 from flask import Response, url_for
 
+from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
-from asynctask.operations import worker_objects
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
 from webapi.context import asynctask_app, json_response, page_links, reader_locale, set_language, who
 from webapi.reports import CSV, XLSX, attachment
@@ -39,7 +39,7 @@ blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Wor
 @blueprint.doc(operation_id="listWorkers")
 def index(query: NoQuery) -> Response:
     """The registered workers, with the form of their items"""
-    return json_response({"workers": worker_objects(asynctask_app().workers)})
+    return json_response({"workers": described(asynctask_app())})
 
 
 @blueprint.get("/workers/<name>/template.xlsx")
@@ -222,3 +222,8 @@ def record_job(job_id: str, body: Record) -> Response:
     if result.status is None:
         raise NotFound(f"there is no job {job_id!r}; name its worker to have an Event made")
     return json_response(asdict(result))
+
+
+def described(app: AsyncTask) -> list[dict[str, Any]]:
+    """The registered workers, by name."""
+    return [app.workers[name].as_dict() for name in sorted(app.workers)]

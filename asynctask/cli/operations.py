@@ -20,7 +20,7 @@ from asynctask.database.engine import Database
 from asynctask.errors import UnknownWorker
 from asynctask.ledger.purge import ENDED, Purged
 from asynctask.middleware.tracker import TaskEventMiddleware
-from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, worker_objects
+from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S
 from asynctask.worker import Worker
 
 _AGE: Final = re.compile(r"(\d{1,6})([dhms])")
@@ -523,19 +523,17 @@ def workers(session: Session, name: str | None) -> int:
     registered = session.app(required="workers belong to an application").workers
     if name is not None and name not in registered:
         raise UnknownWorker(name, registered)
-    found = worker_objects(registered if name is None else {name: registered[name]})
-    session.out.document({"workers": found} if name is None else found[0])
     if name is not None:
-        _print_worker(session, registered[name], found[0])
-    elif not found:
+        session.out.document(registered[name].as_dict())
+        _print_worker(session, registered[name])
+        return OK
+    found = [registered[each] for each in sorted(registered)]
+    session.out.document({"workers": [each.as_dict() for each in found]})
+    if not found:
         session.out.line("The application has no workers.")
-    else:
-        rows = [
-            (each["name"], *_options_of(registered[each["name"]]).values(), _fields_of(each), each["doc"]) for each in found
-        ]
-        session.out.table(
-            ("worker", "engine", "queue", "retries", "priority", "timeout", "items", "about"), rows, longest=60
-        )
+        return OK
+    rows = [(each.name, *_options_of(each).values(), _items_of(each), each.doc) for each in found]
+    session.out.table(("worker", "engine", "queue", "retries", "priority", "timeout", "items", "about"), rows, longest=60)
     return OK
 
 
@@ -550,22 +548,22 @@ def _options_of(worker: Worker) -> dict[str, str]:
     }
 
 
-def _fields_of(worker: Mapping[str, Any]) -> str:
+def _items_of(worker: Worker) -> str:
     """The fields of its items, optional ones in brackets."""
-    names = [each["name"] if each["required"] else f"[{each['name']}]" for each in worker["fields"]]
-    return "any" if worker["item_schema"] is None else ", ".join(names)
+    if worker.model is None:
+        return "any"
+    return ", ".join(each["name"] if each["required"] else f"[{each['name']}]" for each in worker.as_dict()["fields"])
 
 
-def _print_worker(session: Session, registered: Worker, worker: Mapping[str, Any]) -> None:
-    session.out.line(clean(worker["name"]) + (f": {clean(worker['doc'])}" if worker["doc"] else ""), style="bold")
-    session.out.fields({name: value or None for name, value in _options_of(registered).items()})
+def _print_worker(session: Session, worker: Worker) -> None:
+    session.out.line(clean(worker.name) + (f": {clean(worker.doc)}" if worker.doc else ""), style="bold")
+    session.out.fields({name: value or None for name, value in _options_of(worker).items()})
     session.out.line()
-    if worker["item_schema"] is None:
+    if worker.model is None:
         session.out.line("An item is any object.")
         return
-    rows = [
-        (each["name"], each["title"], "yes" if each["required"] else "no", each["description"]) for each in worker["fields"]
-    ]
+    fields = worker.as_dict()["fields"]
+    rows = [(each["name"], each["title"], "yes" if each["required"] else "no", each["description"]) for each in fields]
     session.out.table(("field", "column of a sheet", "required", "about"), rows)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 from structlog.testing import capture_logs
+from support.clocks import SettableClock
 
 from asynctask.logs import Logger, get_logger
 
@@ -35,12 +36,12 @@ def test_what_is_configured_later_holds_for_a_logger_that_was_made_before() -> N
 
 
 def test_what_is_tried_again_and_again_is_written_once_in_ten_seconds() -> None:
-    now = 100.0
-    log = Logger("asynctask.test", lambda: now)
+    clock = SettableClock()
+    log = Logger("asynctask.test", clock)
     with capture_logs() as lines:
         for _ in range(41):  # for 20 s
             log.retrying("ledger_away", error="refused")
-            now += 0.5
+            clock.seconds += 0.5
         log.retrying("other")
     assert [(each["event"], each.get("repeats")) for each in lines] == [
         ("ledger_away", None), ("ledger_away", 19), ("ledger_away", 19), ("other", None),
