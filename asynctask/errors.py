@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from asynctask._version import DISTRIBUTION
 
@@ -137,31 +137,6 @@ class UnknownWorker(InputError):
         problem = Problem(None, option, self.code, text, name[:200])
         super().__init__(f"option {option!r}: {text}" if option else text, errors=[problem] if option else ())
         self.name = name
-
-
-class NotBuilt(InputError):
-    """An option that this version does not support yet: refused, never ignored."""
-
-    code = "not_supported_yet"
-
-    def __init__(self, option: str) -> None:
-        super().__init__(f"{option!r} is not supported by this version yet; leave it out")
-        self.option = option
-
-
-NOT_BUILT: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
-    "poll": {"wait": (), "version": ()},
-}
-"""Options of later versions, with their neutral values; null is always neutral."""
-
-
-def without_later(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` without the neutral values of :data:`NOT_BUILT`. Raises :class:`NotBuilt` for any other value of these."""
-    known = NOT_BUILT.get(kind, {})
-    for name in known.keys() & given.keys():
-        if given[name] is not None and str(given[name]) not in known[name]:
-            raise NotBuilt(name)
-    return {name: value for name, value in given.items() if name not in known}
 
 
 class NotFound(AsyncTaskError):

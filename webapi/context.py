@@ -131,6 +131,7 @@ def progress_links(task_id: int) -> dict[str, str]:
         "errors": f"{url}/errors",
         "report": f"{url}/report.xlsx",
         "result": f"{url}/result",
+        "stream": f"{url}/stream",
         "ui": f"{request.script_root}{TASK_PAGES}/{task_id}",
     }
 
@@ -157,15 +158,20 @@ def progress_response(progress: dict[str, Any]) -> Response:
 
     While the Task is not done, ``Retry-After`` is ``poll_after_ms`` in whole seconds.
     """
-    kind = "e" if "errors" in progress else "p"
     response = json_response(progress, cache="no-cache")
-    called = "".join(each["status"][:2] for each in progress["callbacks"] if each["status"])  # they change no version
-    response.set_etag(f"{progress['task_id']}.{progress['generation']}.{progress['version']}{kind}{called}", weak=True)
+    response.set_etag(progress_tag(progress), weak=True)
     if not progress["done"]:
         response.headers["Retry-After"] = retry_after(progress)
     if request.method in ("GET", "HEAD"):
         response.make_conditional(request)
     return response
+
+
+def progress_tag(progress: dict[str, Any]) -> str:
+    """The ETag of a progress object: another one for each object that differs."""
+    kind = "e" if "errors" in progress else "p"
+    called = "".join(each["status"][:2] for each in progress["callbacks"] if each["status"])  # they change no version
+    return f"{progress['task_id']}.{progress['generation']}.{progress['version']}{kind}{called}"
 
 
 def retry_after(progress: dict[str, Any]) -> str:

@@ -647,6 +647,7 @@ def _environ(loop: HttpLoop, connection: Connection, request: IncomingRequest) -
         "wsgi.multiprocess": False,
         "wsgi.run_once": False,
         "asynctask.socket": connection.socket,
+        "asynctask.stopping": lambda: loop.stopping,
     }
     for name, value in request.headers.items():
         environ[name if name in _UNPREFIXED else f"HTTP_{name}"] = value

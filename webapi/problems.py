@@ -20,7 +20,6 @@ from asynctask.errors import (
     BrokerUnavailable,
     InputError,
     LedgerUnavailable,
-    NotBuilt,
     Problem,
     SchemaOutdated,
 )
@@ -118,8 +117,6 @@ def _from_asynctask(error: Exception) -> Response:
     assert isinstance(error, AsyncTaskError)
     status = 503 if isinstance(error, SchemaOutdated) else int(getattr(error, "status", 500))
     errors: Sequence[Problem] = getattr(error, "errors", ())
-    if isinstance(error, NotBuilt) and not errors:
-        errors = (fault(None, error.option, error.code, "option.later"),)
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.path, error)
     headers = {"Retry-After": "2"} if status == 503 else None

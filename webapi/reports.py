@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import quote
 
 from apiflask import APIBlueprint, APIFlask, FileSchema
@@ -22,12 +22,13 @@ from asynctask.task import TaskHandle
 from webapi.context import TASKS, find_task, json_response, page_links, reader_locale, set_language
 from webapi.shapes import RejectedPage, RejectedQuery, ReportQuery
 
-# -- files as answers: limited in number, given up when the client disconnects
+# -- answers that take long: limited in number, given up when the client disconnects
 
 CSV: Final = "text/csv"
 XLSX: Final = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
 
-_EXTENSION: Final = "asynctask.downloads"
+Kind = Literal["download", "follow"]
+_EXTENSION: Final = "asynctask.slots"
 _LONGEST: Final = 80
 # Invalid in file names, path separators, and bidirectional controls that make a name read as another.
 _UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
@@ -35,26 +36,52 @@ _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Busy(Unavailable):
-    """The limit of simultaneous downloads is reached."""
+    """The limit of simultaneous requests of this kind is reached."""
 
     code = "busy"
 
 
+class Slots:
+    """Which of the server's ``threads`` may be held for long: half by downloads, half by requests that follow a Task, three
+    quarters by both together. The others stay free for quick requests."""
+
+    def __init__(self, threads: int) -> None:
+        self._free: dict[Kind, int] = {"download": max(1, threads // 2), "follow": threads // 2}
+        self._left = max(1, threads * 3 // 4)
+        self._lock = threading.Lock()
+
+    def take(self, kind: Kind) -> bool:
+        """Takes one, if one is free."""
+        with self._lock:
+            if not (self._free[kind] and self._left):
+                return False
+            self._free[kind] -= 1
+            self._left -= 1
+            return True
+
+    def give_back(self, kind: Kind) -> None:
+        """Gives one back."""
+        with self._lock:
+            self._free[kind] += 1
+            self._left += 1
+
+
 def register(flask_app: APIFlask, threads: int) -> None:
-    """Limits downloads to half of ``threads``: the others stay free for quick requests."""
-    flask_app.extensions[_EXTENSION] = threading.BoundedSemaphore(max(1, threads // 2))
+    """Gives the application the slots of a server with so many threads."""
+    flask_app.extensions[_EXTENSION] = Slots(threads)
 
 
 @contextmanager
-def slot() -> Iterator[None]:
-    """A slot for a download, held until it is sent. Raises :class:`Busy` (503) if none is free."""
-    free: threading.BoundedSemaphore = current_app.extensions[_EXTENSION]
-    if not free.acquire(blocking=False):
-        raise Busy("as many reports as the server makes at once are being made; ask again in a moment")
+def slot(kind: Kind) -> Iterator[None]:
+    """A slot, held until the answer is sent. Raises :class:`Busy` (503) if none is free."""
+    slots: Slots = current_app.extensions[_EXTENSION]
+    if not slots.take(kind):
+        doing = "reports are being made" if kind == "download" else "clients follow Tasks"
+        raise Busy(f"as many {doing} as the server can serve at once; ask again in a moment")
     try:
         yield
     finally:
-        free.release()
+        slots.give_back(kind)
 
 
 def client_check() -> Callable[[], None]:
@@ -165,7 +192,7 @@ def _report(
 def _streamed(task: TaskHandle, rows: str, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str) -> Response:
     """The report in the reader's language, sent while it is made."""
     with ExitStack() as stack:
-        stack.enter_context(slot())
+        stack.enter_context(slot("download"))
         report = task.report(rows, reader_locale(), client_check())
         # It holds the original list until it is closed, even if its rows are not read to the end.
         stack.callback(report.close)

@@ -36,7 +36,6 @@ from pydantic import (
 
 from asynctask import clock, task
 from asynctask.clock import from_datetime
-from asynctask.errors import without_later
 from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.lists.options import (
     INTERVAL,
@@ -59,6 +58,9 @@ from webapi.problems import from_validation
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NUL_FREE)]
 _COLUMNS = 'Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
 _ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."
+
+MAX_WAIT_S: Final = 60
+"""The longest long poll, in seconds."""
 
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
 EventPlace = Annotated[str, Field(pattern=r"^[0-9]{1,19}(\.[0-9]{1,19})?$")]
@@ -112,20 +114,16 @@ RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_O
 
 
 class _In(BaseModel):
-    """Unknown fields are refused with the nearest known one.
-
-    ``what`` names a field in messages; ``later`` says which fields of :data:`asynctask.errors.NOT_BUILT` are refused.
-    """
+    """Unknown fields are refused with the nearest known one. ``what`` names a field in messages."""
 
     model_config = ConfigDict(extra="forbid", strict=True, str_max_length=10_000)
     what: ClassVar[str] = "field"
-    later: ClassVar[str] = ""
 
     @classmethod
     def model_validate(cls, obj: Any, **how: Any) -> Self:
         """As pydantic's; raises :class:`asynctask.errors.InputError` with every fault at once."""
         try:
-            return super().model_validate(without_later(cls.later, obj) if isinstance(obj, dict) else obj, **how)
+            return super().model_validate(obj, **how)
         except ValidationError as error:
             raise from_validation(error, list(cls.model_fields), cls.what) from None
 
@@ -153,11 +151,16 @@ class TaskQuery(_Query):
 
 
 class OneTaskQuery(_Query):
-    """What to add to the progress object."""
-
-    later: ClassVar[str] = "poll"
+    """What to add to the progress object, and whether to wait for another one."""
 
     include: Literal["errors"] | None = Field(None, description="`errors` adds the first 20 failures.")
+    wait: float = Field(
+        0,
+        ge=0,
+        le=MAX_WAIT_S,
+        description="Seconds to wait for a version other than `version`, or other than If-None-Match.",
+    )
+    version: int | None = Field(None, ge=0, le=2**63 - 1, description="The version that the client has.")
 
 
 class EventQuery(_Query):
@@ -454,6 +457,7 @@ class Links(_Out):
     errors: str
     report: str
     result: str
+    stream: str
     ui: str
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from apiflask import APIBlueprint, FileSchema
-from flask import Response, request
+from flask import Response, request, stream_with_context
 from werkzeug.datastructures import FileStorage
 from werkzeug.wsgi import FileWrapper
 
 from asynctask.app import AsyncTask
-from asynctask.errors import InputError, Problem
+from asynctask.errors import InputError, NotFound, Problem, Unavailable
 from asynctask.exports.rows import FORMATS
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
@@ -26,9 +29,11 @@ from webapi.context import (
     find_progress,
     find_task,
     json_response,
+    json_text,
     page_links,
     parse_json,
     progress_response,
+    progress_tag,
     reader_locale,
     retry_after,
     set_language,
@@ -38,6 +43,7 @@ from webapi.context import (
 )
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
 from webapi.reading import FORM, JSON, ApiRequest, current_request
+from webapi.reports import Busy, client_check, slot, until_gone
 from webapi.shapes import (
     ErrorGroups,
     EventPage,
@@ -58,6 +64,17 @@ from webapi.shapes import (
     TaskQuery,
     WaitReasons,
 )
+
+EVENT_STREAM: Final = "text/event-stream"
+
+TICK_S: Final = 0.25
+"""Seconds between two looks at a Task that a client follows."""
+
+HEARTBEAT_S: Final = 15.0
+"""Seconds after which a silent stream sends a comment: proxies close connections on which nothing moves."""
+
+RECONNECT_MS: Final = 2_000
+"""Milliseconds after which a browser connects again."""
 
 blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
 
@@ -151,12 +168,96 @@ def index(query: TaskQuery) -> Response:
 def show(task_id: int, query: OneTaskQuery) -> Response:
     """The progress of a Task
 
-    Poll after `poll_after_ms` with the ETag in `If-None-Match`: 304 means unchanged.
+    Poll after `poll_after_ms` with the ETag in `If-None-Match`: 304 means unchanged. With `wait`, the answer comes when the
+    Task has a version other than the client's, or after so many seconds.
     """
     found = find_progress(task_id, errors=query.include == "errors")
+    if query.wait:
+        found = _another(found, query)
     if found.get("refusal") is not None:
         found["refusal"] = find_task(task_id).refusal_object(reader_locale())
     return progress_response(with_links(found))
+
+
+def _another(found: dict[str, Any], query: OneTaskQuery) -> dict[str, Any]:
+    """The progress object once it differs from the one that the client has; ``found``, or a later one, after ``wait``
+    seconds, if it is the last, if the server stops, and at once if too many requests wait."""
+    monotonic, pause, gone = asynctask_app().clock.monotonic, threading.Event(), client_check()
+    until = monotonic() + query.wait
+    with suppress(Busy), slot("follow"):
+        while _is_known(found, query) and not found["done"] and not _server_stops() and (left := until - monotonic()) > 0:
+            pause.wait(min(TICK_S, left))
+            gone()
+            found = find_progress(found["task_id"], errors="errors" in found)
+    return found
+
+
+def _is_known(progress: dict[str, Any], query: OneTaskQuery) -> bool:
+    """Whether the client has this progress object."""
+    if query.version is not None:
+        return bool(progress["version"] == query.version)
+    return request.if_none_match.contains_weak(progress_tag(progress))
+
+
+def _server_stops() -> bool:
+    """Whether the server waits for its last answers. Another server than ours does not say so."""
+    return bool(request.environ.get("asynctask.stopping", bool)())
+
+
+@blueprint.get("/<int:task_id>/stream")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(FileSchema(type="string"), content_type=EVENT_STREAM)
+@blueprint.doc(
+    operation_id="streamTask",
+    responses={204: "Done, and the client has the last object: do not connect again", 503: "Unavailable"},
+)
+def stream(task_id: int, query: NoQuery) -> Response:
+    """The progress of a Task as Server-Sent Events
+
+    Each event is the progress object, sent when it changes, at most four times a second. The stream ends when the Task is
+    done. `Last-Event-ID` continues without repeating what the client has. 503 if as many clients follow Tasks as may.
+    """
+    found = find_progress(task_id)
+    known = request.headers.get("Last-Event-ID")
+    if found["done"] and known == progress_tag(found):
+        return Response(status=204)
+    with ExitStack() as stack:
+        events: Iterator[bytes] = iter(())
+        if request.method != "HEAD":
+            stack.enter_context(slot("follow"))
+            events = _events(asynctask_app(), task_id, known)
+        # The slot is held, and the request's context exists, until the last byte is sent.
+        response = Response(stream_with_context(until_gone(events)), mimetype=EVENT_STREAM)
+        response.call_on_close(stack.pop_all().close)
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Accel-Buffering"] = "no"  # nginx would keep events until a buffer is full
+    return response
+
+
+def _events(app: AsyncTask, task_id: int, known: str | None) -> Iterator[bytes]:
+    """Server-Sent Events (https://html.spec.whatwg.org/multipage/server-sent-events.html) until the Task is done. While the
+    database is away the stream stays open: a browser does not connect again after an answer of 503."""
+    monotonic, pause, gone = app.clock.monotonic, threading.Event(), client_check()
+    sent_at = monotonic()
+    yield b"retry: %d\n\n" % RECONNECT_MS
+    while not _server_stops():
+        progress = None
+        try:
+            progress = app.progress(task_id)
+        except NotFound:  # it was removed
+            return
+        except Unavailable:
+            pass
+        if progress is not None and (tag := progress_tag(progress)) != known:
+            known, sent_at = tag, monotonic()
+            yield b"id: %b\ndata: %b\n\n" % (tag.encode(), json_text(with_links(progress)))
+        elif monotonic() - sent_at >= HEARTBEAT_S:
+            sent_at = monotonic()
+            yield b":\n\n"
+        if progress is not None and progress["done"]:
+            return
+        pause.wait(TICK_S)
+        gone()
 
 
 @blueprint.patch("/<int:task_id>")

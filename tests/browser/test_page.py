@@ -109,6 +109,29 @@ def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_p
             assert page.evaluate("window.notReloaded") is True
 
 
+def test_a_browser_follows_the_stream_of_a_task_to_its_end_and_connects_no_more(
+    page: Page, open_shop: tuple[Shop, str], tmp_path: Path
+) -> None:
+    shop, url = open_shop
+    hand_in(page, url, sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red"), ("OK-2", 2, "red")), "gated")
+    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+    page.evaluate(
+        """(task) => {
+            const seen = document.body.appendChild(Object.assign(document.createElement("output"), { id: "seen" }));
+            const source = new EventSource(`/api/tasks/${task}/stream`);
+            source.onmessage = (event) => { seen.textContent = `${JSON.parse(event.data).counts.finish} done`; };
+            source.onerror = () => { if (source.readyState === EventSource.CLOSED) seen.textContent += ", closed"; };
+        }""",
+        page.url.rpartition("/")[2],
+    )
+    seen = page.locator("#seen")
+    expect(seen).to_have_text("0 done")
+    shop.open_gate(1)
+    expect(seen).to_have_text("1 done")
+    shop.open_gate(2)
+    expect(seen).to_have_text("2 done, closed")  # it connects again once, and is told that there is no more
+
+
 def test_a_task_that_does_not_move_says_why_until_it_moves(page: Page, shop: Shop, tmp_path: Path) -> None:
     file = sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red"))
     with shop.web() as (_, said):

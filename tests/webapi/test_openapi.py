@@ -20,10 +20,11 @@ from webapi import create_app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/http.md"
 
+STREAM = "GET /api/tasks/{task_id}/stream"
 OPERATIONS = [
     "POST /api/tasks", "GET /api/tasks", "GET /api/tasks/{task_id}", "PATCH /api/tasks/{task_id}",
     "GET /api/tasks/{task_id}/events", "GET /api/tasks/{task_id}/errors", "GET /api/tasks/{task_id}/log",
-    "GET /api/tasks/{task_id}/waiting",
+    "GET /api/tasks/{task_id}/waiting", STREAM,
     "POST /api/tasks/{task_id}/pause", "POST /api/tasks/{task_id}/resume", "POST /api/tasks/{task_id}/cancel",
     "POST /api/tasks/{task_id}/callbacks", "POST /api/exports", "GET /api/tasks/{task_id}/result",
     "POST /api/tasks/{task_id}/retry", "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
@@ -82,7 +83,7 @@ def submission(spec: Any) -> Any:
 
 def test_every_operation_is_in_the_document(schema: Any) -> None:
     found = {op.ok().label for op in schema.get_all_operations()}
-    assert found == set(OPERATIONS)
+    assert found == set(OPERATIONS) - {STREAM}, "schemathesis.toml leaves that one out"
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,10 @@ def test_the_progress_object_has_exactly_what_the_contract_says(client: Client, 
         "errors": f"/api/tasks/{task_id}/errors",
         "report": f"/api/tasks/{task_id}/report.xlsx",
         "result": f"/api/tasks/{task_id}/result",
+        "stream": f"/api/tasks/{task_id}/stream",
         "ui": f"/tasks/{task_id}",
     }
-    for each in ("self", "events", "errors", "report", "ui"):
+    for each in ("self", "events", "errors", "report", "stream", "ui"):
         assert client.get(seen["links"][each]).status_code == 200
 
 
@@ -68,13 +69,6 @@ def test_include_errors_adds_the_first_failures(client: Client, ended: Callable[
     seen = client.get(f"/api/tasks/{task_id}?include=errors").json
     assert len(seen["errors"]) == 20
     assert {e["status"] for e in seen["errors"]} == {"failed"}
-
-
-def test_long_polls_and_streams_are_refused_until_they_are_built(app: AsyncTask, client: Client) -> None:
-    task = app.submit("enroll", [{"sku": "A"}])
-    answer = client.get(f"/api/tasks/{task.id}?wait=20&version=3")
-    assert (answer.status_code, answer.json["code"]) == (422, "not_supported_yet")
-    assert client.get(f"/api/tasks/{task.id}/stream").status_code == 404
 
 
 def test_tasks_are_listed_newest_first_page_by_page(app: AsyncTask, client: Client) -> None:

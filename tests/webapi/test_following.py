@@ -1,0 +1,267 @@
+"""Long polls and streams: a client that follows a Task hears of each change, and keeps nobody else from the server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.serving import PATIENCE_S, Shop, get
+from support.webshop import Client, client_of
+
+from asynctask import AsyncTask
+from asynctask.errors import LedgerUnavailable
+from asynctask.testing import wait_for
+from webapi.reports import Slots
+
+
+class Sent(NamedTuple):
+    """A Server-Sent Event."""
+
+    id: str
+    progress: dict[str, Any]
+
+
+def events_of(answer: Any) -> Iterator[Sent]:
+    """The events of a stream, as they come."""
+    fields: dict[str, str] = {}
+    for line in answer:
+        text = line.decode().rstrip("\n")
+        if text:
+            name, _, value = text.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield Sent(fields["id"], json.loads(fields["data"]))
+            fields = {}
+
+
+def opened(url: str, **headers: str) -> Any:
+    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE_S)
+
+
+def submit(url: str, *quantities: int) -> str:
+    """The URL of a new Task of ``gated``."""
+    body = json.dumps({"worker": "gated", "items": [{"sku": f"OK-{n}", "quantity": n} for n in quantities]}).encode()
+    with opened_post(f"{url}/api/tasks", body) as answer:
+        return f"{url}{json.load(answer)['links']['self']}"
+
+
+def opened_post(url: str, body: bytes = b"") -> Any:
+    asked = urllib.request.Request(url, body, {"Content-Type": "application/json"} if body else {}, method="POST")
+    return urllib.request.urlopen(asked, timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that performs nothing."""
+    with Shop(tmp_path_factory.mktemp("shop")).web() as (_, said):
+        yield said["url"]
+
+
+# -- long polls
+
+
+class Poll:
+    """A request that waits, in a thread."""
+
+    def __init__(self, app: AsyncTask, url: str, **headers: str) -> None:
+        self.answer: Any = None
+        client = client_of(app)
+
+        def ask() -> None:
+            self.answer = client.get(url, headers=headers)
+
+        self._thread = threading.Thread(target=ask)
+        self._thread.start()
+
+    def ended(self) -> Any:
+        self._thread.join(PATIENCE_S)
+        assert self.answer is not None, "it was answered"
+        return self.answer
+
+
+@pytest.fixture
+def looked(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The Tasks whose progress was read, in order."""
+    found: list[int] = []
+    progress = app.progress
+
+    def read(task_id: int, *args: Any) -> Any:
+        found.append(task_id)
+        return progress(task_id, *args)
+
+    monkeypatch.setattr(app, "progress", read)
+    return found
+
+
+@pytest.mark.parametrize("by_tag", [False, True])
+def test_a_long_poll_is_answered_when_something_changes(app: AsyncTask, looked: list[int], by_tag: bool) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    url = f"/api/tasks/{task.id}"
+    first = client_of(app).get(url)
+    if by_tag:
+        poll = Poll(app, f"{url}?wait=60", **{"If-None-Match": first.headers["ETag"]})
+    else:
+        poll = Poll(app, f"{url}?wait=60&version={first.json['version']}")
+    wait_for(lambda: len(looked) > 3, "it looks for a change")
+    task.pause()
+    answer = poll.ended()
+    assert (answer.status_code, answer.json["state"]) == (200, "paused")
+    assert answer.json["version"] > first.json["version"]
+
+
+def test_a_long_poll_without_a_change_ends_after_its_time(app: AsyncTask, client: Client, looked: list[int]) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    url = f"/api/tasks/{task.id}"
+    first = client.get(url)
+    answer = client.get(f"{url}?wait=0.3&version={first.json['version']}")
+    assert (answer.status_code, answer.json["version"]) == (200, first.json["version"])
+    assert len(looked) > 2, "it looked again"
+    answer = client.get(f"{url}?wait=0.3", headers={"If-None-Match": first.headers["ETag"]})
+    assert answer.status_code == 304
+
+
+def test_a_long_poll_that_has_nothing_to_wait_for_is_answered_at_once(
+    app: AsyncTask, client: Client, ended: Callable[..., int], looked: list[int]
+) -> None:
+    task, done = app.submit("enroll", [{"sku": "A"}]), ended("B")
+    version = client.get(f"/api/tasks/{task.id}").json["version"]
+    last = client.get(f"/api/tasks/{done}").json["version"]
+    looked.clear()
+    assert client.get(f"/api/tasks/{task.id}?wait=60").status_code == 200
+    assert client.get(f"/api/tasks/{task.id}?wait=60&version={version - 1}").json["version"] == version
+    assert client.get(f"/api/tasks/{task.id}?version={version}").json["version"] == version
+    assert client.get(f"/api/tasks/{done}?wait=60&version={last}").json["done"]
+    assert client.get("/api/tasks/99?wait=60&version=1").status_code == 404
+    assert looked == [task.id, task.id, task.id, done, 99], "each once"
+
+
+@pytest.mark.parametrize("query", ["wait=61", "wait=-1", "wait=nan", "wait=soon", "wait=1&version=-1", "wait=1&version=x"])
+def test_a_wait_that_cannot_be_is_refused(app: AsyncTask, client: Client, query: str) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    answer = client.get(f"/api/tasks/{task.id}?{query}")
+    assert (answer.status_code, answer.json["code"]) == (422, "invalid_query_parameter")
+
+
+def test_beyond_half_of_the_threads_a_long_poll_is_answered_at_once_and_a_stream_refused(
+    make_app: Callable[..., AsyncTask],
+) -> None:
+    app = make_app(web_threads=1)
+    task, client = app.submit("enroll", [{"sku": "A"}]), client_of(app)
+    version = client.get(f"/api/tasks/{task.id}").json["version"]
+    assert client.get(f"/api/tasks/{task.id}?wait=60&version={version}").json["version"] == version
+    answer = client.get(f"/api/tasks/{task.id}/stream")
+    assert (answer.status_code, answer.json["code"]) == (503, "busy")
+    assert answer.headers["Retry-After"] == "2"
+
+
+def test_followers_and_downloads_together_leave_a_quarter_of_the_threads() -> None:
+    slots = Slots(8)
+    assert [slots.take("follow") for _ in range(5)] == [True] * 4 + [False]
+    assert [slots.take("download") for _ in range(3)] == [True, True, False]
+    slots.give_back("follow")
+    assert [slots.take("download") for _ in range(3)] == [True, False, False]
+    assert [Slots(1).take("download"), Slots(1).take("follow")] == [True, False]
+
+
+# -- streams
+
+
+def test_a_stream_sends_each_change_until_the_task_is_done(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    with shop.worker(), shop.web() as (_, said):
+        task = submit(said["url"], 1, 2, 3)
+        with closing(opened(f"{task}/stream")) as answer:
+            assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            assert answer.headers["Cache-Control"] == "no-cache"
+            events = events_of(answer)
+            first = next(events)
+            assert first.progress == get(task) | {
+                name: first.progress[name]
+                for name in ("counts", "version", "updated_at", "started_at", "progress", "control")
+            }
+            seen = [first]
+            for step in (1, 2, 3):
+                shop.open_gate(step)
+                while seen[-1].progress["counts"]["finish"] < step:
+                    seen.append(next(events))
+            seen += events
+        assert seen[-1].progress["done"]
+        assert seen[-1].progress == get(task)
+        assert [each.id for each in seen] == list(dict.fromkeys(each.id for each in seen)), "none twice"
+        finished = [each.progress["counts"]["finish"] for each in seen]
+        assert finished == sorted(finished)
+        with closing(opened(f"{task}/stream", **{"Last-Event-ID": seen[-1].id})) as answer:
+            assert (answer.status, answer.read()) == (204, b""), "a browser does not connect again"
+        with closing(opened(f"{task}/stream", **{"Last-Event-ID": seen[0].id})) as answer:
+            assert [each.progress["done"] for each in events_of(answer)] == [True]
+
+
+def test_a_stream_whose_client_is_gone_makes_room_for_another(web: str) -> None:
+    task = submit(web, 1)
+    with ExitStack() as stack:
+        streams = [stack.enter_context(closing(opened(f"{task}/stream"))) for _ in range(4)]
+        assert [next(events_of(each)).progress["state"] for each in streams] == ["running"] * 4
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            opened(f"{task}/stream")
+        assert (refused.value.code, json.load(refused.value)["code"]) == (503, "busy")
+        assert get(task)["state"] == "running", "polls are answered"
+
+    def follows() -> bool:
+        try:
+            with closing(opened(f"{task}/stream", **{"Last-Event-ID": "0"})) as answer:
+                return bool(next(events_of(answer)).progress)
+        except urllib.error.HTTPError:
+            return False
+
+    wait_for(follows, "the closed ones are noticed")
+
+
+def test_a_stream_ends_with_the_server_and_when_its_task_is_removed(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    with shop.web() as (process, said):
+        task, removed = submit(said["url"], 1), submit(said["url"], 1)
+        with closing(opened(f"{task}/stream")) as answer, closing(opened(f"{removed}/stream")) as other:
+            events, others = events_of(answer), events_of(other)
+            next(events), next(others)
+            opened_post(f"{removed}/cancel").close()
+            assert next(others).progress["state"] == "cancelled"
+            process.send_signal(signal.SIGTERM)
+            assert list(events) == [], "it is whole, and ends before the server's time is up"
+            assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_stream_stays_open_while_the_database_is_away(
+    app: AsyncTask, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webapi.tasks.HEARTBEAT_S", 0.0)
+    task, progress = app.submit("enroll", [{"sku": "A"}]), app.progress
+    answers = iter(("there", "there", "away", "away"))
+
+    def read(task_id: int, *args: Any) -> Any:
+        match next(answers, "back"):
+            case "away":
+                raise LedgerUnavailable("the database does not answer")
+            case "back":
+                task.cancel()
+        return progress(task_id, *args)
+
+    monkeypatch.setattr(app, "progress", read)
+    answer = client.get(f"/api/tasks/{task.id}/stream")
+    lines = answer.data.decode().split("\n\n")
+    assert [line.partition(":")[0] for line in lines] == ["retry", "id", "", "", "id", ""]
+    assert json.loads(lines[4].partition("data: ")[2])["state"] == "cancelled"
+
+
+def test_head_says_what_a_stream_is_and_holds_nothing(app: AsyncTask, client: Client) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    answer = client.head(f"/api/tasks/{task.id}/stream")
+    assert (answer.status_code, answer.mimetype, answer.data) == (200, "text/event-stream", b"")
+    assert client.get("/api/tasks/99/stream").status_code == 404
