@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, NamedTuple, get_type_hints
 
 from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
@@ -21,10 +21,19 @@ _REDIS: Final = ("redis://", "rediss://", "unix://")
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
 _SECRET = frozenset({"database_url", "broker_url", "results_url"})
+_TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(:read)?=([A-Za-z0-9._~+/-]{16,256})")
 
 
-def _field(default: Any, text: str, *, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"help": text, "low": low, "high": high})
+def _field(default: Any, text: str, *, low: float | None = None, high: float | None = None, shown: bool = True) -> Any:
+    return field(default=default, repr=shown, metadata={"help": text, "low": low, "high": high})
+
+
+class Token(NamedTuple):
+    """Who may use the web server: a ``name`` for the log, the ``secret``, and whether it only reads."""
+
+    name: str
+    secret: str
+    reads_only: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +87,11 @@ class Config:
     trusted_proxies: str = _field("", "Addresses or networks of trusted proxies, separated by spaces.")
     proxy_headers: str = _field(
         "x-forwarded", "Headers that trusted proxies set: x-forwarded (-For, -Host, -Proto) or forwarded."
+    )
+    tokens: str = _field(
+        "",
+        "Who may use the web server, separated by spaces: ann=TOKEN, or eve:read=TOKEN to read only; empty: everyone.",
+        shown=False,
     )
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
     submit_wait_s: float = _field(
@@ -140,6 +154,7 @@ class Config:
                 f"callback_queue: {self.callback_queue!r} is no queue; write 1 to 255 letters, digits or _ : . -"
             )
         self.trusted_networks()
+        self.access()
         self.queue_weights()
 
     @property
@@ -156,6 +171,19 @@ class Config:
             except ValueError as error:
                 raise ConfigError(f"trusted_proxies: {error}; write 127.0.0.1 or 10.0.0.0/8, with spaces between") from None
         return found
+
+    def access(self) -> list[Token]:
+        """Those who may use the web server; none: everyone."""
+        found: dict[str, Token] = {}
+        for number, each in enumerate(self.tokens.split(), start=1):
+            parts = _TOKEN.fullmatch(each)
+            if parts is None or parts[1] in found:  # the message must not show a secret
+                raise ConfigError(
+                    f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read=SECRET with spaces between, each name"
+                    " once; a secret has 16 to 256 letters, digits or . _ ~ + / -"
+                )
+            found[parts[1]] = Token(parts[1], parts[3], parts[2] is not None)
+        return list(found.values())
 
     def queue_weights(self) -> dict[str, int]:
         """The queues with their weights, in the listed order."""
@@ -183,6 +211,8 @@ class Setting:
     @property
     def shown(self) -> Any:
         """The value with passwords left out."""
+        if self.name == "tokens":
+            return " ".join(f"{each.partition('=')[0]}=***" for each in str(self.value).split())
         if self.name in _SECRET and isinstance(self.value, str) and "@" in self.value:
             scheme, _, rest = self.value.partition("://")
             return f"{scheme}://***@{rest.rpartition('@')[2]}"

@@ -31,6 +31,7 @@ def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
     reading.register(flask_app, app)
     problems.register(flask_app)
     security.register_hosts(flask_app, app.config, app.config.host if host is None else host)
+    security.register_tokens(flask_app, app.config)
     security.register(flask_app)
     openapi.register(flask_app, app)
     reports.register(flask_app, app.config.web_threads)

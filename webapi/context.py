@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import urlencode
 
 import orjson
-from flask import Response, current_app, has_request_context, request
+from flask import Response, current_app, g, has_request_context, request
 
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
@@ -47,8 +47,9 @@ def _possible(task_id: int) -> int:
 
 
 def who() -> str:
-    """The requester for a Task's log: its address, for there are no user names in this version."""
-    return f"web {request.remote_addr or 'unknown'}"
+    """The requester for a Task's log: the name of its token, and its address."""
+    where = f"web {request.remote_addr or 'unknown'}"
+    return f"{g.user} ({where})" if "user" in g else where
 
 
 # -- language

@@ -73,6 +73,10 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         for method, operation in operations.items():
             if method in _METHODS:
                 _complete_operation(path, operation)
+    if app.config.tokens:
+        schemes = {name: {"type": "http", "scheme": name} for name in ("bearer", "basic")}
+        spec["components"]["securitySchemes"] = schemes
+        spec["security"] = [{name: []} for name in schemes]
     submit = spec["paths"]["/api/tasks"]["post"]
     submit["requestBody"] = _submission_body()
     for each in submit["parameters"]:

@@ -119,7 +119,7 @@ def _from_asynctask(error: Exception) -> Response:
     errors: Sequence[Problem] = getattr(error, "errors", ())
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.path, error)
-    headers = {"Retry-After": "2"} if status == 503 else None
+    headers = {"Retry-After": "2"} if status == 503 else getattr(error, "headers", None)
     detail = render_whole(error, reader_locale()) if isinstance(error, InputError) else public_message(error)
     members = {"suggestions": found} if isinstance(error, InputError) and (found := error.suggestions) else {}
     return problem_response(status, detail, code=error.code, errors=errors, headers=headers, **members)

@@ -1,4 +1,5 @@
-"""Protection from other sites: host names, trusted proxies, cross-site requests, security headers.
+"""Who may use the server, and protection from other sites: tokens, host names, trusted proxies, cross-site requests,
+security headers.
 
 By DNS rebinding a page of another site makes its own name resolve to this machine; the browser then takes this server for
 that site. Such a request has the foreign name in `Host`, so only the server's own names are answered.
@@ -6,6 +7,8 @@ that site. Such a request has the foreign name in `Host`, so only the server's o
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable
@@ -14,9 +17,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from apiflask import APIFlask
-from flask import Response, request
+from flask import Response, g, request
+from werkzeug.datastructures import Authorization
 
-from asynctask.config import Config
+from asynctask.config import Config, Token
 from asynctask.errors import InputError
 from webapi.problems import CrossSite
 
@@ -48,6 +52,65 @@ def register_hosts(flask_app: APIFlask, config: Config, bound: str) -> None:
         flask_app.wsgi_app = TrustedProxies(  # type: ignore[method-assign]
             flask_app.wsgi_app, config.trusted_networks(), forwarded=config.proxy_headers == "forwarded"
         )
+
+
+# -- tokens
+
+_PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Paths that answer without a token: whoever starts and watches the process has none."""
+
+
+class Unauthorized(InputError):
+    """The request has no valid token."""
+
+    code = "unauthorized"
+    status = 401
+    # A browser asks for name and secret; Chromium takes no header that names two ways.
+    headers: Final = [("WWW-Authenticate", 'Basic realm="AsyncTask", charset="UTF-8"'), ("WWW-Authenticate", "Bearer")]
+
+
+class ReadOnly(InputError):
+    """The token of the request may only read."""
+
+    code = "read_only"
+    status = 403
+
+
+def register_tokens(flask_app: APIFlask, config: Config) -> None:
+    """Answers only to those whom ``config.tokens`` names, if it names any: with the secret as a bearer token (RFC 6750), or
+    with name and secret as user and password (RFC 7617), which browsers ask for."""
+    known = [(token, _digest(token.secret)) for token in config.access()]
+
+    def refuse_strangers() -> None:
+        if request.path in _PROBES:
+            return
+        token = _token_of(request.authorization, known)
+        if token is None:
+            raise Unauthorized(
+                "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
+            )
+        if token.reads_only and request.method not in _SAFE_METHODS:
+            raise ReadOnly(f"the token of {token.name} may only read")
+        g.user = token.name
+
+    if known:
+        flask_app.before_request(refuse_strangers)
+
+
+def _token_of(given: Authorization | None, known: Iterable[tuple[Token, bytes]]) -> Token | None:
+    """The token whose secret is given. Compares all of them in constant time."""
+    if given is None or given.type not in ("bearer", "basic"):
+        return None
+    secret = _digest((given.token if given.type == "bearer" else given.password) or "")
+    found = [token for token, digest in known if hmac.compare_digest(digest, secret)]
+    return next((each for each in found if given.type == "bearer" or each.name == given.username), None)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
+
+
+# -- host names
 
 
 def is_wildcard(host: str) -> bool:

@@ -147,11 +147,12 @@ class _Run:
         self._clock, self._pause = SystemClock(), threading.Event()
         self._host = config.host
         port = free_port(config.host, session.flags.get("port", 0))
-        warn_if_open(config.host, port)
+        warn_if_open(config.host, port, has_tokens=False)
         self.url = address(config.host, port)
         self._api = Api(self.url)
         self.settings = {
             **session.flags,
+            "tokens": "",  # the demo's own requests have none
             "database_url": f"sqlite:///{folder / 'asynctask.db'}",
             "data_dir": str(folder / "asynctask-data"),
             "port": port,

@@ -18,7 +18,7 @@ import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, file_options, pass_session
 from asynctask.cli.output import OK, clean
-from asynctask.config import Config
+from asynctask.config import ENV_PREFIX, Config
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
@@ -55,14 +55,18 @@ def _outward_address(family: socket.AddressFamily) -> str:
         return str(probe.getsockname()[0])
 
 
-def warn_if_open(host: str, port: int) -> None:
-    """Warns on stderr, also with --json, that other machines reach the server, which has no login."""
+def warn_if_open(host: str, port: int, *, has_tokens: bool) -> None:
+    """Warns on stderr, also with --json, that other machines reach the server, and what protects it."""
     if host not in _ANYWHERE and _is_loopback(host):
         return
     where = f"{host or '0.0.0.0'}:{port}"  # noqa: S104 - shown, not bound
     sys.stderr.write(
-        f"WARNING: {where} is open to other machines, and there is no login here: whoever reaches it can read every\n"
-        "WARNING: list, submit new ones, pause, cancel and delete. Listen on 127.0.0.1, behind a proxy with a login.\n"
+        f"WARNING: {where} is open to other machines, and tokens and lists travel to it unencrypted. Listen on 127.0.0.1,\n"
+        "WARNING: behind a proxy with TLS.\n"
+        if has_tokens
+        else f"WARNING: {where} is open to other machines, and needs no token: whoever reaches it can read every list,\n"
+        f"WARNING: submit new ones, pause, cancel and delete. Set {ENV_PREFIX}TOKENS, or listen on 127.0.0.1, behind a\n"
+        "WARNING: proxy with a login.\n"
     )
     sys.stderr.flush()
 
@@ -133,7 +137,7 @@ def web(session: Session) -> int:
         document = {"url": url, "host": host, "port": port, "pid": os.getpid()}
         _announce(session, document, f"{served_at(host, port)} (Ctrl-C stops it)")
         if LIFELINE not in session.environ:
-            warn_if_open(host, port)
+            warn_if_open(host, port, has_tokens=bool(app.config.tokens))
 
     _end_with_parent(session)
     serve(app, host=host, port=port, threads=session.setting(app.config, "web_threads"), ready=ready)
@@ -223,7 +227,7 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     document = {"url": url, "host": host, "port": port, "pid": os.getpid(), "processes": processes}
     line = f"{served_at(host, port)} (Ctrl-C stops it)"
     if LIFELINE not in session.environ:
-        warn_if_open(host, port)
+        warn_if_open(host, port, has_tokens=bool(config.tokens))
     text = json.dumps(document, indent=2) if session.out.json else line
     workers = [ChildSpec(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
     become(

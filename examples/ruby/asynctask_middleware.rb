@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
 # Makes Sidekiq record the outcomes of its jobs in AsyncTask. Require this in the application of the worker process, and set
-# ASYNCTASK_URL to the address of `asynctask web`. Jobs whose payload has `use_task_event` are recorded: those of Tasks, and
+# ASYNCTASK_URL to the address of `asynctask web` (with tokens, http://NAME:SECRET@HOST:PORT). Jobs whose payload has `use_task_event` are recorded: those of Tasks, and
 # those of classes with `sidekiq_options use_task_event: true`. docs/engines.md#other-languages has the promises.
 require "json"
 require "net/http"
@@ -17,6 +17,8 @@ module AsyncTask
   class Reporter
     def initialize(url)
       @uri = URI.join(url, "/api/records")
+      @headers = { "Content-Type" => "application/json" }
+      @headers["Authorization"] = "Basic #{[@uri.userinfo].pack("m0")}" if @uri.userinfo
       @queue = Queue.new
       @working = {}
     end
@@ -92,8 +94,11 @@ module AsyncTask
 
     def post(body)
       @http ||= Net::HTTP.start(@uri.host, @uri.port, use_ssl: @uri.scheme == "https")
-      answer = @http.post(@uri.path, body, "Content-Type" => "application/json")
-      answer.is_a?(Net::HTTPServerError) ? raise(answer.message) : answer
+      answer = @http.post(@uri.path, body, @headers)
+      case answer
+      when Net::HTTPServerError, Net::HTTPUnauthorized, Net::HTTPForbidden then raise(answer.message)
+      else answer
+      end
     rescue StandardError => error
       Sidekiq.logger.warn("AsyncTask does not answer: #{error.message}")
       @http = nil

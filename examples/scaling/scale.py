@@ -11,6 +11,7 @@ itself. It needs Python's standard library only.
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import signal
 import subprocess
@@ -35,7 +36,13 @@ def arguments() -> argparse.Namespace:
 def wanted(options: argparse.Namespace) -> int:
     """How many are wanted, within the limits. Raises OSError or ValueError where there is no answer."""
     query = urllib.parse.urlencode({"queue": options.queue, "target_s": options.target_s})
-    with urllib.request.urlopen(f"{options.url}/api/queues?{query}", timeout=10) as answer:  # noqa: S310 - the user's own
+    where = urllib.parse.urlsplit(options.url)
+    headers, name = {}, where.netloc.rpartition("@")[0]
+    if name:  # http://NAME:SECRET@HOST:PORT, where the server has tokens
+        headers["Authorization"] = f"Basic {base64.b64encode(name.encode()).decode()}"
+    url = where._replace(netloc=where.netloc.rpartition("@")[2], path=f"{where.path.rstrip('/')}/api/queues", query=query)
+    asked = urllib.request.Request(url.geturl(), headers=headers)  # noqa: S310 - the user's own
+    with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
         count = int(json.load(answer)["queues"][0]["workers_wanted"])
     return int(max(options.least, min(options.most, count)))
 

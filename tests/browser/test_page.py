@@ -109,6 +109,16 @@ def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_p
             assert page.evaluate("window.notReloaded") is True
 
 
+def test_a_person_logs_in_with_the_name_and_the_secret_of_a_token(browser: Any, tmp_path: Path) -> None:
+    secret, file = "a-secret-of-her-own", sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red"))
+    with Shop(tmp_path, tokens=f"ann={secret}").web() as (_, said):
+        page = browser.new_context(http_credentials={"username": "ann", "password": secret}).new_page()
+        hand_in(page, said["url"], file, "gated")
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator("#state")).to_have_text("paused")
+        page.context.close()
+
+
 def test_a_browser_follows_the_stream_of_a_task_to_its_end_and_connects_no_more(
     page: Page, open_shop: tuple[Shop, str], tmp_path: Path
 ) -> None:

@@ -27,12 +27,16 @@ pytestmark = pytest.mark.one_redis("what the broker does on each is proved by th
 LEASE_S = 20.0
 
 
+SECRET = "only-ruby-knows-it"
+
+
 class Site:
     """A web process on a port of its own, workers of Ruby that record there, and this process beside them."""
 
     def __init__(self, folder: Path, world: RedisWorld, lease_s: float) -> None:
         self.folder, self.world, self.port = folder, world, free_port()
-        settings = {"broker_url": world.server.url, "lease_s": lease_s, "heartbeat_s": min(5.0, lease_s / 4)}
+        pace = {"lease_s": lease_s, "heartbeat_s": min(5.0, lease_s / 4)}
+        settings = {"broker_url": world.server.url, "tokens": f"ruby={SECRET}", **pace}
         self.shop = Shop(folder, "ruby_app.py", **settings)
         self.app: AsyncTask = declare(world.app(database_url=self.shop.environ["ASYNCTASK_DATABASE_URL"]))
         self._rubies = 0
@@ -50,7 +54,7 @@ class Site:
         self._rubies += 1
         folder = self.folder / f"ruby{self._rubies}"
         folder.mkdir()
-        environ = {"ASYNCTASK_URL": f"http://127.0.0.1:{self.port}"}
+        environ = {"ASYNCTASK_URL": f"http://ruby:{SECRET}@127.0.0.1:{self.port}"}
         with RubyWorker(
             self.world.server, folder, "ruby", threads=threads, program="recorded.rb", environ=environ
         ) as worker:

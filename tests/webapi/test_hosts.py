@@ -168,8 +168,10 @@ def test_the_address_that_is_printed_is_the_one_that_is_served(capsys: pytest.Ca
     assert served_at("::1", 8000) == "http://[::1]:8000"
     assert served_at("0.0.0.0", 8000).endswith("and port 8000 of every other address of this machine")
     for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
-        warn_if_open(host, 8000)
+        warn_if_open(host, 8000, has_tokens=False)
     assert capsys.readouterr().err == ""
     for host in ("0.0.0.0", "::", "192.0.2.7", "tasks.internal"):
-        warn_if_open(host, 8000)
-        assert "no login" in capsys.readouterr().err
+        warn_if_open(host, 8000, has_tokens=False)
+        assert "needs no token" in capsys.readouterr().err
+        warn_if_open(host, 8000, has_tokens=True)
+        assert "unencrypted" in capsys.readouterr().err
