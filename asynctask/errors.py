@@ -164,13 +164,13 @@ class OtherEngine(Conflict):
 
     code = "other_engine"
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, action: str = "") -> None:
+        """``action``: what was to be done, if sending it again would not do the same."""
         how = {"celery": "its task's delay()", "dramatiq": "its actor's send()", "rq": "its function's delay()"}.get(
             engine, "its own means"
         )
-        super().__init__(
-            f"this job is one of {engine}, which keeps, retries and removes its jobs by itself: send it again by {how}"
-        )
+        mend = f"it cannot be {action} from here" if action else f"send it again by {how}"
+        super().__init__(f"this job is one of {engine}, which keeps, retries and removes its jobs by itself: {mend}")
         self.engine = engine
 
 

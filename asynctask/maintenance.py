@@ -160,7 +160,7 @@ class Maintenance:
             try:
                 wanted = self._schedule.due_steps(self._steps)
             except Unavailable as error:
-                self._log.warning("sweep_put_off", part="look", error=str(error))
+                self._log.retrying("sweep_put_off", part="look", error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part="look")
             self._do(wanted)
@@ -184,7 +184,7 @@ class Maintenance:
             except Unavailable as error:
                 # Waiting for an answer is not work of this step: retry it soon, but not at once.
                 longest, earlier_s = min(longest, FIND_LOST_S), math.inf
-                self._log.warning("sweep_put_off", part=name, error=str(error))
+                self._log.retrying("sweep_put_off", part=name, error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part=name)
             if name in _WORK:

@@ -148,7 +148,7 @@ class Operations:
     def jobs(self, queue: str, *, after: int = 0, limit: int = 100, newest: bool = False) -> dict[str, Any]:
         """A page of the jobs in a queue, the next to run first: ``jobs``, ``total``, ``next`` (``after`` of the next page,
         None on the last)."""
-        found = self._admin.jobs(queue_name(queue), offset=after, limit=limit, newest=newest)
+        found = self._admin.jobs(self._own_queue(queue), offset=after, limit=limit, newest=newest)
         end = after + len(found.entries)
         following = bool(found.entries) and end < found.total
         return {
@@ -159,9 +159,9 @@ class Operations:
 
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
         """Removes jobs from a queue for good; the items of tracked ones are cancelled."""
-        result = Result()
+        result, queue = Result(), self._own_queue(queue)
         for key in wanted_keys(keys):
-            copy = self._admin.delete_job(queue_name(queue), key)
+            copy = self._admin.delete_job(queue, key)
             if copy is None:
                 result.skip(key, "it is not in the queue (any more)")
                 continue
@@ -172,7 +172,8 @@ class Operations:
 
     def clear_queue(self, queue: str, *, who: str = "") -> Result:
         """Removes all jobs present at the start from a queue; the items of tracked ones are cancelled."""
-        left = self._admin.jobs(queue_name(queue), limit=1).total
+        queue = self._own_queue(queue)
+        left = self._admin.jobs(queue, limit=1).total
         result = Result()
         while True:  # at least once: it also removes an empty queue
             removed = self._admin.clear_some(queue, max(1, min(left, ACTED_AT_ONCE)))
@@ -185,11 +186,18 @@ class Operations:
     def pause(self, queue: str) -> bool:
         """Stops taking jobs from the queue until :meth:`unpause`. False if paused already. Raises :class:`Conflict` if
         the broker cannot pause."""
-        return self._admin.pause(queue_name(queue))
+        return self._admin.pause(self._own_queue(queue))
 
     def unpause(self, queue: str) -> bool:
         """Undoes :meth:`pause`."""
         return self._admin.unpause(queue_name(queue))
+
+    def _own_queue(self, queue: str) -> str:
+        """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""
+        name, engine = queue_name(queue), engine_of(queue)
+        if engine is not None and name not in {each.name for each in self._admin.queues()}:
+            raise Conflict(f"{engine} keeps the queue {name}: use its own tools; of a Task, asynctask pause and cancel")
+        return name
 
     # -- why a Task stands still
 
@@ -227,10 +235,13 @@ class Operations:
         except BrokerUnavailable as error:
             return [WaitReason("broker_away", str(error), "see that it runs")]
         found = []
-        if engine in self._engines and not self._router.reaches(queue):
-            found.append(WaitReason("broker_away", f"The broker of {engine} does not answer", "see that it runs"))
+        if engine is not None and engine in self._engines:
+            try:
+                self._engines[engine].waiting([queue])
+            except BrokerUnavailable as error:
+                found.append(WaitReason("broker_away", str(error), "see that it runs"))
         if not there:
-            mend = f"start a worker of {engine}" if engine else f"start a worker: asynctask worker -q {name}"
+            mend = f"start a worker of {engine} that has it" if engine else f"start a worker: asynctask worker -q {name}"
             found.append(WaitReason("no_process", f"No process works the queue {name}", mend))
         elif paused:
             found.append(WaitReason("queue_paused", f"The queue {name} is paused", f"asynctask queues unpause {name}"))
@@ -245,6 +256,10 @@ class Operations:
             messages = queries.put_off(connection, task["id"], now)
             blocked = queries.is_blocked(connection, task["id"])
         found = [WaitReason("put_off", message, "they are tried again every few seconds") for message in messages]
+        if not self._router.knows(str(task["queue"]), str(task["worker_name"])):
+            text = f"{engine_of(str(task['queue']))} has no {plain(str(task['worker_name']))} here"
+            mend = "start processes of a release that has it, or cancel the Task"
+            found.append(WaitReason("unknown_worker", text, mend))
         interval = interval_of(task["interval_s"])
         at = next_round(task["round_at"], None, 0, interval, now) if interval and task["round_at"] is not None else now
         if at > now:
@@ -339,7 +354,7 @@ class Operations:
         """
         event, foreign = self._event(job_id)
         if (engine := foreign or _kept_by(event)) is not None:
-            raise OtherEngine(engine)
+            raise OtherEngine(engine, "stopped")
         if event["status"] not in ("enqueue", "working") or event["stopping"]:
             return self._told(job_id, False)
         self._check("stop", event)
@@ -359,7 +374,7 @@ class Operations:
         """
         event, foreign = self._event(job_id)
         if (engine := foreign or _kept_by(event)) is not None:
-            raise OtherEngine(engine)
+            raise OtherEngine(engine, "started")
         changed = False
         match event["status"]:
             case _ if event["stopping"]:
@@ -643,6 +658,8 @@ class Operations:
         found = next((each for each in self.processes() if each["identity"] == identity), None)
         if found is None or not found["alive"]:
             raise NotFound(f"there is no live process {identity[:100]!r}; `asynctask processes` lists them")
+        if recovery.is_engine(identity) and found["kind"] != "sidekiq":
+            raise Conflict(f"{identity[:100]} is a process of {found['kind']}: quiet and stop it as {found['kind']} has it")
         if found["kind"] not in ("worker", "sidekiq"):
             raise Conflict(f"{identity[:100]} is a {found['kind']} process: it takes no jobs; end it where it was started")
         name = SIGNALS[verb]
@@ -698,6 +715,8 @@ def _standing(event: Mapping[str, Any]) -> str:
 def _refusal(event: Mapping[str, Any], action: str) -> str:
     """Why an action does not apply to a job."""
     match event["status"]:
+        case "enqueue" if (engine := _kept_by(event)) is not None:
+            return f"{engine} keeps it, on its queue or until its time, and it cannot be {_DONE[action]} from here"
         case "enqueue" if action == "restart":
             return "it is on its queue already"
         case "enqueue":
@@ -713,6 +732,7 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
     return _RECORDED
 
 
+_DONE: Final = {"restart": "started", "kill": "moved to the dead", "delete": "deleted"}
 _RECORDED: Final = "a tracked job's outcome stays recorded until a purge: restart it, or leave it"
 
 

@@ -62,6 +62,12 @@ class EngineQueues(Protocol):
     Every method may raise :class:`~asynctask.errors.BrokerUnavailable`.
     """
 
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """What it can perform as this process knows it, by name: a live mapping, to which more may be added. The merge of
+        exports is not in it, because only the close of an export calls it."""
+        ...
+
     def push(self, copies: Sequence[Copy]) -> None:
         """Pushes jobs to their queues under their ids. If it raises, any of them may be on their queues: they are pushed
         again, and the ledger counts the outcome of one copy only."""
@@ -108,6 +114,12 @@ class Router:
             return True
         return engine in self._engines and self._clock.monotonic() >= self._away_until.get(engine, 0.0)
 
+    def knows(self, queue: str, worker: str) -> bool:
+        """Whether this process's engine of a queue has this worker (``*``: several). Without it, one of another release
+        may have it, which dispatches its jobs."""
+        engine = self._engines.get(engine_of(queue) or "")
+        return engine is None or worker == "*" or worker in engine.workers
+
     def is_ordered(self, queue: str) -> bool:
         """Whether the smallest priority of a queue comes first."""
         return engine_of(queue) is None and self._broker.capabilities.priority
@@ -139,7 +151,7 @@ class Router:
 
     def _put_off(self, engine: str, error: Exception) -> None:
         self._away_until[engine] = self._clock.monotonic() + AWAY_S
-        self._log.warning("engine_away", engine=engine, error=str(error))
+        self._log.retrying("engine_away", engine=engine, error=str(error))
 
     def held(self, keys: Mapping[Key, str], busy: Collection[str]) -> set[Key]:
         """Which of these copies, with their queues, are held somewhere. ``busy``: queues whose workers perform jobs.

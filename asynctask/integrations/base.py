@@ -123,12 +123,6 @@ class Engine(EngineQueues, Protocol):
     @property
     def capabilities(self) -> EngineCapabilities: ...
 
-    @property
-    def workers(self) -> Mapping[str, Worker]:
-        """What it can perform, by name: a live mapping, to which more may be added. The merge of exports is not in it,
-        because only the close of an export calls it."""
-        ...
-
     def name_of(self, target: object) -> str | None:
         """The worker's name of a task or an actor of this engine; None for anything else."""
         ...

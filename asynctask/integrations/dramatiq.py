@@ -197,7 +197,7 @@ class DramatiqEngine:
         try:
             self._server.push([_message(copy) for copy in copies])
         except _away() as error:
-            raise BrokerUnavailable(f"the broker of Dramatiq does not answer: {error}") from error
+            raise _unavailable(error) from error
         finally:
             self._pushing.now = False
 
@@ -207,7 +207,7 @@ class DramatiqEngine:
         try:
             return {queue: count(own_name(queue)) for queue in queues}
         except _away() as error:
-            raise BrokerUnavailable(f"the broker of Dramatiq does not answer: {error}") from error
+            raise _unavailable(error) from error
 
     def acknowledge(self, consumer: Any, messages: Sequence[Any]) -> None:
         """Acknowledges messages of a consumer of Dramatiq."""
@@ -219,6 +219,11 @@ class DramatiqEngine:
     def revoke(self, job_id: str, queue: str) -> str | None:
         """Dramatiq cannot take a message back."""
         raise NotImplementedError
+
+
+def _unavailable(error: BaseException) -> BrokerUnavailable:
+    # RabbitMQ's client has errors without a text.
+    return BrokerUnavailable(f"the broker of Dramatiq does not answer: {error or type(error).__name__}")
 
 
 def _message(copy: Copy) -> dramatiq.Message[Any]:
@@ -413,6 +418,12 @@ class _Message:
         return any(options.get(name) or actor.get(name) for name in _ANSWERED) or bool(
             options.get("store_results", actor.get("store_results", kept))
         )
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a middleware of the application's own may use its result."""
+        modules = (type(each).__module__.partition(".")[0] for each in self.actor.broker.middleware)
+        return any(module not in ("dramatiq", "asynctask") for module in modules)
 
 
 class _Consumer(dramatiq.Consumer):
@@ -714,7 +725,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             reset_current_job(token)
             current.performing = False
         if current.ticket.status is not Status.FAILED:
-            return result
+            return result if current.answered or current.is_watched else None  # Dramatiq warns of one that it does not use
         if current.answered and raised:  # Dramatiq would treat it as a success and use the result
             raise raised[-1]
         return None

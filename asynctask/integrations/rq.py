@@ -59,7 +59,7 @@ try:
     from rq import decorators
     from rq.exceptions import AbandonedJobError, InvalidJobOperation, NoSuchJobError
     from rq.executions import Execution
-    from rq.job import Retry, get_current_job
+    from rq.job import JobStatus, Retry, get_current_job
     from rq.serializers import JSONSerializer, resolve_serializer
     from rq.timeouts import JobTimeoutException
     from rq.utils import now
@@ -85,6 +85,9 @@ _NO_LIMIT: Final = -1
 
 _HARD_S: Final = 60
 """Seconds over its limit after which RQ's worker kills a work-horse."""
+
+_KEPT: Final = ("timeout", "result_ttl", "failure_ttl", "meta", "on_success", "on_failure", "on_stopped")
+"""Options of a function's lone jobs that its other jobs have, too."""
 
 _attached: Final[list[RqEngine]] = []
 
@@ -246,7 +249,7 @@ class RqEngine:
             left = 0 if retry is None else retry.max - job.retries
             retry = Retry(max=left, interval=retry.intervals) if retry is not None and left > 0 else None
             options |= {"meta": {FENCE: [job.job_id, job.attempt]}, "result_ttl": 0, "failure_ttl": _FAILED_S}
-        kept = {key: options[key] for key in ("timeout", "result_ttl", "failure_ttl", "meta") if key in options}
+        kept = {key: options[key] for key in _KEPT if key in options}
         return rq.Queue.prepare_data(
             tracked.path, list(job.args), dict(job.kwargs), job_id=job_id, description=job.name, retry=retry, **kept
         )
@@ -264,16 +267,29 @@ class RqEngine:
         return False
 
     def revoke(self, job_id: str, queue: str) -> str | None:
-        """A job that is removed from the queue, or from the scheduled jobs, cannot begin."""
+        """A job that is removed from where it waits cannot begin, nor can one that RQ has dropped."""
         waits = self._queue(own_name(queue))
+        registries = waits.scheduled_job_registry, waits.deferred_job_registry, waits.canceled_job_registry
         try:
-            if not waits.remove(job_id) and not self.connection.zrem(waits.scheduled_job_registry.key, job_id):
+            removed = waits.remove(job_id) + sum(self.connection.zrem(each.key, job_id) for each in registries)
+            try:
+                job = rq.job.Job.fetch(job_id, connection=self.connection, serializer=self.serializer)
+            except NoSuchJobError:
+                return None
+            if not removed and self._has_begun(waits, job):
                 return "it does not wait in RQ any more"
-            with suppress(NoSuchJobError):
-                rq.job.Job.fetch(job_id, connection=self.connection, serializer=self.serializer).delete()
+            job.delete()
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
         return None
+
+    def _has_begun(self, queue: Any, job: Any) -> bool:
+        """Whether a worker may have a job that does not wait, or it has ended in RQ. Neither: it was taken off its list."""
+        return (
+            job.get_status() != JobStatus.QUEUED
+            or self.connection.lpos(queue.intermediate_queue_key, job.id) is not None
+            or bool(job.get_executions())
+        )
 
     def _queue(self, name: str) -> Any:
         return rq.Queue(name, connection=self.connection, serializer=self.serializer)
@@ -440,6 +456,10 @@ class RqEngine:
             raise raised[-1]  # also a refusal, because RQ would treat it as a success and use the result
         return result
 
+    def scheduled(self) -> list[str]:
+        """The functions whose lone jobs RQ retries after an interval, which takes its scheduler."""
+        return [name for name, each in self._tracked.items() if each.retry is not None and any(each.retry.intervals or ())]
+
     def recording(self, worker: Any) -> RecordingProcess:
         """The recording process of a worker that is about to work."""
         self._app.close()  # a process that is forked opens its own connections
@@ -493,6 +513,9 @@ class _Recording:
         if self.serializer is not engine.serializer:
             ours, theirs = (getattr(each, "__name__", each) for each in (self.serializer, engine.serializer))
             raise ConfigError(f"the worker reads jobs with {ours}, and attach() sends them with {theirs}: set --serializer")
+        if not options.get("with_scheduler") and (names := engine.scheduled()):
+            text = "worker %s: retries of lone jobs of %s wait for a scheduler of RQ: start a worker with --with-scheduler"
+            self.log.warning(text, self.name, ", ".join(names))
         self._recording = engine.recording(self)
         self._recording.start()
         self.push_exc_handler(self._note_abandoned)

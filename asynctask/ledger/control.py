@@ -92,7 +92,7 @@ def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
         if left is not None and left < 0:
             raise Conflict(
                 f"more items of Task {task_id} failed than its tolerated_failures ({task['tolerated_failures']}) allows;"
-                " raise that, or set it to null for no limit, and the Task goes on; or retry the items"
+                " raise that, or set no limit (null; on the command line, none), and the Task goes on; or retry the items"
             )
         return _resumed_state(task), Reason.RESUMED
 

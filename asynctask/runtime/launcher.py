@@ -448,6 +448,6 @@ class Poller:
                 self.look()
                 pause = self.pause()
             except Unavailable as error:
-                self._log.warning("look_put_off", error=str(error))
+                self._log.retrying("look_put_off", error=str(error))
             except Exception:
                 self._log.exception("look_failed")

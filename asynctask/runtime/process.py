@@ -292,7 +292,7 @@ class Heartbeat:
                 self.beat()
                 pause_s = self._every_s
             except Unavailable as error:
-                self._log.warning("heartbeat_failed", error=str(error))
+                self._log.retrying("heartbeat_failed", error=str(error))
             except Exception:
                 self._log.exception("heartbeat_failed")
 

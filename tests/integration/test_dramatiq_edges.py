@@ -69,6 +69,16 @@ class Stub:
         return [message.actor_name for message in self.broker.dead_letters]
 
 
+class Watching(Middleware):
+    """An application's own middleware, which uses results."""
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+
+    def after_process_message(self, broker: Any, message: Any, *, result: Any = None, exception: Any = None) -> None:
+        self.results.append(result)
+
+
 @pytest.fixture
 def stub(tmp_path: Path) -> Iterator[Stub]:
     made = Stub(tmp_path)
@@ -369,3 +379,19 @@ def test_no_thread_is_left_when_the_worker_has_stopped(stub: Stub) -> None:
     left = {"recorder", "heartbeat", "maintenance", "ticker"} & {t.name for t in threading.enumerate()} - before
     assert left == set()
     assert stub.app.processes() == []
+
+
+def test_a_result_that_dramatiq_does_not_use_is_kept_here_without_a_warning(
+    stub: Stub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dramatiq warned of each job of a list: "returned a value that is not None"."""
+    watching = Watching()
+    adds = stub.actor(lambda n: {"n": n}, actor_name="adds")
+    with stub.working():
+        assert stub.ended(adds.send(1))["result"] == {"n": 1}
+        stub.settled()
+        assert "returned a value" not in caplog.text
+        stub.broker.add_middleware(watching)
+        assert stub.ended(adds.send(2))["result"] == {"n": 2}
+        stub.settled()
+    assert watching.results == [{"n": 2}]

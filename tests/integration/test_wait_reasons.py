@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask
+from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.core.states import Reason, Status
-from asynctask.errors import BrokerUnavailable, NotFound
+from asynctask.errors import BrokerUnavailable, Conflict, NotFound
 from asynctask.ledger import processes, reservations
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import put_off_elsewhere
@@ -126,6 +128,55 @@ def test_a_broker_that_does_not_answer_is_the_reason(app: AsyncTask, monkeypatch
 
     monkeypatch.setattr(type(app.broker.operations), "queues", away)
     assert only(app, task)[:2] == ("broker_away", "Redis at 127.0.0.1:6379 does not answer")
+
+
+class Engine:
+    """The queues of an engine, by what it knows."""
+
+    def __init__(self, *known: str) -> None:
+        self.name = "celery"
+        self.workers: dict[str, Any] = dict.fromkeys(known)
+        self.pushed: list[str] = []
+        self.is_away = False
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        self.pushed += [copy.jid for copy in copies]
+
+    def waiting(self, queues: Collection[str]) -> dict[str, int]:
+        if self.is_away:
+            raise BrokerUnavailable("the broker of Celery does not answer")
+        return dict.fromkeys(queues, len(self.pushed))
+
+    def may_hold(self, queue: str) -> bool:
+        return False
+
+
+def test_a_list_whose_worker_only_another_release_knows_stays_in_the_ledger_and_says_so(world: World) -> None:
+    """Before, such jobs were pushed to workers that put them off, again and again, each a dead letter of Dramatiq's."""
+    old, new = world.app(), world.app()
+    engines = {old: Engine(), new: Engine("note")}
+    task = new.submit("note", numbers(2))
+    world.sql("UPDATE tasks SET queue = 'celery/default'")
+    for app, engine in engines.items():
+        app._engines["celery"] = engine  # type: ignore[assignment]
+    processes.register(new.ledger, new.host, kind="celery", pid=1, lease_s=600, concurrency=2, queues=["celery/default"])
+    assert old.dispatcher.round() == 0
+    assert only(old, task)[:2] == ("unknown_worker", "celery has no note here")
+    assert codes(new, task) == []
+    assert new.dispatcher.round() == 2
+    assert (engines[old].pushed, len(engines[new].pushed)) == ([], 2)
+
+
+def test_the_broker_of_an_engine_that_does_not_answer_is_the_reason(world: World) -> None:
+    app, engine = world.app(), Engine("note")
+    task = app.submit("note", numbers(1))
+    world.sql("UPDATE tasks SET queue = 'celery/default'")
+    app._engines["celery"] = engine  # type: ignore[assignment]
+    engine.is_away = True
+    assert codes(app, task) == ["broker_away", "no_process"]
+    for act in (app.operations.jobs, app.operations.clear_queue, app.operations.pause):
+        with pytest.raises(Conflict, match="celery keeps the queue celery/default: use its own tools"):
+            act("celery/default")
 
 
 def test_callbacks_that_nobody_performs_are_the_reason_of_a_finalizing_task(world: World) -> None:

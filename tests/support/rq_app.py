@@ -92,6 +92,22 @@ if NAMESPACE in os.environ:
             raise ValueError(f"not yet, at {current_job().attempt}")
         return "through"
 
+    @engine.job(queue, retry=Retry(max=1, interval=3_600))
+    def patient() -> None:
+        raise ValueError("try me in an hour")
+
+    def told_success(rq_job: Any, connection: Any, result: Any) -> None:
+        shop.note("success", result)
+
+    def told_failure(rq_job: Any, connection: Any, kind: Any, error: Any, trace: Any) -> None:
+        shop.note("failure", error)
+
+    @engine.job(queue, on_success=rq.Callback(told_success), on_failure=rq.Callback(told_failure))
+    def telling(number: int) -> int:
+        if number < 0:
+            raise ValueError("negative")
+        return number
+
     @engine.job(queue)
     def asking(breaks: int) -> Any:
         """Asks for another try by what it returns."""
