@@ -66,6 +66,11 @@ class Binding:
         return {column.header: column.field for column in self.columns}
 
 
+class OutdatedItem(ValueError):
+    """An item that was accepted does not fit the model of its worker any more. The message has no values of the item, so that
+    such rows are one group of errors."""
+
+
 class ItemShape:
     """The form of a worker's items; built once per worker.
 
@@ -192,11 +197,18 @@ class ItemShape:
     def revive(self, params: dict[str, Any]) -> Any:
         """The argument of the worker's function: the model made of an accepted item, or the dict without a model.
 
-        Raises :class:`pydantic.ValidationError` if the model has changed since and refuses the item.
+        Raises :class:`OutdatedItem` if the model has changed since and refuses the item.
         """
         if self.model is None:
             return params
-        return self.model.model_validate_json(orjson.dumps(params), by_alias=True, by_name=True)
+        from pydantic import ValidationError  # with a model, pydantic is loaded already
+
+        try:
+            return self.model.model_validate_json(orjson.dumps(params), by_alias=True, by_name=True)
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults)
+            raise OutdatedItem(f"{self.model.__name__} has changed since the row was submitted: {said}") from None
 
     def _by_model(
         self,

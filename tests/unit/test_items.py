@@ -19,7 +19,7 @@ from support.drawn import examples
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem
 from asynctask.lists.coerce import Unclear, coercer_for
-from asynctask.lists.items import Binding, ItemShape, Refused
+from asynctask.lists.items import Binding, ItemShape, OutdatedItem, Refused
 from asynctask.lists.problems import describe
 from asynctask.lists.readers import CellError, RawRow
 
@@ -486,3 +486,19 @@ class TestWhatPeopleType:
         spellings: list[Callable[[int], str]] = [str, "{:,}".format, " {} ".format, "{}.0".format]
         for spelling in spellings:
             assert coerced(int, spelling(number)) == number
+
+
+def test_rows_that_the_model_of_a_newer_release_refuses_are_one_group_of_errors() -> None:
+    class Newer(BaseModel):
+        sku: str
+        colour: str
+        size: int = Field(ge=1)
+
+    said = set()
+    for item in ({"sku": "A", "size": 0}, {"sku": "B", "size": -1}):
+        with pytest.raises(OutdatedItem) as refused:
+            ItemShape(Newer).revive(item)
+        said.add(str(refused.value))
+    assert said == {
+        "Newer has changed since the row was submitted: colour: Field required; size: Input should be greater than or equal to 1"
+    }
