@@ -67,8 +67,8 @@ class Binding:
 
 
 class OutdatedItem(ValueError):
-    """An item that was accepted does not fit the model of its worker any more. The message has no values of the item, so that
-    such rows are one group of errors."""
+    """An accepted item does not fit the model of its worker any more. The message leaves out its values, so that such rows
+    are one group of errors."""
 
 
 class ItemShape:
