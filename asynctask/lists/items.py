@@ -13,7 +13,7 @@ from asynctask.ledger.base import NewItem, dumps
 from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
 from asynctask.lists.problems import fault, from_pydantic, in_order
 from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
-from asynctask.lists.written_cells import jsonable
+from asynctask.lists.written_cells import item_json, jsonable
 from asynctask.worker import Worker, is_model
 
 if TYPE_CHECKING:
@@ -236,7 +236,10 @@ class ItemShape:
 
     def _scalar(self, number: int, value: Any) -> NewItem | Refused:
         """Without a model an item is any JSON value: a number, a text, a list."""
-        item = jsonable(value)
+        try:
+            item = item_json(value)
+        except TypeError as error:
+            return self._no_json(number, None, error, {"value": value})
         return self._stored(number, item, {"value": item})
 
     def _plain(self, number: int, values: Mapping[str, Any], binding: Binding | None) -> NewItem | Refused:
@@ -248,14 +251,23 @@ class ItemShape:
         problems = [_cell_error(number, key, value) for key, value in kept.items() if isinstance(value, CellError)]
         if problems:
             return Refused(number, tuple(problems), jsonable(values))
-        given = {renamed.get(key, key): value for key, value in kept.items()}
-        found = self._stored(number, given, values)
-        return found if isinstance(found, Refused) else NewItem(dumps(jsonable(given)), number)
+        given: dict[str, Any] = {}
+        for key, value in kept.items():
+            try:
+                given |= item_json({renamed.get(key, key): value})
+            except TypeError as error:
+                return self._no_json(number, key, error, values)
+        return self._stored(number, given, values)
+
+    def _no_json(self, number: int, key: Any, error: TypeError, values: Mapping[str, Any]) -> Refused:
+        column = None if key is None else str(key)
+        problem = fault(number, column, "invalid", "not_json", {"words": shorten(str(error))})
+        return Refused(number, (problem,), jsonable(values))
 
     def _stored(self, number: int, item: Any, values: Any) -> NewItem | Refused:
         """The item as JSON text, or its refusal with the row's ``values`` if the ledger cannot keep it."""
         try:
-            body = orjson.dumps(item, default=jsonable)
+            body = orjson.dumps(item)
         except TypeError as error:
             problem = fault(number, None, "invalid", "not_json", {"words": shorten(str(error))})
         else:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from html import escape
+from pathlib import PurePath
 from typing import Any, Final
+from uuid import UUID
 
 import orjson
 
@@ -51,6 +54,35 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, CellError | Decimal):
         return storable(str(value))
     return shorten(storable(str(value)))
+
+
+def item_json(value: Any) -> Any:
+    """A value of an item as JSON: what :func:`jsonable` would only show is refused.
+
+    Raises TypeError, with the type, for a value that JSON cannot represent.
+    """
+    if value is None or isinstance(value, bool | str | datetime | date | time | timedelta | Decimal | CellError):
+        return jsonable(value)
+    if isinstance(value, int | float):
+        if (found := jsonable(value)) is not value:
+            raise TypeError(f"the number {shorten(str(value))} is no JSON number of up to 64 bits: give it as text")
+        return found if isinstance(found, int) else float(found)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str | int | float | None):
+                raise TypeError(f"a key of type {type(key).__name__} is no JSON")
+        return {storable(str(key)): item_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [item_json(each) for each in value]
+    if isinstance(value, Enum):
+        return item_json(value.value)
+    if isinstance(value, UUID | PurePath):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: item_json(getattr(value, each.name)) for each in fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return item_json(dump(mode="json"))
+    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
 
 
 def storable(text: str) -> str:

@@ -680,8 +680,10 @@ def _plain(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
-    if isinstance(value, set | frozenset | bytes):
-        raise TypeError(f"{type(value).__name__} is no JSON")
+    kind: Any = type(value)
+    says_nothing = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    if says_nothing or isinstance(value, set | frozenset | bytes):
+        raise TypeError(f"{kind.__name__} is no JSON")
     return str(value)
 
 

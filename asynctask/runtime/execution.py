@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
@@ -314,6 +314,7 @@ class Performer:
         call = partial(self._call_batch if worker.batch else self._call_item, worker, execution, part, places)
         try:
             result = chain.invoke(worker, job, job.queue, call) if chain else call()
+            results = _results(worker, result, len(places), any(map(part.is_left, places)))
         except AttemptLost:
             raise
         except BaseException as error:
@@ -323,8 +324,7 @@ class Performer:
                 raise
             self._items_raised(execution, part, error)
         else:
-            results = result if worker.batch and isinstance(result, list | tuple) else [None if worker.batch else result]
-            for place, each in zip_longest(places, results[: len(places)]):
+            for place, each in zip(places, results, strict=True):
                 _finish(part, place, each)
         part.hand = ()
 
@@ -589,18 +589,37 @@ class _BatchReports:
         self._performer, self._execution, self._part, self._places = performer, execution, part, places
 
     def finish(self, index: int, result: Any) -> None:
-        _finish(self._part, self._places[index], result)
+        _finish(self._part, self._place(index), result)
 
     def fail(self, index: int, code: str, reason: str) -> None:
-        self._part.fail(self._places[index], code, reason)
+        self._part.fail(self._place(index), code, reason)
+
+    def _place(self, index: int) -> int:
+        if not 0 <= index < len(self._places):
+            raise IndexError(f"there is no item {index}: the list has {len(self._places)}, from 0 on")
+        return self._places[index]
 
     def error(self, index: int, reason: str | BaseException) -> None:
-        place = self._places[index]
+        place = self._place(index)
         if self._part.is_left(place):
             error = reason if isinstance(reason, BaseException) else RuntimeError(str(reason))
             why = failure_of(error)
             text = why.message if isinstance(reason, BaseException) else str(reason)
             self._part.error(place, why.code, text, self._performer.ask_policy(self._execution, error))
+
+
+def _results(worker: Worker, result: Any, count: int, is_used: bool) -> Sequence[Any]:
+    """The result of each of ``count`` items, from what the function returned. ``is_used``: it has not reported all of them.
+
+    Raises ValueError for a list of another length: whose results they are is unknown.
+    """
+    if not worker.batch:
+        return [result]
+    if not isinstance(result, list | tuple):
+        return [None] * count
+    if len(result) != count and is_used:
+        raise ValueError(f"{worker.name} returned {len(result)} values for {count} items: return one for each, or None")
+    return result if len(result) == count else [None] * count
 
 
 def _finish(part: Slice, place: int, result: Any) -> None:

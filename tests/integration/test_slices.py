@@ -163,6 +163,37 @@ def test_a_batch_worker_gets_the_list_and_reports_by_place(world: World) -> None
     assert app.doctor() == []
 
 
+def test_a_batch_worker_that_returns_another_number_of_results_or_reports_an_item_that_is_not_there_errs(
+    world: World,
+) -> None:
+    """Before, the results that it returned were those of other items, all of them finished."""
+    app = world.app()
+
+    @app.worker(batch=True, retry=0)
+    def odd(items: list[dict[str, Any]]) -> list[int] | None:
+        kind = items[0]["kind"]
+        if kind == "none there":
+            current_job().fail(len(items), "no")
+        if kind == "reported":
+            for place in range(len(items)):
+                current_job().finish(place, object() if place else "kept")
+        return None if kind == "none there" else [1] * (len(items) + (1 if kind == "long" else -1))
+
+    tasks = {
+        kind: app.submit("odd", [{"kind": kind}] * 4, chunk_size=4) for kind in ("short", "long", "none there", "reported")
+    }
+    with world.working(app, concurrency=1):
+        for task in tasks.values():
+            task.wait(60)
+    said = {kind: {event["messages"][-1]["message"] for event in task.events()} for kind, task in tasks.items()}
+    assert said["short"] == {"ValueError: odd returned 3 values for 4 items: return one for each, or None"}
+    assert said["long"] == {"ValueError: odd returned 5 values for 4 items: return one for each, or None"}
+    assert said["none there"] == {"IndexError: there is no item 4: the list has 4, from 0 on"}
+    assert counts(tasks["reported"])["finish"] == 4, "what it has reported stands"
+    assert [event["result"] for event in tasks["reported"].events()] == ["kept", None, None, None]
+    assert app.doctor() == []
+
+
 @pytest.mark.parametrize("options", [{"key": "n"}, {"chunk_size": 0}, {"chunk_size": 1_001}, {"chunk_size": "many"}])
 def test_what_no_slice_can_be_is_refused(world: World, options: dict[str, Any]) -> None:
     app = world.app()

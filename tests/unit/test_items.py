@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal, NewType
+from uuid import UUID
 
 import pydantic
 import pytest
@@ -503,3 +506,52 @@ def test_rows_that_the_model_of_a_newer_release_refuses_are_one_group_of_errors(
         "Newer has changed since the row was submitted: colour: Field required; size: Input should be greater than or equal"
     )
     assert said == {f"{words} to 1"}
+
+
+class Weight(Enum):
+    HEAVY = 7
+
+
+@dataclass
+class Box:
+    width: int
+
+
+class Crate(BaseModel):
+    size: int
+
+
+class TestValuesOfAProgram:
+    """Of a worker without a model: what JSON can represent is kept; anything else refuses the row, and is not replaced by
+    its ``repr``."""
+
+    @pytest.mark.parametrize(
+        ("value", "kept"),
+        [
+            (2**64 - 1, 2**64 - 1), (1.5, 1.5), (Decimal("1.10"), "1.10"), (dt.date(2026, 3, 5), "2026-03-05"),
+            ((1, {2}), [1, [2]]), (Weight.HEAVY, 7), (Box(3), {"width": 3}), ({1: {"a": None}}, {"1": {"a": None}}),
+            (UUID(int=5), "00000000-0000-0000-0000-000000000005"), (Crate(size=2), {"size": 2}),
+        ],
+    )  # fmt: skip
+    def test_what_json_can_represent_is_kept(self, value: Any, kept: Any) -> None:
+        for item, expected in (({"n": value, "other": 1}, {"n": kept, "other": 1}), ([value], [kept])):
+            found = ItemShape(None).validate(RawRow(1, item), None)
+            assert isinstance(found, NewItem)
+            assert json.loads(found.params) == expected
+
+    @pytest.mark.parametrize(
+        ("value", "says"),
+        [
+            (object(), "type object"), (b"ab", "type bytes"), (float("nan"), "number nan"), (float("-inf"), "number -inf"),
+            (2**64, "64"), (lambda: 1, "type function"), (iter([1]), "type list_iterator"),
+            (1 + 2j, "type complex"), ({(1, 2): 3}, "key of type tuple"), ([{"deep": object()}], "type object"),
+            (Box, "type type"),
+        ],
+    )  # fmt: skip
+    def test_anything_else_refuses_the_row_by_its_field_and_type(self, value: Any, says: str) -> None:
+        for item, column in (({"other": 1, "n": value}, None if value == 2**64 else "n"), ([value], None)):
+            found = ItemShape(None).validate(RawRow(1, item), None)
+            assert isinstance(found, Refused)
+            ((problem,),) = [found.problems]
+            assert (problem.column, problem.code) == (column, "invalid")
+            assert says in problem.message
