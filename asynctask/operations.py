@@ -43,6 +43,9 @@ from asynctask.worker import Worker
 MAX_WINDOW: Final = 10_000
 """The furthest end of a page of two merged lists."""
 
+MOVES_S: Final = 5
+"""Seconds since the last change of its counters for which a Task counts as moving."""
+
 TARGET_S: Final = 60.0
 """Default seconds within which the wanted processes finish what waits."""
 
@@ -204,8 +207,8 @@ class Operations:
     def wait_reasons(self, task_id: int) -> list[WaitReason]:
         """Why no row of a Task begins, what is to be mended first.
 
-        Empty while a row runs, if none is left, and if nothing keeps the next one from its worker. Of a Task that is
-        ``finalizing``: why its callbacks do not begin. Raises :class:`NotFound`.
+        Empty while rows run, if none is left, and if nothing keeps the next one from its worker. Of a Task whose callbacks
+        wait: why these do not begin. Raises :class:`NotFound`.
         """
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
@@ -215,16 +218,32 @@ class Operations:
         if not found or found[0]["done"] or found[0]["counts"]["working"]:
             return []
         progress = found[0]
-        if progress["state"] == State.FINALIZING:
-            called = [each["job_id"] for each in progress["callbacks"] if each["status"] == Status.ENQUEUE]
-            queues = {str(self._event(job_id)[0]["queue"]) for job_id in called}
-            return [reason for queue in sorted(queues) for reason in self._not_taken(queue)]
+        if called := [str(each["job_id"]) for each in progress["callbacks"] if each["status"] == Status.ENQUEUE]:
+            return list(dict.fromkeys(reason for job_id in called for reason in self._not_called(job_id)))
         if progress["state"] == State.PAUSED or sessions.waiting_in_line(task):
             return [_held_back(progress, holder)]
+        if progress["state_reason"] == "stopped_jobs":
+            mend = "asynctask jobs --resumable lists them, asynctask start JOB starts one"
+            return [WaitReason("stopped_jobs", "Only stopped jobs are left", mend)]
         if not progress["counts"]["enqueue"]:
             return []
         queue = str(task["queue"])
-        return self._not_taken(queue) or self._not_due(task, progress, now) or self._behind_others(queue, task["priority"])
+        if found_ := self._not_taken(queue) or self._not_due(task, progress, now):
+            return found_
+        return [] if self._moves(task_id, now) else self._behind_others(queue, task["priority"])
+
+    def _moves(self, task_id: int, now: int) -> bool:
+        """Whether rows of a Task went to a worker or ended just now: the start of a short job is not recorded."""
+        with self._ledger.database.read() as connection:
+            return now - queries.moved_at(connection, task_id) < MOVES_S * SECOND
+
+    def _not_called(self, job_id: str) -> list[WaitReason]:
+        """Why a callback does not begin."""
+        event, _ = self._event(job_id)
+        if event["due_at"] is None or event["due_at"] <= str(rfc3339(self._ledger.now())):
+            return self._not_taken(str(event["queue"]))
+        text = f"Its callback {plain(str(event['worker']))} waits for a retry until {event['due_at']}"
+        return [WaitReason("retry", text, f"asynctask retries restart {job_id} runs it at once")]
 
     def _not_taken(self, queue: str) -> list[WaitReason]:
         """Why no process takes jobs of a queue."""
@@ -241,7 +260,8 @@ class Operations:
             except BrokerUnavailable as error:
                 found.append(WaitReason("broker_away", str(error), "see that it runs"))
         if not there:
-            mend = f"start a worker of {engine} that has it" if engine else f"start a worker: asynctask worker -q {name}"
+            command = "asynctask worker" if name in ("default", "callbacks") else f"asynctask worker -q {name}"
+            mend = f"start a worker of {engine} that has it" if engine else f"start a worker: {command}"
             found.append(WaitReason("no_process", f"No process works the queue {name}", mend))
         elif paused:
             found.append(WaitReason("queue_paused", f"The queue {name} is paused", f"asynctask queues unpause {name}"))
@@ -265,8 +285,9 @@ class Operations:
         if at > now:
             mend = f"asynctask set {task['id']} interval=0, for no more rounds"
             found.append(WaitReason("interval", f"The next round begins at {rfc3339(at)}", mend))
-        if blocked:
-            found.append(WaitReason("key", "Rows wait for earlier jobs of their key", "they begin when those have ended"))
+        if blocked and not self._moves(task["id"], now):
+            mend = "they begin when those have ended; a stopped job has not, nor those of a paused Task"
+            found.append(WaitReason("key", "Rows wait for earlier jobs of their key", mend))
         if progress["counts"]["enqueue"] == progress["retrying"]:
             text = f"The rows that are left wait for a retry, the first until {progress['next_retry_at']}"
             found.append(WaitReason("retry", text, "asynctask retries restart JOB runs one at once"))
@@ -282,8 +303,8 @@ class Operations:
             text = f"Jobs of a smaller priority than {priority} wait in the queue {plain(queue)}, and go first: {before:,}"
             return [WaitReason("priority", text, "give this Task a smaller priority, or start more workers")]
         if those and all(each.busy >= each.concurrency for each in those):
-            text = f"All threads that work the queue {plain(queue)} perform other jobs"
-            return [WaitReason("busy", text, "start more workers")]
+            text = f"All threads that work the queue {plain(queue)} are busy"
+            return [WaitReason("busy", text, "wait for them, or start more workers")]
         return []
 
     # -- one tracked job
@@ -739,13 +760,19 @@ _RECORDED: Final = "a tracked job's outcome stays recorded until a purge: restar
 # -- why the rows of a Task wait
 
 
-def _held_back(progress: Mapping[str, Any], holder: int | None) -> WaitReason:
-    """Of a paused Task, or one that waits for its session, which the Task ``holder`` has."""
+def _held_back(progress: Mapping[str, Any], holder: tuple[int, str] | None) -> WaitReason:
+    """Of a paused Task, or one that waits for its session; ``holder``: the Task that has it, and its state."""
     task_id = progress["task_id"]
     if progress["state"] != State.PAUSED:
-        session = plain(str(progress["control"]["session"]))
-        text = f"It waits for its session {session}" + (f", in which Task {holder} runs" if holder else "")
-        return WaitReason("session", text, "it begins when the Tasks before it have ended")
+        text, mend = (
+            f"It waits for its session {plain(str(progress['control']['session']))}",
+            "it begins when its turn comes",
+        )
+        if holder is not None:
+            text, mend = f"{text}, which Task {holder[0]} has", f"it begins when Task {holder[0]} has ended"
+            if holder[1] == State.PAUSED:
+                text, mend = f"{text}, which is paused", f"asynctask resume {holder[0]}"
+        return WaitReason("session", text, mend)
     if progress["state_reason"] == "too_many_failures":
         text = f"It paused itself: more rows failed than it tolerates ({progress['control']['tolerated_failures']})"
         return WaitReason("too_many_failures", text, f"asynctask set {task_id} tolerated_failures=none, or retry its rows")

@@ -720,6 +720,11 @@ def put_off(connection: Connection, task_id: int, now: int) -> list[str]:
     return list(dict.fromkeys(str(each[-1].get("message", "")) for each in said if each))
 
 
+def moved_at(connection: Connection, task_id: int) -> int:
+    """When the counters of a Task changed last, in microseconds; 0: never."""
+    return int(connection.execute(sa.select(sa.func.max(_n.updated_at)).where(_n.task_id == task_id)).scalar() or 0)
+
+
 def is_blocked(connection: Connection, task_id: int) -> bool:
     """Whether a job of a Task waits for earlier ones of its key."""
     return connection.execute(_BLOCKED, {"task_id": task_id}).first() is not None

@@ -65,10 +65,10 @@ def waiting_in_line(task: Mapping[str, Any]) -> bool:
     return task["session_waits"] is not None and task["state"] in _DISPATCHED
 
 
-def holder(connection: Connection, key: str) -> int | None:
-    """The id of the Task that holds a session; None if none does."""
-    found = connection.execute(sa.select(_t.id).where(_t.session_holder == key)).scalar()
-    return None if found is None else int(found)
+def holder(connection: Connection, key: str) -> tuple[int, str] | None:
+    """The id and the state of the Task that holds a session; None if none does."""
+    found = connection.execute(sa.select(_t.id, _t.state).where(_t.session_holder == key)).one_or_none()
+    return None if found is None else (int(found[0]), str(found[1]))
 
 
 def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int) -> dict[str, Any]:

@@ -36,6 +36,11 @@ def attend(app: AsyncTask) -> None:
     processes.register(app.ledger, app.host, kind="worker", pid=1, lease_s=600, concurrency=1, queues=["default"])
 
 
+def world_clock_goes_on(world: World) -> None:
+    """The counters changed an hour ago."""
+    world.sql("UPDATE task_tallies SET updated_at = updated_at - 3600000000")
+
+
 @pytest.fixture
 def app(world: World) -> AsyncTask:
     """An application without a process: the ledger keeps its jobs."""
@@ -83,7 +88,10 @@ def test_a_task_in_line_names_the_one_that_holds_its_session(attended: AsyncTask
     first = attended.submit("note", numbers(1), session="import")
     second = attended.submit("note", numbers(1), session="import")
     assert codes(attended, first) == []
-    assert only(attended, second)[:2] == ("session", f"It waits for its session import, in which Task {first.id} runs")
+    text = f"It waits for its session import, which Task {first.id} has"
+    assert only(attended, second) == ("session", text, f"it begins when Task {first.id} has ended")
+    first.pause()
+    assert only(attended, second) == ("session", f"{text}, which is paused", f"asynctask resume {first.id}")
 
 
 def test_rows_that_no_process_could_perform_say_why(app: AsyncTask) -> None:
@@ -95,7 +103,7 @@ def test_rows_that_no_process_could_perform_say_why(app: AsyncTask) -> None:
     assert only(app, task)[:2] == ("put_off", why)
 
 
-def test_rounds_retries_and_keys_say_what_the_rows_wait_for(app: AsyncTask) -> None:
+def test_rounds_retries_and_keys_say_what_the_rows_wait_for(world: World, app: AsyncTask) -> None:
     rounds, again = app.submit("note", numbers(2), interval=3_600, parallel=1), app.submit("note", numbers(1))
     keyed = [app.submit("note", numbers(1), key="n") for _ in range(2)]
     (first,), (second,), (_,), () = (
@@ -106,18 +114,21 @@ def test_rounds_retries_and_keys_say_what_the_rows_wait_for(app: AsyncTask) -> N
     failed = Outcome(second.event_id, second.attempt, Status.ERROR, Reason.RAISED, retry_at=due)
     Recorder(app.ledger).flush([Outcome(first.event_id, first.attempt, Status.FINISH, Reason.RETURNED), failed])
     attend(app)
+    world_clock_goes_on(world)
     assert [codes(app, each) for each in (rounds, again, *keyed)] == [["interval"], ["retry"], [], ["key"]]
 
 
-def test_more_urgent_jobs_and_busy_processes_go_first(attended: AsyncTask) -> None:
+def test_more_urgent_jobs_and_busy_processes_go_first(world: World, attended: AsyncTask) -> None:
     task = attended.submit("note", numbers(2))
     urgent = attended.submit("note", numbers(7), priority=1)
+    assert (codes(attended, task), codes(attended, urgent)) == ([], []), "they move"
+    world_clock_goes_on(world)
     assert codes(attended, urgent) == []
     assert only(attended, task)[0] == "priority"
     assert only(attended, task)[1].endswith("go first: 7")
     urgent.cancel()
     processes.beat(attended.ledger, lease_s=600, busy=1)
-    assert only(attended, task)[:2] == ("busy", "All threads that work the queue default perform other jobs")
+    assert only(attended, task)[:2] == ("busy", "All threads that work the queue default are busy")
 
 
 def test_a_broker_that_does_not_answer_is_the_reason(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,3 +199,35 @@ def test_callbacks_that_nobody_performs_are_the_reason_of_a_finalizing_task(worl
         assert only(app, task)[1] == "No process works the queue later"
         assert codes(app, app.submit("note", numbers(1), queue="later")) == ["no_process"]
     assert codes(app, task) == ["no_process"]
+
+
+def test_callbacks_of_a_cancelled_task_and_those_that_wait_for_a_retry_are_reasons_too(world: World) -> None:
+    """Before, ``watch`` stood there without a word: the Task is not done while its callback waits."""
+    app = world.app(callback_queue="later")
+    task = app.submit("note", numbers(1), on_complete="told")
+    task.cancel()
+    assert not task.progress()["done"]
+    assert only(app, task)[1] == "No process works the queue later"
+    due = app.ledger.now() + 600 * SECOND
+    world.sql("UPDATE events SET due_at = ?, retries = 1 WHERE callback_of IS NOT NULL", due)
+    code, message, mend = only(app, task)
+    assert (code, message.partition(" until ")[0]) == ("retry", "Its callback told waits for a retry")
+    assert mend.startswith("asynctask retries restart ")
+
+
+def test_stopped_jobs_that_are_left_are_the_reason(attended: AsyncTask) -> None:
+    task = attended.submit("note", numbers(1))
+    attended.stop_job(task.events()[0]["job_id"])
+    assert codes(attended, task) == ["stopped_jobs"]
+
+
+def test_short_jobs_of_the_only_task_are_not_said_to_wait_for_others(world: World) -> None:
+    """Their starts are not recorded, so nothing seems to run while each thread does; ``busy`` was said of a healthy Task."""
+    app = world.app()
+    task = app.submit("brief", numbers(200))
+    seen: set[str] = set()
+    with world.working(app, concurrency=2):
+        wait_for(lambda: task.progress()["counts"]["finish"] > 0, "it runs")
+        while not task.progress()["done"]:
+            seen |= set(codes(app, task))
+    assert seen == set()
