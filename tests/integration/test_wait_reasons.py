@@ -222,7 +222,7 @@ def test_stopped_jobs_that_are_left_are_the_reason(attended: AsyncTask) -> None:
 
 
 def test_short_jobs_of_the_only_task_are_not_said_to_wait_for_others(world: World) -> None:
-    """Their starts are not recorded, so nothing seems to run while each thread does; ``busy`` was said of a healthy Task."""
+    """The start of a short job is not recorded, so nothing seems to run: ``busy`` was said of a healthy Task."""
     app = world.app()
     task = app.submit("brief", numbers(200))
     seen: set[str] = set()
