@@ -17,7 +17,7 @@ from asynctask.core.states import Status
 from asynctask.database import batches
 from asynctask.database.tables import as_dict, events, item_errors, resubmitted_rows, task_ancestors, task_rejects, tasks
 from asynctask.errors import Conflict, InputError, NotFound
-from asynctask.iterable import places_of
+from asynctask.iterable import places_of, unpack
 from asynctask.ledger.base import PURGING, NewItem, Reject, loads
 from asynctask.ledger.events import read_events, rows_of, total_counts
 
@@ -111,6 +111,28 @@ def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) ->
             rows_there = rows_of(connection, record)
             found.update(left.intersection(rows_there[place] or 0 for place in places_of(record.row, [Status.CANCELLED])))
     return found
+
+
+def originals(connection: Connection, places: Collection[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+    """The items of these rows, (Task, row), that failed, were refused or cancelled, as they were submitted."""
+    found: dict[tuple[int, int], Any] = {}
+    for task_id in {task_id for task_id, _ in places}:
+        rows = [row for of_task, row in places if of_task == task_id]
+        refused = (task_rejects.c.task_id == task_id) & batches.among(connection, task_rejects.c.row, rows)
+        for row, cells in connection.execute(sa.select(task_rejects.c.row, task_rejects.c.cells).where(refused)):
+            found[task_id, int(row)] = loads(cells)
+        failed = (_x.task_id == task_id) & batches.among(connection, _x.row, rows)
+        ids = set(connection.execute(sa.select(_x.event_id).where(failed)).scalars())
+        if left := [row for row in rows if (task_id, row) not in found]:
+            low, high = _seq_from(connection, task_id, min(left)), _seq_from(connection, task_id, max(left) + 1)
+            between = (_e.task_id == task_id) & (_e.seq >= low - 1) & (_e.seq < high) & (_e.n_cancelled > 0)
+            ids.update(connection.execute(sa.select(_e.id).where(between)).scalars())
+        items = sa.select(_e.first_row, _e["items"], _e.params).where(batches.among(connection, _e.id, list(ids)))
+        for first_row, count, params in connection.execute(items):
+            value = loads(params)
+            pairs = [(first_row, value)] if count == 1 else zip(*unpack(value), strict=True)
+            found |= {(task_id, int(row)): item for row, item in pairs}
+    return {place: item for place, item in found.items() if place in places}
 
 
 def _seq_from(connection: Connection, task_id: int, row: int) -> int:

@@ -10,11 +10,17 @@ import math
 import re
 import types
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+import orjson
+
+from asynctask.errors import InputError
+from asynctask.lists.readers.json import check_depth
 
 Coercer = Callable[[Any], Any]
 _YES: Final = frozenset({"yes", "y", "true", "t", "on", "1", "是", "はい"})
@@ -30,6 +36,8 @@ _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?(?:\s
 _SPAN: Final = re.compile(r"([+-]?)(\d{1,6}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 _SEPARATOR: Final = re.compile(r"[Tt]|\s+")
 _LONGEST: Final = 1_000
+_DEEPEST: Final = 32
+"""Nesting of JSON in a cell."""
 _WITH_TIME: Final = {
     "date_cell": "datetime_cell", "date_unreadable": "datetime_unreadable", "ambiguous_date": "ambiguous_datetime",
 }  # fmt: skip
@@ -70,6 +78,8 @@ def coercer_for(annotation: Any, *, sheet: bool) -> Coercer | None:
         return _text_of_cell if sheet else _text_of_json
     if sheet and kind in (time, timedelta):
         return _clock if kind is time else _span
+    if sheet and _holds_values(annotation):
+        return _structure
     return {bool: _boolean, int: _integer, float: _float}.get(kind)
 
 
@@ -98,6 +108,30 @@ def _kind(annotation: Any) -> Any:
         return str if all(isinstance(each.value, str) for each in annotation) else None
     kinds = (bool, int, float, Decimal, datetime, date, time, timedelta, str)
     return next((kind for kind in kinds if issubclass(annotation, kind)), None)
+
+
+def _holds_values(annotation: Any) -> bool:
+    """Whether every alternative but None is a list, a set, an object or a model: JSON in a sheet."""
+    members = [get_origin(each) or each for each in _members(annotation) if each not in (None, type(None))]
+    kinds = (list, tuple, set, frozenset, Mapping, Sequence, Set)
+    return bool(members) and all(
+        isinstance(each, type)
+        and not issubclass(each, str | bytes)
+        and (issubclass(each, kinds) or hasattr(each, "model_fields") or is_dataclass(each))
+        for each in members
+    )
+
+
+def _structure(value: Any) -> Any:
+    """A list or an object that a cell holds as JSON, as reports write it; anything else unchanged."""
+    text = value.strip() if isinstance(value, str) else ""
+    if not text.startswith(("[", "{")):
+        return value
+    try:
+        check_depth(text.encode("utf-8", "replace"), _DEEPEST)
+        return orjson.loads(text)
+    except (InputError, orjson.JSONDecodeError):
+        return value
 
 
 def _plain(text: str) -> str:

@@ -19,8 +19,9 @@ import orjson
 from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
-from asynctask.ledger.corrections import find_corrected, row_problem
+from asynctask.ledger.corrections import find_corrected, originals, row_problem
 from asynctask.ledger.sessions import MAX_KEY, key_text
+from asynctask.lists.coerce import Unclear, coercer_for
 from asynctask.lists.items import Binding, ItemShape, MixedShape, Refused, listed
 from asynctask.lists.problems import MAX_ROWS, fault, revived, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
@@ -275,6 +276,39 @@ def still_failed(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Refused]
             else:
                 values = row.values if isinstance(row.values, dict) else {"value": row.values}
                 yield Refused(row.row, (revived(row.row, problem, "en"),), values)
+
+
+def restored(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Refused]) -> Iterator[NewItem | Refused]:
+    """The rows of a corrected list without a model, with the types of the values that were submitted first: in a cell,
+    numbers, lists and objects may be text."""
+    rows = iter(rows)
+    while batch := list(islice(rows, _AT_ONCE)):
+        numbers = {row.number for row in batch if isinstance(row, NewItem) and row.number is not None}
+        with ledger.database.read() as connection:
+            places, _ = find_corrected(connection, task_rows.get(connection, task_id), numbers)
+            before = originals(connection, set(places.values()))
+        for row in batch:
+            place = places.get(row.number) if row.number is not None else None
+            yield row if isinstance(row, Refused) or place not in before else _with_types(row, before[place])
+
+
+def _with_types(row: NewItem, original: Any) -> NewItem:
+    item = row.values
+    if not isinstance(original, Mapping):  # any other JSON value is reported as an object of one member
+        return replace(row, params=dumps(_typed(item.get("value"), original)))
+    return replace(row, params=dumps({key: _typed(value, original.get(key)) for key, value in item.items()}))
+
+
+def _typed(value: Any, original: Any) -> Any:
+    """A cell as a value of the type that it had; unchanged if it is no such value."""
+    if value is None or original is None or isinstance(original, str):
+        return value
+    coerce = coercer_for(type(original), sheet=True)
+    try:
+        found = value if coerce is None else coerce(value)
+    except Unclear:
+        return value
+    return float(found) if isinstance(original, float) and isinstance(found, str) else found
 
 
 _AT_ONCE: Final = 1_000

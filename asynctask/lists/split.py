@@ -21,7 +21,7 @@ from asynctask.ledger.tasks import NewTask, NewWhole, SplitLost
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
-from asynctask.lists.rows import ListSource, Names, OpenList, open_list, still_failed, too_many_items
+from asynctask.lists.rows import ListSource, Names, OpenList, open_list, restored, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -113,7 +113,10 @@ class Splitter:
         def read(opened: OpenList, after: int) -> Iterator[NewItem | Refused]:
             if source.items:
                 return _noted(opened.checked(after), names)
-            return opened.checked(after, names)
+            rows = opened.checked(after, names)
+            if opened.resubmit_of is None or opened.shape.model is not None:
+                return rows
+            return restored(self._ledger, opened.resubmit_of, rows)
 
         def whole(opened: OpenList) -> Iterator[NewItem | Refused]:
             rows = read(opened, 0)

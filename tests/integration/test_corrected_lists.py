@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from pydantic import BaseModel
 from support.world import World
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, NormalException
 from asynctask.database.tables import resubmitted_rows, task_ancestors, tasks
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import control, corrections, purge
@@ -46,9 +47,11 @@ def first(world: World, app: AsyncTask, text: str = LIST) -> TaskHandle:
     return task
 
 
-def report(task: TaskHandle, correct: Mapping[str, Mapping[str, str]], only: Sequence[str] = ()) -> str:
+def report(
+    task: TaskHandle, correct: Mapping[str, Mapping[str, str]], only: Sequence[str] = (), kind: str = "failed"
+) -> str:
     """The report of the rows to correct as CSV; ``correct``: by row number, the cells to write."""
-    made, text = task.report(), io.StringIO()
+    made, text = task.report(kind), io.StringIO()
     write_csv(text, made.headers, made.rows, locale=made.locale)
     rows = list(csv.DictReader(io.StringIO(text.getvalue().removeprefix("\ufeff"))))
     out = io.StringIO()
@@ -504,3 +507,72 @@ def test_cancelled_items_of_a_slice_can_be_sent_again(world: World) -> None:
     assert done(world, app, child.task)["counts"]["finish"] == 3
     assert task.progress()["mended"] == 3
     assert app.doctor() == []
+
+
+class Nested(BaseModel):
+    sku: str
+    tags: list[str]
+    extra: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_values_of_a_json_list_keep_their_types_on_the_way_through_a_report(world: World, chunk_size: int) -> None:
+    """Before, a list in a cell was refused by the model, and without one each value came back as text."""
+    app = world.app()
+    taken: list[Any] = []
+
+    @app.worker(retry=0)
+    def nested(item: Nested) -> None:
+        if item.sku == "bad":
+            raise NormalException("no")
+        taken.append(item.model_dump())
+
+    @app.worker(retry=0)
+    def anything(item: Any) -> None:
+        if item != "left" and (not isinstance(item, dict) or item.get("sku") == "bad"):
+            raise NormalException("no")
+        taken.append(item)
+
+    def sent_back(worker: str, items: Sequence[Any], correct: dict[str, dict[str, str]]) -> dict[str, Any]:
+        task = app.submit(worker, items, chunk_size=chunk_size)
+        done(world, app, task)
+        stored = app.uploads.store(io.BytesIO(report(task, correct).encode()), "list.csv")
+        again = app.submit_file(worker, stored, resubmit_of=task.id, wait_s=60)
+        assert codes(again) == {}
+        return done(world, app, again.task)
+
+    plain = {"n": 5, "share": 1.5, "flag": True, "tags": ["a", 1], "text": "007", "none": None, "sku": "bad"}
+    assert (
+        sent_back("nested", [{"sku": "bad", "tags": ["a"], "extra": {"b": [1]}}], {"1": {"sku": "ok"}})["counts"]["finish"]
+        == 1
+    )
+    assert sent_back("anything", [plain, {**plain, "n": 2**53 + 1}], {"1": {"sku": "A", "n": "6"}, "2": {"sku": "B"}})[
+        "done"
+    ]
+    assert taken == [
+        {"sku": "ok", "tags": ["a"], "extra": {"b": [1]}},
+        {**plain, "sku": "A", "n": 6},
+        {**plain, "sku": "B", "n": 2**53 + 1},
+    ]
+
+
+def test_a_cell_that_is_no_value_of_the_type_that_it_had_is_kept_as_it_is(world: World) -> None:
+    app = world.app()
+    taken: list[Any] = []
+
+    @app.worker(retry=0)
+    def anything(item: dict[str, Any]) -> None:
+        if item["sku"] == "bad":
+            raise NormalException("no")
+        taken.append(item)
+
+    task = app.submit("anything", [{"sku": "bad", "n": 1}, {"sku": "bad", "n": 2}])
+    task.cancel()
+    correct = {"1": {"sku": "A", "n": "many"}, "2": {"sku": "B"}}
+    again = app.submit_file(
+        "anything",
+        app.uploads.store(io.BytesIO(report(task, correct, kind="unprocessed").encode()), "x.csv"),
+        resubmit_of=task.id,
+    )
+    done(world, app, again.task)
+    assert sorted(taken, key=str) == [{"sku": "A", "n": "many"}, {"sku": "B", "n": 2}]

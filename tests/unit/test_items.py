@@ -451,8 +451,13 @@ class TestWhatPeopleType:
         for annotation in (int | None, Annotated[int | None, Field(ge=1)], Annotated[int, 1] | None, Sku):
             assert coerced(annotation, "１２") == 12
         assert coerced(Kind, 1) == "1"
-        for other in (int | str, list[int], Any, Campaign, dict[str, int]):
+        for other in (int | str, int | list[int], str | list[int], Any, bytes):
             assert coercer_for(other, sheet=True) is None
+        for other in (list[int], dict[str, int] | None, tuple[int, ...], set[int], Campaign):
+            assert coercer_for(other, sheet=False) is None
+            assert [coerced(other, text) for text in (' {"a": [1]}', "[1, 2]", "[1", "a", "[" * 40 + "]" * 40)] == [
+                {"a": [1]}, [1, 2], "[1", "a", "[" * 40 + "]" * 40,
+            ]  # fmt: skip
 
     def test_numbers_in_json_stay_time_stamps_where_the_model_takes_them(self) -> None:
         assert coerced(dt.datetime, 86_400, sheet=False) == 86_400
