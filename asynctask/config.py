@@ -21,7 +21,7 @@ _REDIS: Final = ("redis://", "rediss://", "unix://")
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
 _SECRET = frozenset({"database_url", "broker_url", "results_url"})
-_TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(:read)?=([A-Za-z0-9._~+/-]{16,256})")
+_TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(:read)?=([A-Za-z0-9._~-]{16,256})")
 
 
 def _field(default: Any, text: str, *, low: float | None = None, high: float | None = None, shown: bool = True) -> Any:
@@ -177,10 +177,11 @@ class Config:
         found: dict[str, Token] = {}
         for number, each in enumerate(self.tokens.split(), start=1):
             parts = _TOKEN.fullmatch(each)
-            if parts is None or parts[1] in found:  # the message must not show a secret
+            # The message must not show a secret. Two names of one would be told apart by nobody.
+            if parts is None or parts[1] in found or parts[3] in {token.secret for token in found.values()}:
                 raise ConfigError(
                     f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read=SECRET with spaces between, each name"
-                    " once; a secret has 16 to 256 letters, digits or . _ ~ + / -"
+                    " and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -"
                 )
             found[parts[1]] = Token(parts[1], parts[3], parts[2] is not None)
         return list(found.values())
@@ -288,7 +289,8 @@ def _check(name: str, value: Any, low: float | None, high: float | None) -> None
     kind = setting_types()[name]
     ok = isinstance(value, int | float) and not isinstance(value, bool) if kind is float else type(value) is kind
     if not ok:
-        raise ConfigError(f"{name} must be {kind.__name__}, not {value!r}")
+        given = type(value).__name__ if name == "tokens" or name in _SECRET else repr(value)
+        raise ConfigError(f"{name} must be {kind.__name__}, not {given}")
     if (low is not None and not value >= low) or (high is not None and not value <= high):  # so that NaN is refused
         raise ConfigError(
             f"{name} must be between {low or 0:g} and {'any' if high is None else f'{high:g}'}, not {value!r}"

@@ -31,7 +31,7 @@ class Logger:
     def __init__(self, name: str, clock: Clock | None = None) -> None:
         self._log: Final = structlog.get_logger(name)
         self._monotonic = (clock or SystemClock()).monotonic
-        self._repeats: dict[str, tuple[float, int]] = {}  # event -> when it was last written, and left out since
+        self._repeats: dict[tuple[str, ...], tuple[float, int]] = {}  # -> when it was last written, and left out since
 
     def info(self, event: str, **values: Any) -> None:
         """An event that people may want to follow."""
@@ -43,14 +43,17 @@ class Logger:
 
     def retrying(self, event: str, **values: Any) -> None:
         """A :meth:`warning` for each try of what is tried until it succeeds: the first one, then one in ten seconds, with
-        the number of those left out as ``repeats``."""
+        the number of those left out as ``repeats``. Tries of one thing have one ``event`` and equal ``values``, but for the
+        ``error``; there are few things."""
         now = self._monotonic()
-        written_at, left_out = self._repeats.get(event, (-REPEAT_S, 0))
+        about = event, *(str(value) for name, value in values.items() if name != "error")
+        written_at, left_out = self._repeats.get(about, (-REPEAT_S, 0))
         if now - written_at < REPEAT_S:
-            self._repeats[event] = written_at, left_out + 1
+            self._repeats[about] = written_at, left_out + 1
             return
-        self._repeats[event] = now, 0
-        self._say("warning", event, {**values, "repeats": left_out} if left_out else values)
+        self._repeats[about] = now, 0
+        is_same = left_out and now - written_at < 2 * REPEAT_S  # not an earlier outage
+        self._say("warning", event, {**values, "repeats": left_out} if is_same else values)
 
     def error(self, event: str, **values: Any) -> None:
         """A problem that somebody should look at."""

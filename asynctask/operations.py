@@ -198,7 +198,7 @@ class Operations:
     def _own_queue(self, queue: str) -> str:
         """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""
         name, engine = queue_name(queue), engine_of(queue)
-        if engine is not None and name not in {each.name for each in self._admin.queues()}:
+        if engine is not None and (engine in self._engines or any(name in each["queues"] for each in self.processes())):
             raise Conflict(f"{engine} keeps the queue {name}: use its own tools; of a Task, asynctask pause and cancel")
         return name
 
@@ -228,14 +228,13 @@ class Operations:
         if not progress["counts"]["enqueue"]:
             return []
         queue = str(task["queue"])
-        if found_ := self._not_taken(queue) or self._not_due(task, progress, now):
-            return found_
-        return [] if self._moves(task_id, now) else self._behind_others(queue, task["priority"])
-
-    def _moves(self, task_id: int, now: int) -> bool:
-        """Whether rows of a Task went to a worker or ended just now: the start of a short job is not recorded."""
+        if reasons := self._not_taken(queue) or _not_due(task, progress, now):
+            return reasons
         with self._ledger.database.read() as connection:
-            return now - queries.moved_at(connection, task_id) < MOVES_S * SECOND
+            moved = now - queries.moved_at(connection, task_id) < MOVES_S * SECOND
+        if moved and progress["progress"]["rate_per_s"]:
+            return []  # rows end: the start of a short job is not recorded
+        return self._of_jobs(task, progress, now) or self._behind_others(queue, task["priority"])
 
     def _not_called(self, job_id: str) -> list[WaitReason]:
         """Why a callback does not begin."""
@@ -260,8 +259,11 @@ class Operations:
             except BrokerUnavailable as error:
                 found.append(WaitReason("broker_away", str(error), "see that it runs"))
         if not there:
-            command = "asynctask worker" if name in ("default", "callbacks") else f"asynctask worker -q {name}"
-            mend = f"start a worker of {engine} that has it" if engine else f"start a worker: {command}"
+            mend = "start a worker: asynctask worker"
+            if engine is not None:
+                mend = f"start a worker of {engine} that has it"
+            elif name not in ("default", "callbacks"):
+                mend = f"start a worker of it (asynctask worker -q {name}), or the program that performs its jobs"
             found.append(WaitReason("no_process", f"No process works the queue {name}", mend))
         elif paused:
             found.append(WaitReason("queue_paused", f"The queue {name} is paused", f"asynctask queues unpause {name}"))
@@ -270,27 +272,18 @@ class Operations:
             found.append(WaitReason("quiet", text, "stop them, and start others"))
         return found
 
-    def _not_due(self, task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
-        """Why the jobs of a Task (its columns) are not in its queue."""
+    def _of_jobs(self, task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
+        """Why jobs of a Task (its columns) were put off, or are held back."""
         with self._ledger.database.read() as connection:
             messages = queries.put_off(connection, task["id"], now)
             blocked = queries.is_blocked(connection, task["id"])
         found = [WaitReason("put_off", message, "they are tried again every few seconds") for message in messages]
         if not self._router.knows(str(task["queue"]), str(task["worker_name"])):
             text = f"{engine_of(str(task['queue']))} has no {plain(str(task['worker_name']))} here"
-            mend = "start processes of a release that has it, or cancel the Task"
-            found.append(WaitReason("unknown_worker", text, mend))
-        interval = interval_of(task["interval_s"])
-        at = next_round(task["round_at"], None, 0, interval, now) if interval and task["round_at"] is not None else now
-        if at > now:
-            mend = f"asynctask set {task['id']} interval=0, for no more rounds"
-            found.append(WaitReason("interval", f"The next round begins at {rfc3339(at)}", mend))
-        if blocked and not self._moves(task["id"], now):
+            found.append(WaitReason("unknown_worker", text, "start a release that has it, or cancel the Task"))
+        if blocked:
             mend = "they begin when those have ended; a stopped job has not, nor those of a paused Task"
             found.append(WaitReason("key", "Rows wait for earlier jobs of their key", mend))
-        if progress["counts"]["enqueue"] == progress["retrying"]:
-            text = f"The rows that are left wait for a retry, the first until {progress['next_retry_at']}"
-            found.append(WaitReason("retry", text, "asynctask retries restart JOB runs one at once"))
         return found
 
     def _behind_others(self, queue: str, priority: int) -> list[WaitReason]:
@@ -777,6 +770,19 @@ def _held_back(progress: Mapping[str, Any], holder: tuple[int, str] | None) -> W
         text = f"It paused itself: more rows failed than it tolerates ({progress['control']['tolerated_failures']})"
         return WaitReason("too_many_failures", text, f"asynctask set {task_id} tolerated_failures=none, or retry its rows")
     return WaitReason("paused", "It is paused", f"asynctask resume {task_id}")
+
+
+def _not_due(task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
+    """Why no job of a Task (its columns) is due."""
+    interval = interval_of(task["interval_s"])
+    at = next_round(task["round_at"], None, 0, interval, now) if interval and task["round_at"] is not None else now
+    if at > now:
+        mend = f"asynctask set {task['id']} interval=0, for no more rounds"
+        return [WaitReason("interval", f"The next round begins at {rfc3339(at)}", mend)]
+    if progress["counts"]["enqueue"] == progress["retrying"]:
+        text = f"The rows that are left wait for a retry, the first until {progress['next_retry_at']}"
+        return [WaitReason("retry", text, "asynctask retries restart JOB runs one at once")]
+    return []
 
 
 # -- queues as JSON

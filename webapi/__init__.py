@@ -18,11 +18,12 @@ from webapi.context import EXTENSION, TASK_PAGES, asynctask_app, find_task
 __all__ = ["create_app"]
 
 
-def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
+def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None = None) -> APIFlask:
     """A Flask application that serves ``app``. Several can share a process.
 
     ``host``: the address or name that it is served at, by default ``app.config.host``. It also answers to the names of
-    ``app.config.allowed_hosts`` and to loopback names (:class:`webapi.security.AllowedHosts`).
+    ``app.config.allowed_hosts`` and to loopback names (:class:`webapi.security.AllowedHosts`). ``threads``: those of the
+    server, by default ``app.config.web_threads``; a part of them may be held for long (:class:`webapi.reports.Slots`).
 
     It starts nothing: call ``app.start_services()`` in the process that answers, see :mod:`webapi.server`.
     """
@@ -34,7 +35,7 @@ def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
     security.register_tokens(flask_app, app.config)
     security.register(flask_app)
     openapi.register(flask_app, app)
-    reports.register(flask_app, app.config.web_threads)
+    reports.register(flask_app, app.config.web_threads if threads is None else threads)
     for each in (tasks, reports, workers, operations):
         flask_app.register_blueprint(each.blueprint)
     flask_app.register_blueprint(tasks.exports)

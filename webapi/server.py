@@ -42,7 +42,7 @@ def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable
 
 def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, beat: Callable[[], None]) -> None:
     loop = HttpLoop(
-        create_app(app, host=host),
+        create_app(app, host=host, threads=threads),
         listener,
         threads=threads,
         body_limit=partial(longest_body, app.config),

@@ -468,9 +468,7 @@ class Dispatcher:
             tasks, self._up_to = reservations.runnable(
                 connection, self._ledger, used.queues, after=self._last_served, since=since, place=self._place
             )
-            # What only a process of another release knows stays in the ledger, and so do jobs for a queue that nobody
-            # works: they delay nothing else.
-            tasks = [task for task in tasks if self._router.knows(task.queue, task.worker)]
+            # Jobs for a queue that nobody works stay in the ledger, and delay nothing else.
             return tasks, reservations.alone_due(connection, self._ledger.now(), used.wanting)
 
     def _sources(

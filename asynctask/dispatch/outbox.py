@@ -115,8 +115,7 @@ class Router:
         return engine in self._engines and self._clock.monotonic() >= self._away_until.get(engine, 0.0)
 
     def knows(self, queue: str, worker: str) -> bool:
-        """Whether this process's engine of a queue has this worker (``*``: several). Without it, one of another release
-        may have it, which dispatches its jobs."""
+        """Whether this process's engine of a queue has this worker (``*``: several); one of another release may have it."""
         engine = self._engines.get(engine_of(queue) or "")
         return engine is None or worker == "*" or worker in engine.workers
 

@@ -267,29 +267,22 @@ class RqEngine:
         return False
 
     def revoke(self, job_id: str, queue: str) -> str | None:
-        """A job that is removed from where it waits cannot begin, nor can one that RQ has dropped."""
+        """A job that is removed from where it waits cannot begin, nor can one that was cancelled or deleted in RQ."""
         waits = self._queue(own_name(queue))
-        registries = waits.scheduled_job_registry, waits.deferred_job_registry, waits.canceled_job_registry
+        registries = waits.scheduled_job_registry, waits.deferred_job_registry
         try:
-            removed = waits.remove(job_id) + sum(self.connection.zrem(each.key, job_id) for each in registries)
+            removed = waits.remove(job_id) or any(self.connection.zrem(each.key, job_id) for each in registries)
             try:
                 job = rq.job.Job.fetch(job_id, connection=self.connection, serializer=self.serializer)
             except NoSuchJobError:
                 return None
-            if not removed and self._has_begun(waits, job):
+            # One on no list may be with a worker that has just taken it.
+            if not removed and (job.get_status() != JobStatus.CANCELED or job.get_executions()):
                 return "it does not wait in RQ any more"
             job.delete()
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
         return None
-
-    def _has_begun(self, queue: Any, job: Any) -> bool:
-        """Whether a worker may have a job that does not wait, or it has ended in RQ. Neither: it was taken off its list."""
-        return (
-            job.get_status() != JobStatus.QUEUED
-            or self.connection.lpos(queue.intermediate_queue_key, job.id) is not None
-            or bool(job.get_executions())
-        )
 
     def _queue(self, name: str) -> Any:
         return rq.Queue(name, connection=self.connection, serializer=self.serializer)
@@ -514,7 +507,7 @@ class _Recording:
             ours, theirs = (getattr(each, "__name__", each) for each in (self.serializer, engine.serializer))
             raise ConfigError(f"the worker reads jobs with {ours}, and attach() sends them with {theirs}: set --serializer")
         if not options.get("with_scheduler") and (names := engine.scheduled()):
-            text = "worker %s: retries of lone jobs of %s wait for a scheduler of RQ: start a worker with --with-scheduler"
+            text = "worker %s: retries of lone jobs of %s wait for a scheduler of RQ: one worker needs --with-scheduler"
             self.log.warning(text, self.name, ", ".join(names))
         self._recording = engine.recording(self)
         self._recording.start()

@@ -118,7 +118,7 @@ _IS_SMALL = (
     & _t.key_limit.is_(None)
 )
 _READY = (
-    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner, _HAS_ROUNDS, _t.created_jobs - _t.next_seq, _t.worker_name)
+    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner, _HAS_ROUNDS, _t.created_jobs - _t.next_seq)
     .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # otherwise it also reads the Tasks that are not ready
     .where(_t.queue == sa.bindparam("of"), _FREE)
     .order_by(_t.ready, _t.id)
@@ -135,7 +135,7 @@ _FIRST_READY = _READY.where(_t.ready.is_not(None)).subquery()
 # One statement: a Task is either free, or in another's hand, at one moment.
 _RUNNABLE = sa.union_all(
     sa.select(_FIRST_READY),
-    sa.select(sa.null(), sa.null(), _IN_HAND.c.ready, *[sa.null()] * 5),
+    sa.select(sa.null(), sa.null(), _IN_HAND.c.ready, *[sa.null()] * 4),
 )
 _RUNNABLE_AFTER = _READY.where(_t.ready == sa.bindparam("priority"), _t.id > sa.bindparam("after"))
 _RUNNABLE_LOWER = _READY.where(_t.ready > sa.bindparam("priority"))
@@ -190,7 +190,6 @@ class Runnable:
     owner: str = ""
     has_rounds: bool = False
     left: int = 0
-    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +269,8 @@ def runnable(
             place=place,
         )
         found += [
-            Runnable(int(i), name, int(at), bool(small), owner, bool(rounds), int(left), worker)
-            for i, name, at, small, owner, rounds, left, worker in ready_there
+            Runnable(int(i), name, int(at), bool(small), owner, bool(rounds), int(left))
+            for i, name, at, small, owner, rounds, left in ready_there
         ]
     return sorted(found, key=lambda each: each.priority), in_hand
 

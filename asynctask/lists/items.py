@@ -66,9 +66,9 @@ class Binding:
         return {column.header: column.field for column in self.columns}
 
 
-class OutdatedItem(ValueError):
-    """An accepted item does not fit the model of its worker any more. The message leaves out its values, so that such rows
-    are one group of errors."""
+class UnfitItem(ValueError):
+    """An item does not fit the model of its worker, which may have changed since. The message leaves out its values, so that
+    such rows are one group of errors."""
 
 
 class ItemShape:
@@ -197,7 +197,7 @@ class ItemShape:
     def revive(self, params: dict[str, Any]) -> Any:
         """The argument of the worker's function: the model made of an accepted item, or the dict without a model.
 
-        Raises :class:`OutdatedItem` if the model has changed since and refuses the item.
+        Raises :class:`UnfitItem` if the model refuses the item, because it has changed since for example.
         """
         if self.model is None:
             return params
@@ -208,7 +208,7 @@ class ItemShape:
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults)
-            raise OutdatedItem(f"{self.model.__name__} has changed since the row was submitted: {said}") from None
+            raise UnfitItem(f"the item does not fit {self.model.__name__}: {said}") from None
 
     def _by_model(
         self,

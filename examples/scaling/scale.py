@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import signal
 import subprocess
 import threading
 import urllib.parse
 import urllib.request
+from http.client import HTTPException
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Start and stop worker processes by what waits in a queue.")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="a web process of AsyncTask")
+    url = os.environ.get("ASYNCTASK_URL", "http://127.0.0.1:8000")
+    parser.add_argument("--url", default=url, help="a web process of AsyncTask; with tokens, http://NAME:SECRET@HOST:PORT")
     parser.add_argument("--queue", default="default", help="the queue that the workers work")
     parser.add_argument("--least", type=int, default=0, help="fewest worker processes")
     parser.add_argument("--most", type=int, default=4, help="most worker processes")
@@ -33,15 +36,19 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def apart(url: str) -> tuple[str, str]:
+    """A URL without the ``NAME:SECRET`` of a token, and that."""
+    where = urllib.parse.urlsplit(url)
+    name, _, host = where.netloc.rpartition("@")
+    return where._replace(netloc=host, path=where.path.rstrip("/")).geturl(), name
+
+
 def wanted(options: argparse.Namespace) -> int:
     """How many are wanted, within the limits. Raises OSError or ValueError where there is no answer."""
     query = urllib.parse.urlencode({"queue": options.queue, "target_s": options.target_s})
-    where = urllib.parse.urlsplit(options.url)
-    headers, name = {}, where.netloc.rpartition("@")[0]
-    if name:  # http://NAME:SECRET@HOST:PORT, where the server has tokens
-        headers["Authorization"] = f"Basic {base64.b64encode(name.encode()).decode()}"
-    url = where._replace(netloc=where.netloc.rpartition("@")[2], path=f"{where.path.rstrip('/')}/api/queues", query=query)
-    asked = urllib.request.Request(url.geturl(), headers=headers)  # noqa: S310 - the user's own
+    url, name = apart(options.url)
+    headers = {"Authorization": f"Basic {base64.b64encode(name.encode()).decode()}"} if name else {}
+    asked = urllib.request.Request(f"{url}/api/queues?{query}", headers=headers)  # noqa: S310 - the user's own
     with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
         count = int(json.load(answer)["queues"][0]["workers_wanted"])
     return int(max(options.least, min(options.most, count)))
@@ -60,8 +67,8 @@ def main() -> None:
         leaving = [each for each in leaving if each.poll() is None]
         try:
             count = wanted(options)
-        except (OSError, ValueError, LookupError) as error:  # nobody knows: leave everything as it is
-            print(f"no answer from {options.url}: {error}", flush=True)
+        except (OSError, ValueError, LookupError, HTTPException) as error:  # nobody knows: leave everything as it is
+            print(f"no answer from {apart(options.url)[0]}: {error}", flush=True)
             count = len(workers)
         too_many = too_many + 1 if count < len(workers) else 0
         if count > len(workers):

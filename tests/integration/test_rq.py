@@ -376,18 +376,17 @@ def test_a_job_that_waits_in_rq_is_taken_out_and_one_that_runs_is_not(engine: Rq
 def test_a_job_that_rq_has_dropped_or_keeps_back_is_deleted(engine: RqWorld) -> None:
     """Before, it was neither on its queue nor could it be restarted, killed or deleted."""
     first = engine.jobs.gated.delay(0)
-    cancelled, deleted, taken, deferred = (
+    cancelled, deleted, deferred = (
         engine.engine.queue(engine.jobs.queue).enqueue(
             engine.jobs.noted, name, depends_on=first if name == "deferred" else None
         )
-        for name in ("cancelled", "deleted", "taken", "deferred")
+        for name in ("cancelled", "deleted", "deferred")
     )
     cancelled.cancel()
     deleted.delete()
-    assert engine.jobs.redis.lrem(engine.engine.queue(engine.jobs.queue).key, 0, taken.id) == 1
     engine.worker()
     wait_for(lambda: engine.event(first.id)["status"] == "working", "the first one is performed")
-    for each in (cancelled, deleted, taken, deferred):
+    for each in (cancelled, deleted, deferred):
         with pytest.raises(
             Conflict, match="rq keeps it, on its queue or until its time, and it cannot be started from here"
         ):
@@ -409,7 +408,7 @@ def test_callbacks_of_rq_are_called_for_jobs_of_a_task_too(engine: RqWorld) -> N
 @pytest.mark.parametrize("with_scheduler", [False, True])
 def test_a_worker_says_that_retries_after_an_interval_need_a_scheduler(engine: RqWorld, with_scheduler: bool) -> None:
     engine.worker("TrackedWorker", *(["--with-scheduler"] if with_scheduler else []))
-    said = "retries of lone jobs of patient wait for a scheduler of RQ: start a worker with --with-scheduler"
+    said = "retries of lone jobs of patient wait for a scheduler of RQ: one worker needs --with-scheduler"
     assert (said in engine.world.said()) is not with_scheduler
 
 

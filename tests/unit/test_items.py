@@ -22,7 +22,7 @@ from support.drawn import examples
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem
 from asynctask.lists.coerce import Unclear, coercer_for
-from asynctask.lists.items import Binding, ItemShape, OutdatedItem, Refused
+from asynctask.lists.items import Binding, ItemShape, Refused, UnfitItem
 from asynctask.lists.problems import describe
 from asynctask.lists.readers import CellError, RawRow
 
@@ -453,9 +453,9 @@ class TestWhatPeopleType:
         assert coerced(Kind, 1) == "1"
         for other in (int | str, int | list[int], str | list[int], Any, bytes):
             assert coercer_for(other, sheet=True) is None
-        for other in (list[int], dict[str, int] | None, tuple[int, ...], set[int], Campaign):
-            assert coercer_for(other, sheet=False) is None
-            assert [coerced(other, text) for text in (' {"a": [1]}', "[1, 2]", "[1", "a", "[" * 40 + "]" * 40)] == [
+        for holder in (list[int], dict[str, int] | None, tuple[int, ...], set[int], Campaign):
+            assert coercer_for(holder, sheet=False) is None
+            assert [coerced(holder, text) for text in (' {"a": [1]}', "[1, 2]", "[1", "a", "[" * 40 + "]" * 40)] == [
                 {"a": [1]}, [1, 2], "[1", "a", "[" * 40 + "]" * 40,
             ]  # fmt: skip
 
@@ -504,12 +504,10 @@ def test_rows_that_the_model_of_a_newer_release_refuses_are_one_group_of_errors(
 
     said = set()
     for item in ({"sku": "A", "size": 0}, {"sku": "B", "size": -1}):
-        with pytest.raises(OutdatedItem) as refused:
+        with pytest.raises(UnfitItem) as refused:
             ItemShape(Newer).revive(item)
         said.add(str(refused.value))
-    words = (
-        "Newer has changed since the row was submitted: colour: Field required; size: Input should be greater than or equal"
-    )
+    words = "the item does not fit Newer: colour: Field required; size: Input should be greater than or equal"
     assert said == {f"{words} to 1"}
 
 

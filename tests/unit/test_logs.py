@@ -42,9 +42,11 @@ def test_what_is_tried_again_and_again_is_written_once_in_ten_seconds() -> None:
         for _ in range(41):  # for 20 s
             log.retrying("ledger_away", error="refused")
             clock.seconds += 0.5
-        log.retrying("other")
+        log.retrying("ledger_away", engine="rq", error="another thing")
+        clock.seconds += 86_400
+        log.retrying("ledger_away", error="another outage")
     assert [(each["event"], each.get("repeats")) for each in lines] == [
-        ("ledger_away", None), ("ledger_away", 19), ("ledger_away", 19), ("other", None),
+        ("ledger_away", None), ("ledger_away", 19), ("ledger_away", 19), ("ledger_away", None), ("ledger_away", None),
     ]  # fmt: skip
 
 

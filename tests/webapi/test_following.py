@@ -17,7 +17,7 @@ from support.serving import PATIENCE_S, Shop, get
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
-from asynctask.errors import LedgerUnavailable
+from asynctask.errors import LedgerUnavailable, NotFound
 from asynctask.testing import wait_for
 from webapi.reports import Slots
 
@@ -211,31 +211,64 @@ def test_a_stream_whose_client_is_gone_makes_room_for_another(web: str) -> None:
         assert [next(events_of(each)).progress["state"] for each in streams] == ["running"] * 4
         with pytest.raises(urllib.error.HTTPError) as refused:
             opened(f"{task}/stream")
-        assert (refused.value.code, json.load(refused.value)["code"]) == (503, "busy")
+        with refused.value as answer:
+            assert (answer.code, json.load(answer)["code"]) == (503, "busy")
         assert get(task)["state"] == "running", "polls are answered"
 
     def follows() -> bool:
         try:
             with closing(opened(f"{task}/stream", **{"Last-Event-ID": "0"})) as answer:
                 return bool(next(events_of(answer)).progress)
-        except urllib.error.HTTPError:
+        except urllib.error.HTTPError as refused:
+            refused.close()
             return False
 
     wait_for(follows, "the closed ones are noticed")
 
 
-def test_a_stream_ends_with_the_server_and_when_its_task_is_removed(tmp_path: Path) -> None:
+def test_a_stream_ends_with_the_server(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     with shop.web() as (process, said):
-        task, removed = submit(said["url"], 1), submit(said["url"], 1)
-        with closing(opened(f"{task}/stream")) as answer, closing(opened(f"{removed}/stream")) as other:
-            events, others = events_of(answer), events_of(other)
-            next(events), next(others)
-            opened_post(f"{removed}/cancel").close()
-            assert next(others).progress["state"] == "cancelled"
+        task = submit(said["url"], 1)
+        with closing(opened(f"{task}/stream")) as answer:
+            events = events_of(answer)
+            next(events)
             process.send_signal(signal.SIGTERM)
             assert list(events) == [], "it is whole, and ends before the server's time is up"
             assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_stream_and_a_long_poll_end_when_their_task_is_removed(
+    app: AsyncTask, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, progress = app.submit("enroll", [{"sku": "A"}]), app.progress
+    version = progress(task.id)["version"]
+    for path, left in ((f"/api/tasks/{task.id}/stream", 3), (f"/api/tasks/{task.id}?wait=60&version={version}", 2)):
+        there = iter(range(left))
+
+        def read(task_id: int, *args: Any, there: Iterator[int] = there) -> Any:
+            if next(there, None) is None:
+                raise NotFound(f"there is no Task {task_id}")
+            return progress(task_id, *args)
+
+        monkeypatch.setattr(app, "progress", read)
+        answer = client.get(path)
+        assert answer.status_code == (200 if "stream" in path else 404)
+    assert client_of(app).get(f"/api/tasks/{task.id}/stream").status_code == 404
+
+
+def test_the_threads_that_a_server_has_count_not_the_setting(tmp_path: Path) -> None:
+    """Two streams held both threads of a server that was started with fewer than the application says."""
+    shop = Shop(tmp_path, web_threads=16)
+    with shop.running("web", "--port", "0", "--web-threads", "2") as (_, said):
+        task = submit(said["url"], 1)
+        with closing(opened(f"{task}/stream")) as answer:
+            next(events_of(answer))
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                opened(f"{task}/stream")
+            refused.value.close()
+            assert refused.value.code == 503
+            assert get(task)["state"] == "running"
 
 
 def test_a_stream_stays_open_while_the_database_is_away(

@@ -12,7 +12,7 @@ from asynctask import AsyncTask
 from asynctask.config import Config, Token, load, settings
 from asynctask.errors import ConfigError
 
-ANN, EVE = "ann-has-a-secret-of-her-own", "eve-reads-with-this/secret"
+ANN, EVE = "ann-has-a-secret-of-her-own", "eve-reads-with-this.secret"
 TOKENS = f"ann={ANN} eve:read={EVE}"
 
 
@@ -100,6 +100,8 @@ def test_the_document_names_the_ways_to_log_in_where_there_are_tokens(
         f"={ANN}",
         f"ann={ANN} ann:read={EVE}",
         f"ann={'x' * 257}",
+        f"ann={ANN} bob={ANN}",
+        f"ann={ANN}/",
     ],
 )
 def test_tokens_that_cannot_be_are_refused_without_showing_them(tokens: str) -> None:
@@ -110,6 +112,12 @@ def test_tokens_that_cannot_be_are_refused_without_showing_them(tokens: str) -> 
 
 
 def test_secrets_are_shown_nowhere() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Config(tokens=[f"ann={ANN}"])  # type: ignore[arg-type]
+    assert str(refused.value) == "tokens must be str, not list"
+    with pytest.raises(ConfigError) as refused:
+        Config(tokens=[f"ann={ANN}"])  # type: ignore[arg-type]
+    assert str(refused.value) == "tokens must be str, not list"
     config, origins = load({}, {"ASYNCTASK_TOKENS": TOKENS})
     assert config.access() == [Token("ann", ANN, False), Token("eve", EVE, True)]
     (shown,) = [each.shown for each in settings(config, origins) if each.name == "tokens"]

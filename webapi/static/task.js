@@ -56,7 +56,7 @@ let last = { now: "", since: 0, done: true };
 function noteMove(p) {
   const now = JSON.stringify([p.state, p.counts, p.control]);
   if (now !== last.now) show($("#reasons"), false);
-  last = { now, since: now === last.now ? last.since : Date.now(), done: p.done || p.state === "paused" };
+  last = { now, since: now === last.now ? last.since : Date.now(), done: p.done || p.state === "paused" || p.counts.working > 0 };
 }
 
 setInterval(async () => {
