@@ -67,7 +67,7 @@ class Binding:
 
 
 class UnfitItem(ValueError):
-    """An item does not fit the model of its worker, which may have changed since. The message leaves out its values, so that
+    """An item does not fit the model of its worker, which may have changed since. The message has no values, so that
     such rows are one group of errors."""
 
 
