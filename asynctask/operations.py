@@ -43,6 +43,9 @@ from asynctask.worker import Worker
 MAX_WINDOW: Final = 10_000
 """The furthest end of a page of two merged lists."""
 
+PUT_OFF_MOST_S: Final = 60
+"""Seconds for which a job is put off, at most."""
+
 MOVES_S: Final = 5
 """Seconds since the last change of its counters for which a Task counts as moving."""
 
@@ -277,10 +280,14 @@ class Operations:
         with self._ledger.database.read() as connection:
             messages = queries.put_off(connection, task["id"], now)
             blocked = queries.is_blocked(connection, task["id"])
+            late = queries.due_later(connection, task["id"], now + PUT_OFF_MOST_S * SECOND)
         found = [WaitReason("put_off", message, "they are tried again every few seconds") for message in messages]
         if not self._router.knows(str(task["queue"]), str(task["worker_name"])):
             text = f"{engine_of(str(task['queue']))} has no {plain(str(task['worker_name']))} here"
             found.append(WaitReason("unknown_worker", text, "start a release that has it, or cancel the Task"))
+        if late is not None:
+            text = f"Rows wait until {rfc3339(late)}: a clock that was set back since said that it was that late"
+            found.append(WaitReason("due_later", text, "asynctask scheduled restart --all starts them"))
         if blocked:
             mend = "they begin when those have ended; a stopped job has not, nor those of a paused Task"
             found.append(WaitReason("key", "Rows wait for earlier jobs of their key", mend))

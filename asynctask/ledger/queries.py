@@ -720,6 +720,14 @@ def put_off(connection: Connection, task_id: int, now: int) -> list[str]:
     return list(dict.fromkeys(str(each[-1].get("message", "")) for each in said if each))
 
 
+def due_later(connection: Connection, task_id: int, after: int) -> int | None:
+    """The earliest time after ``after`` (microseconds) until which a job of a Task waits that has never been retried: a
+    clock was ahead when it was given back."""
+    waits = (_e.task_id == task_id) & (_e.due_at > after) & (_e.due_at < BLOCKED) & (_e.retries == 0)
+    found = connection.execute(sa.select(sa.func.min(_e.due_at)).where(waits, _e.status == Status.ENQUEUE)).scalar()
+    return None if found is None else int(found)
+
+
 def moved_at(connection: Connection, task_id: int) -> int:
     """When the counters of a Task changed last, in microseconds; 0: never."""
     return int(connection.execute(sa.select(sa.func.max(_n.updated_at)).where(_n.task_id == task_id)).scalar() or 0)

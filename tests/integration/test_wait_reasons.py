@@ -98,9 +98,20 @@ def test_rows_that_no_process_could_perform_say_why(app: AsyncTask) -> None:
     task = app.submit("note", numbers(2))
     job, *_ = reservations.reserve(app.ledger, task.id, 2, lease_s=5)
     why = "Waiting for a worker: one that took it has no task 'note' registered"
-    put_off_elsewhere(app.ledger, {(job.job_id, 1): why}, app.ledger.now() + 600 * SECOND)
+    put_off_elsewhere(app.ledger, {(job.job_id, 1): why}, app.ledger.now() + 30 * SECOND)
     attend(app)
     assert only(app, task)[:2] == ("put_off", why)
+
+
+def test_rows_that_wait_for_a_clock_that_was_set_back_say_so_and_how_they_are_started(app: AsyncTask) -> None:
+    task = app.submit("note", numbers(1))
+    (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=5)
+    reservations.confirm(app.ledger, [task.id])
+    put_off_elsewhere(app.ledger, {(job.job_id, 1): "given back"}, app.ledger.now() + 3_600 * SECOND)
+    attend(app)
+    assert "due_later" in codes(app, task)
+    assert app.operations.act_on_all("scheduled", "restart").done == 1
+    assert "due_later" not in codes(app, task)
 
 
 def test_rounds_retries_and_keys_say_what_the_rows_wait_for(world: World, app: AsyncTask) -> None:
