@@ -281,7 +281,7 @@ class AsyncTask(OnDemand):
         Raises :class:`InputError`, :class:`UnknownWorker`, :class:`Unavailable` if the library of ``results_url`` is not
         installed.
         """
-        made = self.hand_in_export(worker, list(shards), format, self._checked(options))
+        made = self.hand_in_export(worker, list(_checked_items(shards)), format, self._checked(options))
         return made.task if isinstance(made, Submission) else made
 
     def hand_in_export(
@@ -438,7 +438,7 @@ class AsyncTask(OnDemand):
             if worker.wait is not None:
                 raise InputError("a Task cannot be scheduled: submit it at that time, or leave wait out of set()")
             found = replace(found, **worker.overrides)  # worker.set(queue=...) applies to its Tasks too
-        checked = self._checked(options)
+        checked, items = self._checked(options), _checked_items(items)
         return self._made().submitter.submit(found, items, checked, callbacks=self._callbacks(found, checked))
 
     @overload
@@ -464,7 +464,7 @@ class AsyncTask(OnDemand):
         job's worker, and all jobs go to that queue. Workers on an attached engine must all be on the same. The Task's
         ``worker`` is ``*``. Options and errors as of :meth:`submit`.
         """
-        rest = iter(jobs)
+        rest = iter(_checked_items(jobs))
         first = list(islice(rest, 1))
         like = self._find(first[0][0]) if first else None
         items: abc.Iterable[Any] = (
@@ -930,6 +930,14 @@ class _Observers:
     def _run(self, queue: SimpleQueue[int]) -> None:
         while True:
             self._act(queue.get())
+
+
+def _checked_items(items: abc.Iterable[T]) -> abc.Iterable[T]:
+    """The items of a program. Raises :class:`InputError` for what cannot be iterated over: the split would notice it only
+    once the Task is made."""
+    if not isinstance(items, abc.Iterable) and not hasattr(items, "__getitem__"):
+        raise InputError(f"a list of items is needed, or another iterable of them, not {items!r:.100}", code="wrong_type")
+    return items
 
 
 def _checked_arguments(worker: Worker, args: Sequence[Any]) -> Sequence[Any]:

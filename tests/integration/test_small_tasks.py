@@ -81,6 +81,29 @@ def test_a_list_that_fits_one_slice_takes_one_transaction_of_the_callers_own_thr
     world.check_promises(app, [task_id], 5)
 
 
+@pytest.mark.parametrize("nothing", [None, 7])
+def test_what_is_no_list_is_refused_before_anything_is_made(world: World, nothing: Any) -> None:
+    """Without `_checked_items`, `submit` makes a rejected Task and then raises the TypeError of its split."""
+    app = world.app()
+    promotions = app.export(columns=["n"])(_rows)
+    submits: tuple[Callable[[], Any], ...] = (
+        lambda: app.submit("note", nothing),
+        lambda: app.submit("note", nothing, strict=True, idempotency_key="k"),
+        lambda: app.check("note", nothing),
+        lambda: app.submit_jobs(nothing),
+        lambda: app.submit_export(promotions, nothing),
+    )
+    for submit in submits:
+        with pytest.raises(InputError, match=f"a list of items is needed.* not {nothing}$") as found:
+            submit()
+        assert (found.value.code, found.value.status) == ("wrong_type", 422)
+    assert app.tasks() == []
+
+
+def _rows(shard: Any) -> Iterator[list[int]]:
+    yield [1]
+
+
 def test_the_answer_says_what_asking_would(world: World) -> None:
     app = world.app()
     cases: tuple[tuple[list[Any], dict[str, Any]], ...] = (
