@@ -13,6 +13,9 @@ import pytest
 from asynctask.cli.options import SettingOption
 from asynctask.cli.root import build
 from asynctask.config import ENV_PREFIX, Config
+from asynctask.lists.options import Options
+from asynctask.task import TaskHandle
+from asynctask.worker import UntrackedOptions, WorkerOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,10 +91,28 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
             assert (ROOT / page).parent.joinpath(link).exists(), f"{page} links to {link}, which is not there"
 
 
-@pytest.mark.parametrize("page", ["README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_every_python_example_is_python(page: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert [compile(block, page, "exec") for block in blocks], "there is one at least"
+
+
+def first_cells(page: str, heading: str) -> set[str]:
+    """The names in the first column of the table of a page whose head begins with ``heading``."""
+    table = (ROOT / page).read_text().partition(f"\n| {heading} |")[2].partition("\n\n")[0]
+    return {name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)[(`]", line.split("|")[1])}
+
+
+def test_the_page_of_python_has_every_option_of_a_worker_and_of_a_list() -> None:
+    of_worker = set(WorkerOptions.__annotations__) - set(UntrackedOptions.__annotations__)
+    assert first_cells("docs/python.md", "option of `@app.worker`") == of_worker
+    assert first_cells("docs/python.md", "option") == set(Options.model_fields)
+
+
+def test_the_page_of_python_has_every_method_of_a_task() -> None:
+    text = (ROOT / "docs/python.md").read_text()
+    for name in vars(TaskHandle):
+        assert name.startswith("_") or re.search(rf"[`.]{name}[(`]", text), f"docs/python.md lacks task.{name}"
 
 
 def test_the_commands_of_the_readme_are_there() -> None:
