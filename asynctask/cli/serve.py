@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import reduce
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -156,18 +157,28 @@ def _store_flag(name: str) -> Any:
 
 
 def _short(flags: Sequence[str], name: str, kind: Any, text: str, **more: Any) -> _Decorator:
-    """A short flag of ``worker`` for a setting with a long one."""
+    """A short flag of ``worker`` and ``up`` for a setting with a long one."""
     return click.option(
         *flags, f"short_{name}", type=kind, default=None, expose_value=False, callback=_store_flag(name), help=text, **more
     )
 
 
+_SHORT: Final = (
+    _short(("-c",), "concurrency", int, "Threads of each process (--concurrency)."),
+    _short(("-p",), "processes", int, "Worker processes (--processes)."),
+    _short(("-q",), "queues", str, "A queue, or queue,weight; may be given several times (--queues).", multiple=True),
+    _short(("--strict",), "strict_queues", None, "Take from the queues in their order (--strict-queues).", is_flag=True),
+    _short(("-t",), "shutdown_s", float, "Seconds that running jobs are given at a stop (--shutdown-s)."),
+)
+
+
+def _short_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The short flags of workers, in this order in the help."""
+    return reduce(lambda made, flag: flag(made), reversed(_SHORT), command)
+
+
 @click.command("worker", cls=Command)
-@_short(("-c",), "concurrency", int, "Threads of each process (--concurrency).")
-@_short(("-p",), "processes", int, "Processes (--processes).")
-@_short(("-q",), "queues", str, "A queue, or queue,weight; may be given several times (--queues).", multiple=True)
-@_short(("--strict",), "strict_queues", None, "Take from the queues in the given order (--strict-queues).", is_flag=True)
-@_short(("-t",), "shutdown_s", float, "Seconds that running jobs are given at a stop (--shutdown-s).")
+@_short_flags
 @file_options
 @pass_session
 def worker(session: Session, config_file: str | None, environment: str | None) -> int:
@@ -207,6 +218,7 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
 
 
 @click.command("up", cls=Command)
+@_short_flags
 @file_options
 @pass_session
 def up(session: Session, config_file: str | None, environment: str | None) -> int:

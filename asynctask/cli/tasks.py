@@ -178,8 +178,8 @@ def _print_failures(session: Session, progress: Mapping[str, Any], events: list[
     if not events:
         out.line("No row has failed." if progress["done"] else "No row has failed so far.")
         return
-    rows = [(e["id"], e["row"], e["status"], e["attempt"], _last_message(e), e["params"]) for e in events]
-    out.table(("id", "row", "status", "attempt", "message", "item"), rows, longest=100)
+    rows = [(e["job_id"], e["row"], e["status"], e["attempt"], _last_message(e), e["params"]) for e in events]
+    out.table(("job", "row", "status", "attempt", "message", "item"), rows, longest=100)
     if len(events) == limit:
         task_id = progress["task_id"]
         out.line(f"The next: {next_page(place_in_list(events[-1]))}")

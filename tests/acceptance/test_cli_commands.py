@@ -12,6 +12,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import python_calamine
@@ -80,6 +81,7 @@ def test_a_file_is_handed_over_watched_to_its_end_and_its_bad_rows_come_back_as_
     assert {group["count"] for group in shown["error_groups"]} == {1, 3}
     text = desk.run("show", task_id, "--failed").stdout
     assert "the seller is not qualified" in text
+    assert all(event["job_id"] in text for event in shown["events"])
     assert "\x1b" not in text
 
 
@@ -333,6 +335,21 @@ def test_several_worker_processes_run_under_one_supervisor(desk: Desk) -> None:
         ended = desk.json("submit", desk.table("products.csv", numbered(9)).name, "--worker", "enrol", "--watch")
         assert ended["counts"]["finish"] == 9
         wait_for(lambda: sum("worker" in line for line in desk.processes().values()) >= 3, "two children")
+
+
+def test_up_takes_the_short_flags_of_worker(desk: Desk) -> None:
+    flags = ("-p", 2, "-c", 3, "-q", "default", "-q", "slow", "--strict", "-t", 4)
+    with desk.started("up", "--port", 0, *flags, "--json") as up:
+        assert read_document(up)["processes"] == 2
+        workers = wait_for(lambda: each if len(each := _workers(desk)) == 2 else [], "both workers have started")
+        assert {(each["concurrency"], tuple(each["queues"])) for each in workers} == {(3, ("default", "slow"))}
+        argv = [line for line in desk.processes().values() if "--queues" in line]
+        assert all("--strict-queues" in line and "--shutdown-s 4.0" in line for line in argv)
+        assert len(argv) == 2
+
+
+def _workers(desk: Desk) -> list[dict[str, Any]]:
+    return [each for each in desk.json("processes")["processes"] if each["kind"] == "worker"]
 
 
 def test_a_taken_port_is_told_with_what_to_do(desk: Desk) -> None:
