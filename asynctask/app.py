@@ -637,6 +637,16 @@ class AsyncTask(OnDemand):
             )
         return found
 
+    def list_workers(self) -> list[str]:
+        """The names of the workers that lists can be submitted for: tracked, no export, on no engine that cannot count."""
+        return [name for name in sorted(self.workers) if self._takes_lists(name)]
+
+    def _takes_lists(self, name: str) -> bool:
+        try:
+            return not self._find(name).columns
+        except InputError:
+            return False
+
     def _find_export(self, worker: Any) -> Worker:
         found = self._find(worker)
         engine = None if found.engine is None else self._engines[found.engine]

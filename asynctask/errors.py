@@ -111,6 +111,12 @@ class InputError(AsyncTaskError):
         they would read."""
         return tuple(self.params.get("suggestions", ()))
 
+    @property
+    def sheets(self) -> Sequence[str]:
+        """For a workbook refused for the sheet that was read: the names of the others, the one that has the columns
+        first."""
+        return tuple(self.params.get("other_sheets", ()))
+
 
 class TooLarge(InputError):
     """Over a limit; the message names the limit, its value and the setting that changes it."""

@@ -54,9 +54,10 @@ def home() -> ResponseReturnValue:
     """The form and the recent Tasks."""
     app = asynctask_app()
     suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
+    takes_lists = app.list_workers()
     return render_template(
         "home.html",
-        workers=workers.described(app),
+        workers=[each for each in workers.described(app) if each["name"] in takes_lists],
         max_file_bytes=app.config.max_file_bytes,
         formats=list(FORMATS),
         suffixes=suffixes,

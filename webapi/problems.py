@@ -121,7 +121,7 @@ def _from_asynctask(error: Exception) -> Response:
         _log.error("%s %s: %s", request.method, request.path, error)
     headers = {"Retry-After": "2"} if status == 503 else getattr(error, "headers", None)
     detail = render_whole(error, reader_locale()) if isinstance(error, InputError) else public_message(error)
-    members = {"suggestions": found} if isinstance(error, InputError) and (found := error.suggestions) else {}
+    members = {name: found for name in ("suggestions", "sheets") if (found := getattr(error, name, ()))}
     return problem_response(status, detail, code=error.code, errors=errors, headers=headers, **members)
 
 

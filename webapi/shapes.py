@@ -449,6 +449,10 @@ class ProblemDetails(BaseModel):
     suggestions: list[Suggestion] = Field(
         default_factory=list, description="Only with the code `encoding`: likely ones, the likeliest first."
     )
+    sheets: list[str] = Field(
+        default_factory=list,
+        description="Only of a workbook refused for the sheet that was read: its others, as the option `sheet` takes them.",
+    )
 
 
 class Links(_Out):

@@ -169,6 +169,8 @@ class Output:
             found = {"code": code, "message": message, "errors": [p.as_dict() for p in problems]}
             if suggested:
                 found["suggestions"] = list(suggested)
+            if sheets := getattr(error, "sheets", ()):
+                found["sheets"] = list(sheets)
             self._stderr.write(json.dumps({"error": found}, ensure_ascii=False, default=str) + "\n")
         else:
             self._stderr.write(f"error: {clean(message)}\n")

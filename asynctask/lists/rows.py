@@ -367,7 +367,7 @@ def too_many_items(limit: int) -> TooLarge:
 
 # -- refusals that name the columns and the other sheets
 
-_COLUMN_ERRORS: Final = frozenset({"no_header", "missing_columns", "unknown_column"})
+_SHEET_ERRORS: Final = frozenset({"no_header", "missing_columns", "unknown_column", "empty_sheet"})
 _NAMED_SHEETS: Final = 20
 # Searching the other sheets must not cost more than reading the list itself.
 _SEARCHED_SHEETS: Final = 10
@@ -377,12 +377,12 @@ _SMALL_UNZIPPED: Final = 16_000_000
 
 
 def explained(error: InputError, sheet: str | None, file: ListFile, shape: ItemShape, *, small: bool) -> InputError:
-    """The refusal of a sheet by its columns, naming the worker's columns and the workbook's other sheets.
+    """The refusal of a sheet for its columns or its lack of rows, naming the worker's columns and the other sheets.
 
     Arguments: ``sheet``, the one that was read, None for a file without sheets; ``small``, whether the file has at most
     :data:`SMALL_FILE` bytes. A sheet that has the columns is named first.
     """
-    if error.code not in _COLUMN_ERRORS:
+    if error.code not in _SHEET_ERRORS:
         return error
     message = _without_header(error, shape) if error.code == "no_header" else str(error)
     code = "unknown_column" if error.code == "no_header" and shape.mapped else error.code
@@ -392,6 +392,7 @@ def explained(error: InputError, sheet: str | None, file: ListFile, shape: ItemS
     sheet_params = {
         "sheet": repr(sheet),
         "sheets": ", ".join(map(repr, others[:_NAMED_SHEETS])) + (", …" if len(others) > _NAMED_SHEETS else ""),
+        "other_sheets": others[:_NAMED_SHEETS],
     }
     hint = say("list.other_sheets", sheet_params, "en")
     text = "list.missing_columns_in_sheet" if error.text == "list.missing_columns_named" else ""

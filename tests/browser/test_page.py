@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import openpyxl
 import pytest
 import xlsxwriter
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from support.serving import Shop, get
 
 from asynctask import AsyncTask
@@ -23,10 +23,18 @@ pytestmark = pytest.mark.needs_browser
 EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 
 
-def sheet(path: Path, *rows: tuple[Any, ...]) -> Path:
+HEAD = ("sku", "Quantity", "Colour")
+
+
+def sheet(
+    path: Path, *rows: tuple[Any, ...], head: tuple[Any, ...] = HEAD, name: str = "Products", behind: str | None = None
+) -> Path:
+    """``behind``: the name of a cover sheet before it."""
     book = xlsxwriter.Workbook(path)
-    page = book.add_worksheet("Products")
-    for number, row in enumerate((("sku", "Quantity", "Colour"), *rows)):
+    if behind is not None:
+        book.add_worksheet(behind).write(0, 0, "What this list is for")
+    page = book.add_worksheet(name)
+    for number, row in enumerate((head, *rows)):
         page.write_row(number, 0, row)
     book.close()
     return path
@@ -155,6 +163,53 @@ def test_a_task_that_does_not_move_says_why_until_it_moves(page: Page, shop: Sho
             expect(page.locator("#reasons")).to_be_hidden()
 
 
+def test_a_task_says_why_it_does_not_move_after_five_seconds_and_asks_no_more_often(
+    page: Page, web_alone: str, tmp_path: Path
+) -> None:
+    hand_in(page, web_alone, sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red")), "gated")
+    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+    shown, task = page.url, f"{web_alone.rstrip('/')}/api/tasks/{page.url.rpartition('/')[2]}"
+    page.goto("about:blank")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/waiting") else None)
+    page.clock.install(time=0)
+    page.clock.pause_at(1_000)
+    held: list[Route] = []
+    page.route(task, lambda route: held.append(route))
+    with page.expect_request(task):
+        page.goto(shown)
+    page.clock.run_for(1_000)  # the first answer comes this late, between two looks
+    held[0].continue_()
+    page.unroute(task)
+    expect(page.locator("#state")).to_have_text("running")
+    page.clock.run_for(4_000)
+    expect(page.locator("#reasons")).to_be_hidden()
+    with page.expect_response("**/waiting"):
+        page.clock.run_for(1_000)
+    expect(page.locator("#reasons li")).to_have_count(1)
+    page.clock.run_for(4_000)
+    with page.expect_response("**/waiting"):
+        page.clock.run_for(1_000)
+    assert len(asked) == 2
+
+
+def test_a_task_that_paused_itself_offers_no_resume(page: Page, open_shop: tuple[Shop, str]) -> None:
+    shop, url = open_shop
+    items = [{"sku": f"{'NO' if n == 1 else 'OK'}-{n}", "quantity": n} for n in range(1, 4)]
+    with closing(lone_jobs(shop)) as app:
+        task = app.submit("gated", items, parallel=1, tolerated_failures=0)
+    page.goto(f"{url.rstrip('/')}/tasks/{task.id}")
+    shop.open_gate(1)
+    expect(page.locator("#words")).to_contain_text("Paused by itself")
+    expect(page.get_by_role("button", name="Cancel…")).to_be_visible()
+    expect(page.get_by_role("button", name="Resume")).to_be_hidden()
+    page.get_by_label("Pause after more failures than").fill("1")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator("#state")).to_have_text("running")
+    shop.open_gate(3)
+    expect(page.locator("#state")).to_have_text("finished")
+
+
 def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     page: Page, open_shop: tuple[Shop, str], tmp_path: Path
 ) -> None:
@@ -208,6 +263,36 @@ def test_an_encoding_in_doubt_is_chosen_with_one_click(page: Page, web_alone: st
     expect(alert.locator("li").first).to_contain_text("It’s urgent")
     page.get_by_role("button", name="Read it as windows-1252").click()
     expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+
+
+@pytest.mark.parametrize("name", ["Products", "W" * 31])
+def test_a_sheet_behind_a_cover_is_chosen_with_one_click_and_kept_for_the_next_try(
+    page: Page, web_alone: str, tmp_path: Path, name: str
+) -> None:
+    page.set_viewport_size({"width": 360, "height": 800})
+    hand_in(page, web_alone, sheet(tmp_path / "bad.xlsx", ("A", 500, "x"), behind="Cover", name=name), "enroll")
+    choice = page.get_by_role("alert").get_by_role("button")
+    expect(choice).to_have_text(f"Read sheet {name}")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    choice.click()
+    expect(page.get_by_role("alert")).to_contain_text("no row could be accepted")
+    page.set_input_files("#file", sheet(tmp_path / "good.xlsx", ("A", 5, "x"), behind="Cover", name=name))
+    page.get_by_role("button", name="Start").click()
+    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+
+
+def test_what_is_done_with_the_rows_is_chosen_and_never_guessed(page: Page, web_alone: str, tmp_path: Path) -> None:
+    page.goto(web_alone)
+    worker = page.get_by_label("What should be done")
+    expect(worker.locator("option")).to_have_text(["Choose…", "enroll", "gated"])
+    expect(worker).to_have_value("")
+    about = page.locator("[data-worker]").filter(visible=True)
+    expect(about).to_have_count(0)
+    page.set_input_files("#file", sheet(tmp_path / "products.xlsx", ("A", 1, "x")))
+    page.get_by_role("button", name="Start").click()
+    expect(worker).to_be_focused()
+    worker.select_option("enroll")
+    expect(about).to_contain_text("Quantity")
 
 
 def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, web_alone: str, tmp_path: Path) -> None:
@@ -426,6 +511,8 @@ def test_the_pages_fit_their_window(page: Page, open_shop: tuple[Shop, str], tmp
     hand_in(page, url, file, "enroll", Title="W" * 255)
     expect(page.locator("#state")).to_have_text("finished")
     expect(page.locator("#failed tbody tr")).to_have_count(2)
+    for button in page.get_by_role("button", name="Run these again").all():
+        assert button.evaluate("each => each.clientHeight < 2 * parseFloat(getComputedStyle(each).minHeight)")
     for path in (page.url, url, f"{url.rstrip('/')}/docs"):
         page.goto(path)
         page.wait_for_load_state("networkidle")
@@ -473,8 +560,10 @@ def test_failed_rows_are_downloaded_corrected_and_uploaded_again(
     text = Path(download.value.path()).read_text("utf-8-sig").replace("NO-2", "OK-2")
     corrected = tmp_path / "corrected.csv"
     corrected.write_text(text)
-    page.set_input_files("#corrected", corrected)
+    head, *rows = map(tuple, csv.reader(io.StringIO(text)))
+    page.set_input_files("#corrected", sheet(tmp_path / "corrected.xlsx", *rows, head=head, behind="Cover"))
     page.get_by_role("button", name="Take these rows again").click()
+    page.get_by_role("button", name="Read sheet Products").click()
     expect(page).not_to_have_url(first)
     expect(page.locator("#state")).to_have_text("finished")
     expect(page.locator("#failed tbody tr")).to_have_count(1)

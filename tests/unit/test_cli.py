@@ -244,6 +244,12 @@ def test_an_error_lists_the_rows_that_are_wrong() -> None:
     assert "\x1b" not in err.getvalue()
 
 
+def test_an_error_as_json_names_the_sheets_to_choose_from() -> None:
+    err = io.StringIO()
+    Output(io.StringIO(), err, json=True).error(InputError("no header", params={"other_sheets": ["Data"]}))
+    assert json.loads(err.getvalue())["error"]["sheets"] == ["Data"]
+
+
 # --- text that came from outside ---
 
 

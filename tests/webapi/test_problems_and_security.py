@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flask import Response
+from support.databases import migrated_file
 from support.webshop import Client, client_of
 
 import webapi
@@ -216,6 +218,23 @@ def test_the_page_of_a_job_that_is_not_there_says_so(client: Client) -> None:
     answer = client.get("/jobs/%3Cscript%3E")
     assert (answer.status_code, answer.mimetype) == (404, "text/html")
     assert "There is no job <bdi>&lt;script&gt;</bdi>" in answer.get_data(as_text=True)
+
+
+def test_the_form_offers_only_workers_that_take_lists(app: AsyncTask) -> None:
+    app.worker(use_task_event=False, name="a-lone-call")(lambda item: None)
+    app.export(columns=["sku"], name="an-export")(lambda shard: [])
+    text = client_of(app).get("/").text
+    assert re.findall('<option value="([^"]*)">', text) == ["", "anything", "enroll"]
+    assert re.findall('data-worker="([^"]*)"', text) == ["anything", "enroll"]
+
+
+def test_the_only_worker_needs_no_choice(tmp_path: Path) -> None:
+    migrated_file(tmp_path / "ledger.db")
+    with closing(AsyncTask(environ={}, database_url=f"sqlite:///{tmp_path / 'ledger.db'}")) as app:
+        app.worker(name="only")(lambda item: None)
+        text = client_of(app).get("/").text
+    assert re.findall('<option value="([^"]*)">', text) == ["only"]
+    assert '<div data-worker="only">' in text
 
 
 def test_the_form_shows_each_worker_with_its_columns(client: Client) -> None:

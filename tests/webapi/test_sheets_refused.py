@@ -40,6 +40,7 @@ def test_the_sheet_that_has_the_header_is_named_first(client: Client, form: Form
     found = refusal(client, form, book)
     assert found["code"] == ("no_header" if len(cover) == 1 else "missing_columns")
     assert "Sheet 'Cover' was read; choose another with the option sheet: 'Data', 'Notes'" in found["detail"]
+    assert found["sheets"] == ["Data", "Notes"]
     assert client.post("/api/tasks", **form(book, "list.xlsx", sheet="Data")).status_code == 202
 
 
@@ -52,7 +53,21 @@ def test_it_is_said_in_the_readers_language(client: Client, form: Form, language
 
 
 def test_of_a_workbook_with_one_sheet_no_other_is_offered(client: Client, form: Form) -> None:
-    assert "option sheet" not in refusal(client, form, workbook({"Only": [["x"]]}))["detail"]
+    found = refusal(client, form, workbook({"Only": [["x"]]}))
+    assert "option sheet" not in found["detail"]
+    assert "sheets" not in found
+
+
+@pytest.mark.parametrize(
+    ("chosen", "code", "others"),
+    [("Blank", "empty_sheet", ["Data", "Cover"]), ("Dta", "unknown_sheet", ["Cover", "Blank", "Data"])],
+)
+def test_a_chosen_sheet_that_is_empty_or_not_there_is_refused_with_the_others(
+    client: Client, form: Form, chosen: str, code: str, others: list[str]
+) -> None:
+    book = workbook({"Cover": [["Please see sheet Data"]], "Blank": [], "Data": GOOD})
+    found = refusal(client, form, book, sheet=chosen)
+    assert (found["code"], found["sheets"]) == (code, others)
 
 
 def test_a_header_of_columns_that_is_not_there_is_an_unknown_column(client: Client, form: Form) -> None:

@@ -40,26 +40,36 @@ export function drawBar(bar, segments, { percent, text }) {
 
 /**
  * A problem (RFC 9457) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
- * doubt each likely one is a button that calls `onEncoding` with its name.
+ * doubt each likely one is a button, and so is each other sheet of a workbook refused for the one that was read; it calls
+ * `onChoice` with the option's name and value.
  */
-export function showProblem(box, problem, onEncoding = null) {
+export function showProblem(box, problem, onChoice = null) {
   box.replaceChildren();
   show(box, problem !== null);
   if (problem === null) return;
   box.append(el("p", {}, el("strong", {}, user(problem.detail || problem.title || "It did not work."))));
   const errors = (problem.errors || []).filter((e) => e.row !== null || e.column !== null);
   if (errors.length) box.append(errorTable(errors, problem.errors_total ?? errors.length));
-  if (onEncoding && problem.suggestions?.length) box.append(encodings(problem.suggestions, onEncoding));
+  if (onChoice && problem.suggestions?.length) box.append(encodings(problem.suggestions, onChoice));
+  if (onChoice && problem.sheets?.length) box.append(sheets(problem.sheets, onChoice));
   box.focus();
 }
 
-function encodings(suggestions, onEncoding) {
-  const choices = suggestions.map(({ encoding, cells }) => {
-    const button = el("button", { type: "button", class: "ghost", "data-encoding": encoding }, `Read it as ${encoding}`);
-    button.addEventListener("click", () => onEncoding(encoding));
-    return el("li", {}, button, " ", ...cells.flatMap((cell) => [user(cell, { class: "user value" }), " "]));
-  });
-  return el("div", {}, el("p", {}, "Which of these reads right?"), el("ul", { class: "encodings" }, choices));
+function encodings(suggestions, onChoice) {
+  const each = suggestions.map(({ encoding, cells }) =>
+    el("li", {}, choice("encoding", encoding, `Read it as ${encoding}`, onChoice), " ", ...cells.flatMap((cell) => [user(cell, { class: "user value" }), " "])));
+  return choices("Which of these reads right?", each);
+}
+
+const sheets = (names, onChoice) =>
+  choices("Which sheet has the rows?", names.map((name) => el("li", {}, choice("sheet", name, ["Read sheet ", user(name)], onChoice))));
+
+const choices = (question, each) => el("div", {}, el("p", {}, question), el("ul", { class: "choices" }, each));
+
+function choice(name, value, text, onChoice) {
+  const button = el("button", { type: "button", class: "ghost" }, el("span", {}, text));
+  button.addEventListener("click", () => onChoice(name, value));
+  return button;
 }
 
 const SHOWN = 200;

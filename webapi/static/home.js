@@ -49,10 +49,16 @@ function showFile() {
 
 async function send(event) {
   event.preventDefault();
-  await sendAs(null);
+  await sendWith({});
 }
 
-async function sendAs(encoding) {
+/** Sends again with one thing chosen. A sheet stays in the form: the corrected workbook has it too. An encoding does not. */
+async function choose(name, value) {
+  if (name === "sheet") $("#sheet").value = value;
+  await sendWith({ [name]: value });
+}
+
+async function sendWith(options) {
   const chosen = $("#file").files[0];
   const limit = Number(form.dataset.maxBytes);
   showProblem($("#problem"), null);
@@ -63,14 +69,14 @@ async function sendAs(encoding) {
   sending(0);
   try {
     const fields = new FormData(form);
-    if (encoding !== null) fields.set("encoding", encoding);
+    for (const [name, value] of Object.entries(options)) fields.set(name, value);
     const task = await upload(form.action, fields, sending);
     window.location.assign(task.links.ui);
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     show($("#sending"), false);
     $("#send").disabled = false;
-    showProblem($("#problem"), error.problem, sendAs);
+    showProblem($("#problem"), error.problem, choose);
   }
 }
 

@@ -52,6 +52,7 @@ function drawHead(p) {
 
 const STILL = 5_000;
 let last = { now: "", since: 0, done: true };
+let askedAt = 0;
 
 function noteMove(p) {
   const now = JSON.stringify([p.state, p.counts, p.control]);
@@ -60,13 +61,14 @@ function noteMove(p) {
 }
 
 setInterval(async () => {
-  if (last.done || document.hidden || Date.now() - last.since < STILL) return;
+  if (last.done || document.hidden || Date.now() - Math.max(last.since, askedAt) < STILL) return;
   const asked = last.now;
+  askedAt = Date.now();
   const { reasons } = await call(`${self}/waiting`).catch(() => ({ reasons: [] }));
   if (asked !== last.now) return;
   $("#reasons").replaceChildren(...reasons.map((each) => el("li", {}, user(each.message), `: ${each.mend}.`)));
   show($("#reasons"), reasons.length > 0);
-}, STILL);
+}, 1_000);
 
 function drawCounts(p) {
   const box = $("#counts");
@@ -85,7 +87,8 @@ function drawCounts(p) {
 
 const ALLOWED = {
   pause: (p) => ["splitting", "running"].includes(p.state),
-  resume: (p) => p.state === "paused",
+  // A Task over its limit would pause itself again: it goes on with a higher limit, or a retry.
+  resume: (p) => p.state === "paused" && p.state_reason !== "too_many_failures",
   cancel: (p) => ["splitting", "running", "paused"].includes(p.state),
   retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && p.split.state !== "splitting")) && p.counts.failed + p.counts.error > 0,
   "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0,
@@ -123,14 +126,14 @@ function sure() {
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
 
-/** Does it, shows the problem where it is refused, and looks again at once. */
-async function attempt(work) {
+/** Does it, shows the problem where it is refused (`onChoice` as of `showProblem`), and looks again at once. */
+async function attempt(work, onChoice = null) {
   showProblem($("#problem"), null);
   try {
     await work();
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    showProblem($("#problem"), error.problem);
+    showProblem($("#problem"), error.problem, onChoice);
   }
   poller.now();
 }
@@ -238,6 +241,10 @@ function drawCorrections(p) {
 
 correct.addEventListener("submit", (event) => {
   event.preventDefault();
+  sendCorrected({});
+});
+
+function sendCorrected(options) {
   const button = $("button", correct);
   attempt(async () => {
     button.disabled = true;
@@ -245,13 +252,14 @@ correct.addEventListener("submit", (event) => {
       const fields = new FormData(correct);
       fields.set("worker", correct.dataset.worker);
       fields.set("resubmit_of", id);
+      for (const [name, value] of Object.entries(options)) fields.set(name, value);
       const task = await upload(document.body.dataset.api, fields, () => {});
       window.location.assign(task.links.ui);
     } finally {
       button.disabled = false;
     }
-  });
-});
+  }, (name, value) => sendCorrected({ ...options, [name]: value }));
+}
 
 // -- Failures ----------------------------------------------------------------------------------------------------------
 

@@ -351,8 +351,12 @@ def choose_sheet(wanted: str, names: list[str]) -> int:
         for place, name in enumerate(names):
             if compare(name) == compare(wanted):
                 return place
-    listed = ", ".join(map(repr, names[:50])) or "none"
-    raise InputError(f"the workbook has no sheet {wanted!r}; its sheets: {listed}", code="unknown_sheet")
+    listed = names[:50]
+    raise InputError(
+        f"the workbook has no sheet {wanted!r}; its sheets: {', '.join(map(repr, listed)) or 'none'}",
+        code="unknown_sheet",
+        params={"other_sheets": listed},
+    )
 
 
 def _relations(package: Package, part: str) -> dict[str, tuple[str, str]]:
@@ -391,7 +395,11 @@ def _whole(text: str) -> int:
 def empty_sheet(name: str | None) -> InputError:
     """The error for a workbook without a row in the named sheet, or in any visible one."""
     what = f"sheet {name!r} is empty" if name is not None else "no visible sheet of the workbook has a row"
-    return InputError(f"{what}; put the data under a row with the names of the columns", code="empty_sheet")
+    return InputError(
+        f"{what}; put the data under a row with the names of the columns",
+        code="empty_sheet",
+        params=None if name is None else {"sheet": name},
+    )
 
 
 # -- number formats and dates
