@@ -25,13 +25,13 @@ from asynctask.brokers.admin import (
     pushed_again,
 )
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
-from asynctask.clock import SECOND, rfc3339
+from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import interval_of, next_round
 from asynctask.dispatch.demand import Performing, workers_wanted
 from asynctask.dispatch.outbox import Router, engine_of
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
-from asynctask.integrations.base import Engine
+from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries, sessions, tasks
@@ -446,9 +446,14 @@ class Operations:
         why = f"{name} cannot take back what waits in a queue that its workers work"
         if engine.capabilities.revokes:
             why = engine.revoke(job_id, queue) or ""
-        # Without a worker of the queue it cannot have begun; a later worker finds it cancelled.
-        if why and any(each["alive"] and queue in each["queues"] for each in self.processes()):
+        if not why:
+            return
+        # Without a worker of the queue it cannot have begun. A later one finds it cancelled, unless its message is so young
+        # that it begins by that alone.
+        if any(each["alive"] and queue in each["queues"] for each in self.processes()):
             raise Conflict(why)
+        if str(event["created_at"]) > str(rfc3339(self._ledger.now() - micros(EARLY_S))):
+            raise Conflict(f"it was sent just now, and a worker of {name} that starts may begin it: try again in a second")
 
     # -- retries, scheduled and dead
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from support.hooks import noting
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
-from asynctask.errors import ConfigError, Conflict
+from asynctask.errors import ConfigError, Conflict, InputError
 from asynctask.ledger import doctor, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem
@@ -82,12 +82,15 @@ def test_a_key_whose_list_broke_off_does_not_answer_as_if_all_were_well(app: Asy
 
 
 def test_a_key_stands_for_what_the_items_say_and_not_for_how_they_print(app: AsyncTask) -> None:
-    class Thing:
-        def __str__(self) -> str:
-            return "thing"
+    @dataclass(repr=False)
+    class Thing:  # it prints as its address
+        name: str
 
-    first = submit(app, [{"a": Thing()}], idempotency_key="k")
-    assert submit(app, [{"a": Thing()}], idempotency_key="k").id == first.id
+    first = submit(app, [{"a": Thing("thing")}], idempotency_key="k")
+    assert submit(app, [{"a": Thing("thing")}], idempotency_key="k").id == first.id
+    with pytest.raises(InputError) as refused:
+        submit(app, [{"a": Thing("other")}], idempotency_key="k")
+    assert refused.value.code == "idempotency_key_reused"
 
 
 def test_a_split_that_ends_every_process_that_takes_it_is_given_up(app: AsyncTask) -> None:
