@@ -109,8 +109,8 @@ def away(world: World, fragile: Databases) -> Iterator[None]:
 
 
 def check_undisturbed(world: World, task_id: int, before: set[str], count: int) -> None:
-    """Each item was begun once, by a process that still has its name, and no one was taken for dead. A job that was given back
-    to an idle process before it began has another attempt."""
+    """Each item was begun once, by a process that still has its name, and no one was taken for dead. A job that was given
+    back to an idle process before it began has another attempt."""
     assert identities(world) == before, world.said("one.log")[-5_000:] + world.said("two.log")[-5_000:]
     assert [line[0] for line in world.shop.lines()].count("began") == count
     assert world.sql("SELECT DISTINCT status, deaths FROM events WHERE task_id = ?", task_id) == [("finish", 0)]
