@@ -237,7 +237,7 @@ class Operations:
             moved = now - queries.moved_at(connection, task_id) < MOVES_S * SECOND
         if moved and progress["progress"]["rate_per_s"]:
             return []  # rows end: the start of a short job is not recorded
-        return self._of_jobs(task, progress, now) or self._behind_others(queue, task["priority"])
+        return self._of_jobs(task, now) or self._behind_others(queue, task["priority"])
 
     def _not_called(self, job_id: str) -> list[WaitReason]:
         """Why a callback does not begin."""
@@ -275,7 +275,7 @@ class Operations:
             found.append(WaitReason("quiet", text, "stop them, and start others"))
         return found
 
-    def _of_jobs(self, task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
+    def _of_jobs(self, task: Mapping[str, Any], now: int) -> list[WaitReason]:
         """Why jobs of a Task (its columns) were put off, or are held back."""
         with self._ledger.database.read() as connection:
             messages = queries.put_off(connection, task["id"], now)
