@@ -13,7 +13,7 @@ from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
 from asynctask.lists.readers import FORMATS
 from webapi import openapi, operations, problems, reading, reports, security, tasks, workers
-from webapi.context import EXTENSION, TASK_PAGES, asynctask_app, find_task
+from webapi.context import EXTENSION, TASK_PAGES, asynctask_app, find_task, register_slots
 
 __all__ = ["create_app"]
 
@@ -23,7 +23,7 @@ def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None =
 
     ``host``: the address or name that it is served at, by default ``app.config.host``. It also answers to the names of
     ``app.config.allowed_hosts`` and to loopback names (:class:`webapi.security.AllowedHosts`). ``threads``: those of the
-    server, by default ``app.config.web_threads``; a part of them may be held for long (:class:`webapi.reports.Slots`).
+    server, by default ``app.config.web_threads``; a part of them may be held for long (:class:`webapi.context.Slots`).
 
     It starts nothing: call ``app.start_services()`` in the process that answers, see :mod:`webapi.server`.
     """
@@ -35,7 +35,7 @@ def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None =
     security.register_tokens(flask_app, app.config)
     security.register(flask_app)
     openapi.register(flask_app, app)
-    reports.register(flask_app, app.config.web_threads if threads is None else threads)
+    register_slots(flask_app, app.config.web_threads if threads is None else threads)
     for each in (tasks, reports, workers, operations):
         flask_app.register_blueprint(each.blueprint)
     flask_app.register_blueprint(tasks.exports)

@@ -1,20 +1,27 @@
-"""Helpers of one request: its AsyncTask, its language, links, ETags and JSON."""
+"""Helpers of one request: its AsyncTask, its language, links, ETags, its slot if it takes long, and JSON."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 from urllib.parse import urlencode
 
 import orjson
+from apiflask import APIFlask
 from flask import Response, current_app, g, has_request_context, request
+from werkzeug.exceptions import ClientDisconnected
 
 from asynctask.app import AsyncTask
-from asynctask.errors import InputError, NotFound
+from asynctask.errors import InputError, NotFound, Unavailable
 from asynctask.lists.readers.json import check_depth
 from asynctask.messages import CATALOGUE
 from asynctask.task import TaskHandle
@@ -178,6 +185,94 @@ def progress_tag(progress: dict[str, Any]) -> str:
 def retry_after(progress: dict[str, Any]) -> str:
     """``poll_after_ms`` in whole seconds, at least 1."""
     return str(max(1, math.ceil(progress["poll_after_ms"] / 1000)))
+
+
+# -- answers that take long: limited in number, given up when the client disconnects
+
+Kind = Literal["download", "follow"]
+_SLOTS: Final = "asynctask.slots"
+
+
+class Busy(Unavailable):
+    """The limit of simultaneous requests of this kind is reached."""
+
+    code = "busy"
+
+
+class Slots:
+    """Which of the server's ``threads`` may be held for long: half by downloads, half by requests that follow a Task, three
+    quarters by both together. The others stay free for quick requests."""
+
+    def __init__(self, threads: int) -> None:
+        self._free: dict[Kind, int] = {"download": max(1, threads // 2), "follow": threads // 2}
+        self._left = max(1, threads * 3 // 4)
+        self._lock = threading.Lock()
+
+    def take(self, kind: Kind) -> bool:
+        """Takes one, if one is free."""
+        with self._lock:
+            if not (self._free[kind] and self._left):
+                return False
+            self._free[kind] -= 1
+            self._left -= 1
+            return True
+
+    def give_back(self, kind: Kind) -> None:
+        """Gives one back."""
+        with self._lock:
+            self._free[kind] += 1
+            self._left += 1
+
+
+def register_slots(flask_app: APIFlask, threads: int) -> None:
+    """Gives the application the slots of a server with so many threads."""
+    flask_app.extensions[_SLOTS] = Slots(threads)
+
+
+@contextmanager
+def slot(kind: Kind) -> Iterator[None]:
+    """A slot, held until the answer is sent. Raises :class:`Busy` (503) if none is free."""
+    slots: Slots = current_app.extensions[_SLOTS]
+    if not slots.take(kind):
+        doing = "reports are being made" if kind == "download" else "clients follow Tasks"
+        raise Busy(f"as many {doing} as the server can serve at once; ask again in a moment")
+    try:
+        yield
+    finally:
+        slots.give_back(kind)
+
+
+def client_check() -> Callable[[], None]:
+    """A function that raises ClientDisconnected once the current request's client has closed its connection.
+
+    If the server does not expose the connection, it never raises.
+    """
+    connection = request.environ.get("asynctask.socket") or request.environ.get("gunicorn.socket")
+
+    def check() -> None:
+        if connection is not None and _closed(connection):
+            raise ClientDisconnected
+
+    return check
+
+
+def _closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ValueError:  # TLS cannot peek
+        return False
+    except OSError:
+        return True
+
+
+def until_gone(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The chunks; a client that has gone ends them as a broken connection, so that they never look complete."""
+    try:
+        yield from chunks
+    except ClientDisconnected:
+        raise ConnectionResetError(errno.ECONNRESET, "the client has closed its connection") from None
 
 
 # -- JSON: answers by orjson with integers of any size, bodies parsed strictly and limited in depth

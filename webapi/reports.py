@@ -2,119 +2,40 @@
 
 from __future__ import annotations
 
-import errno
 import re
-import socket
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from itertools import chain
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote
 
-from apiflask import APIBlueprint, APIFlask, FileSchema
-from flask import Response, current_app, request
-from werkzeug.exceptions import ClientDisconnected
+from apiflask import APIBlueprint, FileSchema
+from flask import Response, request
 
-from asynctask.errors import Unavailable
 from asynctask.reports.files import iter_csv, iter_xlsx
 from asynctask.task import TaskHandle
-from webapi.context import TASKS, find_task, json_response, page_links, reader_locale, set_language
+from webapi.context import (
+    TASKS,
+    client_check,
+    find_task,
+    json_response,
+    page_links,
+    reader_locale,
+    set_language,
+    slot,
+    until_gone,
+)
 from webapi.shapes import RejectedPage, RejectedQuery, ReportQuery
 
-# -- answers that take long: limited in number, given up when the client disconnects
+# -- files as answers
 
 CSV: Final = "text/csv"
 XLSX: Final = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
 
-Kind = Literal["download", "follow"]
-_EXTENSION: Final = "asynctask.slots"
 _LONGEST: Final = 80
 # Invalid in file names, path separators, and bidirectional controls that make a name read as another.
 _UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-class Busy(Unavailable):
-    """The limit of simultaneous requests of this kind is reached."""
-
-    code = "busy"
-
-
-class Slots:
-    """Which of the server's ``threads`` may be held for long: half by downloads, half by requests that follow a Task, three
-    quarters by both together. The others stay free for quick requests."""
-
-    def __init__(self, threads: int) -> None:
-        self._free: dict[Kind, int] = {"download": max(1, threads // 2), "follow": threads // 2}
-        self._left = max(1, threads * 3 // 4)
-        self._lock = threading.Lock()
-
-    def take(self, kind: Kind) -> bool:
-        """Takes one, if one is free."""
-        with self._lock:
-            if not (self._free[kind] and self._left):
-                return False
-            self._free[kind] -= 1
-            self._left -= 1
-            return True
-
-    def give_back(self, kind: Kind) -> None:
-        """Gives one back."""
-        with self._lock:
-            self._free[kind] += 1
-            self._left += 1
-
-
-def register(flask_app: APIFlask, threads: int) -> None:
-    """Gives the application the slots of a server with so many threads."""
-    flask_app.extensions[_EXTENSION] = Slots(threads)
-
-
-@contextmanager
-def slot(kind: Kind) -> Iterator[None]:
-    """A slot, held until the answer is sent. Raises :class:`Busy` (503) if none is free."""
-    slots: Slots = current_app.extensions[_EXTENSION]
-    if not slots.take(kind):
-        doing = "reports are being made" if kind == "download" else "clients follow Tasks"
-        raise Busy(f"as many {doing} as the server can serve at once; ask again in a moment")
-    try:
-        yield
-    finally:
-        slots.give_back(kind)
-
-
-def client_check() -> Callable[[], None]:
-    """A function that raises ClientDisconnected once the current request's client has closed its connection.
-
-    If the server does not expose the connection, it never raises.
-    """
-    connection = request.environ.get("asynctask.socket") or request.environ.get("gunicorn.socket")
-
-    def check() -> None:
-        if connection is not None and _closed(connection):
-            raise ClientDisconnected
-
-    return check
-
-
-def _closed(connection: socket.socket) -> bool:
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except ValueError:  # TLS cannot peek
-        return False
-    except OSError:
-        return True
-
-
-def until_gone(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The chunks; a client that has gone ends them as a broken connection, so that they never look complete."""
-    try:
-        yield from chunks
-    except ClientDisconnected:
-        raise ConnectionResetError(errno.ECONNRESET, "the client has closed its connection") from None
 
 
 def no_content(mimetype: str) -> Response:

@@ -54,65 +54,6 @@ def register_hosts(flask_app: APIFlask, config: Config, bound: str) -> None:
         )
 
 
-# -- tokens
-
-_PROBES: Final = frozenset({"/healthz", "/readyz"})
-"""Paths that answer without a token: whoever starts and watches the process has none."""
-
-
-class Unauthorized(InputError):
-    """The request has no valid token."""
-
-    code = "unauthorized"
-    status = 401
-    # A browser asks for name and secret; Chromium takes no header that names two ways.
-    headers: Final = [("WWW-Authenticate", 'Basic realm="AsyncTask", charset="UTF-8"'), ("WWW-Authenticate", "Bearer")]
-
-
-class ReadOnly(InputError):
-    """The token of the request may only read."""
-
-    code = "read_only"
-    status = 403
-
-
-def register_tokens(flask_app: APIFlask, config: Config) -> None:
-    """Answers only to those whom ``config.tokens`` names, if it names any: with the secret as a bearer token (RFC 6750), or
-    with name and secret as user and password (RFC 7617), which browsers ask for."""
-    known = [(token, _digest(token.secret)) for token in config.access()]
-
-    def refuse_strangers() -> None:
-        if request.path in _PROBES:
-            return
-        token = _token_of(request.authorization, known)
-        if token is None:
-            raise Unauthorized(
-                "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
-            )
-        if token.reads_only and request.method not in _SAFE_METHODS:
-            raise ReadOnly(f"the token of {token.name} may only read")
-        g.user = token.name
-
-    if known:
-        flask_app.before_request(refuse_strangers)
-
-
-def _token_of(given: Authorization | None, known: Iterable[tuple[Token, bytes]]) -> Token | None:
-    """The token whose secret is given. Compares all of them in constant time."""
-    if given is None or given.type not in ("bearer", "basic"):
-        return None
-    secret = _digest((given.token if given.type == "bearer" else given.password) or "")
-    found = [token for token, digest in known if hmac.compare_digest(digest, secret)]
-    return next((each for each in found if given.type == "bearer" or each.name == given.username), None)
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
-
-
-# -- host names
-
-
 def is_wildcard(host: str) -> bool:
     """Whether a server bound to ``host`` listens on every address of the machine."""
     return host in _WILDCARDS
@@ -242,6 +183,62 @@ def _forwarded(environ: dict[str, Any]) -> tuple[list[str], str, str]:
 
 def _listed(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
+
+
+# -- tokens
+
+_PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Paths that answer without a token: whoever starts and watches the process has none."""
+
+
+class Unauthorized(InputError):
+    """The request has no valid token."""
+
+    code = "unauthorized"
+    status = 401
+    # A browser asks for name and secret; Chromium takes no header that names two ways.
+    headers: Final = [("WWW-Authenticate", 'Basic realm="AsyncTask", charset="UTF-8"'), ("WWW-Authenticate", "Bearer")]
+
+
+class ReadOnly(InputError):
+    """The token of the request may only read."""
+
+    code = "read_only"
+    status = 403
+
+
+def register_tokens(flask_app: APIFlask, config: Config) -> None:
+    """Answers only to those whom ``config.tokens`` names, if it names any: with the secret as a bearer token (RFC 6750), or
+    with name and secret as user and password (RFC 7617), which browsers ask for."""
+    known = [(token, _digest(token.secret)) for token in config.access()]
+
+    def refuse_strangers() -> None:
+        if request.path in _PROBES:
+            return
+        token = _token_of(request.authorization, known)
+        if token is None:
+            raise Unauthorized(
+                "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
+            )
+        if token.reads_only and request.method not in _SAFE_METHODS:
+            raise ReadOnly(f"the token of {token.name} may only read")
+        g.user = token.name
+
+    if known:
+        flask_app.before_request(refuse_strangers)
+
+
+def _token_of(given: Authorization | None, known: Iterable[tuple[Token, bytes]]) -> Token | None:
+    """The token whose secret is given. Compares all of them in constant time."""
+    if given is None or given.type not in ("bearer", "basic"):
+        return None
+    secret = _digest((given.token if given.type == "bearer" else given.password) or "")
+    found = [token for token, digest in known if hmac.compare_digest(digest, secret)]
+    return next((each for each in found if given.type == "bearer" or each.name == given.username), None)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
 
 
 # -- cross-site requests and security headers

@@ -25,7 +25,9 @@ from asynctask.submission import Submission
 from asynctask.task import place_in_list
 from webapi.context import (
     TASKS,
+    Busy,
     asynctask_app,
+    client_check,
     find_progress,
     find_task,
     json_response,
@@ -37,13 +39,14 @@ from webapi.context import (
     reader_locale,
     retry_after,
     set_language,
+    slot,
     task_url,
+    until_gone,
     who,
     with_links,
 )
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
 from webapi.reading import FORM, JSON, ApiRequest, current_request
-from webapi.reports import Busy, client_check, slot, until_gone
 from webapi.shapes import (
     ErrorGroups,
     EventPage,

@@ -19,7 +19,7 @@ from support.webshop import Client, client_of
 from asynctask import AsyncTask
 from asynctask.errors import LedgerUnavailable, NotFound
 from asynctask.testing import wait_for
-from webapi.reports import Slots
+from webapi.context import Slots
 
 
 class Sent(NamedTuple):
