@@ -36,13 +36,12 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
-from asynctask.lists.items import MIXED, ItemShape, MixedShape, Refused
-from asynctask.lists.readers import RawRow
+from asynctask.lists.items import MIXED, ItemShape, MixedShape
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
 from asynctask.operations import Operations
-from asynctask.pushing import Pushing
+from asynctask.pushing import Pushing, checked_items
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.supervisor import Pulse
 from asynctask.submission import Submission, check_fields
@@ -281,7 +280,7 @@ class AsyncTask(OnDemand):
         Raises :class:`InputError`, :class:`UnknownWorker`, :class:`Unavailable` if the library of ``results_url`` is not
         installed.
         """
-        made = self.hand_in_export(worker, list(_checked_items(shards)), format, self._checked(options))
+        made = self.hand_in_export(worker, list(checked_items(shards)), format, self._checked(options))
         return made.task if isinstance(made, Submission) else made
 
     def hand_in_export(
@@ -360,7 +359,8 @@ class AsyncTask(OnDemand):
         if worker.engine is not None or not worker.use_task_event:
             why = f"{worker.engine} performs it" if worker.engine is not None else "its jobs are not tracked"
             raise InputError(f"no tracked job can be made of worker {name[:200]!r}: {why}", code="invalid_worker")
-        (job_id,) = self.push(worker, [_checked_arguments(worker, args)], options={})
+        _check_arguments(worker, args)
+        (job_id,) = self.push(worker, [args], options={})
         if job_id is None:
             raise InputError("a client middleware stopped the job", code="stopped")
         return job_id
@@ -438,7 +438,7 @@ class AsyncTask(OnDemand):
             if worker.wait is not None:
                 raise InputError("a Task cannot be scheduled: submit it at that time, or leave wait out of set()")
             found = replace(found, **worker.overrides)  # worker.set(queue=...) applies to its Tasks too
-        checked, items = self._checked(options), _checked_items(items)
+        checked, items = self._checked(options), checked_items(items)
         return self._made().submitter.submit(found, items, checked, callbacks=self._callbacks(found, checked))
 
     @overload
@@ -464,7 +464,7 @@ class AsyncTask(OnDemand):
         job's worker, and all jobs go to that queue. Workers on an attached engine must all be on the same. The Task's
         ``worker`` is ``*``. Options and errors as of :meth:`submit`.
         """
-        rest = iter(_checked_items(jobs))
+        rest = iter(checked_items(jobs))
         first = list(islice(rest, 1))
         like = self._find(first[0][0]) if first else None
         items: abc.Iterable[Any] = (
@@ -631,6 +631,8 @@ class AsyncTask(OnDemand):
             raise InputError(
                 f"{name} runs on {engine.name}, whose broker cannot count waiting jobs: lists cannot be submitted for it"
             )
+        if isinstance(found.shape, ItemShape) and found.shape.unfit is not None:
+            raise InputError(f"lists cannot be submitted for {name!r}: {found.shape.unfit}", code="invalid_worker")
         if not found.use_task_event:
             raise InputError(
                 f"worker {name!r} has use_task_event=False: its jobs are not tracked, so no Task can hold them"
@@ -942,26 +944,12 @@ class _Observers:
             self._act(queue.get())
 
 
-def _checked_items(items: abc.Iterable[T]) -> abc.Iterable[T]:
-    """The items of a program. Raises :class:`InputError` for what cannot be iterated over: the split would notice it only
-    once the Task is made."""
-    if not isinstance(items, abc.Iterable) and not hasattr(items, "__getitem__"):
-        raise InputError(f"a list of items is needed, or another iterable of them, not {items!r:.100}", code="wrong_type")
-    return items
-
-
-def _checked_arguments(worker: Worker, args: Sequence[Any]) -> Sequence[Any]:
+def _check_arguments(worker: Worker, args: Sequence[Any]) -> None:
     """The arguments of a job that came from outside. Raises :class:`InputError`."""
     try:
         inspect.signature(worker.function).bind(*args)
     except TypeError as error:
         raise InputError(f"worker {worker.name!r}: {error}", code="bad_arguments") from None
-    if len(args) != 1 or not isinstance(worker.shape, ItemShape):
-        return args
-    found = worker.shape.validate(RawRow(1, args[0]), None)
-    if isinstance(found, Refused):
-        raise InputError(f"worker {worker.name!r} does not take the item", code="invalid_item", errors=found.problems)
-    return [found.values]
 
 
 def _performed_by_others(item: Any) -> None:

@@ -1,4 +1,4 @@
-"""The messages that the middleware records in an Event, in the shipped languages."""
+"""What people read of an Event: the messages of the middleware in the shipped languages, and secrets as a mask."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ KEEP_FIRST: Final = 10
 KEEP_LAST: Final = 90
 MAX_MESSAGE: Final = 10_000
 """Largest number of characters of one message."""
+
+SECRET: Final = "$secret"  # noqa: S105 - the name of a member
+"""The one member of an object that holds a secret in an item as it is kept: ``{"$secret": value}``."""
+MASK: Final = "**********"
+"""What people see of a secret, whatever its length; pydantic shows the same."""
 
 CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
     "en": {
@@ -121,3 +126,17 @@ def append(messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
     if dropped:
         merged.insert(KEEP_FIRST, {"dropped": dropped})
     return merged
+
+
+def masked(value: Any) -> Any:
+    """A parsed JSON value as people see it: :data:`MASK` in place of each secret. Changes lists and objects in place."""
+    holder = {"": value}
+    left: list[Any] = [holder]  # no recursion: other programs nest as deep as they like
+    while left:
+        part = left.pop()
+        for place, each in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            if isinstance(each, dict) and each.keys() == {SECRET}:
+                part[place] = MASK
+            elif isinstance(each, dict | list):
+                left.append(each)
+    return holder[""]

@@ -35,7 +35,8 @@ from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries, sessions, tasks
-from asynctask.ledger.base import loads
+from asynctask.ledger.base import loads, loads_shown
+from asynctask.messages import masked
 from asynctask.task import Services
 from asynctask.wire.payload import read_time
 from asynctask.worker import Worker
@@ -870,7 +871,7 @@ def tracked_object(row: Mapping[str, Any]) -> dict[str, Any]:
     """An Event of one of the ledger's lists."""
     params = row["params"] or "null"
     whole = len(params) <= SHOWN
-    args = loads(params) if whole else None
+    args = loads_shown(params) if whole else None
     messages = loads(row["added_messages"]) or []
     errors = [str(each.get("message", "")) for each in messages if each.get("status") in ("error", "failed")]
     return {
@@ -966,7 +967,7 @@ def plain(text: str) -> str:
 
 def _args(entry: Entry, job: Mapping[str, Any]) -> dict[str, Any]:
     whole = len(entry.raw) <= SHOWN
-    return {"args": job.get("args") if whole else None, "args_cut": not whole}
+    return {"args": masked(job.get("args")) if whole else None, "args_cut": not whole}
 
 
 def _shown_time(at: int | None) -> int | None:

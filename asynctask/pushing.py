@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 
@@ -21,16 +21,21 @@ from asynctask.errors import ConfigError, InputError
 from asynctask.job import CurrentJob
 from asynctask.ledger import standalone
 from asynctask.ledger.base import dumps
+from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.readers import RawRow
+from asynctask.lists.written_cells import item_text, plain_json
 from asynctask.middleware.chain import Chain
 from asynctask.wire.payload import When, check, due_at, dump, flat, normalise, write_time
 from asynctask.wiring import Core
-from asynctask.worker import Worker
+from asynctask.worker import Worker, is_model
 
 if TYPE_CHECKING:
     from asynctask.client import RedisClient
 
 BATCH: Final = 1_000
 """Untracked jobs per round trip."""
+
+T = TypeVar("T")
 
 _Job = tuple[dict[str, Any], int | None]
 """An untracked job as it is stored, and its due time (microseconds; None: now)."""
@@ -89,6 +94,7 @@ class Pushing:
         due: int | None,
         options: Mapping[str, Any],
     ) -> list[str | None]:
+        args = [_arguments(worker, each) for each in args]
         jobs = [self._tracked(worker, each, jid, now, options) for each, jid in self._with_ids(args)]
         let_through = [job for job in jobs if passes(self._chain, worker, job)]
         for job in let_through:
@@ -111,14 +117,14 @@ class Pushing:
     def _tracked(self, worker: Worker, args: Sequence[Any], jid: str, now: int, options: Mapping[str, Any]) -> CurrentJob:
         queue = str(options.get("queue", worker.queue))
         retry = options.get("retry", worker.retry)
-        payload = build(worker.name, [_plain(arg) for arg in args], jid, queue, retry, now, use_task_event=True)
+        payload = build(worker.name, args, jid, queue, retry, now, use_task_event=True)
         _as_json(worker, payload)
         return CurrentJob(jid, queue=queue, payload=payload)
 
     # -- jobs that nobody tracks
 
     def _untracked(self, worker: Worker, args: Sequence[Any], item: Mapping[str, Any], jid: str, now: int) -> _Job | None:
-        given = self._native(worker, [_plain(arg) for arg in args])
+        given = self._native(worker, _arguments(worker, args))
         # Arguments are validated after the middleware, which may convert them.
         frame, due = normalise({**item, "args": []}, jid=jid, now=now)
         if not len(self._chain):
@@ -221,9 +227,40 @@ def _send(broker: Broker, jobs: Sequence[_Job], priority: int, now: int) -> None
         broker.push(copies)
 
 
-def _plain(value: Any) -> Any:
-    dump_model = getattr(value, "model_dump", None)
-    return dump_model(mode="json") if callable(dump_model) else value
+def checked_items(items: Iterable[T]) -> Iterable[T]:
+    """The items of a program. Raises :class:`InputError` for what is no list of them: one text, one mapping or one model
+    would be taken apart, and the split would notice what cannot be iterated over only once the Task is made."""
+    is_one = isinstance(items, str | bytes | bytearray | Mapping) or is_model(type(items))
+    if is_one or (not isinstance(items, Iterable) and not hasattr(items, "__getitem__")):
+        hint = ", so put a single one in a list: [item]" if is_one else ""
+        shown = type(items).__name__ if is_one else f"{items!r:.100}"
+        raise InputError(f"a list of items is needed, or another iterable of them, not {shown}{hint}", code="wrong_type")
+    return items
+
+
+def _arguments(worker: Worker, args: Sequence[Any]) -> list[Any]:
+    """The arguments of a job as they are kept: the first as an item of a list is, others as JSON. Raises
+    :class:`InputError` with every problem of the item."""
+    kept = [_as_fields(worker, each) for each in args]
+    if not args or worker.model is None or not isinstance(worker.shape, ItemShape):
+        return kept
+    found = worker.shape.validate(RawRow(1, args[0]), None)
+    if isinstance(found, Refused):
+        said = "; ".join(f"{each.column}: {each.message}" if each.column else each.message for each in found.problems)
+        raise InputError(
+            f"worker {worker.name!r} does not take the item: {said}", code="invalid_item", errors=found.problems
+        )
+    return [found.values, *kept[1:]]
+
+
+def _as_fields(worker: Worker, value: Any) -> Any:
+    """A model's instance by its fields; any other value as it is. Raises :class:`InputError`."""
+    if not is_model(type(value)) or worker.model is type(value):
+        return value
+    try:
+        return orjson.loads(item_text(value, plain_json))
+    except TypeError as error:
+        raise InputError(f"the arguments of {worker.name} cannot be kept as JSON: {error}", code="not_json") from None
 
 
 def _as_json(worker: Worker, value: Any) -> str:

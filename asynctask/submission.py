@@ -27,6 +27,7 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import ListSource, all_good, checked, open_list
 from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, StoredFile, is_workbook, items_body
+from asynctask.lists.written_cells import secret_json
 from asynctask.logs import get_logger
 from asynctask.task import Services, TaskHandle
 from asynctask.worker import Worker
@@ -222,6 +223,7 @@ class Submitter:
             name=stored.name,
             filename=stored.filename,
             items=stored.is_items,
+            masked=self._shape(worker, source.columns).secret_names(),
         )
 
     def _new_task(
@@ -295,7 +297,7 @@ class Submitter:
         name = options.key or worker.key
         if name is None and options.key_limit is not None and worker.key_limit is None:
             raise _invalid("key_limit", "option.key_limit", {}, options.key_limit)
-        return None if name is None else _fields("key", [name], self._shape(worker, columns))[0]
+        return None if name is None else _key_field(name, self._shape(worker, columns))
 
     def _shape(self, worker: Worker, columns: Mapping[str, str] | None = None) -> ItemShape:
         if not columns and isinstance(worker.shape, ItemShape):
@@ -475,11 +477,22 @@ def check_fields(worker: Worker) -> None:
     is_count = isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= MOST_OF_KEY
     if (worker.key is None) != (limit is None) or not (limit is None or is_count):
         raise InputError(f"key_limit must be a whole number from 1 to {MOST_OF_KEY}, and needs a key")
+    if isinstance(worker.shape, ItemShape) and worker.shape.unfit is not None and worker.engine is None:
+        raise InputError(worker.shape.unfit, code="unfit_model")
     if worker.key is not None and not 0 < len(worker.key) <= MAX_KEY:
         raise InputError(f"key must be the name of a field, of at most {MAX_KEY} characters")
     if isinstance(worker.shape, ItemShape):
         _fields("unique", worker.unique, worker.shape)
-        _fields("key", [worker.key] if worker.key is not None else [], worker.shape)
+        if worker.key is not None:
+            _key_field(worker.key, worker.shape)
+
+
+def _key_field(name: str, shape: ItemShape) -> str:
+    """The field of a key. Raises :class:`InputError` for a secret: a key is shown to people."""
+    (field,) = _fields("key", [name], shape)
+    if field in shape.secrets:
+        raise _invalid("key", "option.secret_key", {"name": repr(name[:80])}, name[:200])
+    return field
 
 
 def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[NewCallback]) -> str:
@@ -527,9 +540,11 @@ def _program_body(items: Sequence[Any]) -> bytes:
 
 
 def _said(value: Any) -> Any:
-    """An item as JSON, the same in every process: its fields, or its text."""
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else str(value)
+    """A value that JSON lacks, the same in every process: its fields, a secret itself, or its text."""
+    try:
+        return secret_json(value)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _length(items: Iterable[Any]) -> int | None:

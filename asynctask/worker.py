@@ -94,6 +94,8 @@ class Shape(Protocol):
 
     def revive(self, params: Any) -> Any: ...
 
+    def conceal(self, params: Any) -> Any: ...
+
 
 class Pusher(Protocol):
     """Pushes jobs for a worker: the application."""

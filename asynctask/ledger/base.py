@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -26,7 +26,7 @@ from asynctask.database import batches
 from asynctask.database.engine import Database, DatabaseTime
 from asynctask.database.retrying import LOCKED, code_of, repeatable
 from asynctask.database.tables import as_dict, duties, tasks
-from asynctask.messages import Catalogue
+from asynctask.messages import SECRET, Catalogue, masked
 
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` of a large Task: the number of processes that count without contention."""
@@ -169,6 +169,12 @@ def dumps(value: Any) -> str:
 def loads(text: str | bytes | None) -> Any:
     """The value of JSON text; None for None."""
     return None if text is None else orjson.loads(text)
+
+
+def loads_shown(text: str | None) -> Any:
+    """The value of the JSON text of a job's arguments as people see it; None for None."""
+    value = loads(text)
+    return value if text is None or SECRET not in text else masked(value)
 
 
 def stamp(at: int, status: str, message: str, attempt: int, row: int | None = None) -> dict[str, Any]:
@@ -361,7 +367,8 @@ class NewItem:
     last.
 
     ``worker_name`` and ``options`` (JSON text): of an item for another worker than the Task's. ``key``: its key field and
-    value. ``number``: of the row that it corrects, see :mod:`asynctask.ledger.corrections`.
+    value. ``number``: of the row that it corrects, see :mod:`asynctask.ledger.corrections`. ``compared``: the values of the
+    fields that its list compares, JSON-ready.
     """
 
     params: str
@@ -372,10 +379,11 @@ class NewItem:
     items: int = 1
     last_row: int | None = None
     number: int | None = None
+    compared: Mapping[str, Any] | None = None
 
     @property
     def values(self) -> Any:
-        """The item as a value; with a model, a dict by field name."""
+        """The item as a value."""
         return orjson.loads(self.params)
 
 

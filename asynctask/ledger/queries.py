@@ -46,7 +46,7 @@ from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import corrections, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
+from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, loads_shown, stamp
 from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
@@ -126,7 +126,7 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "row": row["first_row"],
         "items": row["items"],
         "outcomes": cast("Outcomes", {status: row[f"n_{status}"] for status in Outcomes.__annotations__}),
-        "params": loads(row["params"]),
+        "params": loads_shown(row["params"]),
         "added_messages": messages,
         "messages": messages,
         "result": loads(row["result"]),
@@ -193,7 +193,7 @@ class _Item(NamedTuple):
 
 def _items(row: Mapping[str, Any]) -> list[_Item]:
     """The items of an Event; ``row``: its columns, ``params`` may be None where they were not read."""
-    params, result = loads(row["params"]), loads(row["result"])
+    params, result = loads_shown(row["params"]), loads(row["result"])
     if row["items"] == 1:
         return [_Item(row["first_row"], row["status"], params, result)]
     rows, items = unpack(params)
@@ -438,7 +438,7 @@ def rejects(
         with database.read(once=True) as connection:
             page = connection.execute(statement).mappings().all()
         for row in page:
-            yield Reject(row["row"], loads(row["errors"]), loads(row["cells"]))
+            yield Reject(row["row"], loads(row["errors"]), loads_shown(row["cells"]))
         if len(page) < size:
             return
         after = page[-1]["row"]

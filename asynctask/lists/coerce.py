@@ -53,14 +53,14 @@ class Unclear(Exception):
 
 def allows_none(annotation: Any) -> bool:
     """Whether an annotation allows None."""
-    members = _members(annotation)
-    return type(None) in members or None in members or Any in members
+    found = members(annotation)
+    return type(None) in found or None in found or Any in found
 
 
 def kind_of(annotation: Any) -> Any:
     """The single type of an annotation without None and wrappers: ``int``, ``Decimal``, ``date``...; None for any other."""
-    members = [each for each in _members(annotation) if each not in (None, type(None))]
-    return _kind(members[0]) if len(members) == 1 else None
+    found = [each for each in members(annotation) if each not in (None, type(None))]
+    return _kind(found[0]) if len(found) == 1 else None
 
 
 def coercer_for(annotation: Any, *, sheet: bool) -> Coercer | None:
@@ -83,7 +83,7 @@ def coercer_for(annotation: Any, *, sheet: bool) -> Coercer | None:
     return {bool: _boolean, int: _integer, float: _float}.get(kind)
 
 
-def _members(annotation: Any) -> list[Any]:
+def members(annotation: Any) -> list[Any]:
     """The alternatives of an annotation, with Annotated, NewType and type aliases resolved."""
     while True:
         if get_origin(annotation) is Annotated:
@@ -95,7 +95,7 @@ def _members(annotation: Any) -> list[Any]:
         else:
             break
     if get_origin(annotation) in (Union, types.UnionType):
-        return [member for each in get_args(annotation) for member in _members(each)]
+        return [member for each in get_args(annotation) for member in members(each)]
     return [annotation]
 
 
@@ -112,13 +112,13 @@ def _kind(annotation: Any) -> Any:
 
 def _holds_values(annotation: Any) -> bool:
     """Whether every alternative but None is a list, a set, an object or a model: JSON in a sheet."""
-    members = [get_origin(each) or each for each in _members(annotation) if each not in (None, type(None))]
+    found = [get_origin(each) or each for each in members(annotation) if each not in (None, type(None))]
     kinds = (list, tuple, set, frozenset, Mapping, Sequence, Set)
-    return bool(members) and all(
+    return bool(found) and all(
         isinstance(each, type)
         and not issubclass(each, str | bytes)
         and (issubclass(each, kinds) or hasattr(each, "model_fields") or is_dataclass(each))
-        for each in members
+        for each in found
     )
 
 

@@ -19,6 +19,7 @@ from asynctask.lists.problems import render, say
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
+from asynctask.messages import masked
 
 KEPT_PROBLEMS: Final = 1_000
 """Largest number of problems that a response names."""
@@ -50,7 +51,7 @@ class DryRun:
     """The result that a list would have.
 
     ``accepted`` and ``rejected`` count rows; ``problems`` are the first 1,000, ``truncated`` if there are more;
-    ``first_items`` are up to five items as the worker would get them (of a model, a dict by field name).
+    ``first_items`` are the inputs of up to five items, with secrets masked.
     ``strict``: one refused row refuses all.
     """
 
@@ -65,7 +66,7 @@ class DryRun:
         if isinstance(row, NewItem):
             self.accepted += 1
             if len(self.first_items) < FIRST_ITEMS:
-                self.first_items.append(row.values)
+                self.first_items.append(masked(row.values))
             return
         self.rejected += 1
         room = KEPT_PROBLEMS - len(self.problems)

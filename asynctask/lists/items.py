@@ -1,19 +1,25 @@
-"""Rows to items: binds headers to fields, converts cells, and reports every problem of a row at once."""
+"""Rows to items: binds headers to fields, converts cells, and reports every problem of a row at once.
+
+What is kept of an item is its input, as JSON: the values that were given, cells converted to the types of their fields. A
+worker's model is built from it by :meth:`ItemShape.revive`, once for each attempt, so that its validators, serializers and
+defaults act as they would on a call with these values. A row is accepted if the same call builds the model here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints, is_typeddict
 
 import orjson
 
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem, dumps
-from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
+from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of, members
 from asynctask.lists.problems import fault, from_pydantic, in_order
 from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
-from asynctask.lists.written_cells import item_json, jsonable
+from asynctask.lists.written_cells import field_json, fields_of, item_text, jsonable, plain_json, secret_json
+from asynctask.messages import MASK, SECRET
 from asynctask.worker import Worker, is_model
 
 if TYPE_CHECKING:
@@ -25,15 +31,14 @@ MIXED: Final = "*"
 
 _SHOWN: Final = 20
 """Columns named in a message, unless more are required."""
-_SCALARS: Final = frozenset((str, int, bool, type(None)))  # need no conversion to JSON; most items hold nothing else
 _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 """Coercers that keep an empty text of JSON as it is; any other treats it as a missing value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused row: all its problems, and its original cells, JSON-ready. ``number``: of the row that it corrects, from
-    the row-number column of a report."""
+    """A refused row: all its problems, and its original cells, JSON-ready, with secrets masked. ``number``: of the row that
+    it corrects, from the row-number column of a report."""
 
     row: int
     problems: tuple[Problem, ...]
@@ -77,6 +82,9 @@ class ItemShape:
     Arguments: ``model``, the worker's pydantic model, None for any dict; ``columns``, header -> field name, for headers
     that are not names of the model; ``max_item_bytes``, the largest item as JSON.
     Raises :class:`InputError` ``unknown_column`` if ``columns`` names a field that the model does not have.
+
+    ``unfit``: why no input of the model can be kept, so that no list can have it; None if it can. ``secrets``: the fields
+    that are secrets or hold one.
     """
 
     def __init__(
@@ -87,7 +95,9 @@ class ItemShape:
     ) -> None:
         self.model, self._max_bytes = model, max_item_bytes
         self._columns = dict(columns or {})
+        self.unfit = None if model is None else unfit_model(model)
         self._fields: dict[str, FieldInfo] = dict(model.model_fields) if model else {}
+        self.secrets = frozenset(name for name, info in self._fields.items() if holds_secret(info.annotation))
         unknown = sorted(set(self._columns.values()) - set(self._fields)) if model else []
         if unknown:
             raise InputError(
@@ -99,6 +109,9 @@ class ItemShape:
             [*self._columns, *(each for names in self._names.values() for each in names)]
         )
         self._json_columns = self._plan_json()
+        keys = {field: {field, *aliases(info, whole=False)} for field, info in self._fields.items()}
+        self._secret_keys = frozenset[str]().union(*(keys[field] for field in self.secrets))
+        self._keys = frozenset[str]().union(*keys.values()) if model is not None and _reads_fields_only(model) else None
 
     @property
     def mapped(self) -> tuple[str, ...]:
@@ -136,23 +149,51 @@ class ItemShape:
         made = (self._column(header, field, sheet=True) for field, header in by_field.items())
         return Binding(tuple(made), ignored)
 
-    def validate(self, row: RawRow, binding: Binding | None) -> NewItem | Refused:
-        """Converts a row to an item, or refuses it with all its problems. ``binding`` is None for JSON."""
+    def validate(self, row: RawRow, binding: Binding | None, compared: Collection[str] = ()) -> NewItem | Refused:
+        """Converts a row to an item, or refuses it with all its problems. ``binding`` is None for JSON; ``compared`` names
+        the fields whose values the item carries, as the model has them."""
         values = self.values(row)
         if self.model is None and binding is None and not isinstance(values, Mapping) and not row.problems:
-            return self._scalar(row.number, values)
+            return self._scalar(row, values)
         if not isinstance(values, Mapping):
             problem = fault(row.number, None, "not_an_object", "not_an_object", value=shorten(jsonable(values)))
             return Refused(row.number, (problem,), {"value": jsonable(values)})
         if row.problems:
-            return Refused(row.number, row.problems, jsonable(values))
+            return self.refused(row, row.problems, binding)
         if self.model is None:
-            return self._plain(row.number, values, binding)
+            return self._plain(row, values, binding, compared)
         if binding is not None:
             data, problems = _take_cells(row.number, values, binding.columns)
+        elif type(row.values) is self.model:
+            return self._instance(row, row.values, compared)
         else:
             data, problems = self._take_json(row.number, values)
-        return self._by_model(row.number, values, data, problems, binding)
+        return self._by_model(row, data, problems, binding, compared)
+
+    def refused(self, row: RawRow, problems: Iterable[Problem], binding: Binding | None) -> Refused:
+        """A row refused with these problems; its secrets are shown nowhere."""
+        values = self.values(row)
+        if not isinstance(values, Mapping):
+            return Refused(row.number, tuple(problems), {"value": jsonable(values)})
+        if not self.secrets:
+            return Refused(row.number, in_order(tuple(problems), values), jsonable(values))
+        hidden: Collection[str] = self._secret_keys
+        if binding is not None:
+            hidden = {column.header for column in binding.columns if column.field in self.secrets}
+        cells = {key: MASK if key in hidden and each is not None else each for key, each in values.items()}
+        shown = [
+            replace(problem, value=MASK)
+            if problem.value is not None and (problem.column in hidden or str(problem.column).partition(".")[0] in hidden)
+            else problem
+            for problem in problems
+        ]
+        return Refused(row.number, in_order(shown, values), jsonable(cells))
+
+    def secret_names(self) -> tuple[str, ...]:
+        """The normalised names of the columns that hold secrets."""
+        mapped = [header for header, field in self._columns.items() if field in self.secrets]
+        names = [name for field in self.secrets for name in self._names[field]]
+        return tuple(sorted({normalise(name) for name in (*mapped, *names, *self._secret_keys)}))
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -172,7 +213,7 @@ class ItemShape:
     def values(self, row: RawRow) -> Any:
         """The values of a row before conversion."""
         values = row.values
-        return values.model_dump(round_trip=True) if type(values) is not dict and is_model(type(values)) else values
+        return fields_of(values) if type(values) is not dict and is_model(type(values)) else values
 
     def kind(self, field: str) -> Any:
         """The type of a field, as of :func:`~asynctask.lists.coerce.kind_of`; None without a model."""
@@ -203,100 +244,170 @@ class ItemShape:
             return params
         from pydantic import ValidationError  # with a model, pydantic is loaded already
 
+        if self.secrets and isinstance(params, Mapping):
+            hidden = {key: params[key][SECRET] for key in self._secret_keys if _is_kept(params.get(key))}
+            params = {**params, **hidden}
         try:
-            return self.model.model_validate_json(orjson.dumps(params), by_alias=True, by_name=True)
+            return self._build(orjson.dumps(params))
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults)
             raise UnfitItem(f"the item does not fit {self.model.__name__}: {said}") from None
 
+    def conceal(self, params: Any) -> Any:
+        """An item that another program sent, JSON-ready, as it is kept: its secrets are marked."""
+        if not self.secrets or not isinstance(params, Mapping):
+            return params
+        return {
+            key: {SECRET: each} if key in self._secret_keys and each is not None and not _is_kept(each) else each
+            for key, each in params.items()
+        }
+
+    def _build(self, body: bytes) -> Any:
+        """The model of an input: the one call that builds it, when it is accepted and when it is performed."""
+        assert self.model is not None
+        return self.model.model_validate_json(body, by_alias=True, by_name=True)
+
     def _by_model(
         self,
-        number: int,
-        values: Mapping[str, Any],
+        row: RawRow,
         data: dict[str, Any],
         problems: list[Problem],
         binding: Binding | None,
+        compared: Collection[str],
     ) -> NewItem | Refused:
         from pydantic import ValidationError  # with a model, pydantic is loaded already
 
-        assert self.model is not None
+        kept, item = b"", None
+        problems += [
+            fault(row.number, self._users_name(key, self.values(row), binding), "masked_secret", "masked_secret")
+            for key in self._secret_keys
+            if data.get(key) == MASK
+        ]
         try:
-            item = self.model.model_validate(data, by_alias=True, by_name=True).model_dump(mode="json", round_trip=True)
+            body, kept = self._kept(data)
+            item = self._build(body)
+        except TypeError as error:
+            problems += self._no_json(row, data, error, binding)
         except ValidationError as error:
-            found = self._problems(number, error, values, binding, {problem.column for problem in problems})
-            problems.extend(found)
+            problems += self._problems(row, error, binding, {problem.column for problem in problems})
         except Exception as error:
             # An exception in a validator of the model refuses this row only, not the list.
             words = shorten(jsonable(f"{type(error).__name__}: {error}"))
-            problems.append(fault(number, None, "invalid", "unchecked", {"words": words}))
+            problems.append(fault(row.number, None, "invalid", "unchecked", {"words": words}))
         if problems:
-            return Refused(number, in_order(problems, values), jsonable(values))
-        return self._stored(number, item, values)
+            return self.refused(row, problems, binding)
+        values = {name: getattr(item, name, None) for name in compared}
+        return self._stored(row, kept, binding, orjson.loads(item_text(values, secret_json)) if values else None)
 
-    def _scalar(self, number: int, value: Any) -> NewItem | Refused:
+    def _kept(self, data: Mapping[str, Any]) -> tuple[bytes, bytes]:
+        """The JSON text of an input from which the model is built, and the one that is kept, in which secrets are marked.
+        Raises TypeError."""
+        body = item_text(data, secret_json if self.secrets else field_json)
+        hidden = self._secret_keys & data.keys()
+        if not hidden:
+            return body, body
+        item_text({key: each for key, each in data.items() if key not in hidden}, field_json)  # no secret is elsewhere
+        marked = {key: {SECRET: each} if key in hidden and each is not None else each for key, each in data.items()}
+        return body, item_text(marked, secret_json)
+
+    def _instance(self, row: RawRow, given: Any, compared: Collection[str]) -> NewItem | Refused:
+        """Accepts an instance of the model by an input that builds an equal one.
+
+        That is its values that were set, else also its other ones, and where a value is read in another form than it has
+        (``Json``, ``Base64Bytes``) that form.
+        """
+        every = fields_of(given)
+        names = given.model_fields_set | (given.__pydantic_extra__ or {}).keys()
+        data, wrong = {name: each for name, each in every.items() if name in names}, set[str]()
+        for attempt in range(2):
+            wrong = self._differing(every, data)
+            if not wrong:
+                return self._by_model(row, data, [], None, compared)
+            if attempt == 0:
+                written = given.model_dump(mode="json", round_trip=True, include=wrong, warnings=False)
+                data |= {name: written.get(name, every[name]) if name in data else every[name] for name in wrong}
+        assert self.model is not None
+        params = {"model": self.model.__name__, "fields": ", ".join(sorted(wrong))}
+        return self.refused(row, [fault(row.number, min(wrong), "invalid", "instance", params)], None)
+
+    def _differing(self, every: Mapping[str, Any], data: Mapping[str, Any]) -> set[str]:
+        """The names of an instance's values, ``every``, that another one built of ``data`` does not have."""
+        from pydantic import ValidationError  # with a model, pydantic is loaded already
+
+        try:
+            built = fields_of(self._build(self._kept(data)[0]))
+        except ValidationError as error:
+            first = {str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]}
+            fields = {self._json_columns[name].field for name in first if name in self._json_columns}
+            return fields & every.keys() or set(every)
+        except Exception:
+            return set(every)
+        return {name for name, each in every.items() if name not in built or built[name] != each}
+
+    def _scalar(self, row: RawRow, value: Any) -> NewItem | Refused:
         """Without a model an item is any JSON value: a number, a text, a list."""
         try:
-            item = item_json(value)
+            return self._stored(row, item_text(value, plain_json), None)
         except TypeError as error:
-            return self._no_json(number, None, error, {"value": value})
-        return self._stored(number, item, {"value": item})
+            return self.refused(row, self._no_json(row, {}, error, None), None)
 
-    def _plain(self, number: int, values: Mapping[str, Any], binding: Binding | None) -> NewItem | Refused:
-        if binding is None and _SCALARS.issuperset(map(type, values.values())) and {str}.issuperset(map(type, values)):
-            return self._stored(number, values, values)
-        ignored = binding.ignored if binding else frozenset()
-        renamed = binding.fields if binding else {}
-        kept = {key: value for key, value in values.items() if key not in ignored}
-        problems = [_cell_error(number, key, value) for key, value in kept.items() if isinstance(value, CellError)]
-        if problems:
-            return Refused(number, tuple(problems), jsonable(values))
-        given: dict[str, Any] = {}
-        for key, value in kept.items():
-            try:
-                given |= item_json({renamed.get(key, key): value})
-            except TypeError as error:
-                return self._no_json(number, key, error, values)
-        return self._stored(number, given, values)
-
-    def _no_json(self, number: int, key: Any, error: TypeError, values: Mapping[str, Any]) -> Refused:
-        column = None if key is None else str(key)
-        problem = fault(number, column, "invalid", "not_json", {"words": shorten(str(error))})
-        return Refused(number, (problem,), jsonable(values))
-
-    def _stored(self, number: int, item: Any, values: Any) -> NewItem | Refused:
-        """The item as JSON text, or its refusal with the row's ``values`` if the ledger cannot keep it."""
+    def _plain(
+        self, row: RawRow, values: Mapping[str, Any], binding: Binding | None, compared: Collection[str]
+    ) -> NewItem | Refused:
+        given = values
+        if binding is not None:
+            renamed = binding.fields
+            kept = {key: value for key, value in values.items() if key not in binding.ignored}
+            problems = [_cell_error(row.number, key, value) for key, value in kept.items() if isinstance(value, CellError)]
+            if problems:
+                return self.refused(row, problems, binding)
+            given = {renamed.get(key, key): value for key, value in kept.items()}
         try:
-            body = orjson.dumps(item)
+            body = item_text(given, plain_json)
         except TypeError as error:
-            problem = fault(number, None, "invalid", "not_json", {"words": shorten(str(error))})
+            return self.refused(row, self._no_json(row, given, error, binding), binding)
+        found = {name: given.get(name) for name in compared}
+        return self._stored(row, body, binding, orjson.loads(item_text(found, plain_json)) if found else None)
+
+    def _no_json(
+        self, row: RawRow, data: Mapping[Any, Any], error: TypeError, binding: Binding | None
+    ) -> Iterable[Problem]:
+        """The problem of a row with a value that is no JSON, under the name of its column, if that is found."""
+        default = plain_json if self.model is None else secret_json if self.secrets else field_json
+        for key, value in data.items():
+            try:
+                item_text({key: value}, default)
+            except TypeError as found:
+                name = self._users_name(str(key), self.values(row), binding)
+                return [fault(row.number, name, "invalid", "not_json", {"words": shorten(str(found))})]
+        return [fault(row.number, None, "invalid", "not_json", {"words": shorten(str(error))})]
+
+    def _stored(
+        self, row: RawRow, body: bytes, binding: Binding | None, compared: Mapping[str, Any] | None = None
+    ) -> NewItem | Refused:
+        """The item of this JSON text, or its refusal if the ledger cannot keep it."""
+        if len(body) > self._max_bytes:
+            params = {"size": len(body), "limit": self._max_bytes}
+            problem = fault(row.number, None, "item_too_large", "item_too_large", params)
+        elif b"\\u0000" in body and has_nul(orjson.loads(body)):
+            problem = fault(row.number, None, "invalid", "nul")
         else:
-            if len(body) > self._max_bytes:
-                params = {"size": len(body), "limit": self._max_bytes}
-                problem = fault(number, None, "item_too_large", "item_too_large", params)
-            elif b"\\u0000" in body and has_nul(item):
-                problem = fault(number, None, "invalid", "nul")
-            else:
-                return NewItem(body.decode(), number)
-        return Refused(number, (problem,), jsonable(values))
+            return NewItem(body.decode(), row.number, compared=compared)
+        return self.refused(row, [problem], binding)
 
     def _problems(
-        self,
-        number: int,
-        error: pydantic.ValidationError,
-        values: Mapping[str, Any],
-        binding: Binding | None,
-        known: set[str | None],
+        self, row: RawRow, error: pydantic.ValidationError, binding: Binding | None, known: set[str | None]
     ) -> Iterable[Problem]:
-        headers = {column.field: column.header for column in binding.columns} if binding else None
+        values = self.values(row)
         for each in error.errors(include_url=False):
             loc = [str(part) for part in each["loc"]]
-            first = self._users_name(loc[0], values, headers) if loc else None
+            first = self._users_name(loc[0], values, binding) if loc else None
             if first is not None and first in known:
                 continue
             column = ".".join([first, *loc[1:]]) if first is not None else None
             given = values.get(first, each["input"]) if first is not None and len(loc) == 1 else each["input"]
-            problem = from_pydantic(number, column, each, _shortened(jsonable(given)) if loc else None)
+            problem = from_pydantic(row.number, column, each, _shortened(jsonable(given)) if loc else None)
             yield replace(problem, value=None) if problem.code == "missing" else problem
 
     def _take_json(self, number: int, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -305,7 +416,8 @@ class ItemShape:
         for key, value in values.items():
             column = self._json_columns.get(key)
             if column is None:
-                data[str(key)] = value
+                if self._keys is None or key in self._keys:
+                    data[str(key)] = value
                 continue
             blank = isinstance(value, str) and not value.strip() and column.coerce not in _TAKES_BLANK
             if value is None or (blank and column.keeps_none):
@@ -328,7 +440,8 @@ class ItemShape:
     def _column(self, header: str, field: str, *, sheet: bool) -> _Column:
         info = self._fields[field]
         nullable = info.is_required() and allows_none(info.annotation)
-        return _Column(header, field, coercer_for(info.annotation, sheet=sheet), nullable)
+        annotation = str if field in self.secrets and is_secret_text(info.annotation) else info.annotation
+        return _Column(header, field, coercer_for(annotation, sheet=sheet), nullable)
 
     def _match(self, present: Mapping[str, str]) -> dict[str, str]:
         """Field -> header. ``columns`` takes precedence over the names of the model."""
@@ -382,12 +495,13 @@ class ItemShape:
         info = self._fields[field]
         return info.title or next(iter(aliases(info)), field)
 
-    def _users_name(self, key: str, values: Mapping[str, Any], headers: Mapping[str, str] | None) -> str:
+    def _users_name(self, key: str, values: Mapping[str, Any], binding: Binding | None) -> str:
         """The user's name for the field that the model reports as ``key``."""
         column = self._json_columns.get(key)
         if column is None:
             return key
-        if headers is not None:
+        if binding is not None:
+            headers = {each.field: each.header for each in binding.columns}
             return headers.get(column.field) or self._title(column.field)
         return next((str(each) for each in values if self._json_columns.get(each) is column), key)
 
@@ -402,25 +516,37 @@ class MixedShape(ItemShape):
         super().__init__(None, max_item_bytes=max_item_bytes)
         self._find = find
 
-    def validate(self, row: RawRow, binding: Binding | None) -> NewItem | Refused:
-        """The item as its worker's shape takes it, or all problems of the row."""
+    def validate(self, row: RawRow, binding: Binding | None, compared: Collection[str] = ()) -> NewItem | Refused:
+        """The item as its worker's shape takes it, or all problems of the row. It carries the key of its worker, too."""
         values = row.values
         if not isinstance(values, Mapping) or values.keys() != {"worker", "item"} or row.problems:
             problem = fault(row.number, None, "not_a_job", "not_a_job", value=shorten(jsonable(values)))
             return Refused(row.number, row.problems or (problem,), {"value": jsonable(values)})
-        name = values["worker"]
-        worker = self._find(name) if isinstance(name, str) else None
+        worker = self._worker(values["worker"])
         if worker is None or not isinstance(worker.shape, ItemShape):
-            problem = fault(row.number, "worker", "unknown_worker", "option.worker", value=shorten(jsonable(name)))
-            return Refused(row.number, (problem,), {"worker": jsonable(name)})
-        found = worker.shape.validate(replace(row, values=values["item"]), None)
+            name = jsonable(values["worker"])
+            problem = fault(row.number, "worker", "unknown_worker", "option.worker", value=shorten(name))
+            return Refused(row.number, (problem,), {"worker": name})
+        compared = [*compared, worker.key] if worker.key is not None else compared
+        found = worker.shape.validate(replace(row, values=values["item"]), None, compared)
         if isinstance(found, Refused):
-            return replace(found, values={"worker": name, **found.values})
-        return replace(found, worker_name=name, options=dumps({"retry": worker.max_retries}))
+            return replace(found, values={"worker": worker.name, **found.values})
+        return replace(found, worker_name=worker.name, options=dumps({"retry": worker.max_retries}))
+
+    def refused(self, row: RawRow, problems: Iterable[Problem], binding: Binding | None) -> Refused:
+        """A row refused with these problems, as its worker's shape shows it."""
+        worker = self._worker(row.values["worker"])
+        if worker is None or not isinstance(worker.shape, ItemShape):
+            return super().refused(row, problems, binding)
+        found = worker.shape.refused(replace(row, values=row.values["item"]), problems, None)
+        return replace(found, values={"worker": worker.name, **found.values})
+
+    def _worker(self, name: Any) -> Worker | None:
+        return self._find(name) if isinstance(name, str) else None
 
     def key_field(self, item: NewItem) -> str | None:
         """The field that is the key of the worker of an accepted item; None without one."""
-        worker = self._find(item.worker_name) if item.worker_name is not None else None
+        worker = self._worker(item.worker_name)
         return None if worker is None else worker.key
 
 
@@ -464,14 +590,15 @@ def _shortened(value: Any) -> Any:
 _NAMES_SHOWN: Final = 50
 
 
-def aliases(info: FieldInfo) -> list[str]:
-    """The alternative names under which a field is read from an object."""
+def aliases(info: FieldInfo, *, whole: bool = True) -> list[str]:
+    """The alternative names under which a field is read from an object; with ``whole=False`` also those of the objects in
+    which it may lie."""
     from pydantic import AliasChoices, AliasPath  # with a model, pydantic is loaded already
 
     found: list[str] = []
     choices = info.validation_alias
     for each in choices.choices if isinstance(choices, AliasChoices) else [choices, info.alias]:
-        name = each.path[0] if isinstance(each, AliasPath) and len(each.path) == 1 else each
+        name = each.path[0] if isinstance(each, AliasPath) and (len(each.path) == 1 or not whole) else each
         if isinstance(name, str) and name not in found:
             found.append(name)
     return found
@@ -500,3 +627,115 @@ def has_nul(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(has_nul(key) or has_nul(each) for key, each in value.items())
     return isinstance(value, list | tuple) and any(map(has_nul, value))
+
+
+# -- what a model's fields hold
+
+
+def holds_secret(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
+    """Whether values of an annotation are secrets of pydantic, or hold one at any depth."""
+    for each in members(annotation):
+        if _is_secret(each):
+            return True
+        inner = list(get_args(each))
+        if each not in seen and isinstance(each, type):
+            inner += _annotations(each)
+        if any(holds_secret(part, seen | {each}) for part in inner):
+            return True
+    return False
+
+
+def is_secret_text(annotation: Any) -> bool:
+    """Whether an annotation is ``SecretStr`` or ``SecretBytes``, or one of them or None."""
+    from pydantic import SecretBytes, SecretStr  # with a model, pydantic is loaded already
+
+    kinds = [each for each in members(annotation) if each not in (None, type(None))]
+    return all(isinstance(each, type) and issubclass(each, SecretStr | SecretBytes) for each in kinds)
+
+
+def _is_secret(annotation: Any) -> bool:
+    from pydantic import Secret, SecretBytes, SecretStr  # with a model, pydantic is loaded already
+
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, Secret | SecretBytes | SecretStr)
+
+
+def _annotations(kind: type) -> list[Any]:
+    """The annotations of the fields of a model, a dataclass, a TypedDict or a NamedTuple."""
+    if is_model(kind):
+        return [info.annotation for info in kind.model_fields.values()]
+    if not (is_dataclass(kind) or is_typeddict(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))):
+        return []
+    try:
+        return list(get_type_hints(kind, include_extras=True).values())
+    except NameError:  # an annotation that exists for type checkers only
+        return []
+
+
+_NO_JSON: Final = frozenset({"is-instance", "is-subclass", "callable"})
+_AROUND: Final[Mapping[str, str]] = {
+    "function-after": "schema", "custom-error": "schema", "definitions": "schema", "model": "schema",
+    "dataclass": "schema", "json-or-python": "json_schema", "lax-or-strict": "lax_schema", "list": "items_schema",
+    "set": "items_schema", "frozenset": "items_schema", "dict": "values_schema",
+}  # fmt: skip
+"""Kinds of pydantic's core schema that read JSON as the one inside reads it."""
+
+
+def unfit_model(model: type[pydantic.BaseModel]) -> str | None:
+    """Why no input of a model can be kept as JSON, a required field of a type that JSON does not build; None if one can."""
+    if not model.__pydantic_complete__ and model.model_rebuild(raise_errors=False) is not True:
+        return f"{model.__name__} names a type that is not defined yet; define it before the worker"
+    schema: Any = model.__pydantic_core_schema__
+    known = {each["ref"]: each for each in schema.get("definitions", ())}
+    field = _unread(schema, known, frozenset())
+    if field is None:
+        return None
+    return (
+        f"{model.__name__}: no JSON builds a value for the field {field or '(root)'}, which is required; give it a type"
+        " that JSON has, a validator that makes the value of such a one, or a default"
+    )
+
+
+def _reads_fields_only(model: type[pydantic.BaseModel]) -> bool:
+    """Whether the keys of an input that are no field's mean nothing to the model: it ignores them, and no validator sees
+    the whole input."""
+    if model.model_config.get("extra", "ignore") != "ignore" or not model.__pydantic_complete__:
+        return False
+    schema: Any = model.__pydantic_core_schema__
+    known = {each["ref"]: each for each in schema.get("definitions", ())}
+    while schema["type"] in ("definitions", "definition-ref", "function-after", "model"):
+        if schema["type"] == "model" and schema.get("custom_init"):
+            return False
+        schema = known[schema["schema_ref"]] if schema["type"] == "definition-ref" else schema["schema"]
+    return bool(schema["type"] == "model-fields")
+
+
+def _unread(schema: Mapping[str, Any], known: Mapping[str, Any], seen: frozenset[str]) -> str | None:
+    """The name of a required field that no JSON builds, dotted; empty if the schema itself is such; None for one that can
+    be read."""
+    kind = schema["type"]
+    if kind in _NO_JSON:
+        return ""
+    if kind == "definition-ref":
+        ref = schema["schema_ref"]
+        return None if ref in seen or ref not in known else _unread(known[ref], known, seen | {ref})
+    if kind in _AROUND:
+        return _unread(schema[_AROUND[kind]], known, seen) if _AROUND[kind] in schema else None
+    if kind in ("union", "tagged-union"):
+        choices = schema["choices"].values() if isinstance(schema["choices"], dict) else schema["choices"]
+        found = [_unread(each[0] if isinstance(each, tuple) else each, known, seen) for each in choices]
+        return None if None in found else next(iter(found), None)
+    if kind not in ("model-fields", "typed-dict", "dataclass-args"):
+        return None
+    parts = schema["fields"]
+    named = parts.items() if isinstance(parts, dict) else ((each["name"], each) for each in parts)
+    for name, part in named:
+        inner = _unread(part["schema"], known, seen)
+        if inner is not None and part.get("required", True):
+            return f"{name}.{inner}".rstrip(".")
+    return None
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether a value is a secret as it is kept."""
+    return isinstance(value, Mapping) and value.keys() == {SECRET}

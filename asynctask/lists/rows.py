@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from itertools import islice
 from typing import Any, Final, Self
 
@@ -39,7 +40,8 @@ class ListSource:
     ``sheet``: of a workbook; ``columns``: header -> field; ``encoding``: a codec, None to detect it; ``unique``: fields in
     which no two rows may be the same; ``strict``: one refused row refuses the list; ``name``: of the file in ``data_dir``;
     ``filename``: the name it was sent under; ``items``: JSON items, stored only until they are split; ``key``: the field
-    whose equal values run one after the other; ``resubmit_of``: the Task whose rows it corrects.
+    whose equal values run one after the other; ``resubmit_of``: the Task whose rows it corrects; ``masked``: the names of
+    the columns with secrets, normalised.
     """
 
     sheet: str | None = None
@@ -52,6 +54,7 @@ class ListSource:
     items: bool = False
     key: str | None = None
     resubmit_of: int | None = None
+    masked: tuple[str, ...] = ()
 
     @classmethod
     def checked(
@@ -73,14 +76,15 @@ class ListSource:
         )  # fmt: skip
         bare = source.filename == ITEMS and not (source.sheet or source.columns or source.encoding)
         items = bool(kept.get("items", bare))
-        return replace(source, items=items, key=kept.get("key"), resubmit_of=kept.get("resubmit_of"))
+        masked = tuple(kept.get("masked") or ())
+        return replace(source, items=items, key=kept.get("key"), resubmit_of=kept.get("resubmit_of"), masked=masked)
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready."""
         kept = {"name": self.name, "filename": self.filename, "sheet": self.sheet, "columns": dict(self.columns)}
         options = {
             "unique": list(self.unique), "encoding": self.encoding, "strict": self.strict, "key": self.key,
-            "resubmit_of": self.resubmit_of,
+            "resubmit_of": self.resubmit_of, "masked": list(self.masked),
         }  # fmt: skip
         return {**kept, "items": self.items, **{name: value for name, value in options.items() if value}}
 
@@ -204,8 +208,9 @@ def checked(
     ``rows(n)`` gives the rows after the n-th. With ``unique`` it is read from the first row, also where a split resumes in
     the middle: the values of rows up to ``after`` count as well.
     """
+    compared = unique if key is None else (*unique, key)
     keyed = key is not None or isinstance(shape, MixedShape)
-    validate: Validate = _Keyed(shape, binding, key).validate if keyed else shape.validate
+    validate: Validate = partial(_Keyed(shape, binding, key).validate if keyed else shape.validate, compared=compared)
     if numbers is not None:
         validate = _numbered(validate, numbers)
     if not unique:
@@ -321,30 +326,28 @@ class _Keyed:
         self._shape, self._key = shape, key
         self._names = {field: header for header, field in binding.fields.items()} if binding else {}
 
-    def validate(self, raw: RawRow, binding: Binding | None) -> NewItem | Refused:
+    def validate(self, raw: RawRow, binding: Binding | None, compared: Sequence[str]) -> NewItem | Refused:
         """The row as the shape takes it, with its key."""
-        row = self._shape.validate(raw, binding)
+        row = self._shape.validate(raw, binding, compared)
         if isinstance(row, Refused):
             return row
         field = self._key or (self._shape.key_field(row) if isinstance(self._shape, MixedShape) else None)
         if field is None:
             return row
-        item = row.values
-        value = item.get(field) if isinstance(item, dict) else None
+        value = (row.compared or {}).get(field)
         text = key_text(value)
         if text is not None:
             # Not dataclasses.replace(), which takes as long as all the rest.
             return NewItem(
-                row.params, row.row, row.worker_name, row.options, f"{field}\0{text}", row.items, row.last_row, row.number
-            )
+                row.params, row.row, row.worker_name, row.options, f"{field}\0{text}", row.items, row.last_row, row.number,
+                row.compared,
+            )  # fmt: skip
         column = self._names.get(field, field)
         absent = value is None or (isinstance(value, str) and not value.strip())
         why = ("missing", "key.missing") if absent else ("bad_key", "key.unfit")
         shown = None if absent else shorten(jsonable(value) if isinstance(value, str) else dumps(jsonable(value)))
         problem = fault(row.row, column, *why, {"limit": MAX_KEY}, shown)
-        values = self._shape.values(raw)
-        cells = jsonable(values) if isinstance(values, Mapping) else {"value": jsonable(values)}
-        return Refused(row.row, (problem,), cells, row.number)
+        return replace(self._shape.refused(raw, [problem], binding), number=row.number)
 
 
 def encoding_option(name: str) -> str:
@@ -480,7 +483,7 @@ class Twins:
 
     def refuse_second(self, raw: RawRow, row: NewItem) -> NewItem | Refused:
         """``row``, or its refusal, which names the first row with the same values."""
-        key = self._key(raw, row.values)
+        key = self._key(raw, row.compared or {})
         first = row.row if key is None else self._first.put(key, row.row)
         if first == row.row:
             return row
@@ -494,13 +497,10 @@ class Twins:
             )
         value = shorten(jsonable(values.get(column))) if isinstance(values, Mapping) else None
         problem = fault(row.row, column, "duplicate_in_upload", text, params, value)
-        cells = jsonable(values) if isinstance(values, Mapping) else {"value": jsonable(values)}
-        return Refused(row.row, (problem,), cells, row.number)
+        return replace(self._shape.refused(raw, [problem], self._binding), number=row.number)
 
-    def _key(self, raw: RawRow, item: Any) -> bytes | None:
+    def _key(self, raw: RawRow, item: Mapping[str, Any]) -> bytes | None:
         """The values to compare, as JSON; None where one is missing: such a row is never a duplicate."""
-        if not isinstance(item, Mapping):
-            return None
         values = []
         for name in self._unique:
             value = item.get(name)

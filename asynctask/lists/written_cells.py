@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -24,6 +25,7 @@ import orjson
 from asynctask.lists.coerce import span_text
 from asynctask.lists.readers.base import CellError, Percent, shorten
 from asynctask.lists.readers.csv import FORMULA_STARTS
+from asynctask.worker import is_model
 
 SHEET_ROWS: Final = 1_048_575
 """The rows of a sheet without its header."""
@@ -56,33 +58,100 @@ def jsonable(value: Any) -> Any:
     return shorten(storable(str(value)))
 
 
-def item_json(value: Any) -> Any:
-    """A value of an item as JSON: what :func:`jsonable` would only show is refused.
+def item_text(value: Any, default: Callable[[Any], Any]) -> bytes:
+    """An item as JSON text. ``default``: :func:`plain_json`, :func:`field_json` or :func:`secret_json`.
 
-    Raises TypeError, with the type, for a value that JSON cannot represent.
+    Raises TypeError for a value that JSON cannot represent.
     """
-    if value is None or isinstance(value, bool | str | datetime | date | time | timedelta | Decimal | CellError):
-        return jsonable(value)
-    if isinstance(value, int | float):
-        if (found := jsonable(value)) is not value:
-            raise TypeError(f"the number {shorten(str(value))} is no JSON number of up to 64 bits: give it as text")
-        return found if isinstance(found, int) else float(found)
+    try:
+        body = orjson.dumps(value, default=default, option=_ITEM)
+    except TypeError as error:  # the reason of ``default`` is its cause
+        raise TypeError(str(error.__cause__ or _fault_of(value) or error)) from None
+    if b"null" in body and (found := _fault_of(value)) is not None:  # orjson writes NaN as null
+        raise TypeError(found)
+    return body
+
+
+_ITEM: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
+
+
+def plain_json(value: Any) -> Any:
+    """A value that orjson does not know, as JSON that shows it: for a worker without a model. Raises TypeError."""
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return span_text(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | set | frozenset | deque):
+        return list(value)
+    if isinstance(value, Decimal | PurePath | CellError):
+        return str(value)
+    if callable(getattr(value, "get_secret_value", None)):
+        raise TypeError("a secret is kept only in a field of the worker's model that is declared as one")
+    if is_model(type(value)):
+        computed = type(value).model_computed_fields
+        return {**fields_of(value), **{name: getattr(value, name) for name in computed}}
+    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+
+
+def field_json(value: Any) -> Any:
+    """The same for a worker with a model: as JSON that builds an equal value. Raises TypeError."""
+    if is_model(type(value)):
+        return fields_of(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    try:
+        return plain_json(value)
+    except TypeError:
+        if callable(getattr(value, "get_secret_value", None)):
+            raise
+    from pydantic_core import PydanticSerializationError, to_jsonable_python  # with a model, pydantic is loaded already
+
+    try:
+        return to_jsonable_python(value)
+    except PydanticSerializationError:
+        raise TypeError(f"a value of type {type(value).__name__} is no JSON") from None
+
+
+def secret_json(value: Any) -> Any:
+    """:func:`field_json` for a field that is declared as a secret, or holds one."""
+    reveal = getattr(value, "get_secret_value", None)
+    return reveal() if callable(reveal) else field_json(value)
+
+
+def fields_of(instance: Any) -> Any:
+    """The values of a model's instance by field name, and its extra ones, as they are: no serializer is asked. Of a root
+    model, its root."""
+    if type(instance).__pydantic_root_model__:
+        return instance.root
+    return {**vars(instance), **(instance.__pydantic_extra__ or {})}
+
+
+def _fault_of(value: Any) -> str | None:
+    """The first number or key in a value that JSON does not have."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"the number {value} is no JSON number"
+    if isinstance(value, int):
+        large = not -(2**63) <= value < 2**64
+        return f"the number {shorten(str(value))} is no JSON number of up to 64 bits: give it as text" if large else None
+    if is_model(type(value)):
+        value = fields_of(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):
         for key in value:
-            if not isinstance(key, str | int | float | None):
-                raise TypeError(f"a key of type {type(key).__name__} is no JSON")
-        return {storable(str(key)): item_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [item_json(each) for each in value]
-    if isinstance(value, Enum):
-        return item_json(value.value)
-    if isinstance(value, UUID | PurePath):
-        return str(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: item_json(getattr(value, each.name)) for each in fields(value)}
-    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
-        return item_json(dump(mode="json"))
-    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+            if not isinstance(key, _KEYS):
+                return f"a key of type {type(key).__name__} is no JSON"
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset | deque):
+        return None
+    return next(filter(None, map(_fault_of, value)), None)
+
+
+_KEYS: Final = (str, int, float, datetime, date, time, Enum, UUID, type(None))
 
 
 def storable(text: str) -> str:

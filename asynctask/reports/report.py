@@ -23,6 +23,7 @@ from asynctask.lists.readers.base import normalise
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import ListFile, Uploads, list_file
 from asynctask.logs import get_logger
+from asynctask.messages import MASK
 from asynctask.reports.files import ReportRow
 
 KINDS: Mapping[str, frozenset[str]] = {
@@ -92,18 +93,20 @@ def make_report(
         raise InputError(f"rows={kind!r} is none; choose of {', '.join(KINDS)}", code="unknown_rows")
     task = task_rows.read(ledger, task_id)
     kept, known = task.source, task.headers or {}
-    original = None
+    original, masked = None, frozenset[str]()
     if kept:
         source = ListSource.from_json(kept)
         expect = (shape.expected if shape else frozenset()) | frozenset(source.columns)
         original = open_original(uploads, source, limits, expect, alive, known.get("list"))
-    ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale)
+        masked = frozenset(source.masked)
+    ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale, shape)
     if original is None:
         headers = ledger_rows.fields(shape, None if kept else known.get("items"))
         rows = _ledger_rows(ledger_rows, headers, alive)
     else:
         headers = list(original.headers)
-        rows = _original_rows(original, ledger_rows, headers, _columns(shape, headers), alive)
+        hidden = frozenset(header for header in headers if normalise(header) in masked)
+        rows = _original_rows(original, ledger_rows, headers, _columns(shape, headers), hidden, alive)
     rows = rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows)
     return Report(headers, rows, locale, original)
 
@@ -139,9 +142,14 @@ def _ledger_rows(
 
 
 def _original_rows(
-    original: Original, ledger_rows: _LedgerRows, headers: list[str], columns: Mapping[str, str], alive: Callable[[], None]
+    original: Original,
+    ledger_rows: _LedgerRows,
+    headers: list[str],
+    columns: Mapping[str, str],
+    hidden: Collection[str],
+    alive: Callable[[], None],
 ) -> Generator[ReportRow, None, None]:
-    """The ledger's rows with the cells of the original list, both read in step."""
+    """The ledger's rows with the cells of the original list, both read in step. ``hidden``: headers of secrets."""
     with closing(original), closing(_Cells(original, alive)) as cells:
         for count, (row, event_id) in enumerate(ledger_rows.rows(headers, values=False)):
             if count % _ALIVE_EVERY == 0:
@@ -150,6 +158,8 @@ def _original_rows(
             if values is None:  # the list cannot be read that far; the item has the values
                 kept = ledger_rows.values(row.number, event_id)
                 values = {columns.get(name, name): value for name, value in kept.items()}
+            elif hidden:
+                values = {name: MASK if name in hidden and each is not None else each for name, each in values.items()}
             yield row.with_values(values)
 
 
@@ -186,8 +196,10 @@ class _Cells:
 class _LedgerRows:
     """The ledger's data of the report's rows."""
 
-    def __init__(self, database: Database, task_id: int, kind: str, locale: str) -> None:
+    def __init__(self, database: Database, task_id: int, kind: str, locale: str, shape: ItemShape | None) -> None:
         self._database, self._task_id, self._locale = database, task_id, locale
+        self._shape = shape if shape is not None and shape.model is not None else None
+        self._columns: dict[str, str] = {}  # of the keys of items and refused rows: an alias is the column of its field
         self._statuses, self._with_rejects = KINDS[kind], kind in _WITH_REJECTS
 
     def fields(self, shape: ItemShape | None, known: Collection[str] | None) -> list[str]:
@@ -199,16 +211,16 @@ class _LedgerRows:
         if shape is not None and shape.model is not None:
             names.update(dict.fromkeys(shape.model.model_fields))
         if known is not None:
-            return [*names, *(name for name in known if name not in names)]
+            return list(dict.fromkeys([*names, *map(self._column, known)]))
         if not names:
             for event in self._events(params=True):
-                names.update(dict.fromkeys(_cells(event.params)))
+                names.update(dict.fromkeys(self._cells(event.params)))
                 if len(names) > _MAX_NAMES:
                     break
         for reject in self._rejects(cells=True):
             if len(names) > _MAX_NAMES:
                 break
-            names.update(dict.fromkeys(_cells(reject.cells)))
+            names.update(dict.fromkeys(self._cells(reject.cells)))
         return list(names)
 
     def rows(self, headers: Sequence[str], *, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
@@ -248,7 +260,7 @@ class _LedgerRows:
                 # As the retry policy counts them; a job redelivered for other reasons is not counted again.
                 attempts = event.retries + (event.started_at is not None)
                 error = messages.get((event.id, event.first_row)) if event.status in _FAILED else None
-                row = ReportRow(_cells(event.params), event.first_row, event.status, error, attempts, event.result)
+                row = ReportRow(self._cells(event.params), event.first_row, event.status, error, attempts, event.result)
                 yield row, event.id
 
     def _refused(self, reject: Reject, names: Mapping[str, str]) -> ReportRow:
@@ -256,14 +268,14 @@ class _LedgerRows:
         row_messages, messages = [], []
         for problem in reject.errors:
             column, text = problem["column"], render(problem, self._locale)
-            header = _header(column, names) if column else None
+            header = _header(column, names) or _header(self._column(column), names) if column else None
             if header is None:
                 row_messages.append(text if not column else f"{column}: {text}")
             else:
                 bad[header] = f"{bad[header]}\n{text}" if header in bad else text
             messages.append(f"{column}: {text}" if column else text)
         return ReportRow(
-            _cells(reject.cells),
+            self._cells(reject.cells),
             reject.row,
             "rejected",
             "; ".join(messages),
@@ -272,6 +284,17 @@ class _LedgerRows:
             bad,
             "\n".join(row_messages) or None,
         )
+
+    def _cells(self, value: Any) -> dict[str, Any]:
+        cells = _cells(value)
+        return cells if self._shape is None else {self._column(key): each for key, each in cells.items()}
+
+    def _column(self, key: str) -> str:
+        if self._shape is None:
+            return key
+        if key not in self._columns:
+            self._columns[key] = self._shape.field_of(key) or key
+        return self._columns[key]
 
 
 def _header(column: str, names: Mapping[str, str]) -> str | None:

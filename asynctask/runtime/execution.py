@@ -272,8 +272,8 @@ class Performer:
         self, worker: Worker, execution: Execution, args: Sequence[Any], keywords: Mapping[str, Any] = _NOTHING
     ) -> Any:
         """Calls the function on this thread or on the event loop, under its timeout."""
-        if worker.shape is not None and len(args) == 1 and not keywords:
-            args = [worker.shape.revive(args[0])]
+        if worker.shape is not None and args:
+            args = [worker.shape.revive(args[0]), *args[1:]]
         function = partial(worker.function, **keywords) if keywords else worker.function
         if worker.is_async:
             return self.loop.run(lambda: function(*args), worker.timeout)

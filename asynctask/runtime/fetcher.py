@@ -449,14 +449,22 @@ class Intake:
 
 def _arrival(execution: Execution) -> tuple[Arrival, str | None]:
     """What the tracker gets of it, and the part that an Event cannot store, which only other programs push."""
-    copy, name, args = execution.copy, execution.name, execution.payload["args"]
+    copy, name, args = execution.copy, execution.name, _concealed(execution, execution.payload["args"])
     if copy.attempt > 0:
         return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
     came = parse(copy.payload, keep_numbers=True)
     arrival, unfit = fitted(Arrival(copy.jid, copy.attempt, name, copy.queue, args, options_of(came)))
     # The original arguments; their values determined what an Event can store.
-    params = None if arrival.params is None else orjson.Fragment(dump_any(came["args"]))
+    params = None if arrival.params is None else orjson.Fragment(dump_any(_concealed(execution, came["args"])))
     return replace(arrival, params=params), unfit
+
+
+def _concealed(execution: Execution, args: Any) -> Any:
+    """The arguments of a job for its Event; the secrets of an item are marked."""
+    shape = None if execution.worker is None else execution.worker.shape
+    if shape is None or not isinstance(args, list) or not args:
+        return args
+    return [shape.conceal(args[0]), *args[1:]]
 
 
 def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:

@@ -31,6 +31,7 @@ from asynctask.brokers.redis.server import Command, Server
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
+from asynctask.messages import SECRET, masked
 from asynctask.wire.ruby_json import dump_any
 
 SEEN_S: Final = 60
@@ -89,6 +90,8 @@ class RedisPresence:
         room = MAX_SHOWN_IN_ALL
         for each in running:
             payload = each.payload if len(each.payload) <= min(MAX_SHOWN, room) else _summary(each)
+            if SECRET in payload:
+                payload = dump_any(masked(peeked(payload)))
             room -= len(payload)
             entry = {"queue": _plain(each.queue), "payload": _plain(payload), "run_at": each.began_at // SECOND}
             entries += (each.thread, dump_any(entry))
