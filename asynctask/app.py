@@ -41,7 +41,7 @@ from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
 from asynctask.operations import Operations
-from asynctask.pushing import Pushing, checked_items
+from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.supervisor import Pulse
 from asynctask.submission import Submission, check_fields
@@ -63,6 +63,7 @@ from asynctask.worker import (
     Worker,
     WorkerOptions,
     as_callback,
+    checked_items,
     describe,
     is_span,
 )
@@ -142,12 +143,12 @@ class AsyncTask(OnDemand):
         retry: int | bool | None = None,
         priority: int = Priority.USER_MID,
         timeout: float | None = None,
-        failed_on: Sequence[type[BaseException]] = (),
+        failed_on: Sequence[type[BaseException]] | type[BaseException] = (),
         use_task_event: bool = True,
-        unique: Sequence[str] = (),
+        unique: Sequence[str] | str = (),
         key: str | None = None,
         key_limit: int | None = None,
-        checks: Sequence[Check] = (),
+        checks: Sequence[Check] | Check = (),
         retry_in: RetryIn | None = None,
         retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
         on_complete: CallbackOption | None = None,
@@ -182,12 +183,12 @@ class AsyncTask(OnDemand):
                 retry=retry,
                 priority=int(priority),
                 timeout=timeout,
-                failed_on=tuple(failed_on),
+                failed_on=(failed_on,) if isinstance(failed_on, type) else tuple(failed_on),
                 use_task_event=use_task_event,
-                unique=tuple(unique),
+                unique=(unique,) if isinstance(unique, str) else tuple(unique),
                 key=key,
                 key_limit=key_limit if key_limit is not None or key is None else 1,
-                checks=tuple(checks),
+                checks=(checks,) if callable(checks) else tuple(checks),
                 retry_in=retry_in,
                 retries_exhausted=retries_exhausted,
                 is_async=is_async,
@@ -548,7 +549,7 @@ class AsyncTask(OnDemand):
     ) -> Submission:
         """Submits JSON items. Few are written with their Task; many are stored like an upload, so that their split survives
         this process. Raises as :meth:`submit_file`."""
-        found = self.hand_in(worker, items, self._checked(options, may_be_dry=False), wait_s=wait_s)
+        found = self.hand_in(worker, checked_items(items), self._checked(options, may_be_dry=False), wait_s=wait_s)
         assert isinstance(found, Submission)
         return found
 

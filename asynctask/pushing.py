@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 BATCH: Final = 1_000
 """Untracked jobs per round trip."""
-
-T = TypeVar("T")
 
 _Job = tuple[dict[str, Any], int | None]
 """An untracked job as it is stored, and its due time (microseconds; None: now)."""
@@ -225,17 +223,6 @@ def _send(broker: Broker, jobs: Sequence[_Job], priority: int, now: int) -> None
         broker.hold(SCHEDULE, later)
     if copies:
         broker.push(copies)
-
-
-def checked_items(items: Iterable[T]) -> Iterable[T]:
-    """The items of a program. Raises :class:`InputError` for what is no list of them: one text, one mapping or one model
-    would be taken apart, and the split would notice what cannot be iterated over only once the Task is made."""
-    is_one = isinstance(items, str | bytes | bytearray | Mapping) or is_model(type(items))
-    if is_one or (not isinstance(items, Iterable) and not hasattr(items, "__getitem__")):
-        hint = ", so put a single one in a list: [item]" if is_one else ""
-        shown = type(items).__name__ if is_one else f"{items!r:.100}"
-        raise InputError(f"a list of items is needed, or another iterable of them, not {shown}{hint}", code="wrong_type")
-    return items
 
 
 def _arguments(worker: Worker, args: Sequence[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from typing import (
 import orjson
 
 from asynctask.config import QUEUE_NAME
-from asynctask.errors import ConfigError, NormalException
+from asynctask.errors import ConfigError, InputError, NormalException
 from asynctask.iterable import Iterable
 from asynctask.job import CurrentJob
 from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
@@ -108,6 +108,7 @@ class Pusher(Protocol):
 T_contra = TypeVar("T_contra", contravariant=True)
 Q = ParamSpec("Q")
 S_co = TypeVar("S_co", covariant=True)
+Items = TypeVar("Items", bound=abc.Iterable[Any])
 
 
 class Performs(Protocol[Q, S_co]):
@@ -167,12 +168,12 @@ class WorkerOptions(UntrackedOptions, total=False):
     retry: int | bool | None
     priority: int
     timeout: float | None
-    failed_on: Sequence[type[BaseException]]
+    failed_on: Sequence[type[BaseException]] | type[BaseException]
     use_task_event: bool
-    unique: Sequence[str]
+    unique: Sequence[str] | str
     key: str | None
     key_limit: int | None
-    checks: Sequence[Check]
+    checks: Sequence[Check] | Check
     retry_in: RetryIn | None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None
     on_complete: CallbackOption | None
@@ -340,7 +341,8 @@ class Worker(Generic[P, R_co]):
         Untracked jobs are sent 1,000 per round trip, while ``items`` is consumed; if one is refused, earlier thousands are
         pushed. Tracked ones are written in one transaction, all or none.
         """
-        return self._push(tuple(item) if isinstance(item, list | tuple) else (item,) for item in items)
+        args = (tuple(item) if isinstance(item, list | tuple) else (item,) for item in checked_items(items))
+        return self._push(args)
 
     def _in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         if not kwargs:
@@ -496,6 +498,17 @@ def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
     from pydantic import BaseModel
 
     return issubclass(kind, BaseModel)
+
+
+def checked_items(items: Items) -> Items:
+    """The items of a program. Raises :class:`InputError` for what is no list of them: one text, one mapping or one model
+    would be taken apart, and the split would notice what cannot be iterated over only once the Task is made."""
+    is_one = isinstance(items, str | bytes | bytearray | Mapping) or is_model(type(items))
+    if is_one or (not isinstance(items, abc.Iterable) and not hasattr(items, "__getitem__")):
+        hint = ", so put a single one in a list: [item]" if is_one else ""
+        shown = type(items).__name__ if is_one else f"{items!r:.100}"
+        raise InputError(f"a list of items is needed, or another iterable of them, not {shown}{hint}", code="wrong_type")
+    return items
 
 
 def _fields(schema: Mapping[str, Any], headers: Collection[str]) -> list[dict[str, Any]]:

@@ -186,7 +186,7 @@ def engine_worker(
     function: Callable[..., Any],
     queue: str,
     *,
-    failed_on: Collection[type[BaseException]] = (),
+    failed_on: Collection[type[BaseException]] | type[BaseException] = (),
     max_item_bytes: int,
     columns: Sequence[str] | None = None,
 ) -> Worker:
@@ -204,7 +204,7 @@ def engine_worker(
         function,
         queue=engine_queue(engine, queue),
         retry=0,
-        failed_on=tuple(failed_on),
+        failed_on=(failed_on,) if isinstance(failed_on, type) else tuple(failed_on),
         is_async=is_async,
         model=model,
         shape=ItemShape(model, max_item_bytes=max_item_bytes),

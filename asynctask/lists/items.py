@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints, is_typeddict
+from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 import orjson
 
@@ -18,7 +18,7 @@ from asynctask.ledger.base import NewItem, dumps
 from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of, members
 from asynctask.lists.problems import fault, from_pydantic, in_order
 from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
-from asynctask.lists.written_cells import field_json, fields_of, item_text, jsonable, plain_json, secret_json
+from asynctask.lists.written_cells import field_json, fields_of, item_text, jsonable, plain_json, secret_json, storable
 from asynctask.messages import MASK, SECRET
 from asynctask.worker import Worker, is_model
 
@@ -111,6 +111,7 @@ class ItemShape:
         self._json_columns = self._plan_json()
         keys = {field: {field, *aliases(info, whole=False)} for field, info in self._fields.items()}
         self._secret_keys = frozenset[str]().union(*(keys[field] for field in self.secrets))
+        self._drawn = [name for name, info in self._fields.items() if info.default_factory not in _SAME]
         self._keys = frozenset[str]().union(*keys.values()) if model is not None and _reads_fields_only(model) else None
 
     @property
@@ -278,7 +279,7 @@ class ItemShape:
     ) -> NewItem | Refused:
         from pydantic import ValidationError  # with a model, pydantic is loaded already
 
-        kept, item = b"", None
+        kept, item = b"", cast("Any", None)
         problems += [
             fault(row.number, self._users_name(key, self.values(row), binding), "masked_secret", "masked_secret")
             for key in self._secret_keys
@@ -297,8 +298,20 @@ class ItemShape:
             problems.append(fault(row.number, None, "invalid", "unchecked", {"words": words}))
         if problems:
             return self.refused(row, problems, binding)
+        if drawn := {name: getattr(item, name) for name in self._drawn if name not in item.model_fields_set}:
+            kept = self._with_drawn(data, drawn) or kept
         values = {name: getattr(item, name, None) for name in compared}
         return self._stored(row, kept, binding, orjson.loads(item_text(values, secret_json)) if values else None)
+
+    def _with_drawn(self, data: Mapping[str, Any], drawn: Mapping[str, Any]) -> bytes | None:
+        """The text to keep of an input with what default factories made for it, so that every attempt has the same ids and
+        times; None if the model does not take these values for its own."""
+        try:
+            body, kept = self._kept({**data, **drawn})
+            again = self._build(body)
+        except Exception:  # of a type without JSON, or a validator that refuses it
+            return None
+        return kept if all(getattr(again, name) == each for name, each in drawn.items()) else None
 
     def _kept(self, data: Mapping[str, Any]) -> tuple[bytes, bytes]:
         """The JSON text of an input from which the model is built, and the one that is kept, in which secrets are marked.
@@ -380,7 +393,7 @@ class ItemShape:
                 item_text({key: value}, default)
             except TypeError as found:
                 name = self._users_name(str(key), self.values(row), binding)
-                return [fault(row.number, name, "invalid", "not_json", {"words": shorten(str(found))})]
+                return [fault(row.number, storable(name), "invalid", "not_json", {"words": shorten(str(found))})]
         return [fault(row.number, None, "invalid", "not_json", {"words": shorten(str(error))})]
 
     def _stored(
@@ -631,16 +644,20 @@ def has_nul(value: Any) -> bool:
 
 # -- what a model's fields hold
 
+_SAME: Final = (None, list, dict, set, frozenset, tuple, str, int, float, bool)
+"""Default factories that make the same each time, and none."""
+
 
 def holds_secret(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
     """Whether values of an annotation are secrets of pydantic, or hold one at any depth."""
     for each in members(annotation):
         if _is_secret(each):
             return True
-        inner = list(get_args(each))
-        if each not in seen and isinstance(each, type):
+        inner = [part for part in get_args(each) if not isinstance(part, list)]  # a list: parameters of a callable
+        if isinstance(each, type) and each not in seen:
+            seen |= {each}
             inner += _annotations(each)
-        if any(holds_secret(part, seen | {each}) for part in inner):
+        if any(holds_secret(part, seen) for part in inner):
             return True
     return False
 

@@ -28,7 +28,7 @@ from asynctask.clock import Ids
 from asynctask.errors import InputError, TooLarge, Unavailable
 from asynctask.lists.readers import Limits, RawRow, Source, open_source
 from asynctask.lists.readers.base import over_limit, too_costly
-from asynctask.lists.written_cells import unpacked
+from asynctask.lists.written_cells import item_text, plain_json, unpacked
 from asynctask.messages import clean
 
 ITEMS = "items.json"
@@ -152,9 +152,9 @@ def items_body(items: Any) -> bytes:
     An integer of more than 64 bits is written as it is: only its row is refused later.
     """
     try:
-        return orjson.dumps(items)
+        return item_text(items, plain_json)
     except TypeError as error:
-        if "64-bit" in str(error):
+        if "64 bits" in str(error):
             return json.dumps(items).encode()
         raise _not_json(items, error) from error
 
@@ -163,7 +163,7 @@ def _not_json(items: Any, error: TypeError) -> InputError:
     """Names the first faulty item."""
     for position, item in enumerate(items if isinstance(items, list) else (), start=1):
         try:
-            orjson.dumps(item)
+            item_text(item, plain_json)
         except TypeError as found:
             return InputError(f"item {position} cannot be kept as JSON: {found}", code="not_json")
     return InputError(f"the items cannot be kept as JSON: {error}", code="not_json")

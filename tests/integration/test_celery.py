@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from redis import ConnectionError, Redis
 from redis.client import Pipeline
 from support.celery_app import build
+from support.charges import GIVEN, Charge, check_events
 from support.engine_worker import family
 from support.forked import Program
 from support.redis_watch import pipelines
@@ -758,3 +759,13 @@ def test_a_thread_that_acknowledges_wakes_the_loop(monkeypatch: pytest.MonkeyPat
         hub.close()
         for each in loop._sockets or ():
             each.close()
+
+
+def test_items_reach_the_worker_as_they_were_given(engine: CeleryWorld) -> None:
+    """Without the input kept, of a ``model_dump`` for example: stars for the password, cents times 100."""
+    engine.worker("threads")
+    task = engine.app.submit("charge", [GIVEN, Charge(**GIVEN)])
+    (refused,) = task.rejects()
+    assert (refused["row"], refused["errors"][0]["column"]) == (2, "price")
+    task.wait(timeout=60)
+    check_events(task.events())

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import dramatiq
 import pytest
+from support.charges import GIVEN, Charge, check_events
 from support.dramatiq_app import build, redis_broker
 from support.forked import Program
 from support.redis_watch import pipelines
@@ -524,3 +525,13 @@ def test_a_thread_goes_on_before_the_commit_and_the_acknowledgement_does_not(eng
     wait_for(lambda: not list(engine.broker.client.scan_iter("*__acks__*")), "both are acknowledged")
     worker.terminate()
     assert worker.wait(60) == 0
+
+
+def test_items_reach_the_worker_as_they_were_given(engine: Dramatiq) -> None:
+    """Without the input kept, of a ``model_dump`` for example: stars for the password, cents times 100."""
+    engine.worker()
+    task = engine.app.submit("charge", [GIVEN, Charge(**GIVEN)])
+    (refused,) = task.rejects()
+    assert (refused["row"], refused["errors"][0]["column"]) == (2, "price")
+    task.wait(timeout=60)
+    check_events(task.events())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import rq
 from rq.command import send_stop_job_command
+from support.charges import GIVEN, Charge, check_events
 from support.drawn import examples
 from support.faults import stop
 from support.forked import Program
@@ -694,3 +695,13 @@ def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_rq(engine: RqWo
     payload = json.dumps({"class": "unseen", "args": [1]})
     with pytest.raises(UnknownWorker):
         engine.engine.push([Copy("job-1", 1, engine.app.workers["enroll"].queue, payload, task_id=1)])
+
+
+def test_items_reach_the_worker_as_they_were_given(engine: RqWorld) -> None:
+    """Without the input kept, of a ``model_dump`` for example: stars for the password, cents times 100."""
+    engine.worker()
+    task = engine.app.submit("charge", [GIVEN, Charge(**GIVEN)])
+    (refused,) = task.rejects()
+    assert (refused["row"], refused["errors"][0]["column"]) == (2, "price")
+    task.wait(timeout=60)
+    check_events(task.events())

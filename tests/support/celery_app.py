@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import Celery
 from pydantic import BaseModel, Field
+from support.charges import Charge, charge
 from support.world import Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
@@ -56,6 +57,10 @@ def declare(celery: Any, folder: Path) -> None:
         if item.sku.startswith("bad"):
             raise NormalException("seller is not qualified")
         return {"enrolled": item.sku}
+
+    @task(name="charge")
+    def charged(item: Charge) -> dict[str, Any]:
+        return charge(item)
 
     @task(name="lone")
     def lone(sku: str, quantity: int = 1) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AsyncIO, TimeLimit
 from pydantic import BaseModel, Field
+from support.charges import Charge, charge
 from support.world import Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
@@ -101,6 +102,10 @@ def declare(broker: dramatiq.Broker, folder: Path) -> None:
     @dramatiq.actor(broker=broker, max_retries=0)
     def heard(*words: Any) -> None:
         shop.note("heard", *words)
+
+    @dramatiq.actor(broker=broker, actor_name="charge")
+    def charged(item: Charge) -> dict[str, Any]:
+        return charge(item)
 
     @dramatiq.actor(broker=broker, max_retries=0)
     def enroll_item(item: Product) -> dict[str, Any]:

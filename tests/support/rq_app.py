@@ -21,6 +21,7 @@ from redis import Redis
 from rq import Retry
 from rq.decorators import job
 from rq.job import get_current_job
+from support.charges import Charge, charge
 from support.world import DATABASE, MARK, Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
@@ -73,6 +74,10 @@ if NAMESPACE in os.environ:
         if item.sku.startswith("bad"):
             raise NormalException("seller is not qualified")
         return {"enrolled": item.sku}
+
+    @engine.job(queue, name="charge")
+    def charged(item: Charge) -> dict[str, Any]:
+        return charge(item)
 
     @engine.job(queue)
     def lone(sku: str, quantity: int = 1) -> dict[str, Any]:

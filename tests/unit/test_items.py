@@ -137,9 +137,8 @@ class TestAccepted:
             "code": "c1",
             "title": "Spring",
             "starts_on": "2026-03-05",
-            "budget": "1200",
+            "budget": 1200,
             "discount": 10,
-            "active": True,
         }
         again = SHAPE.revive(item)
         assert isinstance(again, Campaign)
@@ -552,7 +551,7 @@ class TestValuesOfAProgram:
         ],
     )  # fmt: skip
     def test_anything_else_refuses_the_row_by_its_field_and_type(self, value: Any, says: str) -> None:
-        for item, column in (({"other": 1, "n": value}, None if value == 2**64 else "n"), ([value], None)):
+        for item, column in (({"other": 1, "n": value}, "n"), ([value], None)):
             found = ItemShape(None).validate(RawRow(1, item), None)
             assert isinstance(found, Refused)
             ((problem,),) = [found.problems]
