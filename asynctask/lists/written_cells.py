@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -64,15 +64,15 @@ def item_text(value: Any, default: Callable[[Any], Any]) -> bytes:
     Raises TypeError for a value that JSON cannot represent.
     """
     try:
-        body = orjson.dumps(value, default=default, option=_ITEM)
+        body = orjson.dumps(value, default=default, option=orjson.OPT_NON_STR_KEYS)
     except TypeError as error:  # the reason of ``default`` is its cause
-        raise TypeError(str(error.__cause__ or _fault_of(value) or error)) from None
+        if "tzinfo" not in str(error):
+            raise TypeError(str(error.__cause__ or _fault_of(value) or error)) from None
+        # A time with a zone, which orjson leaves to ``default`` along with all dates; that takes longer.
+        body = orjson.dumps(value, default=default, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME)
     if b"null" in body and (found := _fault_of(value)) is not None:  # orjson writes NaN as null
         raise TypeError(found)
     return body
-
-
-_ITEM: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
 
 
 def plain_json(value: Any) -> Any:
@@ -106,8 +106,8 @@ def field_json(value: Any) -> Any:
     try:
         return plain_json(value)
     except TypeError:
-        if callable(getattr(value, "get_secret_value", None)):
-            raise
+        if callable(getattr(value, "get_secret_value", None)) or isinstance(value, Iterator):
+            raise  # an iterator has its values once
     from pydantic_core import PydanticSerializationError, to_jsonable_python  # with a model, pydantic is loaded already
 
     try:
