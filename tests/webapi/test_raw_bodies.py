@@ -42,7 +42,7 @@ def test_tabs_between_cells_and_columns_that_mean_a_field(client: Client) -> Non
     answer = post(
         client, b"Artikel-Nr.\tQuantity\nA,1\t5\n", "text/tab-separated-values", f"worker=enroll&columns={columns}"
     )
-    assert params(client, answer) == [{"sku": "A,1", "quantity": 5, "note": None}]
+    assert params(client, answer) == [{"sku": "A,1", "quantity": 5}]
 
 
 @pytest.mark.parametrize("kind", ["application/x-ndjson", "application/ndjson", "application/jsonl"])

@@ -303,8 +303,11 @@ def test_a_report_without_its_original_has_the_fields_of_the_items(
     for path in (Path(app.config.data_dir) / "uploads").iterdir():
         path.unlink()
     rows = rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True))
-    assert [(r["row"], r["sku"], r["quantity"]) for r in rows] == [("3", "NO-1", "2"), ("4", "B", ""), ("5", "BUG-1", "3")]
-    assert rows[1]["Quantity"] == "many"
+    assert [(r["row"], r["sku"], r["quantity"]) for r in rows] == [
+        ("3", "NO-1", "2"),
+        ("4", "B", "many"),
+        ("5", "BUG-1", "3"),
+    ]
 
 
 def test_a_list_that_cannot_be_read_to_its_end_again_loses_no_row(

@@ -28,7 +28,7 @@ def test_a_template_that_was_filled_in_can_be_handed_in(client: Client, form: Ca
     sent = client.post("/api/tasks", **form(out.getvalue(), "enroll.xlsx"))
     assert sent.status_code == 202, sent.json
     (event,) = client.get(f"/api/tasks/{sent.json['task_id']}/events").json["events"]
-    assert event["params"] == {"sku": "007", "quantity": 3, "note": None}
+    assert event["params"] == {"sku": "007", "quantity": 3}
 
 
 def test_as_csv_it_is_the_header(client: Client, form: Callable[..., dict[str, Any]]) -> None:
