@@ -18,7 +18,7 @@ KOREAN = TEXT.encode("cp949")
 
 def notes(client: Client, answer: Any) -> list[Any]:
     assert answer.status_code == 202, answer.json
-    return [event["params"]["note"] for event in client.get(answer.json["links"]["events"]).json["events"]]
+    return [event["params"].get("note") for event in client.get(answer.json["links"]["events"]).json["events"]]
 
 
 def raw(client: Client, body: bytes, query: str = "", kind: str = "text/csv", **headers: str) -> Any:
@@ -41,7 +41,7 @@ def test_a_text_is_read_in_the_encoding_that_is_named(client: Client, form: Form
 
 def test_a_dry_run_and_the_report_read_it_in_that_encoding_too(client: Client, form: Form) -> None:
     dry = client.post("/api/tasks", **form(KOREAN, encoding="euc-kr", dry_run="true"))
-    assert [item["note"] for item in dry.json["first_items"]] == ["서울", None]
+    assert [item.get("note") for item in dry.json["first_items"]] == ["서울", None]
     answer = client.post("/api/tasks", **form(KOREAN, encoding="euc-kr"))
     report = client.get(f"/api/tasks/{answer.json['task_id']}/report.csv?rows=all").data.decode("utf-8-sig")
     assert "A,서울" in report
