@@ -222,7 +222,7 @@ def register_tokens(flask_app: APIFlask, config: Config) -> None:
             )
         if token.reads_only and request.method not in _SAFE_METHODS:
             raise ReadOnly(f"the token of {token.name} may only read")
-        g.user = token.name
+        g.user, g.reads_only = token.name, token.reads_only
 
     if known:
         flask_app.before_request(refuse_strangers)
