@@ -59,7 +59,7 @@ pages: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
 @pages.context_processor
 def _of_reader() -> dict[str, Any]:
-    """What each page depends on: the language of the reader's messages, and whether the reader's token may change anything."""
+    """What each page depends on: the language of the reader's messages, and whether the reader may change anything."""
     return {"locale": tag(reader_locale()), "may_change": not g.get("reads_only", False)}
 
 
@@ -87,9 +87,7 @@ def task(task_id: int) -> ResponseReturnValue:
         return render_template("missing.html", kind="Task", name=task_id, all_url=url_for("pages.home")), 404
     worker = progress["worker"]
     takes_lists = worker in asynctask_app().list_workers()
-    return render_template(
-        "task.html", task_id=task_id, title=progress["title"], worker=worker, takes_lists=takes_lists
-    )
+    return render_template("task.html", task_id=task_id, title=progress["title"], worker=worker, takes_lists=takes_lists)
 
 
 @pages.get("/jobs")
