@@ -29,7 +29,8 @@ LAST_OF_FORM, LAST_OF_CORRECTED = b'name="parallel"', b'name="resubmit_of"'
 def submit(url: str, *skus: str, worker: str = "gated", **options: Any) -> str:
     """The address of the page of a new Task, the SKU's number being its quantity."""
     items = [{"sku": sku, "quantity": int(re.sub(r"\D", "", sku) or 1)} for sku in skus]
-    return url.rstrip("/") + sent(url, "POST", "", worker=worker, items=items, **options)["links"]["ui"]
+    task = sent(url, "POST", "", worker=worker, items=items, **options)
+    return f"{url.rstrip('/')}{task['links']['ui']}"
 
 
 def sent(url: str, method: str, path: str, **body: Any) -> Any:
@@ -620,6 +621,31 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
         for each in (reader, writer):
             each.context.close()
         shop.open_gate(9)
+
+
+def test_a_page_whose_token_ended_says_so_and_goes_on_with_the_next(browser: Any, tmp_path: Path) -> None:
+    file = sheet(tmp_path / "p.xlsx", ("OK-1", 1, "red"))
+    page = as_person(browser, "ann", ANN)
+    with Shop(tmp_path, tokens=f"ann={ANN}").web() as (_, said):
+        hand_in(page, said["url"], file, "gated")
+        expect(page.get_by_role("button", name="Pause")).to_be_visible()
+        port = urlsplit(said["url"]).port or 0
+    with Shop(tmp_path, tokens=f"ann={EVE}").web(port):
+        expect(page.locator("#connection")).to_contain_text("You are not logged in, or not any more: reload the page")
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator("#problem")).to_contain_text("You are not logged in")
+    with Shop(tmp_path, tokens=f"ann={ANN} bob={EVE}").web(port):
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator("#state")).to_have_text("paused")
+        expect(page.locator("#connection")).to_be_hidden()
+    page.context.close()
+
+
+def test_the_form_is_not_sent_before_its_script(page: Page, web_alone: str, tmp_path: Path) -> None:
+    """The browser would send it by itself, without a key, and a lost answer would be its own error page."""
+    page.route("**/static/home.js", lambda route: route.abort())
+    page.goto(web_alone)
+    expect(page.get_by_role("button", name="Start")).to_be_disabled()
 
 
 def test_a_list_that_no_corrected_one_can_follow_offers_no_field_for_it(page: Page, shop: Shop) -> None:

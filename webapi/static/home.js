@@ -24,6 +24,7 @@ if (form) {
     showProblem($("#problem"), files.length === 1 ? null : { detail: `You dropped ${files.length} files; a list is one. Drop them one after the other.` });
     showFile();
   });
+  $("#send").disabled = false; // before this script the browser would send the form by itself, without a key
   // A browser that goes back fills the form in again after this script, without an event for each field.
   window.addEventListener("pageshow", () => { showWorker(); showFile(); });
 }
