@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from apiflask import APIBlueprint, APIFlask
-from flask import current_app, render_template, url_for
+from flask import current_app, g, render_template, url_for
 from flask.typing import ResponseReturnValue
 
 from asynctask._version import __version__
@@ -13,7 +13,15 @@ from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
 from asynctask.lists.readers import FORMATS
 from webapi import openapi, operations, problems, reading, reports, security, tasks, workers
-from webapi.context import EXTENSION, TASK_PAGES, asynctask_app, find_task, register_slots
+from webapi.context import (
+    EXTENSION,
+    TASK_PAGES,
+    asynctask_app,
+    find_progress,
+    reader_locale,
+    register_slots,
+    tag,
+)
 
 __all__ = ["create_app"]
 
@@ -49,6 +57,12 @@ def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None =
 pages: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
 
+@pages.context_processor
+def _of_reader() -> dict[str, Any]:
+    """What each page depends on: the language of the reader's messages, and whether the reader may change anything."""
+    return {"locale": tag(reader_locale()), "may_change": not g.get("reads_only", False)}
+
+
 @pages.get("/")
 def home() -> ResponseReturnValue:
     """The form and the recent Tasks."""
@@ -68,10 +82,12 @@ def home() -> ResponseReturnValue:
 def task(task_id: int) -> ResponseReturnValue:
     """One Task."""
     try:
-        title = find_task(task_id).progress()["title"]
+        progress = find_progress(task_id)
     except NotFound:
         return render_template("missing.html", kind="Task", name=task_id, all_url=url_for("pages.home")), 404
-    return render_template("task.html", task_id=task_id, title=title)
+    worker = progress["worker"]
+    takes_lists = worker in asynctask_app().list_workers()
+    return render_template("task.html", task_id=task_id, title=progress["title"], worker=worker, takes_lists=takes_lists)
 
 
 @pages.get("/jobs")

@@ -197,7 +197,16 @@ class Unauthorized(InputError):
     code = "unauthorized"
     status = 401
     # A browser asks for name and secret; Chromium takes no header that names two ways.
-    headers: Final = [("WWW-Authenticate", 'Basic realm="AsyncTask", charset="UTF-8"'), ("WWW-Authenticate", "Bearer")]
+    headers: tuple[tuple[str, str], ...] = (
+        ("WWW-Authenticate", 'Basic realm="AsyncTask", charset="UTF-8"'),
+        ("WWW-Authenticate", "Bearer"),
+    )
+
+
+class LoggedOut(Unauthorized):
+    """The token that a page sends is valid no more. The page says so; a browser would ask for another with each poll."""
+
+    headers = Unauthorized.headers[1:]
 
 
 class ReadOnly(InputError):
@@ -217,12 +226,13 @@ def register_tokens(flask_app: APIFlask, config: Config) -> None:
             return
         token = _token_of(request.authorization, known)
         if token is None:
-            raise Unauthorized(
+            known_before = request.authorization is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
+            raise (LoggedOut if known_before else Unauthorized)(
                 "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
             )
         if token.reads_only and request.method not in _SAFE_METHODS:
             raise ReadOnly(f"the token of {token.name} may only read")
-        g.user = token.name
+        g.user, g.reads_only = token.name, token.reads_only
 
     if known:
         flask_app.before_request(refuse_strangers)

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import openpyxl
 import pytest
-import xlsxwriter
 from playwright.sync_api import Page, Route, expect
+from support.browser import hand_in, sheet
 from support.serving import Shop, get
 
 from asynctask import AsyncTask
@@ -21,32 +21,6 @@ from asynctask import AsyncTask
 pytestmark = pytest.mark.needs_browser
 
 EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
-
-
-HEAD = ("sku", "Quantity", "Colour")
-
-
-def sheet(
-    path: Path, *rows: tuple[Any, ...], head: tuple[Any, ...] = HEAD, name: str = "Products", behind: str | None = None
-) -> Path:
-    """``behind``: the name of a cover sheet before it."""
-    book = xlsxwriter.Workbook(path)
-    if behind is not None:
-        book.add_worksheet(behind).write(0, 0, "What this list is for")
-    page = book.add_worksheet(name)
-    for number, row in enumerate((head, *rows)):
-        page.write_row(number, 0, row)
-    book.close()
-    return path
-
-
-def hand_in(page: Page, url: str, file: Path, worker: str, **fields: str) -> None:
-    page.goto(url)
-    page.get_by_label("What should be done").select_option(worker)
-    page.set_input_files("#file", file)
-    for label, value in fields.items():
-        page.get_by_label(label).fill(value)
-    page.get_by_role("button", name="Start").click()
 
 
 def share(page: Page) -> float:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import xlsxwriter
 from support.servers import missing
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -37,3 +38,29 @@ def chromium() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
+
+
+HEAD = ("sku", "Quantity", "Colour")
+
+
+def sheet(
+    path: Path, *rows: tuple[Any, ...], head: tuple[Any, ...] = HEAD, name: str = "Products", behind: str | None = None
+) -> Path:
+    """``behind``: the name of a cover sheet before it."""
+    book = xlsxwriter.Workbook(path)
+    if behind is not None:
+        book.add_worksheet(behind).write(0, 0, "What this list is for")
+    page = book.add_worksheet(name)
+    for number, row in enumerate((head, *rows)):
+        page.write_row(number, 0, row)
+    book.close()
+    return path
+
+
+def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None:
+    page.goto(url)
+    page.get_by_label("What should be done").select_option(worker)
+    page.set_input_files("#file", file)
+    for label, value in fields.items():
+        page.get_by_label(label).fill(value)
+    page.get_by_role("button", name="Start").click()

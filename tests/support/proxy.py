@@ -26,6 +26,7 @@ class Proxy:
         self._listener = socket.create_server((address, 0), backlog=100)
         self.port = int(self._listener.getsockname()[1])
         self._cuts: dict[int, str | Callable[[], None]] = {}
+        self._every = False
         self._watched: tuple[tuple[bytes, ...], str | Callable[[], None], int] | None = None
         self._lock = threading.Lock()
         self.slow_s = 0.0
@@ -56,17 +57,23 @@ class Proxy:
         """Loses the next words of a client, or their answer."""
         self._cuts[port] = when
 
-    def watch(self, words: tuple[bytes, ...], act: str | Callable[[], None], *, port: int = 0) -> None:
+    def watch(self, words: tuple[bytes, ...], act: str | Callable[[], None], *, port: int = 0, every: bool = False) -> None:
         """Waits for a client (of that port, if given) that says any of ``words``: it is cut off, or ``act`` is called.
 
-        The first to say them meets it, and nobody after that: ``fell`` is set. Words of prepared statements are not seen
-        here.
+        The first to say them meets it, and nobody after that: ``fell`` is set. With ``every`` all meet it until ``relent``.
+        Words of prepared statements are not seen here.
         """
+        self._every = every
         self._watched = (words, act, port)
+
+    def relent(self) -> None:
+        """Watches for nothing any more."""
+        with self._lock:
+            self._watched = None
 
     def _what_falls(self, port: int, said: bytes) -> str | Callable[[], None] | None:
         with self._lock:
-            if self._watched is not None and not self.fell.is_set():
+            if self._watched is not None and (self._every or not self.fell.is_set()):
                 words, act, only = self._watched
                 if any(each in said for each in words) and only in (0, port):
                     self.fell.set()

@@ -57,6 +57,18 @@ def test_without_a_valid_token_nothing_is_answered_but_probes(
     assert [client.get(path, headers=headers).status_code for path in ("/healthz", "/readyz")] == [200, 200]
 
 
+def test_a_browser_asks_for_a_secret_once_and_not_with_each_poll_of_a_page_whose_token_ended(
+    guarded: tuple[AsyncTask, Client],
+) -> None:
+    old = {"Authorization": basic("ann", "was-valid-until-the-restart")}
+    poll, opened = {"Sec-Fetch-Dest": "empty"}, {"Sec-Fetch-Dest": "document"}
+    for headers, asks in ((poll, True), (opened, True), ({**old, **opened}, True), (old, True), ({**old, **poll}, False)):
+        answer = guarded[1].get("/api/tasks", headers=headers)
+        assert answer.status_code == 401
+        ways = [way.partition(" ")[0] for way in answer.headers.getlist("WWW-Authenticate")]
+        assert ways == (["Basic", "Bearer"] if asks else ["Bearer"])
+
+
 @pytest.mark.parametrize("authorization", [f"Bearer {ANN}", basic("ann", ANN)])
 def test_a_token_opens_everything_and_its_name_is_in_the_log(guarded: tuple[AsyncTask, Client], authorization: str) -> None:
     app, client = guarded

@@ -26,6 +26,12 @@ export function show(node, visible) {
   if (node.hidden === visible) node.hidden = !visible;
 }
 
+/** Goes to another page. Ends only when a browser shows this one again as it was left, so that a button stays disabled until then. */
+export function leave(url) {
+  window.location.assign(url);
+  return new Promise((resolve) => window.addEventListener("pageshow", (event) => event.persisted && resolve()));
+}
+
 /** Segments in the given order; each is [class, share from 0 to 1]. */
 export function drawBar(bar, segments, { percent, text }) {
   for (const [i, [kind, share]] of segments.entries()) {
@@ -39,7 +45,7 @@ export function drawBar(bar, segments, { percent, text }) {
 }
 
 /**
- * A problem (RFC 9457) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
+ * A problem (RFC 9457, and `lang`, its language) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
  * doubt each likely one is a button, and so is each other sheet of a workbook refused for the one that was read; it calls
  * `onChoice` with the option's name and value.
  */
@@ -47,7 +53,7 @@ export function showProblem(box, problem, onChoice = null) {
   box.replaceChildren();
   show(box, problem !== null);
   if (problem === null) return;
-  box.append(el("p", {}, el("strong", {}, user(problem.detail || problem.title || "It did not work."))));
+  box.append(el("p", {}, el("strong", {}, user(problem.detail, { lang: problem.lang }))));
   const errors = (problem.errors || []).filter((e) => e.row !== null || e.column !== null);
   if (errors.length) box.append(errorTable(errors, problem.errors_total ?? errors.length));
   if (onChoice && problem.suggestions?.length) box.append(encodings(problem.suggestions, onChoice));

@@ -1,7 +1,7 @@
 // The form that hands in a list, and the recent Tasks.
 
-import { Poller, Refused, call, upload } from "./api.js";
-import { $, $$, drawBar, el, setText, show, showProblem, user } from "./dom.js";
+import { Poller, attempt, call, upload } from "./api.js";
+import { $, $$, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
 import { STATES, amount, pace, percent, reached, segments, sentence, when } from "./words.js";
 
 const api = document.body.dataset.api;
@@ -14,17 +14,19 @@ if (form) {
   const file = $("#file");
   $("#worker").addEventListener("change", showWorker);
   file.addEventListener("change", showFile);
-  form.addEventListener("submit", send);
+  form.addEventListener("submit", (event) => { event.preventDefault(); send({}); });
   for (const kind of ["dragenter", "dragover"]) form.addEventListener(kind, (e) => { e.preventDefault(); $("#drop").classList.add("over"); });
   for (const kind of ["dragleave", "drop"]) form.addEventListener(kind, (e) => { e.preventDefault(); $("#drop").classList.remove("over"); });
   form.addEventListener("drop", (e) => {
-    if (!e.dataTransfer.files.length) return;
-    file.files = e.dataTransfer.files;
+    const { files } = e.dataTransfer;
+    if (files.length === 0) return;
+    if (files.length === 1) file.files = files;
+    showProblem($("#problem"), files.length === 1 ? null : { detail: `You dropped ${files.length} files; a list is one. Drop them one after the other.` });
     showFile();
   });
-  // A browser that goes back fills the form in again without telling.
-  showWorker();
-  showFile();
+  $("#send").disabled = false; // before this script the browser would send the form by itself, without a key
+  // A browser that goes back fills the form in again after this script, without an event for each field.
+  window.addEventListener("pageshow", () => { showWorker(); showFile(); });
 }
 
 function showWorker() {
@@ -39,50 +41,46 @@ function size(bytes) {
   return `${i ? n.toFixed(1) : n} ${units[i]}`;
 }
 
+const empty = form && { name: $("#file-name").textContent, about: $("#file-about").textContent };
+
+/** Shows the file that would be sent. */
 function showFile() {
   const chosen = $("#file").files[0];
-  if (!chosen) return;
-  setText($("#file-name"), chosen.name);
-  setText($("#file-about"), size(chosen.size));
-  $("#drop").classList.add("chosen");
-}
-
-async function send(event) {
-  event.preventDefault();
-  await sendWith({});
+  setText($("#file-name"), chosen ? chosen.name : empty.name);
+  setText($("#file-about"), chosen ? size(chosen.size) : empty.about);
+  $("#drop").classList.toggle("chosen", chosen !== undefined);
 }
 
 /** Sends again with one thing chosen. A sheet stays in the form: the corrected workbook has it too. An encoding does not. */
 async function choose(name, value) {
   if (name === "sheet") $("#sheet").value = value;
-  await sendWith({ [name]: value });
+  await send({ [name]: value });
 }
 
-async function sendWith(options) {
+let underWay = false;
+
+async function send(options) {
+  if (underWay || !form.reportValidity()) return;
   const chosen = $("#file").files[0];
   const limit = Number(form.dataset.maxBytes);
-  showProblem($("#problem"), null);
   if (chosen.size > limit) {
     showProblem($("#problem"), { detail: `${chosen.name} has ${size(chosen.size)}; at most ${size(limit)} are taken. Split it into several files.` });
     return;
   }
-  sending(0);
-  try {
+  underWay = true;
+  await attempt($("#problem"), $("#send"), async () => {
+    sending(0);
     const fields = new FormData(form);
     for (const [name, value] of Object.entries(options)) fields.set(name, value);
     const task = await upload(form.action, fields, sending);
-    window.location.assign(task.links.ui);
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    show($("#sending"), false);
-    $("#send").disabled = false;
-    showProblem($("#problem"), error.problem, choose);
-  }
+    await leave(task.links.ui);
+  }, choose);
+  underWay = false;
+  show($("#sending"), false);
 }
 
 function sending(share) {
   const whole = Math.floor(share * 100);
-  $("#send").disabled = true;
   show($("#sending"), true);
   const text = whole < 100 ? `Sending: ${whole} %` : "Sent; the first rows are being read…";
   drawBar($("#sending-bar"), [["finish", share]], { percent: whole, text });
@@ -136,18 +134,21 @@ function place(p) {
   shown.set(p.task_id, node);
 }
 
+const showOlder = () => show($("#older"), Boolean(older));
+
 new Poller(`${api}?limit=${PAGE}`, {
   every: 2000,
+  has: "tasks",
   onData(page) {
     draw(page.tasks);
     if (older === null) older = page.links.next ?? "";
-    show($("#older"), Boolean(older));
+    showOlder();
   },
 }).start();
 
-$("#older").addEventListener("click", async () => {
-  const page = await call(older);
+$("#older").addEventListener("click", () => attempt($("#older-problem"), $("#older"), async () => {
+  const page = await call(older, { has: "tasks" });
   draw(page.tasks);
   older = page.links.next ?? "";
-  show($("#older"), Boolean(older));
-});
+  showOlder();
+}));

@@ -1,13 +1,19 @@
 // One job: its record, and what can be done about it.
 
-import { Poller, Refused, call } from "./api.js";
-import { $, $$, el, setText, show, showProblem, user } from "./dom.js";
+import { Poller, attempt, call } from "./api.js";
+import { $, $$, el, setText, show, user } from "./dom.js";
 import { STATUSES, count, when } from "./words.js";
 
 const page = $("#job");
 const self = page.dataset.job;
 
-const poller = new Poller(self, { every: 2000, onData: draw, onGone: () => setText($("#live"), "This job is not there any more.") }).start();
+const poller = new Poller(self, { every: 2000, has: "job_id", onData: draw, onGone }).start();
+
+function onGone() {
+  setText($("#problem"), "This job is not there any more.");
+  show($("#problem"), true);
+  for (const button of $$("[data-verb]")) show(button, false);
+}
 
 function draw(job) {
   page.setAttribute("aria-busy", "false");
@@ -91,16 +97,7 @@ for (const button of $$("[data-verb]")) button.addEventListener("click", () => a
 async function act(button) {
   const { verb } = button.dataset;
   if (verb in ASKED && !(await sure(...ASKED[verb]))) return;
-  showProblem($("#problem"), null);
-  button.disabled = true;
-  try {
-    draw(await call(`${self}/${verb}`, { method: "POST" }));
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    showProblem($("#problem"), error.problem);
-  } finally {
-    button.disabled = false;
-  }
+  await attempt($("#problem"), button, async () => draw(await call(`${self}/${verb}`, { method: "POST", has: "job_id" })));
   poller.now();
 }
 

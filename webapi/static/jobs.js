@@ -103,7 +103,7 @@ function draw(page) {
   drawPager();
 }
 
-const poller = new Poller("", { every: 2000, onData: draw });
+const poller = new Poller("", { every: 2000, has: "jobs", onData: draw });
 restore();
 open({ remember: false });
 
@@ -113,6 +113,7 @@ const note = (queue) => [queue.paused && "paused", queue.unattended && "no proce
 
 new Poller($("[data-queues]").dataset.queues, {
   every: 5000,
+  has: "queues",
   onData({ queues }) {
     $("#queues tbody").replaceChildren(...queues.map((q) =>
       el("tr", {}, el("td", {}, user(q.name)), el("td", { class: "number" }, count(q.waiting)), el("td", {}, q.oldest_s === null ? "" : duration(q.oldest_s)),

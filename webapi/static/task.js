@@ -1,29 +1,41 @@
 // A Task's own page: its bar, its knobs, its failures. Everything moves without a reload.
 
-import { Poller, Refused, call, upload } from "./api.js";
-import { $, $$, cells, drawBar, el, setText, show, showProblem, user } from "./dom.js";
+import { Poller, attempt, call, check, upload } from "./api.js";
+import { $, $$, cells, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
 import { CALLBACKS, CALLED, COUNTS, KINDS, STATES, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
 
 const id = $("#task").dataset.id;
 const self = `${document.body.dataset.api}/${id}`;
 const PAGE = 20;
 
+const mayChange = "mayChange" in document.body.dataset;
+
+/** The progress object that is shown. */
+let current = null;
+
 const poller = new Poller(self, {
-  onData: draw,
-  onGone: () => setText($("#words"), "This Task is not there any more."),
+  has: "counts",
+  async onData(p) {
+    draw(p);
+    await loadTables(p);
+  },
+  onGone() {
+    setText($("#words"), "This Task is not there any more.");
+    for (const node of $$("[data-verb], [data-again], #knobs, #correct")) show(node, false);
+  },
 }).start();
 
 function draw(p) {
+  current = p;
   $("#task").setAttribute("aria-busy", "false");
   noteMove(p);
   drawHead(p);
   drawCounts(p);
   drawControls(p);
-  drawKnobs(p);
+  if (knobs) drawKnobs(p);
+  drawFacts(p);
   drawReports(p);
   drawCorrections(p);
-  drawTables(p);
-  drawRefusal(p).catch(() => { refused = ""; });
 }
 
 // -- How far it is -----------------------------------------------------------------------------------------------------
@@ -64,7 +76,7 @@ setInterval(async () => {
   if (last.done || document.hidden || Date.now() - Math.max(last.since, askedAt) < STILL) return;
   const asked = last.now;
   askedAt = Date.now();
-  const { reasons } = await call(`${self}/waiting`).catch(() => ({ reasons: [] }));
+  const { reasons } = await call(`${self}/waiting`, { has: "reasons" }).catch(() => ({ reasons: [] }));
   if (asked !== last.now) return;
   $("#reasons").replaceChildren(...reasons.map((each) => el("li", {}, user(each.message), `: ${each.mend}.`)));
   show($("#reasons"), reasons.length > 0);
@@ -108,15 +120,10 @@ async function act(button) {
   await post(button, verb === "retry-cancelled" ? `${self}/retry?status=failed,error,cancelled` : `${self}/${verb}`);
 }
 
+/** Does it, and looks again at once, whatever came of it. */
 async function post(button, path) {
-  await attempt(async () => {
-    button.disabled = true;
-    try {
-      draw(await call(path, { method: "POST" }));
-    } finally {
-      button.disabled = false;
-    }
-  });
+  await attempt($("#problem"), button, async () => draw(await call(path, { method: "POST", has: "counts" })));
+  poller.now();
 }
 
 function sure() {
@@ -126,52 +133,69 @@ function sure() {
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
 
-/** Does it, shows the problem where it is refused (`onChoice` as of `showProblem`), and looks again at once. */
-async function attempt(work, onChoice = null) {
-  showProblem($("#problem"), null);
-  try {
-    await work();
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    showProblem($("#problem"), error.problem, onChoice);
-  }
-  poller.now();
-}
-
 // -- Knobs -------------------------------------------------------------------------------------------------------------
 
 const knobs = $("#knobs");
-let edited = false;
-knobs.addEventListener("input", () => { edited = true; });
-knobs.addEventListener("submit", async (event) => {
-  event.preventDefault();
+/** The knobs that somebody has changed and not applied. Only they are sent; the others follow the server. */
+const edited = new Set();
+/** What the server last said of each knob, as its field shows it. */
+let known = {};
+
+const shownKnobs = ({ parallel, interval, priority, tolerated_failures: tolerated }) => ({
+  parallel: String(parallel ?? ""), interval: String(interval), tolerated_failures: String(tolerated ?? ""), priority: String(priority),
+});
+
+/** The value of a field, as it is sent. An empty one is no limit; the others cannot be empty. */
+function knob(field) {
+  const text = field.value.trim();
+  if (text === "") return null;
+  return field.type === "number" ? Number(text) : text;
+}
+
+knobs?.addEventListener("input", (event) => {
+  edited.add(event.target.name);
   setText($("#knobs-said"), "");
-  await attempt(async () => {
-    const parallel = knobs.parallel.value === "" ? null : Number(knobs.parallel.value);
-    const interval = Number(knobs.interval.value);
-    const tolerated = knobs.tolerated_failures.value.trim();
-    const body = { parallel, interval, priority: Number(knobs.priority.value), tolerated_failures: tolerated === "" ? null : tolerated };
-    const p = await call(self, { method: "PATCH", body });
-    edited = false;
+});
+
+knobs?.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  showProblem($("#problem"), null);
+  const sent = [...edited].map((name) => knobs[name]).filter((field) => field.value !== known[field.name]);
+  const before = sent.map((field) => field.value);
+  if (sent.length === 0) {
+    setText($("#knobs-said"), "There is nothing to apply: every field is as the Task has it.");
+    return;
+  }
+  await attempt($("#problem"), $("button", knobs), async () => {
+    const body = Object.fromEntries(sent.map((field) => [field.name, knob(field)]));
+    const p = await call(self, { method: "PATCH", body, has: "counts" });
+    sent.forEach((field, i) => field.value === before[i] && edited.delete(field.name));
     draw(p);
     setText($("#knobs-said"), "Applied; jobs that start from now on follow it.");
   });
+  poller.now();
 });
 
 function drawKnobs(p) {
-  // What somebody is typing is not overwritten under their hands.
-  if (!edited) {
-    const { parallel, interval, priority, tolerated_failures: tolerated } = p.control;
-    if (knobs.interval.value !== String(interval)) knobs.interval.value = interval;
-    if (knobs.tolerated_failures.value !== String(tolerated ?? "")) knobs.tolerated_failures.value = tolerated ?? "";
-    knobs.parallel.placeholder = interval > 0 ? "1" : "no limit";
-    if (knobs.parallel.value !== String(parallel ?? "")) knobs.parallel.value = parallel ?? "";
-    if (knobs.priority.value !== String(priority)) knobs.priority.value = priority;
+  const now = shownKnobs(p.control);
+  for (const [name, value] of Object.entries(now)) {
+    const field = knobs[name];
+    const same = field.value === value || field.value === known[name];
+    // What somebody is typing is not overwritten under their hands; what they took back is no edit any more.
+    if (p.done || (same && field !== document.activeElement)) edited.delete(name);
+    if (!edited.has(name) && field.value !== value) field.value = value;
   }
-  for (const field of knobs.elements) field.disabled = p.done;
+  known = now;
+  knobs.parallel.placeholder = p.control.interval > 0 ? "1" : "no limit";
+  for (const field of knobs.elements) if (field.type !== "submit") field.disabled = p.done;
+  show($("button", knobs), !p.done);
+}
+
+function drawFacts(p) {
   const facts = [
     ["Worker", p.worker], ["In flight (queued or running)", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
     ["Ended", when(p.finished_at)], ["Rows not taken", count(p.split.rejected)], ["Waiting for another try", count(p.retrying)],
+    ...(knobs ? [] : settings(p)),
     ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? "not called"}`]),
   ];
   const box = $("#facts");
@@ -181,6 +205,12 @@ function drawKnobs(p) {
   });
 }
 
+/** The knobs of a Task, for those who may not turn them. */
+const settings = ({ control: { parallel, interval, priority, tolerated_failures: tolerated } }) => [
+  ["Jobs at once", parallel === null ? "no limit" : count(parallel)], ["Seconds from round to round", count(interval)],
+  ["Pause after more failures than", tolerated ?? "no limit"], ["Priority", count(priority)],
+];
+
 // -- Reports -----------------------------------------------------------------------------------------------------------
 
 const REPORTS = [
@@ -189,13 +219,27 @@ const REPORTS = [
   ["unprocessed", "Rows not processed", (p) => (p.done ? p.counts.cancelled : 0)],
 ];
 
+/** A link to a file, that says why if there is none just now. */
+function download(href, text, attributes = {}) {
+  const link = el("a", { class: "button", href, download: true, ...attributes }, text);
+  let checked = false;
+  link.addEventListener("click", async (event) => {
+    if (checked) return;
+    event.preventDefault();
+    checked = await attempt($("#problem"), link, () => check(href));
+    if (checked) link.click();
+    checked = false;
+  });
+  return link;
+}
+
 function drawReports(p) {
   const box = $("#reports");
   let some = false;
   for (const [kind, word, number] of REPORTS) {
     let item = $(`[data-rows="${kind}"]`, box);
     if (!item) {
-      const link = (suffix) => el("a", { class: "button", href: `${self}/report.${suffix}?rows=${kind}`, download: true, "aria-label": `${word}, as ${suffix}` }, suffix);
+      const link = (suffix) => download(`${self}/report.${suffix}?rows=${kind}`, suffix, { "aria-label": `${word}, as ${suffix}` });
       item = el("li", { "data-rows": kind }, el("span", { class: "grow" }, `${word} `, el("span", { class: "quiet number" })), link("xlsx"), link("csv"));
       box.append(item);
     }
@@ -207,8 +251,7 @@ function drawReports(p) {
   if (p.result !== null) {
     let item = $('[data-rows="result"]', box);
     if (!item) {
-      const link = el("a", { class: "button", href: p.links.result, download: true }, p.result.format);
-      item = el("li", { "data-rows": "result" }, el("span", { class: "grow" }, "The export ", el("span", { class: "quiet number" })), link);
+      item = el("li", { "data-rows": "result" }, el("span", { class: "grow" }, "The export ", el("span", { class: "quiet number" })), download(p.links.result, p.result.format));
       box.prepend(item);
     }
     setText($(".number", item), `${count(p.result.rows)} rows${p.result.partial ? ", shards are missing" : ""}`);
@@ -224,8 +267,8 @@ function drawReports(p) {
 const correct = $("#correct");
 
 function drawCorrections(p) {
-  correct.dataset.worker = p.worker;
-  show(correct, p.worker !== "*" && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
+  // Of a list that was refused as a whole, nothing was taken that its rows could take the place of.
+  if (correct) show(correct, p.state_reason !== "rows_rejected" && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
   const link = (task) => el("a", { href: new URL(task, location.href).pathname }, `Task ${task}`);
   const box = $("#corrections");
   const now = JSON.stringify([p.resubmit_of, p.resubmitted_by, p.mended]);
@@ -239,37 +282,34 @@ function drawCorrections(p) {
   show(box, box.childNodes.length > 0);
 }
 
-correct.addEventListener("submit", (event) => {
+correct?.addEventListener("submit", (event) => {
   event.preventDefault();
   sendCorrected({});
 });
 
-function sendCorrected(options) {
-  const button = $("button", correct);
-  attempt(async () => {
-    button.disabled = true;
-    try {
-      const fields = new FormData(correct);
-      fields.set("worker", correct.dataset.worker);
-      fields.set("resubmit_of", id);
-      for (const [name, value] of Object.entries(options)) fields.set(name, value);
-      const task = await upload(document.body.dataset.api, fields, () => {});
-      window.location.assign(task.links.ui);
-    } finally {
-      button.disabled = false;
-    }
-  }, (name, value) => sendCorrected({ ...options, [name]: value }));
+async function sendCorrected(options) {
+  if (!correct.reportValidity()) return;
+  const again = (name, value) => sendCorrected({ ...options, [name]: value });
+  await attempt($("#problem"), $("button", correct), async () => {
+    const fields = new FormData(correct);
+    fields.set("worker", correct.dataset.worker);
+    fields.set("resubmit_of", id);
+    for (const [name, value] of Object.entries(options)) fields.set(name, value);
+    const task = await upload(document.body.dataset.api, fields, () => {});
+    await leave(task.links.ui);
+  }, again);
+  poller.now();
 }
 
 // -- Failures ----------------------------------------------------------------------------------------------------------
 
-/** A table that is read page by page, forward and back, and looked at again only when its number of rows has changed. */
+/** A table that is read page by page, forward and back, and loaded again only when its number of rows has changed. */
 class Pages {
   constructor(name, url, items, row) {
-    Object.assign(this, { name, url, items, row, starts: [null], next: null, seen: -1, busy: false });
+    Object.assign(this, { name, url, items, row, starts: [null], next: null, seen: -1, loading: Promise.resolve() });
     const button = (word, step) => {
       const node = el("button", { type: "button", class: "ghost" }, word);
-      node.addEventListener("click", () => this.turn(step));
+      node.addEventListener("click", () => this.turn(node, step));
       return node;
     };
     [this.back, this.place, this.on] = [button("← Earlier", -1), el("span", { class: "quiet" }), button("Later →", 1)];
@@ -277,34 +317,40 @@ class Pages {
     $(`[data-pager="${name}"]`).append(this.back, this.place, this.on);
   }
 
-  update(number) {
+  async update(number) {
+    await this.loading;
     show($(`#${this.name}-card`), number > 0);
-    if (number === this.seen || this.busy) return;
-    if (number < this.seen) this.starts = [null]; // run again: the page that was open may be gone
+    if (number === this.seen) return;
+    const starts = number < this.seen ? [null] : this.starts; // run again: the page that was open may be gone
     this.number = number;
-    if (number > 0) this.load(number);
-    else this.seen = number;
+    if (number > 0) await this.open(starts);
+    this.seen = number;
   }
 
-  turn(step) {
-    if (this.busy) return;
-    if (step > 0) this.starts.push(this.next);
-    else this.starts.pop();
-    this.load(this.number);
+  async turn(button, step) {
+    await this.loading;
+    const starts = step > 0 ? [...this.starts, this.next] : this.starts.slice(0, -1);
+    await attempt($("#problem"), button, () => this.open(starts));
+    this.enable();
   }
 
-  async load(number) {
-    this.busy = true;
+  /** Loads a page, which is the last of these starts. */
+  async open(starts) {
+    let done;
+    this.loading = new Promise((resolve) => { done = resolve; });
     try {
-      const after = this.starts.at(-1);
-      const page = await call(`${this.url}limit=${PAGE}${after === null ? "" : `&after=${after}`}`);
-      this.fill(page, number);
-      this.seen = number;
-    } catch (error) {
-      if (!(error instanceof Refused)) throw error; // the next poll comes back to it
+      const after = starts.at(-1);
+      const page = await call(`${this.url}limit=${PAGE}${after === null ? "" : `&after=${after}`}`, { has: this.items });
+      this.starts = starts;
+      this.fill(page, this.number);
     } finally {
-      this.busy = false;
+      done();
     }
+  }
+
+  enable() {
+    this.back.disabled = this.starts.length === 1;
+    this.on.disabled = this.next === null;
   }
 
   fill(page, number) {
@@ -312,8 +358,7 @@ class Pages {
     this.next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
     const first = (this.starts.length - 1) * PAGE;
     setText(this.place, `${count(first + 1)}–${count(first + page[this.items].length)} of ${count(number)}`);
-    this.back.disabled = this.starts.length === 1;
-    this.on.disabled = this.next === null;
+    this.enable();
     show(this.back, number > PAGE);
     show(this.on, number > PAGE);
   }
@@ -336,36 +381,35 @@ function reason(event) {
 const reasons = (r) => el("ul", { class: "reasons" }, r.errors.map((e) =>
   el("li", {}, e.column === null ? null : [user(e.column, { class: "user name" }), ": "], user(e.message))));
 
+/** What has a request of its own beside the progress. The poller comes back to what cannot be loaded. */
+async function loadTables(p) {
+  const bad = p.counts.failed + p.counts.error;
+  await Promise.all([failed.update(bad), rejected.update(p.split.rejected), loadGroups(p, bad), loadRefusal(p)]);
+}
+
 let refused = "";
 
 /** What is wrong with a list that was refused as a whole: its columns, say. Its rows have a table of their own. */
-async function drawRefusal(p) {
+async function loadRefusal(p) {
   const now = p.state === "rejected" ? `${p.task_id} ${p.version}` : "";
   if (now === refused || p.state !== "rejected" || p.split.rejected > 0) return;
+  const { refusal } = await call(`${self}?include=errors`, { has: "counts" });
   refused = now;
-  const { refusal } = await call(`${self}?include=errors`);
   if (refusal?.errors.length) showProblem($("#problem"), { detail: refusal.message, errors: refusal.errors });
 }
 
 let grouped = "";
 
-function drawTables(p) {
-  const bad = p.counts.failed + p.counts.error;
-  failed.update(bad);
-  rejected.update(p.split.rejected);
+async function loadGroups(p, bad) {
   show($("#groups-card"), bad > 0);
   const now = `${p.generation} ${p.counts.failed} ${p.counts.error}`;
   if (now === grouped) return;
-  grouped = now;
-  drawGroups(p).catch(() => { grouped = ""; });
-}
-
-async function drawGroups(p) {
-  const { errors } = await call(`${self}/errors`);
+  const { errors } = await call(`${self}/errors`, { has: "errors" });
   $("#groups tbody").replaceChildren(...errors.map((g) =>
     el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", {}, kind(g.status)), el("td", {}, user(g.message)),
-      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, again(g)))));
-  drawControls(p);
+      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, mayChange && again(g)))));
+  grouped = now;
+  drawControls(current);
 }
 
 /** The button that runs the rows of one group again. */

@@ -119,3 +119,108 @@ export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.p
 export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)} · ` : "");
 
 export const percent = (p) => (p.progress.percent === null ? "–" : `${p.progress.percent} %`);
+
+// -- How a request ended without its result ----------------------------------------------------------------------------
+
+/**
+ * By language, those of the API's texts. Numbers are statuses of answers that the API did not write: a proxy's, say. `lost`,
+ * `unreadable` and the numbers say what happened, `change_unknown` and `list_unknown` what is to be done where a change may have
+ * been made all the same.
+ */
+export const SAID = {
+  en: {
+    connection_lost: "Connection lost, retrying…",
+    asks_again: "This page asks again by itself.",
+    lost: "No answer came from the server.",
+    unreadable: "The answer is not one of AsyncTask (status {status}): a proxy or a login page may stand between. Reload the page.",
+    try_again: "Try again in a moment.",
+    try_later: "Try again in {seconds} s.",
+    change_unknown: "It is not known whether this was done: wait until the page shows the present state again, and look before you repeat it.",
+    list_unknown: "It is not known whether the list was taken. Send it again as it is: it is not taken twice. If this happens again, choose the file anew: it may have changed since, or be over a limit.",
+    401: "You are not logged in, or not any more: reload the page and log in.",
+    403: "This is forbidden here (status 403): ask whoever runs the server.",
+    404: "There is nothing at this address (status 404): reload the page.",
+    408: "The request came too slowly (status 408). Try again.",
+    409: "The present state does not allow this (status 409): reload the page.",
+    413: "This is over a limit of a proxy in front of the server (status 413): send less, or have the limit raised.",
+    421: "The server does not answer to this host name (status 421): use its own address.",
+    422: "The server does not accept this (status 422): correct it and try again.",
+    429: "There are too many requests (status 429).",
+    500: "Something went wrong in the server (status 500); its log has it.",
+    502: "The server is away behind its proxy (status 502).",
+    503: "The server is busy or away (status 503).",
+    504: "The server did not answer its proxy in time (status 504).",
+  },
+  "zh-CN": {
+    connection_lost: "连接已断开，正在重试…",
+    asks_again: "本页会自动重试。",
+    lost: "服务器没有应答。",
+    unreadable: "收到的不是 AsyncTask 的应答（状态 {status}）：中间可能有代理或登录页。请重新加载本页。",
+    try_again: "请稍后再试。",
+    try_later: "请在 {seconds} 秒后再试。",
+    change_unknown: "无法确定操作是否已执行：请等本页重新显示当前状态，确认后再决定是否重复操作。",
+    list_unknown: "无法确定列表是否已被接收。请原样再次发送：不会重复接收。如果再次出现，请重新选择文件：它可能已被修改，或超出了限制。",
+    401: "您尚未登录或登录已失效：请重新加载本页并登录。",
+    403: "此处不允许该操作（状态 403）：请联系服务器的管理员。",
+    404: "该地址没有内容（状态 404）：请重新加载本页。",
+    408: "请求发送得太慢（状态 408）。请再试一次。",
+    409: "当前状态不允许该操作（状态 409）：请重新加载本页。",
+    413: "超出了服务器前代理的限制（状态 413）：请减少内容，或请管理员提高限制。",
+    421: "服务器不接受此主机名（状态 421）：请使用它自己的地址。",
+    422: "服务器不接受此内容（状态 422）：请更正后再试。",
+    429: "请求过多（状态 429）。",
+    500: "服务器内部出错（状态 500），其日志中有记录。",
+    502: "代理无法连接到服务器（状态 502）。",
+    503: "服务器繁忙或不可用（状态 503）。",
+    504: "服务器没有及时应答代理（状态 504）。",
+  },
+  ja: {
+    connection_lost: "接続が切れました。再試行しています…",
+    asks_again: "このページは自動的に再試行します。",
+    lost: "サーバーから応答がありません。",
+    unreadable: "AsyncTask の応答ではありません（ステータス {status}）。間にプロキシかログイン画面がある可能性があります。ページを再読み込みしてください。",
+    try_again: "しばらくしてからもう一度お試しください。",
+    try_later: "{seconds} 秒後にもう一度お試しください。",
+    change_unknown: "実行されたかどうか分かりません。ページが現在の状態を再び表示するまで待ち、確認してからやり直してください。",
+    list_unknown: "リストが受け付けられたかどうか分かりません。そのままもう一度送信してください。二重には受け付けられません。繰り返し起きる場合は、ファイルを選び直してください。変更されたか、上限を超えている可能性があります。",
+    401: "ログインしていないか、ログインが無効になりました。ページを再読み込みしてログインしてください。",
+    403: "この操作は許可されていません（ステータス 403）。サーバーの管理者に問い合わせてください。",
+    404: "このアドレスには何もありません（ステータス 404）。ページを再読み込みしてください。",
+    408: "リクエストの送信が遅すぎました（ステータス 408）。もう一度お試しください。",
+    409: "現在の状態ではこの操作はできません（ステータス 409）。ページを再読み込みしてください。",
+    413: "サーバーの前にあるプロキシの上限を超えています（ステータス 413）。量を減らすか、上限の引き上げを依頼してください。",
+    421: "サーバーはこのホスト名に応答しません（ステータス 421）。サーバー本来のアドレスを使ってください。",
+    422: "サーバーはこの内容を受け付けません（ステータス 422）。修正してもう一度お試しください。",
+    429: "リクエストが多すぎます（ステータス 429）。",
+    500: "サーバー内部でエラーが発生しました（ステータス 500）。サーバーのログに記録されています。",
+    502: "プロキシがサーバーに接続できません（ステータス 502）。",
+    503: "サーバーが混雑しているか、停止しています（ステータス 503）。",
+    504: "サーバーが時間内にプロキシに応答しませんでした（ステータス 504）。",
+  },
+};
+
+/** The reader's language, as the server chose it for its own texts. */
+export const tongue = () => (document.body.dataset.locale in SAID ? document.body.dataset.locale : "en");
+
+export const say = (key, values = {}) => SAID[tongue()][key].replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
+
+/** What ended a request: the API's own words in `detail`, else those for the status (0: no answer came). */
+export function cause(status, detail) {
+  // To a program the API says how a token is sent; a person logs in.
+  if (detail && status !== 401) return detail;
+  return say(status === 0 ? "lost" : status in SAID.en ? status : "unreadable", { status });
+}
+
+/** What is to be done then. `effect`: "change" or "list" if that may have been done all the same; `seconds`: of Retry-After. */
+export function advice(status, detail, effect, seconds) {
+  const found = effect === "none" ? [] : [say(`${effect}_unknown`)];
+  if (seconds !== null) found.push(say("try_later", { seconds }));
+  else if (effect === "none" && !detail && (status === 0 || status === 429 || status >= 500)) found.push(say("try_again"));
+  return found;
+}
+
+/** Sentences one after the other; the API's own end without a full stop. */
+export function together(...sentences) {
+  const [stop, gap] = tongue() === "en" ? [".", " "] : ["。", ""];
+  return sentences.map((each, i) => (i === sentences.length - 1 || /[.!?…。！？]$/.test(each) ? each : each + stop)).join(gap);
+}
