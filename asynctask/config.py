@@ -21,6 +21,7 @@ _REDIS: Final = ("redis://", "rediss://", "unix://")
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
 _SECRET = frozenset({"database_url", "broker_url", "results_url"})
+_SECRET_OPTION: Final = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|key|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(:read)?=([A-Za-z0-9._~-]{16,256})")
 
 
@@ -199,6 +200,17 @@ class Config:
         return weights
 
 
+def shown(name: str, value: Any) -> Any:
+    """The value of a setting with passwords left out."""
+    if name == "tokens":
+        return " ".join(f"{each.partition('=')[0]}=***" for each in str(value).split())
+    if name in _SECRET and isinstance(value, str):
+        scheme, colon, rest = value.partition("://")
+        place = f"***@{rest.rpartition('@')[2]}" if "@" in rest else rest
+        return scheme + colon + _SECRET_OPTION.sub(r"\1***", place)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One field and its origin: ``default``, ``environment`` or ``argument``."""
@@ -212,12 +224,7 @@ class Setting:
     @property
     def shown(self) -> Any:
         """The value with passwords left out."""
-        if self.name == "tokens":
-            return " ".join(f"{each.partition('=')[0]}=***" for each in str(self.value).split())
-        if self.name in _SECRET and isinstance(self.value, str) and "@" in self.value:
-            scheme, _, rest = self.value.partition("://")
-            return f"{scheme}://***@{rest.rpartition('@')[2]}"
-        return self.value
+        return shown(self.name, self.value)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,21 @@ mode."""
 _TOO_MANY: Final = frozenset({"53300", 1040, 1203})
 # PostgreSQL's driver gives no code for a refused connection.
 _TOO_MANY_TEXTS: Final = ("too many clients", "too many connections", "connection slots are reserved")
+
+_DENIED: Final = frozenset({"42501", 1044, 1142, 1143, 1227})
+"""Errors of a user without the privilege. MariaDB: for the database, a table, a column, an administrator's command."""
+
+_SQLITE: Final = {
+    sqlite3.SQLITE_NOTADB: "the file is no SQLite database: name another one with database_url, or restore it from a backup",
+    sqlite3.SQLITE_CORRUPT: "the SQLite file is damaged: restore it from a backup",
+    sqlite3.SQLITE_CANTOPEN: "the SQLite file cannot be opened: name a file that this user may read and write, in a folder"
+    " that it may write",
+    sqlite3.SQLITE_READONLY: "the SQLite database cannot be written: let this user write the file, its folder, and every file"
+    " in it that begins with its name",
+    sqlite3.SQLITE_BUSY: "another program holds the lock of the SQLite file: let it end its transaction, or stop it",
+    sqlite3.SQLITE_FULL: "the disk of the SQLite file is full: free some space",
+}
+"""What to do about SQLite's errors, by the low byte of their code."""
 
 _TRIES: Final = 8
 
@@ -93,9 +109,13 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
             raise
         raise LedgerUnavailable("the database hangs up as soon as it is connected to") from error
     except exc.DBAPIError as error:
+        text = _text(error, password)
+        if code_of(error) in _DENIED:
+            raise LedgerUnavailable(
+                f"the user of database_url lacks a right: {text}; let it own the database, or grant it all on its tables"
+            ) from error
         if isinstance(error, exc.IntegrityError | exc.ProgrammingError | exc.NotSupportedError):
             raise
-        text = _text(error, password)
         if isinstance(error, exc.DataError):
             raise _unstorable(text) from error
         code = code_of(error)
@@ -111,7 +131,8 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
             ) from error
         if undone and (code in _CONFLICTS or error.connection_invalidated):
             raise TransactionConflict(f"the transaction was undone: {text}") from error
-        raise LedgerUnavailable(f"the database does not answer: {text}") from error
+        mend = _SQLITE.get((getattr(error.orig, "sqlite_errorcode", None) or 0) & 0xFF)
+        raise LedgerUnavailable(f"{mend} ({text})" if mend else f"the database does not answer: {text}") from error
 
 
 def _unstorable(text: str) -> InputError:
