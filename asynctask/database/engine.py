@@ -308,14 +308,14 @@ class Database:
             self._lock.close()
 
 
-# What matters is set, whatever the defaults of the server, the database and the role. Of PostgreSQL also the encoding of the
-# client, in _CONNECT_ARGS, where a pooler takes it too.
+# What matters is set, whatever the defaults of the server, the database and the role. The client's encoding is an argument of
+# the connection (_CONNECT_ARGS), for a pooler passes that on.
 _SET_POSTGRESQL: Final = (
     "SET default_transaction_isolation = 'read committed'; SET standard_conforming_strings = on; SET extra_float_digits = 1"
 )
-# A truncated list of ids would name another row.
-# NO_BACKSLASH_ESCAPES: the driver then only doubles quotes; else it takes milliseconds for the JSON of 500 rows, during which
-# no other thread runs.
+# group_concat_max_len: a truncated list of ids would name another row.
+# NO_BACKSLASH_ESCAPES: the driver then only doubles quotes; else it takes milliseconds for the JSON of 500 rows, and no other
+# thread runs meanwhile.
 _SET_MARIADB: Final = (
     "SET SESSION sql_mode ="
     " 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_BACKSLASH_ESCAPES',"
@@ -459,7 +459,7 @@ _HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.%-]+)(?::(?P
 
 
 def _with_hosts(url: str) -> URL:
-    """The URL; several hosts, which SQLAlchemy takes in the query only, are moved there. Raises ArgumentError, ValueError."""
+    """The URL, with several hosts in the query, where SQLAlchemy takes them. Raises ArgumentError and ValueError."""
     several = _HOSTS.fullmatch(url)
     if several is None:
         return make_url(url)

@@ -83,7 +83,7 @@ def _revision(connection: Connection, database: Database) -> str | None:
         return None
     found = connection.execute(_VERSION).mappings().all()
     revisions = [each.get("version_num") for each in found]
-    if len(revisions) > 1 or None in revisions or (revisions and not _FIRST_TABLES <= names):
+    if len(revisions) > 1 or None in revisions or (revisions and not names >= _FIRST_TABLES):
         raise SchemaOutdated(
             f"the database {_shown(database)} has a table {_VERSION_TABLE} of another program: {_OWN_DATABASE}"
         )
@@ -254,8 +254,8 @@ def check(database: Database) -> None:
         return
     _refuse_unknown(at, database)
     raise SchemaOutdated(
-        f"the database {_shown(database)} is at schema {at or 'none'}, this version needs {needed}: run `asynctask db upgrade`"
-        " (with the same ASYNCTASK_DATABASE_URL or --database-url)"
+        f"the database {_shown(database)} is at schema {at or 'none'}, this version needs {needed}:"
+        " run `asynctask db upgrade` (with the same ASYNCTASK_DATABASE_URL or --database-url)"
     )
 
 
