@@ -155,8 +155,8 @@ class Config:
             raise ConfigError(f"proxy_headers {self.proxy_headers!r}: write x-forwarded or forwarded")
         if self.web_prefix and (not WEB_PREFIX.fullmatch(self.web_prefix) or self.web_prefix.split("/")[1] in WEB_PATHS):
             raise ConfigError(
-                f"web_prefix {self.web_prefix!r}: write a path such as /bulk or /tools/bulk, of letters, digits and . _ ~ -,"
-                f" without a slash at its end, that begins with none of the server's own: {', '.join(sorted(WEB_PATHS))}"
+                f"web_prefix {self.web_prefix!r}: write a path such as /bulk or /tools/bulk, of letters, digits, . _ ~ and"
+                f" -, without a slash at its end, that begins with none of the server's own: {', '.join(sorted(WEB_PATHS))}"
             )
         if self.fair_by not in ("task", "owner"):
             raise ConfigError(f"fair_by {self.fair_by!r}: write task or owner")

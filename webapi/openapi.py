@@ -50,7 +50,7 @@ blueprint: Final = APIBlueprint("openapi", __name__, enable_openapi=False)
 
 
 def document() -> dict[str, Any]:
-    """The document of the current application, generated once. Its ``servers`` name the path that this request came under."""
+    """The document of the current application, generated once; its ``servers`` name the path of this request."""
     extensions = current_app.extensions
     if _DOCUMENT not in extensions:
         extensions[_DOCUMENT] = cast(APIFlask, current_app).spec

@@ -171,8 +171,9 @@ class Prefixed:
 class TrustedProxies:
     """WSGI middleware: attributes requests of the proxies in ``networks`` to the clients that they name.
 
-    With ``forwarded`` it reads the header `Forwarded` (RFC 7239), else `X-Forwarded-For`, `-Host`, `-Proto` and `-Prefix`. In
-    a chain of proxies the client is the first untrusted address from the right; host, scheme and prefix are the last ones.
+    With ``forwarded`` it reads the header `Forwarded` (RFC 7239), else `X-Forwarded-For`, `-Host`, `-Proto` and `-Prefix`.
+    In a chain of proxies the client is the first untrusted address from the right; host, scheme and prefix are the last
+    ones.
     """
 
     def __init__(

@@ -308,14 +308,14 @@ class Database:
             self._lock.close()
 
 
-# What matters is set, whatever the defaults of the server, the database and the role. The client's encoding is an argument of
-# the connection (_CONNECT_ARGS), for a pooler passes that on.
+# What matters is set, whatever the defaults of the server, the database and the role. The client's encoding is an argument
+# of the connection (_CONNECT_ARGS), for a pooler passes that on.
 _SET_POSTGRESQL: Final = (
     "SET default_transaction_isolation = 'read committed'; SET standard_conforming_strings = on; SET extra_float_digits = 1"
 )
 # group_concat_max_len: a truncated list of ids would name another row.
-# NO_BACKSLASH_ESCAPES: the driver then only doubles quotes; else it takes milliseconds for the JSON of 500 rows, and no other
-# thread runs meanwhile.
+# NO_BACKSLASH_ESCAPES: the driver then only doubles quotes; else it takes milliseconds for the JSON of 500 rows, and no
+# other thread runs meanwhile.
 _SET_MARIADB: Final = (
     "SET SESSION sql_mode ="
     " 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_BACKSLASH_ESCAPES',"

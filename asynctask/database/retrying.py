@@ -36,8 +36,8 @@ _SQLITE: Final = {
     sqlite3.SQLITE_NOTADB: "the file is no SQLite database: name another in database_url, or restore it from a backup",
     sqlite3.SQLITE_CORRUPT: "the SQLite file is damaged: restore it from a backup",
     sqlite3.SQLITE_CANTOPEN: "the SQLite file cannot be opened: let this user read and write it and its folder",
-    sqlite3.SQLITE_READONLY: "the SQLite file cannot be written: let this user write it, its folder, and the files beside it"
-    " whose names begin with its own",
+    sqlite3.SQLITE_READONLY: "the SQLite file cannot be written: let this user write it, its folder, and the files beside"
+    " it whose names begin with its own",
     sqlite3.SQLITE_BUSY: "another program holds the lock of the SQLite file: let it end its transaction, or stop it",
     sqlite3.SQLITE_FULL: "the disk of the SQLite file is full: free some space",
 }

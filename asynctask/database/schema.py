@@ -33,9 +33,9 @@ _LOCK_KEY: Final = 7_276_410_358_002_177
 """The advisory lock for changes of a PostgreSQL schema: an arbitrary number, the same in every version."""
 
 _LOCK_S: Final = 60
-_OWN_DATABASE: Final = "give asynctask a database of its own"
-_FIRST_TABLES: Final = frozenset({"tasks", "events"})
-"""Of the first migration, and of every later schema."""
+_OWN_DATABASE: Final = "give asynctask a database of its own, and run `asynctask db upgrade` on it"
+_UNMISTAKABLE: Final = frozenset({"events", "task_tallies"})
+"""Tables of every revision, of which an interrupted downgrade leaves one."""
 
 
 def migrations_folder() -> Path:
@@ -83,7 +83,7 @@ def _revision(connection: Connection, database: Database) -> str | None:
         return None
     found = connection.execute(_VERSION).mappings().all()
     revisions = [each.get("version_num") for each in found]
-    if len(revisions) > 1 or None in revisions or (revisions and not names >= _FIRST_TABLES):
+    if len(revisions) > 1 or None in revisions or (revisions and names.isdisjoint(_UNMISTAKABLE)):
         raise SchemaOutdated(
             f"the database {_shown(database)} has a table {_VERSION_TABLE} of another program: {_OWN_DATABASE}"
         )
