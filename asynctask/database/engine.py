@@ -469,8 +469,9 @@ def _with_hosts(url: str) -> URL:
     parsed = make_url(several["before"] + (several["rest"] or ""))
     if None in found or {"host", "port"} & parsed.query.keys():
         raise ValueError("hosts")
-    hosts = [f"{each['name'].strip('[]')}:{each['port'] or 5432}" for each in found if each is not None]
-    return parsed.update_query_dict({"host": hosts})
+    hosts = [(each["name"].strip("[]"), each["port"] or "5432") for each in found if each is not None]
+    names, ports = zip(*hosts, strict=True)
+    return parsed.update_query_dict({"host": ",".join(names), "port": ",".join(ports)})
 
 
 def password_of(url: URL) -> str | None:
@@ -485,7 +486,7 @@ def _normal(url: str) -> URL:
     except (exc.ArgumentError, ValueError):  # ValueError (bad port) contains parts of the password
         raise ConfigError(
             "database_url is no database URL; write sqlite:///asynctask.db or postgresql://user:password@host:5432/name"
-            " (several hosts: postgresql://user:password@/name?host=one:5432&host=two:5432), with %40 for @, %3A for : and"
+            " (several hosts: postgresql://user:password@one:5432,two:5432/name), with %40 for @, %3A for : and"
             " %2F for / in a password"
         ) from None
     if parsed.drivername == "postgres":  # as libpq and hosting services write it
