@@ -163,51 +163,53 @@ def test_a_proxy_that_is_no_address_is_refused(settings: dict[str, Any]) -> None
 # -- Under a path -------------------------------------------------------------------------------------------------------
 
 NAMES = {"X-Forwarded-Prefix": "/bulk"}
-HERE = {"REMOTE_ADDR": "127.0.0.1"}
 PLACES = re.compile(r'(?:href|src|action|data-api|data-page|data-job|data-tasks|data-jobs|data-queues)="(/[^"]*)"')
+
+
+class Leaving(WerkzeugClient):
+    """A proxy that leaves the path, and reads every answer to its end."""
+
+    headers: ClassVar[dict[str, str]] = {}
+
+    def open(self, path: str, **options: Any) -> Any:  # type: ignore[override]
+        said = {"headers": self.headers, "environ_overrides": {"REMOTE_ADDR": "127.0.0.1"}}
+        return super().open(path, buffered=True, **said, **options)
+
+
+class Stripping(Leaving):
+    """One that removes it from every request."""
+
+    def open(self, path: str, **options: Any) -> Any:  # type: ignore[override]
+        return super().open(path.removeprefix("/bulk") or "/", **options)
+
+
+class Naming(Stripping):
+    """One that removes it and says so."""
+
+    headers = NAMES
+
+
+class LeavingAndNaming(Leaving):
+    """One that says so and leaves it."""
+
+    headers = NAMES
 
 
 def mounted(app: AsyncTask) -> Any:
     """In another application."""
     host = Flask("host")
     host.wsgi_app = DispatcherMiddleware(host.wsgi_app, {"/bulk": create_app(app)})  # type: ignore[method-assign]
-    return WerkzeugClient(host.wsgi_app)
+    return Leaving(host.wsgi_app)
 
 
-def set_for(app: AsyncTask) -> Any:
-    """A proxy leaves the path; the setting names it."""
-    return WerkzeugClient(create_app(app).wsgi_app)
-
-
-class Stripping(WerkzeugClient):
-    """A proxy that removes the path from every request."""
-
-    headers: ClassVar[dict[str, str]] = {}
-
-    def open(self, path: str, **options: Any) -> Any:  # type: ignore[override]
-        return super().open(path.removeprefix("/bulk") or "/", headers=self.headers, environ_overrides=HERE, **options)
-
-
-class Naming(Stripping):
-    """One that says so."""
-
-    headers = NAMES
-
-
-class Leaving(WerkzeugClient):
-    """One that names the path and leaves it there."""
-
-    def open(self, path: str, **options: Any) -> Any:  # type: ignore[override]
-        return super().open(path, headers=NAMES, environ_overrides=HERE, **options)
-
-
-UNDER: dict[str, tuple[dict[str, Any], Any]] = {
+TRUSTING = {"trusted_proxies": "127.0.0.1"}
+UNDER: dict[str, tuple[dict[str, Any], Callable[[AsyncTask], Any]]] = {
     "in another application": ({}, mounted),
-    "by the setting": ({"web_prefix": "/bulk"}, set_for),
+    "by the setting": ({"web_prefix": "/bulk"}, lambda app: Leaving(create_app(app).wsgi_app)),
     "by the setting, stripped": ({"web_prefix": "/bulk"}, lambda app: Stripping(create_app(app).wsgi_app)),
-    "named by the proxy": ({"trusted_proxies": "127.0.0.1"}, lambda app: Naming(create_app(app).wsgi_app)),
-    "named and left by the proxy": ({"trusted_proxies": "127.0.0.1"}, lambda app: Leaving(create_app(app).wsgi_app)),
-    "by both": ({"web_prefix": "/old", "trusted_proxies": "127.0.0.1"}, lambda app: Naming(create_app(app).wsgi_app)),
+    "named by the proxy": (TRUSTING, lambda app: Naming(create_app(app).wsgi_app)),
+    "named and left by the proxy": (TRUSTING, lambda app: LeavingAndNaming(create_app(app).wsgi_app)),
+    "by both": ({"web_prefix": "/old", **TRUSTING}, lambda app: Naming(create_app(app).wsgi_app)),
 }
 
 
@@ -242,7 +244,7 @@ def test_under_a_path_every_link_of_an_answer_has_it(make_app: MakeApp, how: str
 
 def test_a_link_of_a_stream_and_of_a_single_job_has_the_path_too(make_app: MakeApp) -> None:
     app = make_app(web_prefix="/bulk")
-    at = set_for(app)
+    at = Leaving(create_app(app).wsgi_app)
     task = app.submit("enroll", [{"sku": "A"}])
     task.cancel()
     assert task.wait(120)["done"]
@@ -269,8 +271,8 @@ def test_a_path_that_nobody_trusted_names_is_passed_over(make_app: MakeApp, sett
 
 
 HOSTILE = [
-    "//evil.example", "https://evil.example", "/bulk\r\nSet-Cookie: a=b", '/a"onload="x', "/a/../b", "/..", "/.", "/a//b", "bulk",
-    "/bulk?x", "/bulk#x", "/a b", "/%2e%2e", "/\\evil", "/é", "/" + "a" * 300, "/<script>", "/a\x00",
+    "//evil.example", "https://evil.example", "/bulk\r\nSet-Cookie: a=b", '/a"onload="x', "/a/../b", "/..", "/.", "/a//b",
+    "bulk", "/bulk?x", "/bulk#x", "/a b", "/%2e%2e", "/\\evil", "/é", "/" + "a" * 300, "/<script>", "/a\x00",
 ]  # fmt: skip
 
 
