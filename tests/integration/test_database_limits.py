@@ -215,7 +215,7 @@ def test_in_whatever_mode_the_server_is_all_is_done(world: World, server: SqlSer
     with defaults(server, name_of(store), {"sql_mode": f"'{mode}'"}):
         app = world.app()
         with world.working(app):
-            alone = app.workers["note"].perform_async(HOSTILE)
+            alone = str(app.workers["note"].perform_async(HOSTILE))
             task = app.submit("note", mixed(300))
             assert task.wait(120)["done"]
             wait_for(lambda: app.event(alone)["status"] == "finish", "the single job is done")
@@ -237,7 +237,7 @@ def test_with_whatever_defaults_a_connection_begins_all_is_done(world: World, se
             number = "0.1::float8 + 0.2::float8" if store.kind == "postgresql" else "0.1e0 + 0.2e0"
             assert connection.exec_driver_sql(f"SELECT {number}").scalar() == 0.1 + 0.2
         with world.working(app):
-            alone = app.workers["note"].perform_async(HOSTILE)
+            alone = str(app.workers["note"].perform_async(HOSTILE))
             task = app.submit("note", mixed(300), title="😀 it's")
             assert task.wait(120)["done"]
             wait_for(lambda: app.event(alone)["status"] == "finish", "the single job is done")

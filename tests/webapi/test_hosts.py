@@ -172,8 +172,8 @@ class Leaving(WerkzeugClient):
     headers: ClassVar[dict[str, str]] = {}
 
     def open(self, path: str, **options: Any) -> Any:  # type: ignore[override]
-        said = {"headers": self.headers, "environ_overrides": {"REMOTE_ADDR": "127.0.0.1"}}
-        return super().open(path, buffered=True, **said, **options)
+        options |= {"headers": self.headers, "environ_overrides": {"REMOTE_ADDR": "127.0.0.1"}}
+        return super().open(path, buffered=True, **options)
 
 
 class Stripping(Leaving):
@@ -244,7 +244,7 @@ def test_under_a_path_every_link_of_an_answer_has_it(make_app: MakeApp, how: str
 
 def test_a_link_of_a_stream_and_of_a_single_job_has_the_path_too(make_app: MakeApp) -> None:
     app = make_app(web_prefix="/bulk")
-    at = Leaving(create_app(app).wsgi_app)
+    at: Any = Leaving(create_app(app).wsgi_app)
     task = app.submit("enroll", [{"sku": "A"}])
     task.cancel()
     assert task.wait(120)["done"]
