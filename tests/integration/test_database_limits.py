@@ -33,6 +33,7 @@ from asynctask.ledger import doctor, reservations
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.events import Change, apply
 from asynctask.testing import wait_for
+from asynctask.testing.servers import free_port
 from benchmarks.servers import SERVERS, MariaServer, SqlServer
 
 SERVERS_ONLY = pytest.mark.databases("postgresql", "mariadb", reason="a file refuses nothing of the kind")
@@ -288,6 +289,23 @@ def test_a_right_that_is_missing_is_said_with_what_to_grant(server: SqlServer, s
 
 
 # -- connections
+
+
+SEVERAL_HOSTS = [
+    "postgres://postgres@{0},{1}/{2}?target_session_attrs=read-write",
+    "postgresql://postgres@/{2}?host={0}&host={1}",
+]
+
+
+@pytest.mark.databases("postgresql", reason="MariaDB's driver takes one host")
+@pytest.mark.parametrize("form", SEVERAL_HOSTS)
+def test_of_several_hosts_the_one_that_answers_is_used(world: World, server: SqlServer, store: Store, form: str) -> None:
+    places = (f"127.0.0.1:{free_port()}", f"127.0.0.1:{server.port}", name_of(store))
+    app = world.app(database_url=form.format(*places))
+    with world.working(app):
+        task = app.submit("note", mixed(20))
+        assert task.wait(120)["done"]
+    world.check_promises(app, [task.id], 20)
 
 
 @SERVERS_ONLY

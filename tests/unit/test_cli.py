@@ -350,6 +350,7 @@ def test_an_old_schema_is_3_with_the_command_that_mends_it(tmp_path: Any) -> Non
     code, _, err = call("db", "check", "--database-url", url)
     assert code == 3
     assert "asynctask db upgrade" in err
+    assert list(tmp_path.iterdir()) == [], "a look makes no file"
     code, out, _ = call("db", "upgrade", "--json", "--database-url", url)
     assert (code, json.loads(out)["changed"]) == (0, True)
     assert json.loads(call("db", "upgrade", "--json", "--database-url", url)[1])["changed"] is False
