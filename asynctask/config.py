@@ -21,6 +21,11 @@ _REDIS: Final = ("redis://", "rediss://", "unix://")
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
 _SECRET = frozenset({"database_url", "broker_url", "results_url"})
+WEB_PREFIX: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)+")
+"""A path before those of the web server. Nothing in it means something else in a URL, a header or HTML."""
+WEB_PATHS: Final = frozenset({"api", "docs", "healthz", "jobs", "metrics", "openapi.json", "readyz", "static", "tasks"})
+"""First segments of the web server's own paths."""
+_SECRET_OPTION: Final = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|key|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(:read)?=([A-Za-z0-9._~-]{16,256})")
 
 
@@ -86,8 +91,9 @@ class Config:
     )
     trusted_proxies: str = _field("", "Addresses or networks of trusted proxies, separated by spaces.")
     proxy_headers: str = _field(
-        "x-forwarded", "Headers that trusted proxies set: x-forwarded (-For, -Host, -Proto) or forwarded."
+        "x-forwarded", "Headers that trusted proxies set: x-forwarded (-For, -Host, -Proto, -Prefix) or forwarded."
     )
+    web_prefix: str = _field("", "Path under which a proxy serves the web server, such as /bulk; empty: at the root.")
     tokens: str = _field(
         "",
         "Who may use the web server, separated by spaces: ann=TOKEN, or eve:read=TOKEN to read only; empty: everyone.",
@@ -147,6 +153,11 @@ class Config:
             raise ConfigError("namespace: the database broker has no keys to prefix; leave it empty")
         if self.proxy_headers not in ("x-forwarded", "forwarded"):
             raise ConfigError(f"proxy_headers {self.proxy_headers!r}: write x-forwarded or forwarded")
+        if self.web_prefix and (not WEB_PREFIX.fullmatch(self.web_prefix) or self.web_prefix.split("/")[1] in WEB_PATHS):
+            raise ConfigError(
+                f"web_prefix {self.web_prefix!r}: write a path such as /bulk or /tools/bulk, of letters, digits, . _ ~ and"
+                f" -, without a slash at its end, that begins with none of the server's own: {', '.join(sorted(WEB_PATHS))}"
+            )
         if self.fair_by not in ("task", "owner"):
             raise ConfigError(f"fair_by {self.fair_by!r}: write task or owner")
         if not QUEUE_NAME.fullmatch(self.callback_queue):
@@ -199,6 +210,17 @@ class Config:
         return weights
 
 
+def shown(name: str, value: Any) -> Any:
+    """The value of a setting with passwords left out."""
+    if name == "tokens":
+        return " ".join(f"{each.partition('=')[0]}=***" for each in str(value).split())
+    if name in _SECRET and isinstance(value, str):
+        scheme, colon, rest = value.partition("://")
+        place = f"***@{rest.rpartition('@')[2]}" if "@" in rest else rest
+        return scheme + colon + _SECRET_OPTION.sub(r"\1***", place)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One field and its origin: ``default``, ``environment`` or ``argument``."""
@@ -212,12 +234,7 @@ class Setting:
     @property
     def shown(self) -> Any:
         """The value with passwords left out."""
-        if self.name == "tokens":
-            return " ".join(f"{each.partition('=')[0]}=***" for each in str(self.value).split())
-        if self.name in _SECRET and isinstance(self.value, str) and "@" in self.value:
-            scheme, _, rest = self.value.partition("://")
-            return f"{scheme}://***@{rest.rpartition('@')[2]}"
-        return self.value
+        return shown(self.name, self.value)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from apiflask import APIBlueprint, APIFlask
-from flask import current_app, g, render_template, url_for
+from flask import current_app, g, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 
 from asynctask._version import __version__
@@ -35,7 +35,7 @@ def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None =
 
     It starts nothing: call ``app.start_services()`` in the process that answers, see :mod:`webapi.server`.
     """
-    flask_app = APIFlask("webapi", title="AsyncTask", version=__version__, docs_path=None)
+    flask_app = APIFlask("webapi", title="AsyncTask", version=__version__, docs_path=None, spec_path=None)
     flask_app.extensions[EXTENSION] = app
     reading.register(flask_app, app)
     problems.register(flask_app)
@@ -109,4 +109,6 @@ def job(job_id: str) -> ResponseReturnValue:
 @pages.get("/docs")
 def docs() -> ResponseReturnValue:
     """The OpenAPI document, for people; without anything from other sites."""
-    return render_template("docs.html", spec=current_app.spec, spec_url=url_for("openapi.spec"))  # type: ignore[attr-defined]
+    found = openapi.document()
+    paths = {request.script_root + path: operations for path, operations in found["paths"].items()}
+    return render_template("docs.html", spec={**found, "paths": paths}, spec_url=url_for("openapi.spec"))

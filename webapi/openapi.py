@@ -6,12 +6,14 @@ import re
 from functools import partial
 from typing import Any, Final, cast
 
-from apiflask import APIFlask
+from apiflask import APIBlueprint, APIFlask
+from flask import Response, current_app, request
 
 from asynctask.app import AsyncTask
 from asynctask.lists.options import NAMES, NOT_BLANK, NUL_FREE, CommonOptions
 from asynctask.lists.readers import FORMATS
 from asynctask.worker import Worker
+from webapi.context import json_response
 from webapi.problems import MEDIA_TYPE
 from webapi.shapes import DryRunResult, FileSubmission, JobsSubmission, JsonSubmission, ProblemDetails
 from webapi.tasks import KEY_PATTERN, RAW
@@ -42,8 +44,28 @@ _COMMON_RESPONSES: Final = {
 _PROBLEM: Final = {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDetails")}}}
 
 
+_DOCUMENT: Final = "asynctask.document"
+
+blueprint: Final = APIBlueprint("openapi", __name__, enable_openapi=False)
+
+
+def document() -> dict[str, Any]:
+    """The document of the current application, generated once; its ``servers`` name the path of this request."""
+    extensions = current_app.extensions
+    if _DOCUMENT not in extensions:
+        extensions[_DOCUMENT] = cast(APIFlask, current_app).spec
+    return {**extensions[_DOCUMENT], "servers": [{"url": request.script_root or "/"}]}
+
+
+@blueprint.get("/openapi.json")
+def spec() -> Response:
+    """The document, for programs."""
+    return json_response(document())
+
+
 def register(flask_app: APIFlask, app: AsyncTask) -> None:
-    """Completes the document of ``flask_app``, which serves ``app``, when it is generated."""
+    """Completes the document of ``flask_app``, which serves ``app``, when it is generated, and serves it."""
+    flask_app.register_blueprint(blueprint)
     flask_app.config.update(
         AUTO_SERVERS=False,
         AUTO_VALIDATION_ERROR_RESPONSE=False,

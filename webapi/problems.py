@@ -61,7 +61,7 @@ def problem_response(
         "title": _title(status),
         "status": status,
         "detail": detail,
-        "instance": request.full_path.rstrip("?"),
+        "instance": request.script_root + request.full_path.rstrip("?"),
         "code": code,
         "errors": problem_objects(faults[:MAX_ERRORS], locale),
     }
@@ -146,13 +146,18 @@ def _from_http(error: Exception) -> Response:
 
 def _http_detail(error: HTTPException) -> str:
     if isinstance(error, NotFound):
-        return f"there is nothing at {request.path}; see /docs for what there is"
+        return f"there is nothing at {_path()}; see {request.script_root}/docs for what there is"
     if isinstance(error, MethodNotAllowed):
         allowed = ", ".join(sorted(error.valid_methods or ()))
-        return f"{request.method} is not possible at {request.path}; possible: {allowed}"
+        return f"{request.method} is not possible at {_path()}; possible: {allowed}"
     if isinstance(error, RequestEntityTooLarge):
         return f"the body is over the limit of {request.max_content_length or 0:,} bytes; send less at once"
     return error.description or _title(error.code or 500)
+
+
+def _path() -> str:
+    """The path as the client sees it."""
+    return request.script_root + request.path
 
 
 def _from_apiflask(error: Exception) -> Response:

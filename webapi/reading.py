@@ -159,7 +159,8 @@ def longest_upload(config: Config) -> int:
 def longest_body(config: Config, method: str, path: str, content_type: str) -> int:
     """The longest body that is worth receiving, in bytes; a longer one is refused by its head."""
     kind = content_type.partition(";")[0].strip().lower()
-    if (method, path.rstrip("/")) != ("POST", "/api/tasks") or kind == JSON:
+    # A proxy may leave its prefix before the path.
+    if method != "POST" or not path.rstrip("/").endswith("/api/tasks") or kind == JSON:
         return config.max_body_bytes
     return longest_upload(config)
 

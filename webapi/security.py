@@ -1,5 +1,5 @@
-"""Who may use the server, and protection from other sites: tokens, host names, trusted proxies, cross-site requests,
-security headers.
+"""Who may use the server, and protection from other sites: tokens, host names, trusted proxies and their path prefix,
+cross-site requests, security headers.
 
 By DNS rebinding a page of another site makes its own name resolve to this machine; the browser then takes this server for
 that site. Such a request has the foreign name in `Host`, so only the server's own names are answered.
@@ -20,7 +20,7 @@ from apiflask import APIFlask
 from flask import Response, g, request
 from werkzeug.datastructures import Authorization
 
-from asynctask.config import Config, Token
+from asynctask.config import WEB_PATHS, WEB_PREFIX, Config, Token
 from asynctask.errors import InputError
 from webapi.problems import CrossSite
 
@@ -34,20 +34,38 @@ class UnknownHost(InputError):
     status = 421
 
 
+class InvalidPrefix(InputError):
+    """A trusted proxy names a path prefix that is none."""
+
+    code = "invalid_prefix"
+    status = 400
+
+
+_PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Paths that answer without a token and to every host name: what starts and watches the process has no token, and calls it
+by the address of its pod. They show nothing that another site could use."""
+
+
 def register_hosts(flask_app: APIFlask, config: Config, bound: str) -> None:
     """Restricts ``flask_app`` to the host names of ``config`` and makes it believe the trusted proxies. ``bound``: the
     address or name that it is served at."""
     hosts = AllowedHosts(config.allowed_hosts, bound)
 
     def refuse_unknown_hosts() -> None:
+        if _REFUSED_PREFIX in request.environ:
+            raise InvalidPrefix(
+                f"the proxy sends X-Forwarded-Prefix {request.environ[_REFUSED_PREFIX][:200]!r}, which is no path; it must"
+                " set the header itself, to /bulk for instance, or remove it"
+            )
         host = request.environ.get("HTTP_HOST", "")
-        if host and not hosts.knows(host):  # a browser always sends it
+        if host and request.path not in _PROBES and not hosts.knows(host):  # a browser always sends it
             raise UnknownHost(
                 f"this server does not answer to the name {host[:255]!r}; if it should, the operator adds it to"
                 " allowed_hosts"
             )
 
     flask_app.before_request(refuse_unknown_hosts)
+    flask_app.wsgi_app = Prefixed(flask_app.wsgi_app, config.web_prefix)  # type: ignore[method-assign]
     if config.trusted_proxies:
         flask_app.wsgi_app = TrustedProxies(  # type: ignore[method-assign]
             flask_app.wsgi_app, config.trusted_networks(), forwarded=config.proxy_headers == "forwarded"
@@ -123,11 +141,39 @@ class AllowedHosts:
         return self._addresses and _address_of(name) is not None
 
 
+_PREFIX: Final = "asynctask.prefix"
+_REFUSED_PREFIX: Final = "asynctask.refused_prefix"
+
+
+class Prefixed:
+    """WSGI middleware: puts the path under which a proxy serves the application into `SCRIPT_NAME`, which every link of an
+    answer begins with.
+
+    The path is the one that a trusted proxy names, else ``prefix``. A proxy may strip it from the requests or leave it. A
+    `SCRIPT_NAME` that begins with it stays: a server or another application has set it already.
+    """
+
+    def __init__(self, application: Any, prefix: str) -> None:
+        self._application = application
+        self._prefix = prefix
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        prefix, mounted = environ.get(_PREFIX, self._prefix), environ.get("SCRIPT_NAME", "")
+        if prefix and not f"{mounted}/".startswith(f"{prefix}/"):
+            environ["SCRIPT_NAME"] = prefix + mounted
+            path = environ.get("PATH_INFO", "")
+            # /api/tasks under /api is a path of the application: a proxy that names such a prefix strips it.
+            if not mounted and f"{path}/".startswith(f"{prefix}/") and prefix.split("/")[1] not in WEB_PATHS:
+                environ["PATH_INFO"] = path.removeprefix(prefix)
+        return self._application(environ, start_response)
+
+
 class TrustedProxies:
     """WSGI middleware: attributes requests of the proxies in ``networks`` to the clients that they name.
 
-    With ``forwarded`` it reads the header `Forwarded` (RFC 7239), else `X-Forwarded-For`, `-Host` and `-Proto`. In a chain
-    of proxies the client is the first untrusted address from the right; host and scheme are the last ones.
+    With ``forwarded`` it reads the header `Forwarded` (RFC 7239), else `X-Forwarded-For`, `-Host`, `-Proto` and `-Prefix`.
+    In a chain of proxies the client is the first untrusted address from the right; host, scheme and prefix are the last
+    ones.
     """
 
     def __init__(
@@ -135,10 +181,13 @@ class TrustedProxies:
     ) -> None:
         self._application = application
         self._networks = tuple(networks)
+        self._forwarded = forwarded
         self._read: Callable[[dict[str, Any]], tuple[list[str], str, str]] = _forwarded if forwarded else _x_forwarded
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         if self._trusts(environ.get("REMOTE_ADDR", "")):
+            if not self._forwarded:
+                _take_prefix(environ)
             clients, host, scheme = self._read(environ)
             client = self._client(clients)
             if client:
@@ -165,6 +214,16 @@ class TrustedProxies:
         return found
 
 
+def _take_prefix(environ: dict[str, Any]) -> None:
+    """Takes over the prefix that a proxy names; `/` is the root."""
+    given = environ.get("HTTP_X_FORWARDED_PREFIX", "")
+    last = given.rpartition(",")[2].strip()
+    prefix = last.removesuffix("/")
+    if not prefix and last in ("", "/"):
+        return
+    environ[_PREFIX if WEB_PREFIX.fullmatch(prefix) else _REFUSED_PREFIX] = prefix
+
+
 def _x_forwarded(environ: dict[str, Any]) -> tuple[list[str], str, str]:
     clients = _listed(environ.get("HTTP_X_FORWARDED_FOR", ""))
     host = _listed(environ.get("HTTP_X_FORWARDED_HOST", ""))
@@ -186,9 +245,6 @@ def _listed(text: str) -> list[str]:
 
 
 # -- tokens
-
-_PROBES: Final = frozenset({"/healthz", "/readyz"})
-"""Paths that answer without a token: whoever starts and watches the process has none."""
 
 
 class Unauthorized(InputError):

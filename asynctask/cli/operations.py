@@ -16,8 +16,8 @@ from asynctask.cli.output import FAILURES, OK, clean, count, number
 from asynctask.cli.tasks import seconds_of, who
 from asynctask.config import settings
 from asynctask.database import schema
-from asynctask.database.engine import Database
-from asynctask.errors import UnknownWorker
+from asynctask.database.engine import Database, missing_file
+from asynctask.errors import SchemaOutdated, UnknownWorker
 from asynctask.ledger.purge import ENDED, Purged
 from asynctask.middleware.tracker import TaskEventMiddleware
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S
@@ -382,6 +382,11 @@ def check(session: Session) -> int:
     Exit code 3 if it is not.
     """
     with _database(session) as database:
+        if (path := missing_file(database.absolute_url)) is not None:  # a look makes none
+            raise SchemaOutdated(
+                f"there is no database {path}: run `asynctask db upgrade` to make it, or name another with --database-url"
+                " (ASYNCTASK_DATABASE_URL)"
+            )
         schema.check(database)
     session.out.document({"at": schema.head(), "ok": True})
     session.out.line(f"the schema is at {schema.head()}, as this version needs it")

@@ -22,7 +22,7 @@ from click.core import ParameterSource
 
 from asynctask.cli.output import Output, clean
 from asynctask.cli.worker_file import WorkerFile, read_worker_file
-from asynctask.config import ENV_PREFIX, Config, load, setting_types
+from asynctask.config import ENV_PREFIX, Config, load, setting_types, shown
 from asynctask.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Session:
                 if name in self._from_file and self.file is not None:
                     where = f"{name} of {self.file.path}"
                 raise ConfigError(
-                    f"{where} has no effect: {self.target} sets {name} itself ({getattr(config, name)!r});"
+                    f"{where} has no effect: {self.target} sets {name} itself ({shown(name, getattr(config, name))!r});"
                     f" leave it out there, or leave {name} out of AsyncTask(...)"
                 )
 
@@ -281,6 +281,12 @@ class Group(click.Group):
         self, name: str | None, *, params: list[click.Parameter] | None = None, lists: bool = False, **options: Any
     ) -> None:
         super().__init__(name, params=_with_shared(params, hidden=not lists), **options)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:  # click would raise its help as an error
+            ctx.find_object(Session).out.line(ctx.get_help())  # type: ignore[union-attr]
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []

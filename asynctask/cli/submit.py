@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
-from asynctask.cli.output import DETACHED, FAILURES, OK, USAGE, Bars, clean, count, headline, number
+from asynctask.cli.output import DETACHED, FAILURES, OK, UNAVAILABLE, USAGE, Bars, clean, count, headline, number
 from asynctask.clock import SystemClock
 from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.worker import Priority
@@ -50,12 +51,15 @@ def priority_value(text: str) -> int:
     raise InputError(f"priority {text!r} is neither a whole number nor one of {names}", code="invalid_option")
 
 
-def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
-    """Shows a Task until it is done and returns its last progress; waits while the database is away, up to 120 s.
+def follow(session: Session, handle: TaskHandle, timeout: float | None = None) -> dict[str, Any]:
+    """Shows a Task until it is done, or for ``timeout`` seconds, and returns its last progress; waits while the database is
+    away, up to 120 s.
 
-    Raises :class:`LedgerUnavailable` after that, KeyboardInterrupt at Ctrl-C.
+    Raises :class:`LedgerUnavailable` after that, or at the timeout if the database is away then; KeyboardInterrupt at
+    Ctrl-C.
     """
     clock, pause = SystemClock(), Event()
+    until = math.inf if timeout is None else clock.monotonic() + timeout
     lost_at: float | None = None
     counts: Mapping[str, int] = {}
     asked_at, reason = 0.0, ""
@@ -65,10 +69,10 @@ def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
                 progress = handle.progress()
             except Unavailable as error:
                 lost_at = clock.monotonic() if lost_at is None else lost_at
-                if clock.monotonic() - lost_at > _AWAY_S:
+                if clock.monotonic() - lost_at > _AWAY_S or clock.monotonic() >= until:
                     raise
                 bars.note(handle.id, f"connection lost, trying again ({clean(error, longest=100)})")
-                pause.wait(1.0)
+                pause.wait(min(1.0, max(0.0, until - clock.monotonic())))
                 continue
             lost_at = None
             if progress["counts"] != counts:
@@ -76,9 +80,9 @@ def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
             elif clock.monotonic() - asked_at >= _STILL_S:
                 asked_at, reason = clock.monotonic(), why_still(session.app(), handle.id)
             bars.show(progress, reason)
-            if progress["done"]:
+            if progress["done"] or (left := until - clock.monotonic()) <= 0:
                 return progress
-            pause.wait(min(_POLL_S, progress["poll_after_ms"] / 1000))
+            pause.wait(min(_POLL_S, progress["poll_after_ms"] / 1000, left))
 
 
 def why_still(app: AsyncTask, task_id: int) -> str:
@@ -90,13 +94,17 @@ def why_still(app: AsyncTask, task_id: int) -> str:
     return "; ".join(f"{clean(each.message, longest=300)}: {clean(each.mend)}" for each in reasons[:_SHOWN_REASONS])
 
 
-def _watch(session: Session, handle: TaskHandle) -> int:
+def _watch(session: Session, handle: TaskHandle, timeout: float | None) -> int:
+    again = f"Task {handle.id} keeps running. To watch it again: asynctask watch {handle.id}"
     try:
-        progress = follow(session, handle)
+        progress = follow(session, handle, timeout)
     except KeyboardInterrupt:
-        session.out.note(f"\nTask {handle.id} keeps running. To watch it again: asynctask watch {handle.id}")
+        session.out.note(f"\n{again}")
         return DETACHED
     session.out.document(progress)
+    if not progress["done"]:
+        session.out.note(f"Not done after {timeout:g} s. {again}")
+        return UNAVAILABLE
     if not session.out.json:
         _print_outcome(session, handle, progress)
     return outcome(progress)
@@ -135,12 +143,37 @@ def _split_failure(progress: Mapping[str, Any]) -> str:
     return f"The list could not be read to its end: {clean(progress['split'].get('reason'))}"
 
 
+def _seconds(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise click.BadParameter("write a number of seconds, 0 or more; leave it out for no limit")
+    return value
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _timeout_option(function: F) -> F:
+    return click.option(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        callback=_seconds,
+        help="Stop watching after so many seconds, with exit code 3; the Task goes on.",
+    )(function)
+
+
+def _refuse_alone(timeout: float | None, look_on: bool) -> None:
+    if timeout is not None and not look_on:
+        raise click.UsageError("--timeout limits how long --watch watches: give both, or neither")
+
+
 @click.command("watch", cls=Command)
 @click.argument("task_id", type=TASK_ID)
+@_timeout_option
 @pass_session
-def watch(session: Session, task_id: int) -> int:
+def watch(session: Session, task_id: int, timeout: float | None) -> int:
     """Show a Task until it is done. Ctrl-C leaves it running."""
-    return _watch(session, session.existing().task(task_id))
+    return _watch(session, session.existing().task(task_id), timeout)
 
 
 def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, str] | None:
@@ -159,6 +192,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path))
 @click.option("--worker", required=True, help="The worker that performs the rows.")
 @click.option("--watch", "look_on", is_flag=True, help="Show it until it is done.")
+@_timeout_option
 @click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows.")
 @click.option(
     "--columns", callback=_columns, help='Field of each header that is not the name of a field: {"SKU no.": "sku"}.'
@@ -192,12 +226,14 @@ def submit(
     file: Path,
     worker: str,
     look_on: bool,
+    timeout: float | None,
     priority: str | None,
     line: str | None,
     dry_run: bool,
     **options: Any,
 ) -> int:
     """Submit a file of rows to a worker."""
+    _refuse_alone(timeout, look_on)
     app = session.app(required="submit needs the worker's code to validate the rows")
     given = {name: value for name, value in options.items() if value is not None}
     if priority is not None:
@@ -218,7 +254,7 @@ def submit(
     if not look_on:
         return _print_submission(session, submission)
     session.out.problems(submission.problems or ())
-    return _watch(session, submission.task)
+    return _watch(session, submission.task, timeout)
 
 
 def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "row") -> int:
@@ -246,14 +282,24 @@ def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "ro
 @click.option("--idempotency-key", help="Repeated submissions of the same key, shards and format are one Task.")
 @click.option("--dry-run", is_flag=True, help="Only check shards, format and options; nothing is written.")
 @click.option("--watch", "look_on", is_flag=True, help="Show it until it is done, with a bar for the shards.")
+@_timeout_option
 @pass_session
 def export(
-    session: Session, /, worker: str, shards: str, form: str, look_on: bool, dry_run: bool, **options: str | None
+    session: Session,
+    /,
+    worker: str,
+    shards: str,
+    form: str,
+    look_on: bool,
+    timeout: float | None,
+    dry_run: bool,
+    **options: str | None,
 ) -> int:
     """Export rows to one file, shard by shard.
 
     `asynctask result ID -o FILE` fetches the file once it is done.
     """
+    _refuse_alone(timeout, look_on)
     app = session.app(required="export needs the worker's code")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if dry_run:
@@ -261,7 +307,7 @@ def export(
         return _print_dry_run(session, found, app.config.locale, "shard")
     handle = app.submit_export(worker, _listed(shards), format=form, **given)
     if look_on:
-        return _watch(session, handle)
+        return _watch(session, handle, timeout)
     progress = handle.progress()
     session.out.document(progress)
     session.out.line(f"{headline(progress)}: {count(progress['counts']['total'], 'shard')} to export")

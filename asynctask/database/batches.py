@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
+from asynctask.database.engine import COLLATION
 from asynctask.database.retrying import by_driver
 from asynctask.errors import TooLarge
 from asynctask.logs import get_logger
@@ -340,8 +341,6 @@ def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequ
 
 # -- bulk statements as text, for each database, table and set of columns
 
-_COLLATION: Final = "utf8mb4_nopad_bin"
-
 
 class Form(NamedTuple):
     """The variable parts of an UPDATE besides its values: names of columns, and a condition."""
@@ -420,7 +419,7 @@ def update_postgresql(table: sa.Table, form: Form) -> str:
 
 def json_table(columns: Sequence[sa.Column[Any]]) -> str:
     """MariaDB's table ``d`` of columns ``d0``, ``d1``, ... from the parameter, a JSON array of arrays."""
-    text = f"LONGTEXT CHARACTER SET utf8mb4 COLLATE {_COLLATION}"
+    text = f"LONGTEXT CHARACTER SET utf8mb4 COLLATE {COLLATION}"
     columns_sql = ", ".join(f"d{i} {_type(column, _MARIADB_TYPES, text)} PATH '$[{i}]'" for i, column in enumerate(columns))
     return f"JSON_TABLE(%s, '$[*]' COLUMNS ({columns_sql})) AS d"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import ssl
 import threading
@@ -45,6 +46,9 @@ _IDLE_S: Final = 60
 _MAX_LOOKUP_S: Final = 60.0
 _GROUP_CONCAT_BYTES: Final = 16_000_000
 
+COLLATION: Final = "utf8mb4_nopad_bin"
+"""MariaDB's: texts are compared byte for byte, as on other databases."""
+
 
 @dataclass(slots=True)
 class _Mark:
@@ -70,7 +74,7 @@ class Database:
         self.pooler: bool | None = None
         """PostgreSQL: whether connections go through a pooler (PgBouncer, pgcat); None before the first one."""
         self._ids = ids or SystemIds()
-        self._password = None if self.url.password is None else str(self.url.password)
+        self._password = password_of(self.url)
         self._lock: WriteLock | None = None
         self.path: Path | None = None
         if self.is_sqlite:
@@ -107,21 +111,26 @@ class Database:
             )
         except ImportError:
             raise ConfigError(not_installed(f"the driver of {self.dialect}", _EXTRAS[self.dialect])) from None
-        if self.dialect == "mariadb":
-            event.listen(engine, "do_connect", _open_mariadb)
-        event.listen(engine, "connect", self._connect_postgresql if self.dialect == "postgresql" else _connect_mariadb)
+        # Not by "connect": SQLAlchemy would read the server's defaults before (and quote names by its sql_mode), and the
+        # connection that listens for signals has only this in common with the pool's.
+        event.listen(engine, "do_connect", self._open_postgresql if self.dialect == "postgresql" else _open_mariadb)
         event.listen(engine, "checkout", _refuse_closed)
         event.listen(engine, "handle_error", _discard_read_only)
         return engine
 
-    def _connect_postgresql(self, connection: Any, _record: Any) -> None:
-        # A pooler reports a process id of its own; then no state may be kept in the session.
-        process, isolation = connection.execute(_WHO, prepare=False).fetchone()
-        self.pooler = process != connection.info.backend_pid
-        if self.pooler:
-            connection.prepare_threshold = None
-        elif isolation != "read committed":  # under another default, autocommit statements could fail to serialize
-            connection.execute("SET default_transaction_isolation = 'read committed'", prepare=False)
+    def _open_postgresql(self, dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+        with _options_checked(dialect, self._password):
+            connection = dialect.connect(*arguments, **options)
+        with _closed_on_error(connection):
+            connection.autocommit = True
+            # A pooler reports a process id of its own; then no state may be kept in the session.
+            (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+            self.pooler = process != connection.info.backend_pid
+            if self.pooler:
+                connection.prepare_threshold = None
+            else:
+                connection.execute(_SET_POSTGRESQL, prepare=False)
+        return connection
 
     def behind_pooler(self) -> bool:
         """Whether connections go through a pooler, where LISTEN and session-level advisory locks do not work."""
@@ -299,7 +308,23 @@ class Database:
             self._lock.close()
 
 
-_WHO: Final = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')"
+# What matters is set, whatever the defaults of the server, the database and the role. The client's encoding is an argument
+# of the connection (_CONNECT_ARGS), for a pooler passes that on.
+_SET_POSTGRESQL: Final = (
+    "SET default_transaction_isolation = 'read committed'; SET standard_conforming_strings = on; SET extra_float_digits = 1"
+)
+# group_concat_max_len: a truncated list of ids would name another row.
+# NO_BACKSLASH_ESCAPES: the driver then only doubles quotes; else it takes milliseconds for the JSON of 500 rows, and no
+# other thread runs meanwhile.
+_SET_MARIADB: Final = (
+    "SET SESSION sql_mode ="
+    " 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_BACKSLASH_ESCAPES',"
+    f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_GROUP_CONCAT_BYTES}, time_zone = '+00:00',"
+    # These would cut lists of rows short, refuse statements, chain transactions, or store tables without transactions.
+    " sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, sql_auto_is_null = 0,"
+    " completion_type = 'NO_CHAIN', unique_checks = 1, default_storage_engine = 'InnoDB', innodb_strict_mode = 1,"
+    f" collation_connection = '{COLLATION}'"
+)
 _BEGIN: Final = (
     f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{_LOCK_S}s';"
     f" SET LOCAL idle_in_transaction_session_timeout = '{_IDLE_S}s'; SELECT txid_current(), pg_backend_pid()"
@@ -322,7 +347,7 @@ _CONNECT_ARGS: Final[dict[str, dict[str, Any]]] = {
     # A server that vanished is noticed within half a minute, instead of the system's two hours.
     "postgresql": {
         "connect_timeout": 10, "keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3,
-        "tcp_user_timeout": 30_000, "application_name": "asynctask",
+        "tcp_user_timeout": 30_000, "application_name": "asynctask", "client_encoding": "utf8",
     },
     "mariadb": {"connect_timeout": 10, "read_timeout": 10, "write_timeout": 60, "charset": "utf8mb4"},
 }  # fmt: skip
@@ -344,28 +369,42 @@ def _quick_to_open(connection: Any) -> Any:
     return Connection
 
 
+@contextmanager
+def _closed_on_error(connection: Any) -> Iterator[None]:
+    """Closes a connection of the driver that could not be set up: nobody else has it yet."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            connection.close()
+        raise
+
+
+@contextmanager
+def _options_checked(dialect: Any, password: str | None) -> Iterator[None]:
+    """Raises :class:`ConfigError` for what the driver refuses of the URL before it connects."""
+    try:
+        yield
+    except (TypeError, ValueError, dialect.loaded_dbapi.ProgrammingError) as error:
+        text = " ".join(str(error).removeprefix("Connection.__init__() ").split())[:200]
+        text = text.replace(password, "***") if password else text
+        raise ConfigError(f"database_url: the driver refuses an option in its query: {text}") from None
+
+
 def _open_mariadb(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
     try:
-        return _quick_to_open(dialect.loaded_dbapi.connections.Connection)(*arguments, **options)
+        with _options_checked(dialect, None):
+            connection = _quick_to_open(dialect.loaded_dbapi.connections.Connection)(*arguments, **options)
     except (dialect.loaded_dbapi.OperationalError, dialect.loaded_dbapi.InternalError) as error:
         if isinstance(error, dialect.loaded_dbapi.OperationalError) and error.args[:1] != (_NO_GREETING,):
             raise
         message = f"no greeting as of MariaDB came; is this a MariaDB port? ({error.args[-1]})"
         raise dialect.loaded_dbapi.OperationalError(_NO_GREETING, message) from error
-
-
-def _connect_mariadb(connection: Any, _record: Any) -> None:
-    connection._read_timeout = _ANSWER_S
-    # Sets everything that matters instead of relying on server defaults. A truncated list of ids would name another row.
-    # NO_BACKSLASH_ESCAPES: the driver then only doubles quotes; else it takes milliseconds for the JSON of 500 rows, during
-    # which no other thread runs.
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SET SESSION sql_mode ="
-            " 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_BACKSLASH_ESCAPES',"
-            f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_GROUP_CONCAT_BYTES}, time_zone = '+00:00'"
-        )
+    with _closed_on_error(connection), connection.cursor() as cursor:
+        connection._read_timeout = _ANSWER_S
+        cursor.execute(_SET_MARIADB)
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    return connection
 
 
 def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
@@ -412,14 +451,46 @@ def missing_file(url: str) -> Path | None:
     return None if path.exists() else path
 
 
+_HOSTS: Final = re.compile(
+    r"(?P<before>(?:postgres(?:ql)?(?:\+psycopg)?|mysql|mariadb)://(?:[^/?#]*@)?)(?P<hosts>[^@/?#]*,[^@/?#]*)(?P<rest>[/?].*)?"
+)
+"""A URL of several hosts, as libpq takes it."""
+_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.%-]+)(?::(?P<port>[0-9]{1,5}))?")
+
+
+def _with_hosts(url: str) -> URL:
+    """The URL, with several hosts in the query, where SQLAlchemy takes them. Raises ArgumentError and ValueError."""
+    several = _HOSTS.fullmatch(url)
+    if several is None:
+        return make_url(url)
+    if not url.startswith("postgres"):
+        raise ConfigError("database_url: MariaDB's driver connects to one host only; name the one of its load balancer")
+    found = [_HOST.fullmatch(each) for each in several["hosts"].split(",")]
+    parsed = make_url(several["before"] + (several["rest"] or ""))
+    if None in found or {"host", "port"} & parsed.query.keys():
+        raise ValueError("hosts")
+    hosts = [(each["name"].strip("[]"), each["port"] or "5432") for each in found if each is not None]
+    names, ports = zip(*hosts, strict=True)
+    return parsed.update_query_dict({"host": ",".join(names), "port": ",".join(ports)})
+
+
+def password_of(url: URL) -> str | None:
+    """The password, which no message may show; both drivers take it in the query too."""
+    found = url.password or next((url.query[name] for name in ("password", "passwd") if name in url.query), None)
+    return None if found is None else str(found)
+
+
 def _normal(url: str) -> URL:
     try:
-        parsed = make_url(url)
+        parsed = _with_hosts(url)
     except (exc.ArgumentError, ValueError):  # ValueError (bad port) contains parts of the password
         raise ConfigError(
-            "database_url is no database URL; write sqlite:///asynctask.db or postgresql://user:password@host:5432/name,"
-            " with %40 for @, %3A for : and %2F for / in a password"
+            "database_url is no database URL; write sqlite:///asynctask.db or postgresql://user:password@host:5432/name"
+            " (several hosts: postgresql://user:password@one:5432,two:5432/name), with %40 for @, %3A for : and"
+            " %2F for / in a password"
         ) from None
+    if parsed.drivername == "postgres":  # as libpq and hosting services write it
+        parsed = parsed.set(drivername="postgresql")
     if parsed.drivername in _DRIVERS:
         parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
     backend = parsed.get_backend_name()
@@ -461,11 +532,20 @@ class WriteLock:
         self._thread.acquire()
         try:
             if self._fd is None:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._fd = self._open()
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         except BaseException:
             self._thread.release()
             raise
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"the SQLite database cannot be written ({error.strerror}: {self._path}): let this user write its folder"
+                " and every file in it that begins with its name"
+            ) from error
 
     def release(self) -> None:
         assert self._fd is not None

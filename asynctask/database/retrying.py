@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.errors import InputError, LedgerUnavailable, TooLarge
+from asynctask.errors import AsyncTaskError, InputError, LedgerUnavailable, TooLarge
 
 # Conflicts with another transaction, to be repeated.
 # PostgreSQL: serialization failure, deadlock. MariaDB: deadlock, deadlock on the AUTO_INCREMENT counter, row changed.
@@ -27,6 +28,20 @@ mode."""
 _TOO_MANY: Final = frozenset({"53300", 1040, 1203})
 # PostgreSQL's driver gives no code for a refused connection.
 _TOO_MANY_TEXTS: Final = ("too many clients", "too many connections", "connection slots are reserved")
+
+_DENIED: Final = frozenset({"42501", 1044, 1142, 1143, 1227})
+"""Errors of a user without the privilege. MariaDB: for the database, a table, a column, an administrator's command."""
+
+_SQLITE: Final = {
+    sqlite3.SQLITE_NOTADB: "the file is no SQLite database: name another in database_url, or restore it from a backup",
+    sqlite3.SQLITE_CORRUPT: "the SQLite file is damaged: restore it from a backup",
+    sqlite3.SQLITE_CANTOPEN: "the SQLite file cannot be opened: let this user read and write it and its folder",
+    sqlite3.SQLITE_READONLY: "the SQLite file cannot be written: let this user write it, its folder, and the files beside"
+    " it whose names begin with its own",
+    sqlite3.SQLITE_BUSY: "another program holds the lock of the SQLite file: let it end its transaction, or stop it",
+    sqlite3.SQLITE_FULL: "the disk of the SQLite file is full: free some space",
+}
+"""What to do about SQLite's errors, by the low byte of their code."""
 
 _TRIES: Final = 8
 
@@ -93,25 +108,35 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
             raise
         raise LedgerUnavailable("the database hangs up as soon as it is connected to") from error
     except exc.DBAPIError as error:
-        if isinstance(error, exc.IntegrityError | exc.ProgrammingError | exc.NotSupportedError):
+        found = _of_driver(error, _text(error, password), undone=undone)
+        if found is None:
             raise
-        text = _text(error, password)
-        if isinstance(error, exc.DataError):
-            raise _unstorable(text) from error
-        code = code_of(error)
-        if code in _TOO_LARGE:
-            raise TooLarge(f"the database does not take so much in one statement: {text}") from error
-        if code in _TOO_MANY or any(words in text for words in _TOO_MANY_TEXTS):
-            raise LedgerUnavailable(
-                f"the database has no connection left: raise its max_connections or lower database_connections ({text})"
-            ) from error
-        if undone and code in _LOCK_TIMEOUTS:
-            raise LockTimeout(
-                f"somebody else holds a row that is needed, and did not let go of it in time: {text}"
-            ) from error
-        if undone and (code in _CONFLICTS or error.connection_invalidated):
-            raise TransactionConflict(f"the transaction was undone: {text}") from error
-        raise LedgerUnavailable(f"the database does not answer: {text}") from error
+        raise found from error
+
+
+def _of_driver(error: exc.DBAPIError, text: str, *, undone: bool) -> AsyncTaskError | None:
+    """The error to raise for one of the driver; None for itself."""
+    code = code_of(error)
+    if code in _DENIED:
+        return LedgerUnavailable(
+            f"the user of database_url lacks a right: {text}; let it own the database, or grant it all on its tables"
+        )
+    if isinstance(error, exc.IntegrityError | exc.ProgrammingError | exc.NotSupportedError):
+        return None
+    if isinstance(error, exc.DataError):
+        return _unstorable(text)
+    if code in _TOO_LARGE:
+        return TooLarge(f"the database does not take so much in one statement: {text}")
+    if code in _TOO_MANY or any(words in text for words in _TOO_MANY_TEXTS):
+        return LedgerUnavailable(
+            f"the database has no connection left: raise its max_connections or lower database_connections ({text})"
+        )
+    if undone and code in _LOCK_TIMEOUTS:
+        return LockTimeout(f"somebody else holds a row that is needed, and did not let go of it in time: {text}")
+    if undone and (code in _CONFLICTS or error.connection_invalidated):
+        return TransactionConflict(f"the transaction was undone: {text}")
+    mend = _SQLITE.get((getattr(error.orig, "sqlite_errorcode", None) or 0) & 0xFF)
+    return LedgerUnavailable(f"{mend} ({text})" if mend else f"the database does not answer: {text}")
 
 
 def _unstorable(text: str) -> InputError:

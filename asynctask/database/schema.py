@@ -27,11 +27,15 @@ OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 
 _HEAD: Final = "0013"
 _VERSION_TABLE: Final = "alembic_version"
-_VERSION: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(sa.table(_VERSION_TABLE))
+# Every column: the table of another program may have others.
+_VERSION: Final = sa.select(sa.text("*")).select_from(sa.table(_VERSION_TABLE))
 _LOCK_KEY: Final = 7_276_410_358_002_177
 """The advisory lock for changes of a PostgreSQL schema: an arbitrary number, the same in every version."""
 
 _LOCK_S: Final = 60
+_OWN_DATABASE: Final = "give asynctask a database of its own, and run `asynctask db upgrade` on it"
+_UNMISTAKABLE: Final = frozenset({"events", "task_tallies"})
+"""Tables of every revision, of which an interrupted downgrade leaves one."""
 
 
 def migrations_folder() -> Path:
@@ -57,21 +61,42 @@ def head() -> str:
 
 
 def current(database: Database) -> str | None:
-    """The revision of the database, None for none. Raises :class:`ConfigError` for a server too old."""
+    """The revision of the database, None for none.
+
+    Raises :class:`ConfigError` for a server that is too old, :class:`SchemaOutdated` for the tables of another program.
+    """
     check_server(database)
     with database.read() as connection:
-        if not sa.inspect(connection).has_table(_VERSION_TABLE):
-            return None
-        return connection.execute(_VERSION).scalar()
+        return _revision(connection, database)
+
+
+def _revision(connection: Connection, database: Database) -> str | None:
+    """Only what :mod:`migrations` wrote: Alembic's table exists in the databases of other programs too, and their revisions
+    may have our names."""
+    names = set(sa.inspect(connection).get_table_names())
+    ours = sorted(names & set(metadata.tables))
+    if _VERSION_TABLE not in names:  # an interrupted migration has left one
+        if ours:
+            raise SchemaOutdated(
+                f"the database {_shown(database)} has tables of its own named {', '.join(ours)}: {_OWN_DATABASE}"
+            )
+        return None
+    found = connection.execute(_VERSION).mappings().all()
+    revisions = [each.get("version_num") for each in found]
+    if len(revisions) > 1 or None in revisions or (revisions and names.isdisjoint(_UNMISTAKABLE)):
+        raise SchemaOutdated(
+            f"the database {_shown(database)} has a table {_VERSION_TABLE} of another program: {_OWN_DATABASE}"
+        )
+    return str(revisions[0]) if revisions else None
 
 
 def check_server(database: Database) -> None:
-    """Raises :class:`ConfigError` for an unsupported server."""
+    """Raises :class:`ConfigError` for a server that is not supported, or has a setting that no session can change."""
     if database.is_sqlite:
         return
     try:
         with database.read() as connection:
-            found, encoding = _version(connection), _encoding(connection)
+            found, fault = _version(connection), _fault(connection)
     except exc.InvalidRequestError as error:  # the dialect's check of the first connection
         if "MariaDB" not in str(error):
             raise
@@ -83,15 +108,26 @@ def check_server(database: Database) -> None:
         name = {"postgresql": "PostgreSQL", "mariadb": "MariaDB"}[database.dialect]
         said, needed = ".".join(map(str, found)), ".".join(map(str, oldest))
         raise ConfigError(f"the server is {name} {said}, and {name} {needed} or later is needed: upgrade the server")
+    if fault:
+        raise ConfigError(fault)
+
+
+def _fault(connection: Connection) -> str:
+    """The setting of the server under which the program cannot work, with the remedy; empty for none."""
+    if connection.dialect.name == "mariadb":
+        row = connection.exec_driver_sql("SELECT @@log_bin, @@binlog_format").one()
+        if row[0] and row[1] == "STATEMENT":
+            return "the server's binlog_format is STATEMENT, which refuses READ COMMITTED: set it to MIXED or ROW"
+        return ""
+    encoding, place = connection.exec_driver_sql("SELECT current_setting('server_encoding'), current_schema()").one()
     if encoding != "UTF8":
-        raise ConfigError(f"the encoding of the database is {encoding}: make one with CREATE DATABASE ... ENCODING 'UTF8'")
-
-
-def _encoding(connection: Connection) -> str:
-    """The character set of the database; on MariaDB it is set per table."""
-    if connection.dialect.name != "postgresql":
-        return "UTF8"
-    return str(connection.exec_driver_sql("SHOW server_encoding").scalar())
+        return f"the encoding of the database is {encoding}: make one with CREATE DATABASE ... ENCODING 'UTF8'"
+    if place is None:
+        return (
+            "no schema of the search_path exists, so there is no place for tables: CREATE SCHEMA, or"
+            " ALTER ROLE ... SET search_path = public"
+        )
+    return ""
 
 
 def _version(connection: Connection) -> tuple[int, ...]:
@@ -121,7 +157,7 @@ def _migrate(database: Database, move: Callable[[AlembicConfig, str], None], rev
     check_server(database)
     config = _config()
     with database.write(marked=False) as connection, _exclusive(connection):
-        _refuse_foreign_tables(connection, database)
+        _refuse_unknown(_revision(connection, database), database)
         config.attributes["connection"] = connection
         move(config, revision)
     return current(database)
@@ -132,6 +168,7 @@ def _exclusive(connection: Connection) -> Iterator[None]:
     """Excludes other changes of the schema during the block. On SQLite the write transaction suffices."""
     if connection.dialect.name == "postgresql":
         # Bound to the transaction, not the session: works behind a pooler, and is released however the process ends.
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # altering a large table takes long
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})")
         yield
     elif connection.dialect.name == "mariadb":
@@ -146,7 +183,7 @@ def _named_lock(connection: Connection) -> Iterator[None]:
     # Altering a large table takes long and first waits for its metadata lock, for a limited time.
     driver: Any = connection.connection.driver_connection
     timeout, driver._read_timeout = driver._read_timeout, None
-    connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_LOCK_S}")
+    connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_LOCK_S}, max_statement_time = 0")
     name = "CONCAT('asynctask.', MD5(DATABASE()))"
     if connection.exec_driver_sql(f"SELECT GET_LOCK({name}, {_LOCK_S})").scalar() != 1:
         raise LedgerUnavailable(f"another process has been changing the schema for {_LOCK_S} s; try again when it is done")
@@ -155,7 +192,7 @@ def _named_lock(connection: Connection) -> Iterator[None]:
     finally:
         if not connection.invalidated:
             driver._read_timeout = timeout
-            connection.exec_driver_sql("SET SESSION lock_wait_timeout = DEFAULT")
+            connection.exec_driver_sql("SET SESSION lock_wait_timeout = DEFAULT, max_statement_time = DEFAULT")
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
 
 
@@ -194,19 +231,20 @@ def _made_repeatable(statement: str) -> str:
     return text
 
 
-def _refuse_foreign_tables(connection: Connection, database: Database) -> None:
-    """Refuses tables with our names and no version table; an interrupted migration has left one."""
-    names = set(sa.inspect(connection).get_table_names())
-    foreign = sorted(names & set(metadata.tables))
-    if foreign and _VERSION_TABLE not in names:
+def _refuse_unknown(at: str | None, database: Database) -> None:
+    from alembic.script import ScriptDirectory
+
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if at is not None and at not in known:
         raise SchemaOutdated(
-            f"the database {_shown(database)} has tables of its own named {', '.join(foreign)}:"
-            " give asynctask a database of its own"
+            f"the database {_shown(database)} is at schema {at[:64]}, which this version does not know: install the newer"
+            f" asynctask (or, if that is another program's schema, {_OWN_DATABASE})"
         )
 
 
 def _shown(database: Database) -> str:
-    return database.url.render_as_string(hide_password=True)
+    # Without the query, which may hold a password too.
+    return database.url.set(query={}).render_as_string(hide_password=True)
 
 
 def check(database: Database) -> None:
@@ -214,18 +252,10 @@ def check(database: Database) -> None:
     at, needed = current(database), head()
     if at == needed:
         return
-    from alembic.script import ScriptDirectory
-
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    shown = _shown(database)
-    if at is not None and at not in known:
-        raise SchemaOutdated(
-            f"the database {shown} is at schema {at}, which this version does not know: install the newer asynctask"
-            " (or, if that is another program's schema, give asynctask a database of its own)"
-        )
+    _refuse_unknown(at, database)
     raise SchemaOutdated(
-        f"the database {shown} is at schema {at or 'none'}, this version needs {needed}: run `asynctask db upgrade`"
-        " (with the same ASYNCTASK_DATABASE_URL or --database-url)"
+        f"the database {_shown(database)} is at schema {at or 'none'}, this version needs {needed}:"
+        " run `asynctask db upgrade` (with the same ASYNCTASK_DATABASE_URL or --database-url)"
     )
 
 

@@ -217,6 +217,26 @@ def test_ctrl_c_leaves_the_task_running_and_says_how_to_look_on(desk: Desk) -> N
     assert desk.json("show", task_id)["state"] == "running"
 
 
+def test_watching_ends_with_3_after_its_limit_and_the_task_goes_on(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    ended = desk.run("submit", file.name, "--worker", "gated", "--watch", "--timeout", 0.1, code=3)
+    assert "keeps running. To watch it again: asynctask watch 1" in ended.stderr
+    assert desk.run("watch", 1, "--timeout", 0, code=3).stdout.count("Task 1") == 1
+    progress = desk.json("watch", 1, "--timeout", 0, code=3)
+    assert (progress["done"], progress["state"], progress["counts"]["enqueue"]) == (False, "running", 3)
+    desk.run("cancel", 1)
+    assert desk.json("watch", 1, "--timeout", 120, code=1)["state"] == "cancelled"
+
+
+def test_a_flag_that_is_overruled_does_not_show_the_password(desk: Desk) -> None:
+    text = (desk.folder / "jobs.py").read_text()
+    url = "postgresql://shop:s3cret@h/a"
+    (desk.folder / "jobs.py").write_text(text.replace("AsyncTask()", f'AsyncTask(database_url="{url}")'))
+    told = desk.run("tasks", "--database-url", "sqlite:///asynctask.db", code=2).stderr
+    assert "postgresql://***@h/a" in told
+    assert "s3cret" not in told
+
+
 def test_on_a_terminal_a_bar_is_drawn(desk: Desk) -> None:
     file = desk.table("products.csv", [(f"S-{n}", n * 10) for n in range(1, 4)])
     with desk.working():

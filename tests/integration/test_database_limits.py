@@ -16,7 +16,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
-from support.databases import Databases, Store, Templates, connect
+from support.databases import MODES, UNUSUAL, Databases, Store, Templates, connect, defaults
 from support.faults import patiently
 from support.world import World, mixed, numbers
 
@@ -25,6 +25,7 @@ from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import outcome
 from asynctask.database import batches, schema
 from asynctask.database.engine import Database
+from asynctask.database.notify import MariadbChannel, PostgresqlChannel
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import ConfigError, LedgerUnavailable, Unavailable
@@ -32,6 +33,7 @@ from asynctask.ledger import doctor, reservations
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.events import Change, apply
 from asynctask.testing import wait_for
+from asynctask.testing.servers import free_port
 from benchmarks.servers import SERVERS, MariaServer, SqlServer
 
 SERVERS_ONLY = pytest.mark.databases("postgresql", "mariadb", reason="a file refuses nothing of the kind")
@@ -206,7 +208,104 @@ def test_what_the_server_takes_for_its_default_isolation_does_not_matter(
             server.execute("SET GLOBAL sql_mode = DEFAULT")
 
 
+@pytest.mark.databases("mariadb", reason="the others have no such modes")
+@pytest.mark.parametrize("mode", MODES)
+def test_in_whatever_mode_the_server_is_all_is_done(world: World, server: SqlServer, store: Store, mode: str) -> None:
+    """Taken out: the session is set up before SQLAlchemy asks for the mode. It quoted names by the server's."""
+    store.sql("SELECT 1")  # the look from outside is connected
+    with defaults(server, name_of(store), {"sql_mode": f"'{mode}'"}):
+        app = world.app()
+        with world.working(app):
+            alone = str(app.workers["note"].perform_async(HOSTILE))
+            task = app.submit("note", mixed(300))
+            assert task.wait(120)["done"]
+            wait_for(lambda: app.event(alone)["status"] == "finish", "the single job is done")
+        assert app.event(alone)["params"] == [HOSTILE]
+        world.check_promises(app, [task.id], 300)
+
+
+HOSTILE = {"n": 1, "words": 'x\\y\'z "q" 😀 || -- %s', "n²": 1.0000000000000002}
+
+
+@SERVERS_ONLY
+def test_with_whatever_defaults_a_connection_begins_all_is_done(world: World, server: SqlServer, store: Store) -> None:
+    """Taken out: the settings of a new connection. PostgreSQL refused the text, MariaDB cut lists of rows short, chained
+    transactions or refused to update."""
+    store.sql("SELECT 1")
+    with defaults(server, name_of(store), UNUSUAL[store.kind]):
+        app = world.app()
+        with app.ledger.database.read() as connection:
+            number = "0.1::float8 + 0.2::float8" if store.kind == "postgresql" else "0.1e0 + 0.2e0"
+            assert connection.exec_driver_sql(f"SELECT {number}").scalar() == 0.1 + 0.2
+        with world.working(app):
+            alone = str(app.workers["note"].perform_async(HOSTILE))
+            task = app.submit("note", mixed(300), title="😀 it's")
+            assert task.wait(120)["done"]
+            wait_for(lambda: app.event(alone)["status"] == "finish", "the single job is done")
+        assert app.event(alone)["params"] == [HOSTILE]
+        assert task.progress()["title"] == "😀 it's"
+        assert len(task.events(limit=100)) == 100
+        assert app.doctor() == []
+        world.check_promises(app, [task.id], 300)
+
+
+@SERVERS_ONLY
+def test_what_waits_for_signals_is_set_up_like_every_other_connection(
+    world: World, server: SqlServer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken out: the set-up as a part of opening. The connection beside the pool had the server's defaults."""
+    asked = "SHOW default_transaction_isolation" if store.kind == "postgresql" else "SELECT @@completion_type"
+    found: list[object] = []
+    channel = MariadbChannel if store.kind == "mariadb" else PostgresqlChannel
+    connected = channel._connect
+
+    def connect_and_ask(self: Any) -> Any:
+        connection = connected(self)
+        found.append(connection.exec_driver_sql(asked).scalar())
+        return connection
+
+    monkeypatch.setattr(channel, "_connect", connect_and_ask)
+    with defaults(server, name_of(store), UNUSUAL[store.kind]):
+        app = world.app()
+        with world.working(app):
+            wait_for(lambda: found, "it waits")
+    assert found[0] == ("read committed" if store.kind == "postgresql" else "NO_CHAIN")
+
+
+@SERVERS_ONLY
+def test_a_right_that_is_missing_is_said_with_what_to_grant(server: SqlServer, store: Store) -> None:
+    user = f"no_{name_of(store)}"[-32:]
+    server.execute(f"CREATE ROLE {user} LOGIN" if store.kind == "postgresql" else f"CREATE USER {user}@localhost")
+    if store.kind == "mariadb":
+        server.execute(f"GRANT SELECT ON {name_of(store)}.alembic_version TO {user}@localhost")
+    with (
+        closing(Database(as_user(store, user))) as database,
+        pytest.raises(LedgerUnavailable, match=r"lacks a right: .*denied.*grant"),
+        database.write(marked=False) as connection,
+    ):
+        connection.exec_driver_sql("UPDATE tasks SET title = 'x'")
+    if store.kind == "mariadb":
+        server.execute(f"DROP USER {user}@localhost")
+
+
 # -- connections
+
+
+SEVERAL_HOSTS = [
+    "postgres://postgres@{0},{1}/{2}?target_session_attrs=read-write",
+    "postgresql://postgres@/{2}?host={0}&host={1}",
+]
+
+
+@pytest.mark.databases("postgresql", reason="MariaDB's driver takes one host")
+@pytest.mark.parametrize("form", SEVERAL_HOSTS)
+def test_of_several_hosts_the_one_that_answers_is_used(world: World, server: SqlServer, store: Store, form: str) -> None:
+    places = (f"127.0.0.1:{free_port()}", f"127.0.0.1:{server.port}", name_of(store))
+    app = world.app(database_url=form.format(*places))
+    with world.working(app):
+        task = app.submit("note", mixed(20))
+        assert task.wait(120)["done"]
+    world.check_promises(app, [task.id], 20)
 
 
 @SERVERS_ONLY

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from support.databases import Databases, Store
+from support.databases import MODES, UNUSUAL, Databases, Store, defaults
 from support.drawn import examples
 from support.schemas import described
 
@@ -22,7 +24,9 @@ from asynctask.core.transitions import BLOCKED
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.database.tables import full_metadata, metadata
-from asynctask.errors import SchemaOutdated
+from asynctask.errors import ConfigError, SchemaOutdated
+from asynctask.testing import wait_for
+from benchmarks.servers import MariaServer
 
 
 @pytest.fixture
@@ -100,6 +104,101 @@ def test_the_revision_that_is_needed_is_the_newest_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(schema.migrations_folder()))
     assert ScriptDirectory.from_config(config).get_current_head() == schema.head()
+
+
+@pytest.mark.databases("postgresql", "mariadb", reason="a file has no defaults of its own")
+def test_the_schema_is_the_same_whatever_the_defaults_of_the_server(
+    databases: Databases, database: Database, empty: Store, another: Store
+) -> None:
+    plain = Database(another.url)
+    schema.upgrade(plain)
+    name, server = str(database.url.database), databases.templates(empty.kind).server
+    # On MariaDB in each mode, too: SQLAlchemy quoted names by the server's, and no statement was understood.
+    for more in [{"sql_mode": f"'{mode}'"} for mode in MODES] if empty.kind == "mariadb" else [{}]:
+        with defaults(server, name, {**UNUSUAL[empty.kind], **more}), closing(Database(empty.url)) as unusual:
+            assert schema.upgrade(unusual) == schema.head()
+            assert schema.downgrade(unusual, "base") is None
+            assert schema.upgrade(unusual) == schema.head()
+    assert described(database) == described(plain)
+    plain.close()
+
+
+@pytest.mark.databases("postgresql", reason="on MariaDB the wait for its lock has a limit of its own")
+def test_the_servers_limit_of_a_statement_is_not_one_of_an_upgrade(
+    databases: Databases, database: Database, empty: Store
+) -> None:
+    """Altering a large table takes long. Taken out: the upgrade's own setting."""
+    name, server = str(database.url.database), databases.templates(empty.kind).server
+    waits = (
+        f"SELECT 1 FROM pg_stat_activity WHERE datname = '{name}' AND wait_event = 'advisory'"
+        " AND clock_timestamp() - query_start > '3s'"
+    )
+    with defaults(server, name, {"statement_timeout": "2s"}), closing(empty._connect()) as other:
+        other.execute(f"SELECT pg_advisory_lock({schema._LOCK_KEY})")
+        with ThreadPoolExecutor(1) as pool:
+            upgraded = pool.submit(schema.upgrade, database)
+            wait_for(lambda: upgraded.done() or server.execute(waits), "it waits for longer than that")
+            other.execute(f"SELECT pg_advisory_unlock({schema._LOCK_KEY})")
+            assert upgraded.result() == schema.head()
+
+
+@pytest.mark.databases("postgresql", reason="only its tables stand in a schema")
+def test_a_user_without_a_place_for_tables_is_told_so(databases: Databases, database: Database, empty: Store) -> None:
+    name, server = str(database.url.database), databases.templates(empty.kind).server
+    with (
+        defaults(server, name, {"search_path": "nowhere"}),
+        pytest.raises(ConfigError, match=r"CREATE SCHEMA.*search_path"),
+    ):
+        schema.upgrade(database)
+
+
+@pytest.mark.databases("mariadb", reason="only there a setting of replication forbids an isolation")
+def test_a_log_of_statements_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    with MariaServer(settings={"log-bin": "on", "binlog-format": "STATEMENT"}) as server:
+        database = Database(server.create("logged"))
+        with pytest.raises(ConfigError, match=r"binlog_format is STATEMENT.*MIXED or ROW"):
+            schema.upgrade(database)
+        server.execute("SET GLOBAL binlog_format = 'MIXED'")
+        database.close()
+        with closing(Database(server.url("logged"))) as mended:
+            assert schema.upgrade(mended) == schema.head()
+
+
+def test_a_newer_schema_is_left_alone_by_an_upgrade_too(database: Database, empty: Store) -> None:
+    """Taken out: the look at the revision before Alembic's. The command ended with a traceback."""
+    schema.upgrade(database)
+    set_version(empty, "9999")
+    for act in (schema.upgrade, schema.check):
+        with pytest.raises(SchemaOutdated, match=r"at schema 9999.*install the newer asynctask"):
+            act(database)
+    assert empty.sql("SELECT version_num FROM alembic_version") == [("9999",)]
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [
+            "CREATE TABLE alembic_version (version_num VARCHAR(32))",
+            f"INSERT INTO alembic_version VALUES ('{schema.head()}')",
+        ],
+        ["CREATE TABLE alembic_version (version VARCHAR(32))", "INSERT INTO alembic_version VALUES ('0001')"],
+        [
+            "CREATE TABLE alembic_version (version_num VARCHAR(32))",
+            "INSERT INTO alembic_version VALUES ('a')",
+            "INSERT INTO alembic_version VALUES ('b')",
+        ],
+    ],
+    ids=["a revision of our name", "another column", "two revisions"],
+)
+def test_the_versions_of_another_program_are_not_taken_for_ours(
+    database: Database, empty: Store, statements: list[str]
+) -> None:
+    for statement in statements:
+        empty.sql(statement)
+    for act in (schema.upgrade, schema.check, schema.ensure):
+        with pytest.raises(SchemaOutdated, match=r"another program: give asynctask a database of its own"):
+            act(database)
+    assert tables(database) == {"alembic_version"}
 
 
 def test_no_index_names_the_status() -> None:

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -350,6 +350,68 @@ _SETTINGS: dict[str, dict[str, str]] = {
     "postgresql": {"autovacuum": "off"},
     "mariadb": {},
 }
+
+
+MODES = ("", "ANSI_QUOTES", "ANSI", "ORACLE", "MSSQL", "NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,NO_UNSIGNED_SUBTRACTION")
+"""Of MariaDB: what its servers are set to, by people who come from another database."""
+
+UNUSUAL = {
+    "postgresql": {
+        "client_encoding": "LATIN1",
+        "standard_conforming_strings": "off",
+        "extra_float_digits": "-15",
+        "array_nulls": "off",
+        "transform_null_equals": "on",
+        "bytea_output": "escape",
+        "DateStyle": "German",
+        "IntervalStyle": "sql_standard",
+        "timezone": "Pacific/Kiritimati",
+        "default_transaction_isolation": "serializable",
+        "default_transaction_deferrable": "on",
+        "search_path": '"$user", public, pg_catalog',
+        "enable_indexscan": "off",
+    },
+    "mariadb": {
+        "autocommit": "0",
+        "completion_type": "'CHAIN'",
+        "sql_select_limit": "1",
+        "sql_safe_updates": "1",
+        "sql_auto_is_null": "1",
+        "max_join_size": "1",
+        "tx_isolation": "'SERIALIZABLE'",
+        "time_zone": "'-11:00'",
+        "group_concat_max_len": "16",
+        "innodb_strict_mode": "0",
+        "innodb_lock_wait_timeout": "1",
+        "unique_checks": "0",
+        "default_storage_engine": "'MyISAM'",
+        "div_precision_increment": "0",
+        "character_set_server": "'latin1'",
+        "collation_connection": "'latin1_german1_ci'",
+    },
+}
+"""Defaults of a server that change what a statement means, or whether it is done."""
+
+
+@contextmanager
+def defaults(server: SqlServer, name: str, settings: Mapping[str, str]) -> Iterator[None]:
+    """New connections begin with these settings: on PostgreSQL those to one database, on MariaDB all."""
+    if server.dialect == "postgresql":
+        for key, value in settings.items():
+            server.execute(f"ALTER DATABASE {name} SET {key} = {value if key == 'search_path' else repr(value)}")
+        yield
+        server.execute(f"ALTER DATABASE {name} RESET ALL")
+        return
+    with closing(connect(server, name)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT {', '.join(f'@@GLOBAL.{key}' for key in settings)}")
+        before = cursor.fetchone()
+        try:
+            for key, value in settings.items():
+                cursor.execute(f"SET GLOBAL {key} = {value}")
+            yield
+        finally:
+            for key, value in zip(settings, before, strict=True):
+                cursor.execute(f"SET GLOBAL {key} = %s", (value,))
 
 
 class Databases:
