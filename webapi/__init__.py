@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from apiflask import APIBlueprint, APIFlask
-from flask import current_app, g, render_template, request, url_for
+from flask import g, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 
 from asynctask._version import __version__
