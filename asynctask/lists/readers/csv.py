@@ -154,7 +154,8 @@ class _Lines:
 def _parsed(lines: _Lines, delimiter: str, escape: str | None, max_chars: int) -> Iterator[list[str] | Torn]:
     """The records. One with text behind a closing quote is a :class:`Torn`, and so is what may be its continuation."""
     reader = csv.reader(lines, delimiter=delimiter, escapechar=escape, strict=True)
-    stray = re.compile(rf'(?:^|[{re.escape(delimiter)}])[^"{re.escape(delimiter)}\r\n][^{re.escape(delimiter)}\r\n"]*"', re.M)
+    mark = re.escape(delimiter)
+    stray = re.compile(rf'(?:^|{mark})[^"{mark}\r\n][^{mark}\r\n"]*"', re.MULTILINE)  # a quote within an unquoted cell
     number, width, torn = 0, 0, False
     while True:
         number += 1
@@ -221,7 +222,7 @@ def _is_one_column(lines: list[str], delimiter: str) -> bool:
     Raises :class:`InputError` ``no_header`` if the first row may as well be a title over a table.
     """
     try:
-        records = [record for record in csv.reader(lines, delimiter=delimiter)][:HEADER_ROWS]
+        records = list(csv.reader(lines, delimiter=delimiter))[:HEADER_ROWS]
     except csv.Error:
         return False
     first = next((at for at, record in enumerate(records) if any(record)), len(records))
