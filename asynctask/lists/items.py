@@ -20,7 +20,6 @@ from asynctask.lists.coerce import (
     is_number,
     kind_of,
     own_syntax,
-    text_of_cell,
 )
 from asynctask.lists.problems import fault, from_pydantic, in_order
 from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten

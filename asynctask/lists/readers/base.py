@@ -110,8 +110,8 @@ class Source(Protocol):
     """An open list: a context manager; ``rows`` may be called repeatedly.
 
     ``format``: its name in the registry. ``headers``: the names of the columns in order, None for JSON; ``places``: their
-    columns in the sheet, 0 is A. ``sheet_name``: None for a file without sheets. ``delimiter``: between the cells of a text,
-    None for any other file. ``planned``: the number of rows, None if unknown without reading them.
+    columns in the sheet, 0 is A. ``sheet_name``: None for a file without sheets. ``delimiter``: of the cells of a text, else
+    None. ``planned``: the number of rows, None if unknown without reading them.
     """
 
     format: str
@@ -143,8 +143,8 @@ _INVISIBLE: Final = "\ufeff\u200b\u2060\u00ad\u180e\u200e\u200f\u202a\u202b\u202
 """Characters without width that programs leave at the ends of copied texts: byte order mark, zero-width space, word joiner,
 soft hyphen, marks of direction. Joiners are not among them: within emoji and Indic words they are seen."""
 _SPACES: Final = (
-    " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"
-    "\u202f\u205f\u3000"
+    " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028"
+    "\u2029\u202f\u205f\u3000"
 )
 _ENDS: Final = _SPACES + _INVISIBLE
 _NOTHING: Final = dict.fromkeys(map(ord, _INVISIBLE))

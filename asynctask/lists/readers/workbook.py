@@ -345,6 +345,39 @@ def sheet_kinds(package: Package, part: str | None, *, percents: bool = False) -
     return {number: kind for number, kind in kinds.items() if kind}
 
 
+Totals = Mapping[int, tuple[tuple[int, int], ...]]
+"""Of the totals rows of a sheet's tables: row -> first and last column of each, 0 is A."""
+_AREA: Final = re.compile(r"\$?([A-Z]{1,3})\$?([1-9][0-9]{0,6})(?::\$?([A-Z]{1,3})\$?([1-9][0-9]{0,6}))?")
+
+
+def totals_rows(package: Package, sheet: str) -> Totals:
+    """The totals rows that the tables of a sheet end with: a sum is no item."""
+    found: dict[int, tuple[tuple[int, int], ...]] = {}
+
+    def start(tag: str, attrs: Mapping[str, str]) -> None:
+        area = _AREA.fullmatch(attrs.get("ref", "")) if _local(tag) == "table" else None
+        if area is None or area[3] is None:
+            return
+        left, top, right, bottom = column_index(area[1]), int(area[2]), column_index(area[3]), int(area[4])
+        count = _whole(attrs.get("totalsRowCount", "0"))
+        for row in range(max(top + 1, bottom - min(count, MAX_SHEETS) + 1), bottom + 1):
+            found[row] = (*found.get(row, ()), (left, right))
+
+    tables = [target for kind, target in _relations(package, sheet).values() if kind == "table"]
+    for part in tables[:MAX_SHEETS]:
+        if part.lower() in package.parts:
+            _parse(package, part, lambda parser: setattr(parser, "StartElementHandler", start))
+    return found
+
+
+def column_index(letters: str) -> int:
+    """The column of its letters; A is 0."""
+    column = 0
+    for letter in letters:
+        column = column * 26 + ord(letter) - 64
+    return column - 1
+
+
 def choose_sheet(wanted: str, names: list[str]) -> int:
     """The index of a sheet, by its exact name or else ignoring case. Raises InputError ``unknown_sheet`` that lists all."""
     for compare in (str, lambda text: text.strip().casefold()):
