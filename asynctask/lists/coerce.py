@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_arg
 import orjson
 
 from asynctask.errors import InputError
+from asynctask.lists.readers.base import Formatted
 from asynctask.lists.readers.json import check_depth, doubled_key
 
 if TYPE_CHECKING:
@@ -326,6 +327,10 @@ def text_of_cell(value: Any) -> Any:
         return "TRUE" if value else "FALSE"
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, Formatted):
+        if value.text is None:
+            raise Unclear("number_format", "number_format")
+        return value.text
     if isinstance(value, float):
         return format(value, ".15g")
     if isinstance(value, datetime):

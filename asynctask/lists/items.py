@@ -20,9 +20,10 @@ from asynctask.lists.coerce import (
     is_number,
     kind_of,
     own_syntax,
+    text_of_cell,
 )
 from asynctask.lists.problems import fault, from_pydantic, in_order
-from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
+from asynctask.lists.readers.base import CellError, Formatted, RawRow, normalise, report_block, shorten
 from asynctask.lists.written_cells import item_json, jsonable
 from asynctask.worker import Worker, is_model
 
@@ -259,7 +260,9 @@ class ItemShape:
             return self._stored(number, values, values)
         ignored = binding.ignored if binding else frozenset()
         renamed = binding.fields if binding else {}
-        kept = {key: value for key, value in values.items() if key not in ignored}
+        kept = {
+            key: value.number if type(value) is Formatted else value for key, value in values.items() if key not in ignored
+        }
         problems = [_cell_error(number, key, value) for key, value in kept.items() if isinstance(value, CellError)]
         if problems:
             return Refused(number, tuple(problems), jsonable(values))
@@ -449,6 +452,8 @@ def _take_cells(
     problems: list[Problem] = []
     for column in columns:
         value = values.get(column.header)
+        if type(value) is Formatted and column.coerce is not text_of_cell:
+            value = value.number
         if value is None:
             if column.keeps_none:
                 data[column.field] = None

@@ -76,6 +76,27 @@ class Percent(float):
         return made
 
 
+class Formatted(float):
+    """A number that its format shows otherwise: 1234 as 01234. ``text`` is what is shown, for a field of text; None where
+    that cannot be said. ``code`` is the number format."""
+
+    code: str
+    text: str | None
+
+    def __new__(cls, value: float, code: str, text: str | None) -> Formatted:
+        made = super().__new__(cls, value)
+        made.code, made.text = code, text
+        return made
+
+    @property
+    def number(self) -> int | float:
+        """The number alone, for every other field."""
+        return int(self) if self.is_integer() else float(self)
+
+    def __str__(self) -> str:
+        return str(self.number) if self.text is None else self.text
+
+
 @dataclass(frozen=True, slots=True)
 class RawRow:
     """One row before validation.
@@ -110,7 +131,7 @@ class Source(Protocol):
     """An open list: a context manager; ``rows`` may be called repeatedly.
 
     ``format``: its name in the registry. ``headers``: the names of the columns in order, None for JSON; ``places``: their
-    columns in the sheet, 0 is A. ``sheet_name``: None for a file without sheets. ``delimiter``: of the cells of a text, else
+    columns in the sheet, 0 is A. ``sheet_name``: None for a file without sheets. ``delimiter``: that of a text, else
     None. ``planned``: the number of rows, None if unknown without reading them.
     """
 

@@ -27,8 +27,10 @@ from asynctask.lists.readers.workbook import (
     empty_sheet,
     encrypted,
     feed,
+    formatted,
     from_iso,
     plain_number,
+    shown_format,
 )
 
 MIMETYPE: Final = b"application/vnd.oasis.opendocument.spreadsheet"
@@ -280,6 +282,8 @@ class _Parser:
             value = CellError(NO_VALUE)  # an empty text as a saved result has an empty paragraph
         if self._percents and attrs.get("office:value-type") == "percentage" and type(value) in (int, float):
             value = Percent(value, PERCENT)
+        if text is not None and attrs.get("office:value-type") == "float" and type(value) in (int, float):
+            value = formatted(value, shown_format(value, text))
         if value is not None:
             self._put(value, repeat)
         self._column += repeat

@@ -19,10 +19,10 @@ from asynctask.lists.readers.workbook import (
     NUMBER,
     OleFile,
     choose_sheet,
-    classify,
     damaged,
     empty_sheet,
     from_serial,
+    kind_of_format,
     tidy,
 )
 
@@ -292,7 +292,7 @@ class _Globals:
         else:
             number, size, flags = struct.unpack_from("<HHB", data)
             code = characters(data, 5, size, flags)
-        self._formats[number] = classify(code)
+        self._formats[number] = kind_of_format(code)
 
     def _style(self, data: bytes) -> None:
         if len(self._styles) < MAX_STYLES:
