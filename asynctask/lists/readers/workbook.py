@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
-from itertools import filterfalse
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Self
@@ -329,7 +328,8 @@ def sheet_kinds(package: Package, part: str | None, *, percents: bool = False) -
         elif tag == "numFmt" and inside == "numFmts" and len(codes) < MAX_STYLES:
             code = attrs.get("formatCode", "")
             kind = kind_of_format(code)
-            codes[_whole(attrs.get("numFmtId", ""))] = (percents and kind == NUMBER and _percent(code)) or kind
+            is_number = kind[:1] in ("", "#")
+            codes[_whole(attrs.get("numFmtId", ""))] = (percents and is_number and _percent(code)) or kind
         elif tag == "xf" and inside == "cellXfs" and len(styles) < MAX_STYLES:
             styles.append(_whole(attrs.get("numFmtId", "0")))
 
@@ -805,7 +805,7 @@ def shown_format(value: float, text: str) -> str:
     more = len(digits) - len(whole + decimals)
     if digits == whole + decimals + "0" * more and _DECIMALS.search(shown[-(more + len(decimals) + 1) :]):
         return "0." + "0" * (more + len(decimals)) if more > 0 else ""
-    if decimals or "e" in plain or len(text) > _LONGEST_FORMAT // 4:
+    if decimals or "e" in plain or len(text) > _LONGEST_FORMAT // 4 or (digits == whole and _GROUPS.fullmatch(shown)):
         return ""
     left, parts = list(whole), list[str]()
     for each in reversed(shown):
@@ -814,8 +814,6 @@ def shown_format(value: float, text: str) -> str:
             parts.append("0")
         elif not left and each == "0":
             parts.append("0")
-        elif each in _SEPARATORS and whole == digits and not _without_currency("".join(filterfalse(_is_digit, shown))):
-            continue
         else:
             parts.append('\\"' if each == '"' else f'"{each}"')
     code = "".join(reversed(parts)).replace('""', "")
@@ -823,7 +821,7 @@ def shown_format(value: float, text: str) -> str:
 
 
 _DECIMALS: Final = re.compile(r"^[.,][0-9]+$")
-_SEPARATORS: Final = frozenset(".,'’ \xa0\u202f")
+_GROUPS: Final = re.compile(r"[0-9]{1,3}(?:([.,'’ \xa0\u202f])[0-9]{3})(?:\1[0-9]{3})*")
 
 
 def _is_digit(text: str) -> bool:
