@@ -4,28 +4,34 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, NewType
 from uuid import UUID
 
 import pydantic
 import pytest
+import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
 from support.drawn import examples
 
+from asynctask.clock import SystemIds
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem
 from asynctask.lists.coerce import BETWEEN, Unclear, coercer_for, flags_of
 from asynctask.lists.items import Binding, ItemShape, Refused, UnfitItem
 from asynctask.lists.problems import describe
-from asynctask.lists.readers import CellError, RawRow
+from asynctask.lists.readers import CellError, Limits, RawRow
 from asynctask.lists.readers.base import Formatted
+from asynctask.lists.rows import ListSource, open_list
+from asynctask.lists.uploads import Uploads
 
 
 class Campaign(BaseModel):
@@ -411,6 +417,63 @@ class TestDecimalsAndThousands:
         for value in (435.4, 1234567890123456.5):
             assert coerced(int, value) == value
         assert coerced(int, 434.99999999999994, sheet=False) == 434.99999999999994
+
+
+def sheet(name: str, *cells: Any) -> bytes:
+    """A list of one column of numbers ``n``, and of numbers of rows, in the format of its name."""
+    delimiter = {".csv": ";", ".tsv": "\t", ".txt": ","}.get(name[-4:])
+    if delimiter is not None:
+        lines = [["row", "n"], *([str(row), f'"{cell}"'] for row, cell in enumerate(cells))]
+        return "\n".join(map(delimiter.join, lines)).encode()
+    made = io.BytesIO()
+    with xlsxwriter.Workbook(made) as book:
+        sheet = book.add_worksheet()
+        sheet.write_row(0, 0, ["row", "n"])
+        for row, cell in enumerate(cells):
+            sheet.write_row(row + 1, 0, [row, cell])
+    return made.getvalue()
+
+
+class Amount(BaseModel):
+    n: float
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.xlsx"])
+class TestColumnsOfAStoredList:
+    """Fails where each cell is read by itself."""
+
+    def numbers(self, tmp_path: Path, name: str, *cells: Any, after: int = 0, model: Any = Amount) -> list[Any]:
+        uploads = Uploads(tmp_path, 10**9, SystemIds())
+        stored = uploads.store(io.BytesIO(sheet(name, *cells)), name)
+        source, limits = ListSource(name=stored.name, filename=name), Limits()
+        with open_list(uploads, limits, source, ItemShape(model)) as opened:
+            rows = list(opened.checked(after))
+        return [row.problems[0].code if isinstance(row, Refused) else row.values["n"] for row in rows]
+
+    def test_a_cell_far_below_tells_how_the_first_is_read(self, tmp_path: Path, name: str) -> None:
+        many = ["7"] * 1_500
+        assert self.numbers(tmp_path, name, "173,900", *many, "12,50")[0] == 173.9
+        assert self.numbers(tmp_path, name, "173,900", *many, "12.50")[0] == 173_900
+        assert self.numbers(tmp_path, name, "173,900", *many, "0,250", "1.355")[-3:] == [7, 0.25, 1355]
+
+    def test_without_one_and_where_two_contradict_each_other_it_is_refused(self, tmp_path: Path, name: str) -> None:
+        unclear = "ambiguous_number"
+        assert self.numbers(tmp_path, name, "173,900", "1.200", "7") == [unclear, unclear, 7]
+        assert self.numbers(tmp_path, name, "173,900", "1,5", "2.5") == [unclear, unclear, 2.5]
+
+    def test_a_split_that_goes_on_in_the_middle_reads_as_its_beginning_did(self, tmp_path: Path, name: str) -> None:
+        cells = ["12,50", *["7"] * 1_200, "173,900"]
+        assert self.numbers(tmp_path, name, *cells, after=1_202) == [173.9]
+
+    def test_a_number_of_a_workbook_tells_nothing_and_is_not_told(self, tmp_path: Path, name: str) -> None:
+        if name == "a.xlsx":
+            assert self.numbers(tmp_path, name, 1.5, "1,200", 1200) == [1.5, "ambiguous_number", 1200]
+
+
+def test_commas_between_the_cells_of_a_list_tell(tmp_path: Path) -> None:
+    columns = TestColumnsOfAStoredList()
+    assert columns.numbers(tmp_path, "a.txt", "1,200", "1.355") == [1200, 1.355]
+    assert columns.numbers(tmp_path, "a.txt", "1,200", "0,250") == ["ambiguous_number"] * 2
 
 
 def american(said: Any) -> Any:
