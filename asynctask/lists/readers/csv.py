@@ -75,8 +75,13 @@ class _Text:
         return False, best if wanted or not _is_one_column(lines, best) else _NO_DELIMITER
 
     def _has_escapes(self) -> bool:
+        last = ""
         with self._path.open(encoding=self._encoding, newline="") as file:
-            return any(_ESCAPED_QUOTE in line for line in _Lines(file, self._limits))
+            while chunk := file.read(_CHUNK):
+                if _ESCAPED_QUOTE in chunk or last + chunk[0] == _ESCAPED_QUOTE:
+                    return True
+                last = chunk[-1]
+        return False
 
     def _is_sound(self, escape: str | None) -> bool:
         """Whether the whole text has sound quotes; with ``escape`` also one width, and no other backslash."""
@@ -199,8 +204,8 @@ def _value(cell: str, number: int, max_chars: int) -> str | None:
         raise over_limit(f"a cell of row {number} has {len(cell):,} characters", "max_cell_chars", max_chars)
     if cell[0] == "'" and cell.startswith(_GUARDED):
         return trimmed(cell[1:]) or None
-    text = trimmed(cell)
-    if text[:2] == '="' and (found := _TEXT_FORMULA.fullmatch(text)):  # how programs keep Excel from reading a number
+    text = cell.strip() if cell.isascii() else trimmed(cell)
+    if text[:1] == "=" and (found := _TEXT_FORMULA.fullmatch(text)):  # how programs keep Excel from reading a number
         text = trimmed(found[1].replace('""', '"'))
     return text or None
 

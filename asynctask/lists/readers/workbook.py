@@ -675,13 +675,29 @@ def formatted(value: float, code: str) -> Any:
     if abs(value) >= _LONG:
         return value
     plain = str(value) if isinstance(value, int) else format(value, ".15g")
-    text = _shown(value, plain, code)
+    least = _least(code)
+    text = _shown(value, plain, code) if least is None else _padded(plain, least)
     return value if text == plain else Formatted(value, code if code.isprintable() else "", text)
 
 
 def _adds(code: str) -> bool:
     """Whether a format may show a number by more than its digits."""
     return len(code) <= _LONGEST_FORMAT and any(not each.plain or each.least for each in _sections(code))
+
+
+@lru_cache(maxsize=1_000)
+def _least(code: str) -> int | None:
+    """The decimals that a format shows at least, for any number; None for one that adds anything else."""
+    sections = _sections(code)
+    same = all(each.plain and each.least == sections[0].least for each in sections)
+    return sections[0].least if same else None
+
+
+def _padded(plain: str, least: int) -> str:
+    if "e" in plain or not least:
+        return plain
+    whole, _, decimals = plain.partition(".")
+    return f"{whole}.{decimals.ljust(least, '0')}"
 
 
 def _shown(value: float, plain: str, code: str) -> str | None:
@@ -695,13 +711,10 @@ def _shown(value: float, plain: str, code: str) -> str | None:
     else:
         at = 1 if value < 0 and len(sections) > 1 else 2 if value == 0 and len(sections) > 2 else 0
         chosen, sign = sections[at], "" if at else sign
-    decimals = plain.partition(".")[2]
-    if "e" in plain:
-        return plain if chosen.plain else None
     if chosen.plain:
-        lacking = chosen.least - len(decimals)
-        return plain if lacking <= 0 else plain + "." * (not decimals) + "0" * lacking
-    if not chosen.told or len(decimals) > chosen.most or (conditional and sign):
+        return _padded(plain, chosen.least)
+    decimals = plain.partition(".")[2]
+    if "e" in plain or not chosen.told or len(decimals) > chosen.most or (conditional and sign):
         return None
     return (sign + _filled(plain.removeprefix("-"), chosen)).strip()
 
