@@ -25,7 +25,7 @@ from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
 from asynctask.lists.problems import CODES
 from asynctask.lists.readers import FORMATS, CellError, Limits, RawRow, open_source
-from asynctask.lists.readers.base import trimmed
+from asynctask.lists.readers.base import normalise, trimmed
 
 LIMITS = Limits()
 SHEET = "xl/worksheets/sheet1.xml"
@@ -455,6 +455,14 @@ class TestCsv:
         headers, rows = read(saved(tmp_path / "a.csv", "code;price\nx;1,5\ny;2,5\n"), expect={"code"})
         assert headers == ("code", "price")
         assert rows[0].values["price"] == "1,5"
+
+    def test_what_nobody_sees_at_the_ends_of_a_text_is_not_read(self, tmp_path: Path) -> None:
+        ends = "\ufeff\u200b\u2060\u00ad \u200e"
+        text = f'\ufeff{ends}sku{ends},b{ends}\n{ends}a\u200bb{ends},{ends}\n"{ends}7",\'{ends}\n'
+        headers, rows = read(saved(tmp_path / "a.csv", text), expect={"sku"})
+        assert headers == ("sku", "b")
+        assert [list(row.values.values()) for row in rows] == [["a\u200bb", None], ["7", "'"]]
+        assert normalise(f"{ends}S\u00adKU") == "sku", "a name that someone maps or expects is compared so, too"
 
     def test_quotes_escaped_by_backslashes_are_read_if_that_fits_the_whole_text(self, tmp_path: Path) -> None:
         text = 'code,size\n"5\\" pipe",1\n"a \\"b\\", c\nd \\\\",2\n"",3\n'
