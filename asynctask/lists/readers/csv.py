@@ -56,10 +56,11 @@ class _Text:
 
     def _parsed(self, escape: str | None) -> Iterator[tuple[int, list[str] | Torn]]:
         with self._path.open(encoding=self._encoding, newline="") as file:
-            lines = _Lines(file, self._limits)
+            taken: list[str] = []
+            lines = _Lines(file, self._limits, taken)
             if self._directive:
                 next(lines, None)
-            yield from enumerate(_parsed(lines, self.delimiter, escape, self._limits.max_cell_chars), 1)
+            yield from enumerate(_parsed(lines, taken, self.delimiter, escape, self._limits.max_cell_chars), 1)
 
     def _sniff(self, expect: frozenset[str], delimiters: str) -> tuple[bool, str]:
         """Whether the first line only names the delimiter (``sep=;``), and the delimiter."""
@@ -128,13 +129,12 @@ def _has_tab(path: Path) -> bool:
 
 
 class _Lines:
-    """The lines of a text, limited in length; ``taken`` has those since it was emptied."""
+    """The lines of a text, limited in length; they are added to ``taken``, if that is given."""
 
-    def __init__(self, file: TextIO, limits: Limits) -> None:
-        self._file, self._limits = file, limits
+    def __init__(self, file: TextIO, limits: Limits, taken: list[str] | None = None) -> None:
+        self._file, self._limits, self._taken = file, limits, taken
         self._longest = 16 * max(limits.max_item_bytes, limits.max_cell_chars)
         self._number = 0
-        self.taken: list[str] = []
 
     def __iter__(self) -> Self:
         return self
@@ -152,19 +152,23 @@ class _Lines:
             )
         if not line:
             raise StopIteration
-        self.taken.append(line)
+        if self._taken is not None:
+            self._taken.append(line)
         return line
 
 
-def _parsed(lines: _Lines, delimiter: str, escape: str | None, max_chars: int) -> Iterator[list[str] | Torn]:
-    """The records. One with text behind a closing quote is a :class:`Torn`, and so is what may be its continuation."""
+def _parsed(
+    lines: _Lines, taken: list[str], delimiter: str, escape: str | None, max_chars: int
+) -> Iterator[list[str] | Torn]:
+    """The records; ``taken`` has the lines of the last one. One with text behind a closing quote is a :class:`Torn`, and so is
+    what may be its continuation."""
     reader = csv.reader(lines, delimiter=delimiter, escapechar=escape, strict=True)
     mark = re.escape(delimiter)
     stray = re.compile(rf'(?:^|{mark})[^"{mark}\r\n][^{mark}\r\n"]*"', re.MULTILINE)  # a quote within an unquoted cell
     number, width, torn = 0, 0, False
     while True:
         number += 1
-        lines.taken.clear()
+        taken.clear()
         try:
             record = next(reader)
         except StopIteration:
@@ -182,11 +186,11 @@ def _parsed(lines: _Lines, delimiter: str, escape: str | None, max_chars: int) -
                     f"row {number} cannot be read: {error}; save the file as CSV again", code="invalid_csv"
                 ) from None
             torn = True
-            yield _torn(number, lines.taken, delimiter, max_chars)
+            yield _torn(number, taken, delimiter, max_chars)
             continue
-        torn = torn and (len(record) != width or stray.search("".join(lines.taken)) is not None)
+        torn = torn and (len(record) != width or stray.search("".join(taken)) is not None)
         width = width if torn else len(record)
-        yield _torn(number, lines.taken, delimiter, max_chars) if torn else record
+        yield _torn(number, taken, delimiter, max_chars) if torn else record
 
 
 def _torn(number: int, lines: list[str], delimiter: str, max_chars: int) -> Torn:
