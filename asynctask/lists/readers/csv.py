@@ -160,8 +160,8 @@ class _Lines:
 def _parsed(
     lines: _Lines, taken: list[str], delimiter: str, escape: str | None, max_chars: int
 ) -> Iterator[list[str] | Torn]:
-    """The records; ``taken`` has the lines of the last one. One with text behind a closing quote is a :class:`Torn`, and so is
-    what may be its continuation."""
+    """The records; ``taken`` has the lines of the last one. One with text behind a closing quote is a :class:`Torn`, and
+    so is what may be its continuation."""
     reader = csv.reader(lines, delimiter=delimiter, escapechar=escape, strict=True)
     mark = re.escape(delimiter)
     stray = re.compile(rf'(?:^|{mark})[^"{mark}\r\n][^{mark}\r\n"]*"', re.MULTILINE)  # a quote within an unquoted cell
