@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import io
 from collections.abc import Mapping
 from io import RawIOBase
 from typing import IO, Any, Final, cast
 
 from apiflask import APIFlask
 from flask import Request, Response, request
+from werkzeug.datastructures import FileStorage, Headers, MultiDict
 from werkzeug.exceptions import RequestEntityTooLarge
-from werkzeug.formparser import FormDataParser
+from werkzeug.formparser import FormDataParser, MultiPartParser
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 from werkzeug.utils import cached_property
 from werkzeug.wsgi import get_input_stream
 
@@ -39,6 +42,47 @@ class UnsupportedMediaType(InputError):
 
     code = "unsupported_media_type"
     status = 415
+
+
+class _Decoder(MultipartDecoder):
+    """Decodes a form whose file names may be in any encoding: browsers send UTF-8, other programs the bytes of the name."""
+
+    def _parse_headers(self, data: bytes | bytearray) -> Headers:
+        return super()._parse_headers(data.decode("utf-8", "replace").encode())
+
+
+class _FormParser(FormDataParser):
+    """werkzeug's parser with :class:`_Decoder`, which it has no place for."""
+
+    def _parse_multipart(
+        self, stream: IO[bytes], mimetype: str, content_length: int | None, options: dict[str, str]
+    ) -> tuple[IO[bytes], MultiDict[str, str], MultiDict[str, FileStorage]]:
+        boundary = options.get("boundary", "").encode("ascii")
+        if not boundary:
+            raise ValueError("its boundary is missing")
+        most = self.max_form_memory_size
+        parser = MultiPartParser(self.stream_factory, most)
+        decoder = _Decoder(boundary, max_form_memory_size=most, max_parts=self.max_form_parts)
+        fields, files = list[tuple[str, str]](), list[tuple[str, FileStorage]]()
+        part: Field | File | None = None
+        held: IO[bytes] = io.BytesIO()
+        while not isinstance(event := decoder.next_event(), Epilogue):
+            if isinstance(event, NeedData):
+                decoder.receive_data(stream.read(parser.buffer_size) or None)
+            elif isinstance(event, Field | File):
+                part = event
+                held = parser.start_file_streaming(event, content_length) if isinstance(event, File) else io.BytesIO()
+            elif isinstance(event, Data) and part is not None:
+                held.write(event.data)
+                if isinstance(part, Field) and most is not None and held.tell() > most:
+                    raise RequestEntityTooLarge
+                if not event.more_data and isinstance(part, File):
+                    held.seek(0)
+                    files.append((part.name, FileStorage(held, part.filename, part.name, headers=part.headers)))
+                elif not event.more_data:
+                    charset = parser.get_part_charset(part.headers)
+                    fields.append((part.name, cast(io.BytesIO, held).getvalue().decode(charset, "replace")))
+        return stream, self.cls(fields), self.cls(files)
 
 
 class ApiRequest(Request):
@@ -113,6 +157,8 @@ class ApiRequest(Request):
         coding = self.headers.get("Content-Encoding", "identity")
         if coding != "identity":
             raise UnsupportedMediaType(f"Content-Encoding {coding!r} is not read; send the body as it is")
+
+    form_data_parser_class = _FormParser
 
     def make_form_data_parser(self) -> FormDataParser:
         parser = super().make_form_data_parser()

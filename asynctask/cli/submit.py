@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -176,11 +177,17 @@ def watch(session: Session, task_id: int, timeout: float | None) -> int:
     return _watch(session, session.existing().task(task_id), timeout)
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(made := dict(pairs)) < len(pairs):
+        raise ValueError("an object has a key twice; keep one of them")
+    return made
+
+
 def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, str] | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_each_once)
     except ValueError as error:
         raise click.BadParameter(f'no JSON ({error}); write {{"header in the sheet": "field of the item"}}') from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
@@ -240,9 +247,10 @@ def submit(
         given["priority"] = priority_value(priority)
     if line is not None:
         given["session"] = line
-    given.setdefault("title", file.name)
+    name = os.fsencode(file.name).decode("utf-8", "replace")  # a name in another encoding is half text to Python
+    given.setdefault("title", name)
     with file.open("rb") as stream:
-        stored = app.uploads.store(stream, file.name)
+        stored = app.uploads.store(stream, name)
     try:
         if dry_run:
             return _print_dry_run(session, app.check_file(worker, stored, **given), app.config.locale)
@@ -318,7 +326,7 @@ def _listed(shards: str) -> list[Any]:
     """The shards of the command line. Raises :class:`InputError`."""
     text = shards if shards.lstrip().startswith("[") else _text_of(Path(shards))
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_each_once)
     except ValueError as error:
         raise InputError(f"--shards is no JSON: {error}", code="invalid_option") from None
     if not isinstance(found, list):

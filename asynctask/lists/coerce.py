@@ -15,17 +15,33 @@ from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import orjson
 
 from asynctask.errors import InputError
-from asynctask.lists.readers.json import check_depth
+from asynctask.lists.readers.base import Formatted
+from asynctask.lists.readers.json import check_depth, doubled_key
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Coercer = Callable[[Any], Any]
 _YES: Final = frozenset({"yes", "y", "true", "t", "on", "1", "是", "はい"})
 _NO: Final = frozenset({"no", "n", "false", "f", "off", "0", "否", "いいえ"})
-_NUMBER: Final = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,400})(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?")
+_EXPONENT: Final = r"[eE][+-]?\d{1,3}"
+_POINT: Final = re.compile(
+    rf"[+-]?(?:\d{{1,400}}(?:\.\d{{0,400}})?(?:{_EXPONENT})?"
+    r"|[1-9]\d{0,2}([, '])\d{3}(?:\1\d{3})*(?:\.\d{0,400})?|[1-9]\d?(?:,\d{2})+,\d{3}(?:\.\d{0,400})?)"
+)
+"""A number with a decimal point: plain, with thousands, or grouped as in India (12,34,567)."""
+_COMMA: Final = re.compile(
+    rf"[+-]?(?:\d{{1,400}}|(?:0|[1-9]\d{{0,399}}),\d{{1,400}}(?:{_EXPONENT})?"
+    r"|[1-9]\d{0,2}([. '])\d{3}(?:\1\d{3})*(?:,\d{1,400})?)"
+)
+"""A number with a decimal comma."""
+_DROPPED: Final = str.maketrans("", "", ", '"), str.maketrans(",", ".", ". '")
+_NUMBERS: Final = (int, float, Decimal)
 _DATE_YMD: Final = re.compile(
     r"(\d{4})(?:-(\d{1,2})-(\d{1,2})|/(\d{1,2})/(\d{1,2})|\.(\d{1,2})\.(\d{1,2})|年(\d{1,2})月(\d{1,2})日)"
 )
@@ -36,6 +52,8 @@ _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?(?:\s
 _SPAN: Final = re.compile(r"([+-]?)(\d{1,6}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 _SEPARATOR: Final = re.compile(r"[Tt]|\s+")
 _LONGEST: Final = 1_000
+_EXACT: Final = 1e15
+"""Below it a spreadsheet's 15 digits include the units."""
 _DEEPEST: Final = 32
 """Nesting of JSON in a cell."""
 _WITH_TIME: Final = {
@@ -43,12 +61,24 @@ _WITH_TIME: Final = {
 }  # fmt: skip
 
 
-class Unclear(Exception):
-    """A cell that cannot be converted; ``code`` and ``text`` as of a :class:`~asynctask.errors.Problem`."""
+# -- how a column writes numbers: flags of what was found
 
-    def __init__(self, code: str, text: str) -> None:
+POINT, COMMA = 1, 2
+"""A cell can only be read with a decimal point, or only with a decimal comma."""
+BETWEEN: Final = 4
+"""Commas stand between the cells of the text: its decimals have points."""
+JSON: Final = 8
+"""A JSON text: its decimals have points, as JSON numbers have; a group of thousands is uncertain."""
+Notation = Callable[[], int]
+"""The flags of a column. It is called only for a cell that can be read in two ways, because finding out reads the list."""
+
+
+class Unclear(Exception):
+    """A cell that cannot be converted; ``code``, ``text`` and ``params`` as of a :class:`~asynctask.errors.Problem`."""
+
+    def __init__(self, code: str, text: str, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(text)
-        self.code, self.text = code, text
+        self.code, self.text, self.params = code, text, params or {}
 
 
 def allows_none(annotation: Any) -> bool:
@@ -63,24 +93,72 @@ def kind_of(annotation: Any) -> Any:
     return _kind(found[0]) if len(found) == 1 else None
 
 
-def coercer_for(annotation: Any, *, sheet: bool) -> Coercer | None:
+def _with_points() -> int:
+    return POINT
+
+
+def plain_notation() -> int:
+    """The :data:`Notation` of JSON, and of any text whose column is unknown."""
+    return JSON
+
+
+def coercer_for(annotation: Any, *, sheet: bool, notation: Notation | None = None) -> Coercer | None:
     """The function that converts a cell to an annotation's type; None if the model should see every cell unchanged.
 
-    ``sheet``: cells of a sheet, where a number is never a timestamp and has at most 15 digits; else values from JSON. The
-    function raises :class:`Unclear`.
+    ``sheet``: cells of a sheet, where a number is never a timestamp and has at most 15 digits; else values from JSON.
+    ``notation``: how the column writes numbers, by default with decimal points. The function raises :class:`Unclear`.
     """
     kind = kind_of(annotation)
+    notation = (notation or _with_points) if sheet else plain_notation
     if kind is datetime or kind is date:
         return _moment(kind, sheet)
-    if kind is Decimal:
-        return _decimal if sheet else _number
+    if kind in _NUMBERS or is_number(annotation):
+        return _numeric(kind, sheet, notation)
     if kind is str:
-        return _text_of_cell if sheet else _text_of_json
+        return text_of_cell if sheet else _text_of_json
     if sheet and kind in (time, timedelta):
         return _clock if kind is time else _span
     if sheet and _holds_values(annotation):
         return _structure
-    return {bool: _boolean, int: _integer, float: _float}.get(kind)
+    return _boolean if kind is bool else None
+
+
+def is_number(annotation: Any) -> bool:
+    """Whether every alternative but None is a number, of one type or several."""
+    members = [each for each in _members(annotation) if each not in (None, type(None))]
+    return bool(members) and all(_kind(each) in _NUMBERS for each in members)
+
+
+def by_model(coerce: Coercer) -> Coercer:
+    """``coerce`` for a field that reads texts by a validator of its own: a text reaches it as it is."""
+    return lambda value: value if isinstance(value, str) else coerce(value)
+
+
+def own_syntax(model: type[BaseModel]) -> frozenset[str]:
+    """The fields of a model that do not read a text as pydantic does: ``ByteSize``, or one with a validator before it.
+
+    Constraints and validators after the type's own do not count.
+    """
+    schema: Any = getattr(model, "__pydantic_core_schema__", None)
+    known: dict[str, Any] = {}
+    while isinstance(schema, Mapping) and schema.get("type") != "model-fields":
+        known.update({each["ref"]: each for each in schema.get("definitions", ())})
+        schema = known.get(schema["schema_ref"]) if "schema_ref" in schema else schema.get("schema")
+    fields = schema["fields"] if isinstance(schema, Mapping) else {}
+    return frozenset(name for name, field in fields.items() if not _is_plain(field["schema"], known))
+
+
+def _is_plain(schema: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    kind = schema["type"]
+    if kind == "definition-ref":
+        return schema["schema_ref"] in known and _is_plain(known[schema["schema_ref"]], {})
+    if kind == "union":
+        return all(_is_plain(each[0] if isinstance(each, tuple) else each, known) for each in schema["choices"])
+    return _is_plain(schema["schema"], known) if kind in _WRAPPERS else kind in _PLAIN_TYPES
+
+
+_WRAPPERS: Final = frozenset({"default", "nullable", "function-after"})
+_PLAIN_TYPES: Final = frozenset({"int", "float", "decimal", "bool", "date", "datetime", "time", "timedelta", "none"})
 
 
 def members(annotation: Any) -> list[Any]:
@@ -128,10 +206,14 @@ def _structure(value: Any) -> Any:
     if not text.startswith(("[", "{")):
         return value
     try:
-        check_depth(text.encode("utf-8", "replace"), _DEEPEST)
-        return orjson.loads(text)
+        raw = text.encode("utf-8", "replace")
+        check_depth(raw, _DEEPEST)
+        found = orjson.loads(text)
     except (InputError, orjson.JSONDecodeError):
         return value
+    if (key := doubled_key(raw, found)) is not None:
+        raise Unclear("duplicate_key", "duplicate_key", {"key": key})
+    return found
 
 
 def _plain(text: str) -> str:
@@ -140,23 +222,60 @@ def _plain(text: str) -> str:
     return text[:_LONGEST]
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, str):
-        text = _plain(value)
-        if not _NUMBER.fullmatch(text):
-            if text.endswith("%") and _NUMBER.fullmatch(text[:-1].rstrip()):
-                raise Unclear("wrong_type", "percent")
-            raise Unclear("wrong_type", "number")
-        return text.replace(",", "")
-    if isinstance(value, bool):
-        raise Unclear("wrong_type", "number_not_bool")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Unclear("wrong_type", "finite_number")
-    return value
+def readings(text: str) -> tuple[str | None, str | None]:
+    """What a text says as a number with a decimal point, and as one with a decimal comma, both in the form that ``float``
+    takes. None where it cannot be read so."""
+    text = _plain(text).replace("’", "'")
+    point = text.translate(_DROPPED[0]) if _POINT.fullmatch(text) else None
+    return point, text.translate(_DROPPED[1]) if _COMMA.fullmatch(text) else None
+
+
+def flags_of(cell: str) -> int:
+    """What a cell says about its column: :data:`POINT`, :data:`COMMA`, or 0."""
+    point, comma = readings(cell)
+    return (POINT if comma is None else 0) ^ (COMMA if point is None else 0) if point != comma else 0
+
+
+def _read(text: str, notation: Notation, *, whole: bool) -> str:
+    """A text as a number of its column. One that has two readings is never guessed."""
+    point, comma = readings(text)
+    if point is None and comma is None:
+        plain = _plain(text)
+        percent = plain.endswith("%") and any(readings(plain[:-1]))
+        raise Unclear("wrong_type", "percent" if percent else "number")
+    if point is not None and comma in (None, point):
+        return point
+    found = notation()
+    if point is None:
+        if found & (POINT | BETWEEN | JSON):
+            raise Unclear("ambiguous_number", "mixed_number")
+        return str(comma)
+    if found == COMMA:
+        return str(comma)
+    # Whole numbers have no decimals: there 12.000 remains uncertain until another cell of the column tells.
+    told = found & (BETWEEN if "," in text or not whole else 0) or (found & JSON and "," not in text)
+    if not found & COMMA and (found & POINT or told):
+        return point
+    raise Unclear("ambiguous_number", "ambiguous_number")
+
+
+def _numeric(kind: Any, sheet: bool, notation: Notation) -> Coercer:
+    """For fields of numbers; ``kind`` is None for several types."""
+    finish = {int: _integer if sheet else _integer_of_json, float: _float, Decimal: _decimal if sheet else None}.get(kind)
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, str):
+            value = _read(value, notation, whole=kind is int)
+        elif isinstance(value, bool):
+            raise Unclear("wrong_type", "number_not_bool")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise Unclear("wrong_type", "finite_number")
+        return value if finish is None else finish(value)
+
+    return convert
 
 
 def _float(value: Any) -> Any:
-    value = _number(value)
     if isinstance(value, str) and math.isinf(float(value)):  # 1e999, which JSON cannot represent
         raise Unclear("wrong_type", "finite_number")
     return value
@@ -164,17 +283,27 @@ def _float(value: Any) -> Any:
 
 def _decimal(value: Any) -> Any:
     # A spreadsheet computes in binary and displays 15 digits: 0.1 + 0.2 is 0.3 there.
-    return Decimal(format(value, ".15g")) if isinstance(value, float) and math.isfinite(value) else _number(value)
+    return Decimal(format(value, ".15g")) if isinstance(value, float) else value
 
 
 def _integer(value: Any) -> Any:
-    value = _number(value)
-    if isinstance(value, str):
-        whole, _, fraction = value.partition(".")
-        if not fraction.strip("0") and "e" not in value.lower():
-            return int(whole)
-        return float(value)
-    return value
+    if isinstance(value, float) and not value.is_integer() and abs(value) < _EXACT:
+        shown = float(format(value, ".15g"))  # as for a decimal: 434.99999999999994 is 435
+        return int(shown) if shown.is_integer() else value
+    return _integer_of_json(value)
+
+
+def _integer_of_json(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    mantissa, exponent, power = value.lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    if not exponent:
+        return float(value) if fraction.strip("0") else int(whole)
+    # 4.01235E+12 is what a spreadsheet shows of a long number: its other digits are lost. A plain 1e3 is typed by people.
+    if int(power) > len(fraction) and (fraction or power.startswith("+")):
+        raise Unclear("lost_digits", "lost_digits")
+    return float(value)
 
 
 def _boolean(value: Any) -> Any:
@@ -192,12 +321,16 @@ def _text_of_json(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _text_of_cell(value: Any) -> Any:
+def text_of_cell(value: Any) -> Any:
     """The text that a cell shows, as far as its value determines it."""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, Formatted):
+        if value.text is None:
+            raise Unclear("number_format", "number_format")
+        return value.text
     if isinstance(value, float):
         return format(value, ".15g")
     if isinstance(value, datetime):

@@ -15,9 +15,21 @@ import orjson
 
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem, dumps
-from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of, members
+from asynctask.lists.coerce import (
+    Coercer,
+    Notation,
+    Unclear,
+    allows_none,
+    by_model,
+    coercer_for,
+    is_number,
+    kind_of,
+    members,
+    own_syntax,
+    text_of_cell,
+)
 from asynctask.lists.problems import fault, from_pydantic, in_order
-from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
+from asynctask.lists.readers.base import CellError, Formatted, RawRow, normalise, report_block, shorten
 from asynctask.lists.written_cells import field_json, fields_of, item_text, jsonable, plain_json, secret_json, storable
 from asynctask.messages import MASK, SECRET
 from asynctask.worker import Worker, is_model
@@ -108,6 +120,7 @@ class ItemShape:
         self.expected: frozenset[str] = frozenset(
             [*self._columns, *(each for names in self._names.values() for each in names)]
         )
+        self._own_syntax = own_syntax(model) if model else frozenset()
         self._json_columns = self._plan_json()
         keys = {field: {field, *aliases(info, whole=False)} for field, info in self._fields.items()}
         self._secret_keys = frozenset[str]().union(*(keys[field] for field in self.secrets))
@@ -126,8 +139,9 @@ class ItemShape:
         room = max(0, _SHOWN - len(needed))
         return ", ".join(needed + others[:room]) + (", …" if len(others) > room else "")
 
-    def bind(self, headers: Sequence[str]) -> Binding:
-        """Matches headers with fields. Names are compared normalised; unknown headers are ignored.
+    def bind(self, headers: Sequence[str], notation: Callable[[str], Notation] | None = None) -> Binding:
+        """Matches headers with fields. Names are compared normalised; unknown headers are ignored. ``notation`` gives that
+        of the column of numbers under a header; by default decimals have points.
 
         Raises :class:`InputError`: ``missing_columns`` if a required field has no column, ``unknown_column`` if
         ``columns`` names an absent header, ``duplicate_column`` if two columns match one field.
@@ -147,7 +161,7 @@ class ItemShape:
             return Binding(tuple(columns), ignored)
         by_field = self._match(present)
         self._refuse_missing(by_field, usable)
-        made = (self._column(header, field, sheet=True) for field, header in by_field.items())
+        made = (self._column(header, field, sheet=True, notation=notation) for field, header in by_field.items())
         return Binding(tuple(made), ignored)
 
     def validate(self, row: RawRow, binding: Binding | None, compared: Collection[str] = ()) -> NewItem | Refused:
@@ -371,7 +385,11 @@ class ItemShape:
         given = values
         if binding is not None:
             renamed = binding.fields
-            kept = {key: value for key, value in values.items() if key not in binding.ignored}
+            kept = {
+                key: value.number if type(value) is Formatted else value
+                for key, value in values.items()
+                if key not in binding.ignored
+            }
             problems = [_cell_error(row.number, key, value) for key, value in kept.items() if isinstance(value, CellError)]
             if problems:
                 return self.refused(row, problems, binding)
@@ -440,7 +458,7 @@ class ItemShape:
             try:
                 data[key] = column.coerce(value) if column.coerce else value
             except Unclear as error:
-                problems.append(fault(number, str(key), error.code, error.text, None, _shortened(jsonable(value))))
+                problems.append(fault(number, str(key), error.code, error.text, error.params, _shortened(jsonable(value))))
         return data, problems
 
     def _plan_json(self) -> dict[str, _Column]:
@@ -450,11 +468,16 @@ class ItemShape:
             plan.update(dict.fromkeys([field, *aliases(info)], column))
         return plan
 
-    def _column(self, header: str, field: str, *, sheet: bool) -> _Column:
+    def _column(
+        self, header: str, field: str, *, sheet: bool, notation: Callable[[str], Notation] | None = None
+    ) -> _Column:
         info = self._fields[field]
         nullable = info.is_required() and allows_none(info.annotation)
+        own = field in self._own_syntax and (is_number(info.annotation) or kind_of(info.annotation) not in (None, str))
+        written = notation(header) if notation is not None and not own and is_number(info.annotation) else None
         annotation = str if field in self.secrets and is_secret_text(info.annotation) else info.annotation
-        return _Column(header, field, coercer_for(annotation, sheet=sheet), nullable)
+        coerce = coercer_for(annotation, sheet=sheet, notation=written)
+        return _Column(header, field, by_model(coerce) if own and coerce is not None else coerce, nullable)
 
     def _match(self, present: Mapping[str, str]) -> dict[str, str]:
         """Field -> header. ``columns`` takes precedence over the names of the model."""
@@ -571,6 +594,8 @@ def _take_cells(
     problems: list[Problem] = []
     for column in columns:
         value = values.get(column.header)
+        if type(value) is Formatted and column.coerce is not text_of_cell:
+            value = value.number
         if value is None:
             if column.keeps_none:
                 data[column.field] = None
@@ -582,7 +607,8 @@ def _take_cells(
             try:
                 data[column.field] = column.coerce(value)
             except Unclear as error:
-                problems.append(fault(number, column.header, error.code, error.text, None, _shortened(jsonable(value))))
+                shown = _shortened(jsonable(value))
+                problems.append(fault(number, column.header, error.code, error.text, error.params, shown))
     return data, problems
 
 

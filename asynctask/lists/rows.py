@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
@@ -22,7 +23,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.corrections import find_corrected, originals, row_problem
 from asynctask.ledger.sessions import MAX_KEY, key_text
-from asynctask.lists.coerce import Unclear, coercer_for
+from asynctask.lists.coerce import BETWEEN, COMMA, POINT, Notation, Unclear, coercer_for, flags_of, plain_notation
 from asynctask.lists.items import Binding, ItemShape, MixedShape, Refused, listed
 from asynctask.lists.problems import MAX_ROWS, fault, revived, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
@@ -187,10 +188,63 @@ def open_list(
             raise explained(error, error.params.get("sheet"), file, shape, small=small) from None
         with opened:
             try:
-                binding = shape.bind(opened.headers) if opened.headers is not None else None
+                reread = _Reread(path, source, limits, shape, alive)
+                notation = Notations(reread.rows, BETWEEN if opened.delimiter == "," else 0).of
+                binding = shape.bind(opened.headers, notation) if opened.headers is not None else None
             except InputError as error:
                 raise explained(error, opened.sheet_name, file, shape, small=small) from None
             yield OpenList(opened, shape, binding, source.unique, source.key, source.resubmit_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reread:
+    """A list that is open already, opened once more. A workbook gets a second child process, with limits of its own."""
+
+    path: Path
+    source: ListSource
+    limits: Limits
+    shape: ItemShape
+    alive: Callable[[], None]
+
+    def rows(self) -> Iterator[RawRow]:
+        source = self.source
+        with (
+            list_file(self.path, source.filename, self.limits, encoding=source.encoding, alive=self.alive) as file,
+            file.open(source.sheet, self.shape.expected) as opened,
+        ):
+            yield from opened.rows()
+
+
+class Notations:
+    """How the columns of a list write numbers.
+
+    A cell such as ``1,200`` has two readings, and only the other cells of its column tell which. The first such cell makes
+    this read the list once, for all columns of numbers; a list without one is not read twice.
+
+    Arguments: ``rows``, which reads the list again; ``known``, the flags that hold for every column.
+    """
+
+    def __init__(self, rows: Callable[[], Iterator[RawRow]], known: int) -> None:
+        self._rows, self._known = rows, known
+        self._headers: list[str] = []
+        self._found: dict[str, int] | None = None
+
+    def of(self, header: str) -> Notation:
+        """The flags of a column, to be called once every column is asked for."""
+        self._headers.append(header)
+        return lambda: self._flags()[header]
+
+    def _flags(self) -> Mapping[str, int]:
+        if self._found is None:
+            self._found = dict.fromkeys(self._headers, self._known)
+            for row in self._rows():
+                for header in self._headers:
+                    cell = row.values.get(header)
+                    if type(cell) is str and not (cell.isascii() and cell.isdecimal()):
+                        self._found[header] |= flags_of(cell)
+                if all(flags & POINT and flags & COMMA for flags in self._found.values()):
+                    break
+        return self._found
 
 
 def checked(
@@ -308,7 +362,8 @@ def _typed(value: Any, original: Any) -> Any:
     """A cell as a value of the type that it had; unchanged if it is no such value."""
     if value is None or original is None or isinstance(original, str):
         return value
-    coerce = coercer_for(type(original), sheet=True)
+    # A report writes decimals with points; how the program that saved it since writes them is unknown.
+    coerce = coercer_for(type(original), sheet=True, notation=plain_notation)
     try:
         found = value if coerce is None else coerce(value)
     except Unclear:

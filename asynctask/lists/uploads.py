@@ -420,6 +420,7 @@ class _Sheet:
     def __init__(self, workbook: Workbook, order: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         self._workbook, self._order = workbook, order
         self.format: str = answer["format"]
+        self.delimiter: str | None = None
         self.headers: tuple[str, ...] | None = tuple(answer["headers"])
         self.places: tuple[int, ...] | None = tuple(answer["places"])
         self.sheet_name: str | None = answer["sheet"]

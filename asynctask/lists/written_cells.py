@@ -23,7 +23,7 @@ from uuid import UUID
 import orjson
 
 from asynctask.lists.coerce import span_text
-from asynctask.lists.readers.base import CellError, Percent, shorten
+from asynctask.lists.readers.base import CellError, Formatted, Percent, shorten
 from asynctask.lists.readers.csv import FORMULA_STARTS
 from asynctask.worker import is_model
 
@@ -42,7 +42,8 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, float):
-        return value if value - value == 0 else str(value)
+        found = value.number if type(value) is Formatted else value
+        return found if value - value == 0 else str(value)
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Mapping):
@@ -181,6 +182,8 @@ def packed(value: Any) -> Any:
         return {"e": value.text}
     if kind is Percent:
         return {"p": [float(value), value.pattern]}
+    if kind is Formatted:
+        return {"f": [float(value), value.code, value.text]}
     return str(value)
 
 
@@ -197,6 +200,8 @@ def unpacked(value: dict[str, Any]) -> Any:
         return timedelta(*content)
     if kind == "p":
         return Percent(*content)
+    if kind == "f":
+        return Formatted(*content)
     return CellError(str(content))
 
 
@@ -218,6 +223,8 @@ def csv_cell(value: Any) -> str | float | None:
     """A value for the csv module. Text that a spreadsheet could take for a formula is prefixed with ``'``."""
     if value is None:
         return None
+    if isinstance(value, Formatted):
+        return csv_cell(value.number if value.text is None else value.text)
     if isinstance(value, float):
         if not math.isfinite(value):
             return str(value)

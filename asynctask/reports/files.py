@@ -22,7 +22,7 @@ import xlsxwriter
 from xlsxwriter.utility import xl_col_to_name, xl_range
 
 from asynctask.errors import Unavailable
-from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, Percent, normalise, of_locale, report_block
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, Formatted, Percent, normalise, of_locale, report_block
 from asynctask.lists.written_cells import SHEET_ROWS, csv_cell, cut, sheet_value
 
 MAX_COMMENTS: Final = 5_000
@@ -249,7 +249,10 @@ class _Book:
 
     def style(self, value: Any, bad: bool) -> int:
         """The index of the style of a cell, 0 for none."""
-        pattern = value.pattern if type(value) is Percent else _PATTERNS.get(type(value), "")
+        if isinstance(value, Percent | Formatted):
+            pattern = value.pattern if isinstance(value, Percent) else value.code
+        else:
+            pattern = _PATTERNS.get(type(value), "")
         if not pattern and not bad:
             return 0
         return self._styles.setdefault((pattern, bad), len(self._styles) + _HEADER_STYLE + 1)

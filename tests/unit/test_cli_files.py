@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,18 @@ def test_a_list_is_submitted_in_slices(environ: dict[str, str], tmp_path: Path) 
         code, _, err = call("-A", SHOP, "submit", str(file), "--worker", "enroll", "--chunk-size", wrong)
         assert code == 2
         assert "chunk" in err
+
+
+def test_a_list_whose_name_is_in_another_encoding_is_taken(environ: dict[str, str], tmp_path: Path) -> None:
+    file = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")
+    Path(file).write_text("sku,quantity\nA,1\n")
+    code, out, err = call("-A", SHOP, "submit", file, "--worker", "enroll", "--json")
+    assert (code, err, json.loads(out)["title"]) == (0, "", "caf\ufffd.csv")
+
+
+def test_a_key_twice_in_an_option_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\nA,1\n")
+    columns = '{"a": "sku", "a": "quantity"}'
+    code, _, err = call("-A", SHOP, "submit", str(tmp_path / "a.csv"), "--worker", "enroll", "--columns", columns)
+    assert code == 2
+    assert "twice" in err

@@ -4,27 +4,34 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, NewType
 from uuid import UUID
 
 import pydantic
 import pytest
+import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
 from support.drawn import examples
 
+from asynctask.clock import SystemIds
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem
-from asynctask.lists.coerce import Unclear, coercer_for
+from asynctask.lists.coerce import BETWEEN, Unclear, coercer_for, flags_of
 from asynctask.lists.items import Binding, ItemShape, Refused, UnfitItem
 from asynctask.lists.problems import describe
-from asynctask.lists.readers import CellError, RawRow
+from asynctask.lists.readers import CellError, Limits, RawRow
+from asynctask.lists.readers.base import Formatted
+from asynctask.lists.rows import ListSource, open_list
+from asynctask.lists.uploads import Uploads
 
 
 class Campaign(BaseModel):
@@ -326,6 +333,211 @@ def coerced(annotation: Any, value: Any, *, sheet: bool = True) -> Any:
     coercer = coercer_for(annotation, sheet=sheet)
     assert coercer is not None
     return coercer(value)
+
+
+def read_in(column: list[str], text: str, annotation: Any = float, *, between: int = 0) -> Any:
+    """A text as a number of a column; the code of its refusal."""
+    flags = between
+    for each in column:
+        flags |= flags_of(each)
+    coercer = coercer_for(annotation, sheet=True, notation=lambda: flags)
+    assert coercer is not None
+    try:
+        return float(coercer(text))
+    except Unclear as error:
+        return error.code
+
+
+class TestDecimalsAndThousands:
+    """Fails where a comma before three digits is taken for thousands whatever the column says."""
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("1200", 1200), ("1.5", 1.5), ("1234.500", 1234.5), ("0.250", 0.25), ("1,234.50", 1234.5),
+            ("1,234,567", 1234567),
+            ("-1,234,567.8", -1234567.8), ("1,5", 1.5), ("0,250", 0.25), ("-0,250", -0.25), ("1.234,50", 1234.5),
+            ("1.234.567", 1234567), ("1234,500", 1234.5), ("1 234,50", 1234.5), ("1 234", 1234),
+            ("1\u00a0234\u202f567", 1234567),
+            ("1'234.50", 1234.5), ("1’234’567", 1234567), ("1'234,5", 1234.5), ("12,34,567", 1234567),
+            ("1,23,45,678.5", 12345678.5),
+            ("1.355e3", 1355), ("1,355E3", 1355), ("１，５", 1.5),
+        ],
+    )  # fmt: skip
+    def test_a_number_with_one_reading_has_it(self, text: str, value: float) -> None:
+        assert read_in([text], text) == value
+
+    @pytest.mark.parametrize("text", ["1,200", "173,900", "1.355", "-12.000", "１，２００", "1.200"])
+    @pytest.mark.parametrize("kind", [int, float, Decimal, int | float, float | None])
+    def test_one_with_two_readings_needs_its_column(self, text: str, kind: Any) -> None:
+        assert read_in([text, "7", "x", "200"], text, kind) == "ambiguous_number"
+        assert read_in([text, "0,5", "12.50"], text, kind) == "ambiguous_number"
+        plain = float(text.translate(str.maketrans("，１２０", ",120")).replace(",", "."))
+        if kind is not int:
+            points, commas = (plain * 1000, plain) if "," in text or "，" in text else (plain, plain * 1000)
+            assert read_in([text, "12.50"], text, kind) == pytest.approx(points)
+            assert read_in([text, "12,50"], text, kind) == pytest.approx(commas)
+
+    def test_commas_between_cells_leave_a_point_for_decimals(self) -> None:
+        assert read_in(["1,200"], "1,200", between=BETWEEN) == read_in(["1,200"], "1,200", int, between=BETWEEN) == 1200
+        assert read_in(["1.355"], "1.355", between=BETWEEN) == 1.355
+        assert read_in(["12.000"], "12.000", int, between=BETWEEN) == "ambiguous_number", "a whole number has no decimals"
+        assert read_in(["12.000", "7.0"], "12.000", int, between=BETWEEN) == 12
+        for text in ("0,250", "1,5", "1.234,50"):
+            assert read_in([text], text, between=BETWEEN) == "ambiguous_number"
+            assert read_in([text, "2.5"], text) == "ambiguous_number"
+
+    @pytest.mark.parametrize(
+        "text", ["1,2,3", "0,123,456", "1.2.3", "1,23,4", "00,5", "1,234 567", "12 34", "1234,567,890", ",5", "030 123"]
+    )
+    def test_what_is_grouped_otherwise_is_no_number(self, text: str) -> None:
+        assert read_in([text], text) == "wrong_type"
+
+    def test_a_text_of_json_is_never_guessed(self) -> None:
+        for text, value in (("1.355", "1.355"), ("1,234.5", "1234.5"), ("12", "12")):
+            assert coerced(float, text, sheet=False) == value
+        for kind in (int, float, Decimal):
+            for text in ("173,900", "1,5", "0,250"):
+                with pytest.raises(Unclear) as caught:
+                    coerced(kind, text, sheet=False)
+                assert caught.value.code == "ambiguous_number"
+
+    def test_digits_that_a_spreadsheet_has_dropped_are_missed(self) -> None:
+        for text in ("4.01235E+12", "4,01235E+12", "1E+2", "-4.01235e12", "4E+12"):
+            assert read_in(["0,5"] if "," in text else [], text, int) == "lost_digits"
+            assert isinstance(read_in([], text), float)
+        for text, value in (("1e3", 1000), ("1.25E2", 125), ("4.012350000001E+12", 4012350000001)):
+            assert read_in([], text, int) == value
+
+    def test_a_computed_number_is_what_its_15_digits_show(self) -> None:
+        assert coerced(int, 434.99999999999994) == 435
+        assert type(coerced(int, 434.99999999999994)) is int
+        assert coerced(int, -0.99999999999999989) == -1
+        for value in (435.4, 1234567890123456.5):
+            assert coerced(int, value) == value
+        assert coerced(int, 434.99999999999994, sheet=False) == 434.99999999999994
+
+
+def sheet(name: str, *cells: Any) -> bytes:
+    """A list of one column of numbers ``n``, and of numbers of rows, in the format of its name."""
+    delimiter = {".csv": ";", ".tsv": "\t", ".txt": ","}.get(name[-4:])
+    if delimiter is not None:
+        lines = [["row", "n"], *([str(row), f'"{cell}"'] for row, cell in enumerate(cells))]
+        return "\n".join(map(delimiter.join, lines)).encode()
+    made = io.BytesIO()
+    with xlsxwriter.Workbook(made) as book:
+        sheet = book.add_worksheet()
+        sheet.write_row(0, 0, ["row", "n"])
+        for row, cell in enumerate(cells):
+            sheet.write_row(row + 1, 0, [row, cell])
+    return made.getvalue()
+
+
+class Amount(BaseModel):
+    n: float
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.xlsx"])
+class TestColumnsOfAStoredList:
+    """Fails where each cell is read by itself."""
+
+    def numbers(self, tmp_path: Path, name: str, *cells: Any, after: int = 0, model: Any = Amount) -> list[Any]:
+        uploads = Uploads(tmp_path, 10**9, SystemIds())
+        stored = uploads.store(io.BytesIO(sheet(name, *cells)), name)
+        source, limits = ListSource(name=stored.name, filename=name), Limits()
+        with open_list(uploads, limits, source, ItemShape(model)) as opened:
+            rows = list(opened.checked(after))
+        return [row.problems[0].code if isinstance(row, Refused) else row.values["n"] for row in rows]
+
+    def test_a_cell_far_below_tells_how_the_first_is_read(self, tmp_path: Path, name: str) -> None:
+        many = ["7"] * 1_500
+        assert self.numbers(tmp_path, name, "173,900", *many, "12,50")[0] == 173.9
+        assert self.numbers(tmp_path, name, "173,900", *many, "12.50")[0] == 173_900
+        assert self.numbers(tmp_path, name, "173,900", *many, "0,250", "1.355")[-3:] == [7, 0.25, 1355]
+
+    def test_without_one_and_where_two_contradict_each_other_it_is_refused(self, tmp_path: Path, name: str) -> None:
+        unclear = "ambiguous_number"
+        assert self.numbers(tmp_path, name, "173,900", "1.200", "7") == [unclear, unclear, 7]
+        assert self.numbers(tmp_path, name, "173,900", "1,5", "2.5") == [unclear, unclear, 2.5]
+
+    def test_a_split_that_goes_on_in_the_middle_reads_as_its_beginning_did(self, tmp_path: Path, name: str) -> None:
+        cells = ["12,50", *["7"] * 1_200, "173,900"]
+        assert self.numbers(tmp_path, name, *cells, after=1_202) == [173.9]
+
+    def test_a_number_of_a_workbook_tells_nothing_and_is_not_told(self, tmp_path: Path, name: str) -> None:
+        if name == "a.xlsx":
+            assert self.numbers(tmp_path, name, 1.5, "1,200", 1200) == [1.5, "ambiguous_number", 1200]
+
+
+def test_commas_between_the_cells_of_a_list_tell(tmp_path: Path) -> None:
+    columns = TestColumnsOfAStoredList()
+    assert columns.numbers(tmp_path, "a.txt", "1,200", "1.355") == [1200, 1.355]
+    assert columns.numbers(tmp_path, "a.txt", "1,200", "0,250") == ["ambiguous_number"] * 2
+
+
+def american(said: Any) -> Any:
+    month, day, year = map(int, said.split("/")) if isinstance(said, str) and "/" in said else (0, 0, 0)
+    return dt.date(year, month, day) if year else said
+
+
+class Own(BaseModel):
+    """Fields that read texts by themselves, and fields that only look like it."""
+
+    size: ByteSize = ByteSize(0)
+    least: ByteSize | None = None
+    code: Annotated[int, BeforeValidator(lambda said: str(said).strip("#"))] = 0
+    day: Annotated[dt.date, BeforeValidator(american)] = dt.date(2026, 1, 1)
+    rate: float = 0
+    count: Annotated[int, Field(gt=0), AfterValidator(lambda said: said + 1)] = 1
+
+    @field_validator("rate", mode="before")
+    @classmethod
+    def _of_percent(cls, said: Any) -> Any:
+        return float(said.rstrip("%")) / 100 if isinstance(said, str) and said.endswith("%") else said
+
+
+class TestOwnSyntax:
+    def test_a_field_that_reads_texts_by_itself_sees_them(self) -> None:
+        shape, names = ItemShape(Own), ("size", "least", "code", "day", "rate", "count")
+        cells = dict(zip(names, ("1 KiB", "2MB", "#7", "3/4/2026", "25%", "1,200"), strict=True))
+        wanted = {"size": 1024, "least": 2_000_000, "code": 7, "day": "2026-03-04", "rate": 0.25, "count": 1201}
+        assert accepted(RawRow(2, cells), shape.bind(names), shape) == wanted
+        assert accepted(RawRow(1, {**cells, "count": "1200"}), None, shape) == wanted
+
+    def test_and_the_numbers_and_days_of_a_workbook_too(self) -> None:
+        shape = ItemShape(Own)
+        found = accepted(RawRow(2, {"size": 1024, "day": dt.date(2026, 3, 4)}), shape.bind(["size", "day"]), shape)
+        assert (found["size"], found["day"]) == (1024, "2026-03-04")
+        assert refused(RawRow(2, {"day": 46_000}), shape.bind(["day"]), shape).problems[0].code == "wrong_type"
+
+
+class TestFormats:
+    def test_a_format_is_part_of_a_text_and_of_nothing_else(self) -> None:
+        class Goods(BaseModel):
+            sku: str
+            count: int = 0
+            price: Decimal = Decimal(0)
+            any: Any = None
+
+        shape, cell = ItemShape(Goods), Formatted(1234, "00000", "01234")
+        binding = shape.bind(["sku", "count", "price", "any"])
+        found = accepted(RawRow(2, dict.fromkeys(("sku", "count", "price", "any"), cell)), binding, shape)
+        assert found == {"sku": "01234", "count": 1234, "price": "1234", "any": 1234}
+        assert accepted(RawRow(2, {"sku": cell}), ItemShape(None).bind(["sku"]), ItemShape(None)) == {"sku": 1234}
+        outcome = refused(RawRow(2, {"sku": Formatted(12.5, "00000", None)}), binding, shape)
+        assert [(each.column, each.code, each.value) for each in outcome.problems] == [("sku", "number_format", 12.5)]
+
+    def test_a_key_twice_in_the_json_of_a_cell_is_refused(self) -> None:
+        class Tagged(BaseModel):
+            tags: dict[str, Any]
+
+        shape = ItemShape(Tagged)
+        for text, key in (('{"a": 1, "a": 2}', "a"), ('{"x": [{"b:c": 1, "b:c": 1}], "y": "d:e"}', "b:c")):
+            (problem,) = refused(RawRow(2, {"tags": text}), shape.bind(["tags"]), shape).problems
+            assert (problem.code, problem.params) == ("duplicate_key", {"key": key})
+        assert accepted(RawRow(2, {"tags": '{"a:b": {"a:b": "c:d"}}'}), shape.bind(["tags"]), shape) == {
+            "tags": {"a:b": {"a:b": "c:d"}}
+        }
 
 
 class TestWhatPeopleType:

@@ -25,6 +25,7 @@ from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
 from asynctask.lists.problems import CODES
 from asynctask.lists.readers import FORMATS, CellError, Limits, RawRow, open_source
+from asynctask.lists.readers.base import normalise, trimmed
 
 LIMITS = Limits()
 SHEET = "xl/worksheets/sheet1.xml"
@@ -455,6 +456,60 @@ class TestCsv:
         assert headers == ("code", "price")
         assert rows[0].values["price"] == "1,5"
 
+    def test_what_nobody_sees_at_the_ends_of_a_text_is_not_read(self, tmp_path: Path) -> None:
+        ends = "\ufeff\u200b\u2060\u00ad \u200e"
+        text = f'\ufeff{ends}sku{ends},b{ends}\n{ends}a\u200bb{ends},{ends}\n"{ends}7",\'{ends}\n'
+        headers, rows = read(saved(tmp_path / "a.csv", text), expect={"sku"})
+        assert headers == ("sku", "b")
+        assert [list(row.values.values()) for row in rows] == [["a\u200bb", None], ["7", "'"]]
+        assert normalise(f"{ends}S\u00adKU") == "sku", "a name that someone maps or expects is compared so, too"
+
+    def test_quotes_escaped_by_backslashes_are_read_if_that_fits_the_whole_text(self, tmp_path: Path) -> None:
+        text = 'code,size\n"5\\" pipe",1\n"a \\"b\\", c\nd \\\\",2\n"",3\n'
+        _, rows = read(saved(tmp_path / "a.csv", text))
+        assert [row.values["code"] for row in rows] == ['5" pipe', 'a "b", c\nd \\', None]
+        assert not any(row.problems for row in rows)
+
+    def test_a_backslash_before_a_closing_quote_is_one(self, tmp_path: Path) -> None:
+        _, rows = read(saved(tmp_path / "a.csv", 'folder,size\n"C:\\data\\",1\n"D:\\",2\n'))
+        assert [row.values["folder"] for row in rows] == ["C:\\data\\", "D:\\"]
+
+    @pytest.mark.parametrize(
+        ("row", "torn"),
+        [
+            ('"5" pipe,1', 1), ('"5" pipe",1', 1), ('"5\\" pipe",1\nC:\\dir,1', 1), ('"a"b,"c",1', 1),
+            ('"5" pipe\nof iron",1', 2), ('"5" pipe\nlong\nof "iron"",1', 3), ('x,"1" "2"', 1),
+        ],
+    )  # fmt: skip
+    def test_text_behind_a_closing_quote_refuses_its_row_and_no_other(self, tmp_path: Path, row: str, torn: int) -> None:
+        path = saved(tmp_path / "a.csv", f'code,size\n"a ""b""",0\n{row}\nlast,2\n')
+        _, rows = read(path)
+        bad = [each for each in rows if each.problems]
+        assert [each.problems[0].code for each in bad] == ["bad_quotes"] * torn
+        assert [each.number for each in bad] == [*range(3, 3 + torn)]
+        assert rows[0].values["code"] == 'a "b"'
+        assert rows[-1].values == {"code": "last", "size": "2"}
+
+    def test_a_header_with_text_behind_a_closing_quote_is_refused(self, tmp_path: Path) -> None:
+        assert refusal(saved(tmp_path / "a.csv", '"size" in "cm",code\n1,2\n'), expect={"code"}).code == "invalid_csv"
+
+    def test_a_text_that_excel_is_kept_from_reading_as_a_number_is_that_text(self, tmp_path: Path) -> None:
+        text = 'code,note\n="00123","=""0""""1"""\n="a"&"b",=1+1\n\'="7",x\n'
+        _, rows = read(saved(tmp_path / "a.csv", text))
+        assert [list(row.values.values()) for row in rows] == [["00123", '0"1'], ['="a"&"b"', "=1+1"], ['="7"', "x"]]
+
+    @pytest.mark.parametrize("delimiter", [",", ";", "|"])
+    def test_the_header_of_a_single_column_is_not_taken_for_a_title(self, tmp_path: Path, delimiter: str) -> None:
+        text = f"note\nhello{delimiter} world\nall\na{delimiter} b{delimiter} c\n"
+        headers, rows = read(saved(tmp_path / "a.csv", text))
+        assert headers == ("note",)
+        assert [row.values["note"] for row in rows] == [f"hello{delimiter} world", "all", f"a{delimiter} b{delimiter} c"]
+        unclear = f"place\nMain 1{delimiter}Berlin\nSide 2{delimiter}Paris\n"
+        assert refusal(saved(tmp_path / "b.csv", unclear)).code == "no_header"
+        for title in ("Report\n\n", "Report\n"):
+            table = f"{title}sku{delimiter}price\nA{delimiter}1.5\nB{delimiter}2\n"
+            assert read(saved(tmp_path / "c.csv", table))[0] == ("sku", "price")
+
     def test_a_line_that_names_the_delimiter_is_no_row(self, tmp_path: Path) -> None:
         _, rows = read(saved(tmp_path / "a.csv", "sep=;\r\na;b\r\n1;2\r\n"))
         assert rows == [RawRow(2, {"a": "1", "b": "2"})]
@@ -617,7 +672,7 @@ ROWS = st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=8)
 
 
 def expected(rows: list[list[str]]) -> list[list[str | None]]:
-    kept = [[cell.strip() or None for cell in row] for row in rows]
+    kept = [[trimmed(cell) or None for cell in row] for row in rows]
     return [row for row in kept if any(row)]
 
 
@@ -653,3 +708,23 @@ class TestRoundTrips:
         else:
             return
         assert 400 <= refused.status < 500
+
+
+@pytest.mark.parametrize(
+    ("item", "key"),
+    [
+        ('{"a": 1, "a": 1}', "a"),
+        ('{"a": {"x": 1, "y": [1, {"b:": "c:d", "b:": 2}]}}', "b:"),
+        (r'{"a": 1, "\u0061": 2}', "a"),
+        ('{"a": 1, "b": "\\"a\\": 1", "b": 2}', "b"),
+        ('["a", {"é": 1, "é": 2}]', "é"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.json", "a.ndjson", "wrapped.json"])
+def test_a_key_twice_refuses_its_item_by_name(tmp_path: Path, item: str, key: str, name: str) -> None:
+    good = '{"a": {"a": 1}, "b": [{"a": ":"}, {"a": "x:y"}]}'
+    text = f"{good}\n{item}\n{good}" if name == "a.ndjson" else f"[{good}, {item}, {good}]"
+    path = saved(tmp_path / name, f'{{"items": {text}}}' if name == "wrapped.json" else text)
+    first, second, third = read(path)[1]
+    assert first.values == third.values == json.loads(good)
+    assert [(each.row, each.code, each.params) for each in second.problems] == [(2, "duplicate_key", {"key": key})]

@@ -25,7 +25,7 @@ from asynctask.errors import Unavailable
 from asynctask.ledger.base import NewItem
 from asynctask.lists.items import ItemShape
 from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
-from asynctask.lists.readers.base import COLUMNS, SUFFIX, Percent
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, Percent, trimmed
 from asynctask.lists.written_cells import csv_cell
 from asynctask.messages import CATALOGUE
 from asynctask.reports.files import ReportRow, iter_csv, iter_xlsx, report_headers, write_csv, write_xlsx
@@ -404,7 +404,7 @@ class TestRoundTrip:
 
 def kept(text: str) -> str | None:
     """A text as a reader gives it."""
-    return "".join("\ufffd" if bad(char) else char for char in text).strip() or None
+    return trimmed("".join("\ufffd" if bad(char) else char for char in text)) or None
 
 
 def bad(char: str) -> bool:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import openpyxl
+import orjson
 import pytest
 import xlsxwriter
+from openpyxl.worksheet.table import Table
 from support.sheets import (
     MAIN,
     bof,
@@ -39,8 +41,12 @@ from support.sheets import (
 )
 
 from asynctask.errors import InputError
+from asynctask.lists.coerce import Unclear, text_of_cell
 from asynctask.lists.readers import CellError, Limits, RawRow, open_source
+from asynctask.lists.readers.base import Formatted
 from asynctask.lists.readers.workbook import classify, from_serial
+from asynctask.lists.uploads import list_file
+from asynctask.lists.written_cells import dump, unpacked
 
 NO_VALUE = CellError("(a formula without a saved value)")
 HEAD = f'<row r="1">{inline("A1", "a")}{inline("B1", "b")}</row>'
@@ -115,6 +121,13 @@ class TestEveryFormat:
             (3, [2**53 - 1, 1e300, -0.1]),
             (4, [1234567890123460000, 10**15, 0]),
         ]
+
+    def test_what_nobody_sees_at_the_ends_of_a_text_is_not_read(self, tmp_path: Path, write: Write) -> None:
+        ends = "\ufeff\u200b\u2060\u00ad \u200e\u202c"
+        rows: Rows = [[f"{ends}sku{ends}", f"b{ends}"], [f"{ends}a\u200bb{ends}", f" {ends}"], [f"7{ends}", 1]]
+        headers, found = read(write(tmp_path / "f", rows), expect={"SKU"})
+        assert headers == ("sku", "b")
+        assert [list(row.values.values()) for row in found] == [["a\u200bb", None], ["7", 1]]
 
     def test_a_closed_source_gives_no_rows(self, tmp_path: Path, write: Write) -> None:
         source = open_source(write(tmp_path / "f", [["a", "b"], [1, 2]]), "f", limits=Limits())
@@ -284,6 +297,125 @@ class TestXlsxCells:
         rows = '<row r="2"><c r="A2" s="1"><v>0.125</v></c><c r="B2" s="2"><v>12.5</v></c></row>'
         path = xlsx(tmp_path / "f", sheet_xml(HEAD + rows), styles=styles("0.00%", '"¥"#,##0.00'))
         assert values(path) == [(2, [0.125, 12.5])]
+
+
+def xlsx_with_totals(path: Path) -> None:
+    with xlsxwriter.Workbook(str(path)) as book:
+        names = [{"header": "sku", "total_string": "Total"}, {"header": "n", "total_function": "sum", "total_value": 3}]
+        book.add_worksheet().add_table("A1:B4", {"data": [["a", 1], ["b", 2]], "columns": names, "total_row": True})
+
+
+def openpyxl_with_totals(path: Path) -> None:
+    book = openpyxl.Workbook()
+    for row in (["sku", "n"], ["a", 1], ["b", 2], ["Total", 3]):
+        book.active.append(row)
+    made = Table(displayName="Goods", ref="A1:B4", totalsRowCount=1)
+    made._initialise_columns()
+    book.active.add_table(made)
+    book.save(path)
+
+
+NUMBERS: list[tuple[str, float, str | None]] = [
+    ("00000", 1234, "01234"), ("00000", 123456, "123456"), ("00000", -5, "-00005"), ("00000", 12.5, None),
+    ("000-000", 1234, "001-234"), ('"SKU-"0000', 34, "SKU-0034"), ("000-00-0000", 123456789, "123-45-6789"),
+    ("000 000", 1234, "001 234"), (r"\#0000", 7, "#0007"), ("[Red]0000", 5, "0005"), ('0" pcs"', 12, "12 pcs"),
+    ("0.00", 12.5, "12.50"), ("0.00", 1.239, "1.239"), ("0.00", 12, "12.00"), ('"V"0.0', 1, "V1.0"),
+    ("000.00", 1.5, "001.50"),
+    ("#,##0", 1234567, "1234567"), ("#,##0.00", 1234.5, "1234.50"), ("0%", 0.125, "0.125"), ("0.00E+00", 1234, "1234"),
+    ('#,##0.00\\ "kr"', 12.5, "12.50"), ("[$€-407] #,##0", 12, "12"), ("General", 1.5, "1.5"), ("@", 5, "5"),
+    ("aaaa", 5, "5"),
+    ("_-* #,##0.00_-", 12.5, "12.50"), ("0.00;[Red](0.00)", -12.5, "-12.50"), ('0000;-0000;"none"', 0, "none"),
+    (";;;", 5, "5"),
+    ('[<=9999999]###-####;(###) ###-####', 5551234, "555-1234"),
+    ('[<=9999999]###-####;(###) ###-####', 8005551234, "(800) 555-1234"), ("[DBNum1]000", 5, None),
+    ('0000" of "0000;@', 12345678, "1234 of 5678"), ("0", 10**17, "100000000000000000"),
+]  # fmt: skip
+
+
+def shown(path: Path, **options: Any) -> list[Any]:
+    """What a field of text gets of the first column; None where that is refused."""
+    found = [(cell, text_or_none(cell)) for _, (cell, *_) in values(path, **options)]
+    assert all(isinstance(cell, int | float) for cell, _ in found), "any other field gets the number"
+    return [text for _, text in found]
+
+
+def text_or_none(cell: Any) -> str | None:
+    try:
+        return str(text_of_cell(cell))
+    except Unclear:
+        return None
+
+
+class TestNumbersAsText:
+    """Fails where a cell's number format is forgotten."""
+
+    def test_of_an_excel_workbook(self, tmp_path: Path) -> None:
+        cells = "".join(
+            f'<row r="{row}"><c r="A{row}" s="{row - 1}"><v>{value!r}</v></c></row>'
+            for row, (_, value, _) in enumerate(NUMBERS, 2)
+        )
+        path = xlsx(tmp_path / "f", sheet_xml(HEAD + cells), styles=styles(*(code for code, _, _ in NUMBERS)))
+        assert shown(path) == [text for _, _, text in NUMBERS]
+
+    def test_of_an_old_workbook(self, tmp_path: Path) -> None:
+        extra, cells = record(0x00E0, struct.pack("<HH16x", 0, 0)), label(0, 0, "a") + label(0, 1, "b")
+        for row, (code, value, _) in enumerate(NUMBERS, 1):
+            text = code.encode("utf-16-le")
+            extra += record(0x041E, struct.pack("<HHB", 200 + row, len(code), 1) + text)
+            extra += record(0x00E0, struct.pack("<HH16x", 0, 200 + row))
+            cells += number(row, 0, value, row)
+        assert shown(xls(tmp_path / "f", cells, extra=extra)) == [text for _, _, text in NUMBERS]
+
+    def test_of_an_open_document_where_the_text_is_in_the_cell(self, tmp_path: Path) -> None:
+        cells = [
+            (1234, "01234", "01234"), (1234, "001-234", "001-234"), (34, "SKU-0034", "SKU-0034"),
+            (34, "A1-0034", "A1-0034"),
+            (12.5, "12,50", "12.50"), (12.5, "12.50", "12.50"), (12, "12,00", "12.00"), (1234567, "1.234.567", "1234567"),
+            (1234567, "1,234,567", "1234567"), (1.239, "1.24", "1.239"), (-5, "-00005", "-00005"), (12, "12 pcs", "12 pcs"),
+            (1234.5, "1,234.50", "1234.50"), (5, "5", "5"), (1234, "1.23E+03", "1234"), (0, "000", "000"),
+            (12.5, "12.50 €", "12.5"),
+        ]  # fmt: skip
+        rows = "".join(
+            f'<table:table-row><table:table-cell office:value-type="float" office:value="{value}"><text:p>{text}</text:p>'
+            "</table:table-cell></table:table-row>"
+            for value, text, _ in cells
+        )
+        path = ods(tmp_path / "f", table(table_rows([["a", "b"]]) + rows))
+        assert shown(path) == [text for _, _, text in cells]
+
+    @pytest.mark.parametrize("value", [Formatted(1234, "000-000", "001-234"), Formatted(12.5, "00000", None)])
+    def test_between_processes_they_stay_as_they_are(self, value: Formatted) -> None:
+        ((found,),) = orjson.loads(dump([[value]]))
+        again = unpacked(found)
+        assert (again, again.code, again.text) == (value, value.code, value.text)
+
+
+class TestTotals:
+    """Fails where the last row of a table is taken for one of its rows."""
+
+    def test_the_totals_of_a_table_are_no_row_and_what_is_below_it_is(self, tmp_path: Path) -> None:
+        book = xlsxwriter.Workbook(str(tmp_path / "f"))
+        sheet = book.add_worksheet()
+        names = [{"header": "sku", "total_string": "Total"}, {"header": "n", "total_function": "sum", "total_value": 3}]
+        sheet.add_table("B3:C6", {"data": [["a", 1], ["b", 2]], "columns": names, "total_row": True})
+        sheet.add_table("E3:F5", {"data": [["x", 7], ["y", 8]], "columns": [{"header": "p"}, {"header": "q"}]})
+        sheet.write_row("B9", ["c", 5])
+        sheet.write("A6", "aside")
+        book.close()
+        with open_source(tmp_path / "f", "f.xlsx", limits=Limits()) as source:
+            found = list(source.rows())
+            assert source.planned == len(found) == 4
+        assert [(row.number, row.values["sku"], row.values["n"]) for row in found] == [
+            (4, "a", 1), (5, "b", 2), (6, None, None), (9, "c", 5),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("engine", [xlsx_with_totals, openpyxl_with_totals])
+    @pytest.mark.parametrize("report", [False, True])
+    def test_a_row_of_totals_alone_is_not_there(self, tmp_path: Path, engine: Callable[[Path], None], report: bool) -> None:
+        engine(tmp_path / "f.xlsx")
+        with list_file(tmp_path / "f.xlsx", "f.xlsx", Limits()) as file, file.open(None, (), report=report) as source:
+            assert [list(row.values.values()) for row in source.rows()] == [["a", 1], ["b", 2]]
+            assert source.planned == (None if report else 2)
 
 
 class TestXlsxWriters:

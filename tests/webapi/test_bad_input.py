@@ -296,3 +296,20 @@ def test_a_key_that_is_given_twice_is_refused_with_its_name(client: Client) -> N
         answer = client.post("/api/tasks", data=body, content_type="application/json")
         assert (answer.status_code, answer.json["code"]) == (400, "duplicate_key")
         assert ("'worker'" if b"anything" in body else "'sku'") in answer.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        (b'filename="caf\xe9.csv"', "caf\ufffd.csv"),
+        (b'filename="\x83\x65.csv"', "\ufffde.csv"),
+        ('filename="café.csv"'.encode(), "café.csv"),
+        (b"filename*=UTF-8''caf%C3%A9.csv", "café.csv"),
+    ],
+)
+def test_the_name_of_a_file_may_be_in_any_encoding(client: Client, said: bytes, name: str) -> None:
+    """Fails with werkzeug's own decoder of multipart forms."""
+    body = multipart(True).replace(b'filename="a.csv"', said)
+    answer = client.post("/api/tasks", data=body, content_type="multipart/form-data; boundary=B")
+    assert answer.status_code == 202, answer.json
+    assert (answer.json["title"], answer.json["counts"]["total"]) == (name, 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xlsxwriter
 from support.webshop import Client, form_of
 
 from asynctask import AsyncTask
@@ -29,6 +30,28 @@ def parent(client: Client, app: AsyncTask, working: Callable[[], AbstractContext
 
 def corrected(client: Client, task_id: int, suffix: str = "csv") -> Any:
     return client.get(f"/api/tasks/{task_id}/report.{suffix}?rows=failed").data
+
+
+@pytest.mark.parametrize("suffix", ["xlsx", "csv"])
+def test_a_number_format_that_is_part_of_a_text_comes_back(
+    client: Client, app: AsyncTask, working: Callable[[], AbstractContextManager[None]], suffix: str
+) -> None:
+    """Fails where a report forgets the formats of cells."""
+    body = io.BytesIO()
+    with xlsxwriter.Workbook(body) as book:
+        sheet, code = book.add_worksheet(), book.add_format({"num_format": '"NO-"000-000'})
+        sheet.write_row(0, 0, ["sku", "Quantity"])
+        sheet.write_number(1, 0, 1234, code)
+        sheet.write_number(1, 1, 3, book.add_format({"num_format": "000"}))
+    made = client.post("/api/tasks", **form_of(body.getvalue(), filename="a.xlsx")).json
+    with working():
+        app.task(made["task_id"]).wait(60)
+    report = corrected(client, made["task_id"], suffix)
+    answer = client.post(
+        "/api/tasks", **form_of(report, filename=f"a.{suffix}", resubmit_of=str(made["task_id"]), dry_run="true")
+    )
+    assert (answer.json["errors"], answer.json["accepted"]) == ([], 1)
+    assert answer.json["first_items"] == [{"sku": "NO-001-234", "quantity": 3, "note": None}]
 
 
 @pytest.mark.parametrize("door", ["form", "raw"])

@@ -76,6 +76,27 @@ class Percent(float):
         return made
 
 
+class Formatted(float):
+    """A number that its format shows otherwise: 1234 as 01234. ``text`` is what is shown, for a field of text; None where
+    that cannot be said. ``code`` is the number format."""
+
+    code: str
+    text: str | None
+
+    def __new__(cls, value: float, code: str, text: str | None) -> Formatted:
+        made = super().__new__(cls, value)
+        made.code, made.text = code, text
+        return made
+
+    @property
+    def number(self) -> int | float:
+        """The number alone, for every other field."""
+        return int(self) if self.is_integer() else float(self)
+
+    def __str__(self) -> str:
+        return str(self.number) if self.text is None else self.text
+
+
 @dataclass(frozen=True, slots=True)
 class RawRow:
     """One row before validation.
@@ -110,11 +131,12 @@ class Source(Protocol):
     """An open list: a context manager; ``rows`` may be called repeatedly.
 
     ``format``: its name in the registry. ``headers``: the names of the columns in order, None for JSON; ``places``: their
-    columns in the sheet, 0 is A. ``sheet_name``: None for a file without sheets. ``planned``: the number of rows, None if
-    unknown without reading them.
+    columns in the sheet, 0 is A. ``sheet_name``: None for a file without sheets. ``delimiter``: that of a text, else
+    None. ``planned``: the number of rows, None if unknown without reading them.
     """
 
     format: str
+    delimiter: str | None
     headers: tuple[str, ...] | None
     places: tuple[int, ...] | None
     sheet_name: str | None
@@ -138,9 +160,29 @@ class Source(Protocol):
     ) -> None: ...
 
 
+_INVISIBLE: Final = "\ufeff\u200b\u2060\u00ad\u180e\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters without width that programs leave at the ends of copied texts: byte order mark, zero-width space, word joiner,
+soft hyphen, marks of direction. Joiners are not among them: within emoji and Indic words they are seen."""
+_SPACES: Final = (
+    " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028"
+    "\u2029\u202f\u205f\u3000"
+)
+_ENDS: Final = _SPACES + _INVISIBLE
+_NOTHING: Final = dict.fromkeys(map(ord, _INVISIBLE))
+
+
+def trimmed(text: str) -> str:
+    """A text of a cell without spaces and invisible characters at its ends."""
+    text = text.strip()
+    return text if text.isascii() else text.strip(_ENDS)
+
+
 def normalise(name: str) -> str:
-    """A header in the form in which names are compared: NFKC, case folded, spaces collapsed and stripped."""
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    """A header in the form in which names are compared: NFKC, case folded, spaces collapsed and stripped, no invisible
+    characters."""
+    if not name.isascii():
+        name = unicodedata.normalize("NFKC", name.translate(_NOTHING))
+    return " ".join(name.casefold().split())
 
 
 def column_letters(index: int) -> str:

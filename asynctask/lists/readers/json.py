@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,7 @@ from asynctask.lists.readers.encodings import BOM, decoded, prove_encoding
 
 _CHUNK: Final = 1 << 18
 _SHOWN: Final = 200
+_KEY_SHOWN: Final = 80
 # A group that repeats possessively (``*+``) is atomic (``(?>``): before Python 3.11.5 such a repeat otherwise goes on from
 # where its last turn failed, instead of where it began (gh-106052).
 _INSIDE: Final = rb'[^"\\]*+(?>\\.[^"\\]*+)*+'
@@ -35,6 +38,7 @@ class JsonSource:
     headers: tuple[str, ...] | None = None
     places: tuple[int, ...] | None = None
     sheet_name: str | None = None
+    delimiter: str | None = None
 
     def __init__(self, name: str, items: Callable[[], Iterator[RawRow]], planned: int) -> None:
         self.format = name
@@ -159,8 +163,8 @@ def _item(number: int, piece: Piece, limits: Limits) -> RawRow:
         return _refused(number, b"", _item_too_large(number, piece.size, limits))
     try:
         return RawRow(number, _parsed(piece.raw, piece.line, piece.column))
-    except _LongInteger as error:
-        return _refused(number, piece.raw, Problem(number, None, error.code, str(error), _beginning(piece.raw)))
+    except (_LongInteger, DoubledKey) as error:
+        return _refused(number, piece.raw, _problem(number, error, piece.raw))
 
 
 def _line_item(number: int, line: bytes, size: int, limits: Limits) -> RawRow:
@@ -170,7 +174,12 @@ def _line_item(number: int, line: bytes, size: int, limits: Limits) -> RawRow:
         check_depth(line, limits.max_json_depth)
         return RawRow(number, _parsed(line, number, 1))
     except InputError as error:
-        return _refused(number, line, Problem(number, None, error.code, str(error), _beginning(line)))
+        return _refused(number, line, _problem(number, error, line))
+
+
+def _problem(number: int, error: InputError, raw: bytes) -> Problem:
+    text = error.code if error.code == DoubledKey.code else ""
+    return Problem(number, None, error.code, str(error), _beginning(raw), text, error.params)
 
 
 def _item_too_large(number: int, size: int, limits: Limits) -> Problem:
@@ -196,9 +205,43 @@ def _parsed(raw: bytes, line: int, column: int) -> Any:
     if _DIGITS.search(raw):
         _refuse_long_integers(_STRINGS.sub(b"", raw))
     try:
-        return orjson.loads(raw)
+        found = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise _invalid(raw, error, line, column) from None
+    if (key := doubled_key(raw, found)) is not None:
+        raise DoubledKey(key)
+    return found
+
+
+class DoubledKey(InputError):
+    """An object has a key twice; every JSON parser would drop another of the two values."""
+
+    code = "duplicate_key"
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key!r} is given twice in one object; keep one of them", params={"key": key})
+
+
+def doubled_key(raw: bytes, found: Any) -> str | None:
+    """The first key that an object within a sound JSON text has twice; None without one. ``found``: its value."""
+    colons, keys = raw.count(b":"), _keys(found)
+    if colons == keys or _STRINGS.sub(b"", raw).count(b":") == keys:
+        return None
+    doubled: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            doubled.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+
+    json.loads(raw, object_pairs_hook=once)
+    return next((key.encode("utf-8", "replace").decode()[:_KEY_SHOWN] for key in doubled), None)
+
+
+def _keys(found: Any) -> int:
+    """How many keys the objects within a value have."""
+    if type(found) is dict:
+        return len(found) + sum(_keys(each) for each in found.values() if type(each) in (dict, list))
+    return sum(_keys(each) for each in found if type(each) in (dict, list)) if type(found) is list else 0
 
 
 def _refuse_long_integers(bare: bytes) -> None:

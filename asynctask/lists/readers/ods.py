@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, Percent, too_long, too_wide
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, Percent, too_long, too_wide, trimmed
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
     MAX_SHEETS,
@@ -27,8 +27,10 @@ from asynctask.lists.readers.workbook import (
     empty_sheet,
     encrypted,
     feed,
+    formatted,
     from_iso,
     plain_number,
+    shown_format,
 )
 
 MIMETYPE: Final = b"application/vnd.oasis.opendocument.spreadsheet"
@@ -273,13 +275,15 @@ class _Parser:
 
     def _close_cell(self, attrs: Mapping[str, str]) -> None:
         repeat = _repeat(attrs, "table:number-columns-repeated")
-        text = "".join(self._text).strip() or None
+        text = trimmed("".join(self._text)) or None
         self._cell, self._text_depth = None, 0
         value = _value(attrs, text)
         if value is None and "table:formula" in attrs and "office:value-type" not in attrs and not self._shown:
             value = CellError(NO_VALUE)  # an empty text as a saved result has an empty paragraph
         if self._percents and attrs.get("office:value-type") == "percentage" and type(value) in (int, float):
             value = Percent(value, PERCENT)
+        if text is not None and attrs.get("office:value-type") == "float" and type(value) in (int, float):
+            value = formatted(value, shown_format(value, text))
         if value is not None:
             self._put(value, repeat)
         self._column += repeat
@@ -330,7 +334,7 @@ def _value(attrs: Mapping[str, str], text: str | None) -> Any:
     except (KeyError, ValueError, UnicodeEncodeError):
         raise damaged(f"a cell is said to be a {kind} and is none") from None
     if text is None:
-        text = attrs.get("office:string-value", "").strip() or None
+        text = trimmed(attrs.get("office:string-value", "")) or None
     if "table:formula" in attrs and text is not None and _ERROR_TEXT.fullmatch(text):
         return CellError(text)
     return text

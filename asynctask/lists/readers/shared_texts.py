@@ -11,7 +11,7 @@ from typing import IO, Final
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
-from asynctask.lists.readers.base import over_limit
+from asynctask.lists.readers.base import over_limit, trimmed
 from asynctask.lists.readers.workbook import Package, damaged, parse_xml
 
 NAMES: Final[Mapping[str, str]] = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
@@ -46,7 +46,7 @@ def clean(raw: bytes) -> str | None:
         text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
         # Join surrogate pairs; replace lone surrogates.
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text.strip() or None
+    return trimmed(text) or None
 
 
 def escaped(text: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -13,6 +14,14 @@ from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, column_let
 
 Cells = Callable[[], Iterator[tuple[int, list[Any]]]]
 """Iterates over the non-empty rows: their numbers, and their cells from column A on, empty ones None."""
+
+
+class Torn(list[Any]):
+    """The cells of a row that cannot be cut into cells with certainty; ``problem`` says why."""
+
+    def __init__(self, cells: Sequence[Any], problem: Problem) -> None:
+        super().__init__(cells)
+        self.problem = problem
 
 
 class Table(NamedTuple):
@@ -42,9 +51,10 @@ class TableSource:
         sheet_name: str | None = None,
         filled: int | None = None,
         extra_is_problem: bool = False,
+        delimiter: str | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.format, self.sheet_name = name, sheet_name
+        self.format, self.sheet_name, self.delimiter = name, sheet_name, delimiter
         self._cells: Cells | None = cells
         self._limits, self._extra_is_problem, self._close = options.limits, extra_is_problem, close
         first = list(islice(cells(), HEADER_ROWS))
@@ -68,6 +78,8 @@ class TableSource:
             row = header.row(number, cells, extra_is_problem=self._extra_is_problem)
             if row is None:
                 continue
+            if type(cells) is Torn:
+                row = replace(row, problems=(cells.problem,))
             count += 1
             if count > most:
                 raise over_limit("the list has more rows", "max_rows", most)
@@ -103,7 +115,7 @@ def sheet_source(name: str, table: Table, options: OpenOptions) -> TableSource:
 
 HEADER_ROWS: Final = 20
 _SHOWN: Final = 20
-_FIGURES: Final = re.compile(r"[\d\s.,:/+%-]*")
+FIGURES: Final = re.compile(r"[\d\s.,:/+%-]*")
 """A number or a date: in CSV every cell is text, and a row of figures is no header."""
 
 
@@ -181,6 +193,8 @@ def find_header(rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str
     if chosen is None:
         raise _no_header(rows, expect)
     number, cells = chosen
+    if type(cells) is Torn:
+        raise InputError(f"row {number}, the header: {cells.problem.message}", code="invalid_csv")
     last = max(i for i, cell in enumerate(cells) if cell is not None)
     if last >= limits.max_columns:
         raise over_limit(f"the header in row {number} has {last + 1:,} columns", "max_columns", limits.max_columns)
@@ -206,7 +220,7 @@ def _first_texts(rows: Sequence[tuple[int, Sequence[Any]]]) -> tuple[int, Sequen
     least = 1 if len(used) == 1 else 2
     for row in rows[:HEADER_ROWS]:
         filled = [cell for cell in row[1] if cell is not None]
-        texts = [normalise(cell) for cell in filled if isinstance(cell, str) and not _FIGURES.fullmatch(cell)]
+        texts = [normalise(cell) for cell in filled if isinstance(cell, str) and not FIGURES.fullmatch(cell)]
         if len(texts) >= least and len(texts) * 2 > len(filled) and len(set(texts)) * 2 > len(texts):
             return row
     return None

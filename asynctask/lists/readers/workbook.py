@@ -9,6 +9,7 @@ import posixpath
 import re
 import struct
 import sys
+import unicodedata
 import zipfile
 import zlib
 from array import array
@@ -23,7 +24,7 @@ from xml.parsers import expat
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Limits, Percent, over_limit
+from asynctask.lists.readers.base import CellError, Formatted, Limits, Percent, over_limit
 
 # -- zip package
 #
@@ -326,8 +327,9 @@ def sheet_kinds(package: Package, part: str | None, *, percents: bool = False) -
             inside = tag
         elif tag == "numFmt" and inside == "numFmts" and len(codes) < MAX_STYLES:
             code = attrs.get("formatCode", "")
-            kind = classify(code)
-            codes[_whole(attrs.get("numFmtId", ""))] = _percent(code) if percents and kind == NUMBER else kind
+            kind = kind_of_format(code)
+            is_number = kind[:1] in ("", "#")
+            codes[_whole(attrs.get("numFmtId", ""))] = (percents and is_number and _percent(code)) or kind
         elif tag == "xf" and inside == "cellXfs" and len(styles) < MAX_STYLES:
             styles.append(_whole(attrs.get("numFmtId", "0")))
 
@@ -343,6 +345,41 @@ def sheet_kinds(package: Package, part: str | None, *, percents: bool = False) -
     kinds = {b"%d" % number: codes.get(code, NUMBER) for number, code in enumerate(styles)}
     kinds[b""] = kinds.get(b"0", NUMBER)
     return {number: kind for number, kind in kinds.items() if kind}
+
+
+Totals = Mapping[int, tuple[tuple[int, int], ...]]
+"""Of the totals rows of a sheet's tables: row -> first and last column of each, 0 is A."""
+_AREA: Final = re.compile(r"\$?([A-Z]{1,3})\$?([1-9][0-9]{0,6})(?::\$?([A-Z]{1,3})\$?([1-9][0-9]{0,6}))?")
+
+
+def totals_rows(package: Package, sheet: str) -> Totals:
+    """The totals rows that the tables of a sheet end with: a sum is no item."""
+    found: dict[int, tuple[tuple[int, int], ...]] = {}
+
+    def start(tag: str, attrs: Mapping[str, str]) -> None:
+        area = _AREA.fullmatch(attrs.get("ref", "")) if _local(tag) == "table" else None
+        if area is None or area[3] is None:
+            return
+        left, top, right, bottom = column_index(area[1]), int(area[2]), column_index(area[3]), int(area[4])
+        count = _whole(attrs.get("totalsRowCount", "0"))
+        for row in range(max(top + 1, bottom - min(count, MAX_SHEETS) + 1), bottom + 1):
+            found[row] = (*found.get(row, ()), (left, right))
+
+    if _relations_of(sheet).lower() not in package.parts:
+        return found
+    tables = [target for kind, target in _relations(package, sheet).values() if kind == "table"]
+    for part in tables[:MAX_SHEETS]:
+        if part.lower() in package.parts:
+            _parse(package, part, lambda parser: setattr(parser, "StartElementHandler", start))
+    return found
+
+
+def column_index(letters: str) -> int:
+    """The column of its letters; A is 0."""
+    column = 0
+    for letter in letters:
+        column = column * 26 + ord(letter) - 64
+    return column - 1
 
 
 def choose_sheet(wanted: str, names: list[str]) -> int:
@@ -361,7 +398,7 @@ def choose_sheet(wanted: str, names: list[str]) -> int:
 
 def _relations(package: Package, part: str) -> dict[str, tuple[str, str]]:
     """The relations of a part: id -> last word of the type, name of the other part."""
-    folder, name = posixpath.split(part)
+    folder = posixpath.dirname(part)
     found: dict[str, tuple[str, str]] = {}
 
     def start(tag: str, attrs: Mapping[str, str]) -> None:
@@ -373,8 +410,13 @@ def _relations(package: Package, part: str) -> dict[str, tuple[str, str]]:
                 target = unquote(target)
             found[attrs.get("Id", "")] = (attrs.get("Type", "").rpartition("/")[2], target)
 
-    _parse(package, posixpath.join(folder, "_rels", f"{name}.rels"), lambda p: setattr(p, "StartElementHandler", start))
+    _parse(package, _relations_of(part), lambda parser: setattr(parser, "StartElementHandler", start))
     return found
+
+
+def _relations_of(part: str) -> str:
+    folder, name = posixpath.split(part)
+    return posixpath.join(folder, "_rels", f"{name}.rels")
 
 
 def _parse(package: Package, part: str, attach: Callable[[XMLParserType], None]) -> None:
@@ -422,6 +464,8 @@ BUILT_IN: Final[dict[int, str]] = {
     # Date formats of East Asian versions of Excel; 32 to 35, 55 and 56 are times.
     **dict.fromkeys([27, 28, 29, 30, 31, 36, 50, 51, 52, 53, 54, 57, 58], DATE),
     **dict.fromkeys([32, 33, 34, 35, 55, 56], TIME),
+    **dict.fromkeys([2, 7, 8, 39, 40, 43, 44], "#0.00"),
+    4: "##,##0.00",
 }
 """The formats identified by number, without a format code."""
 
@@ -465,6 +509,13 @@ def classify(code: str) -> str:
     if len(tests) == 3 and tests[1] == "[]":
         tests[1] = "[<0]"  # spreadsheets' default where a third part is for the rest
     return ";".join(map("".join, zip(tests, kinds, strict=True)))
+
+
+def kind_of_format(code: str) -> str:
+    """The kind of a number format: as of :func:`classify`, or for one that adds digits or text to a number, the format
+    itself behind a ``#``."""
+    kind = classify(code)
+    return f"#{code}" if kind == NUMBER and _adds(code) else kind
 
 
 def _shows(code: str) -> str:
@@ -534,6 +585,8 @@ def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
         return value
     if kind[:1] == "%":
         return Percent(value, kind[1:])
+    if kind[:1] == "#":
+        return formatted(value, kind[1:])
     try:
         milliseconds = round(value * _DAY_MS)
         if kind == DURATION:
@@ -574,6 +627,218 @@ def _day(days: int, epoch_1904: bool) -> date | None:
     if days > _LEAP_BUG:
         return _EPOCH_1900 + timedelta(days)
     return _EPOCH_1900 + timedelta(days + 1) if 0 < days < _LEAP_BUG else None
+
+
+# -- numbers as they are shown: what a field of text gets
+#
+# A format may pad a number with zeros or put text into it (00000, 000-000, "SKU-"0000): then what is shown is the text. One
+# that only rounds, groups thousands or names a currency leaves the digits as they are; decimals are at least those shown.
+
+_LONGEST_FORMAT: Final = 255
+_LONG: Final = 1e15
+"""Numbers from here on have more digits than a spreadsheet keeps."""
+_PART: Final = re.compile(
+    r'"(?P<quoted>[^"]*)"?|\\(?P<escaped>.)|(?P<space>_).|(?P<fill>\*).|\[(?P<bracket>[^\[\]]*)\]'
+    r"|(?P<general>General|Standard|@)|(?P<place>[0#?])|(?P<other>.)",
+    re.IGNORECASE | re.DOTALL,
+)
+_SILENT: Final = re.compile(
+    r"black|blue|cyan|green|magenta|red|white|yellow|colou?r ?[0-9]{1,2}|\$-[0-9A-F]*|(?:[<>]=?|=|<>) *[-+.0-9E]+ *",
+    re.IGNORECASE,
+)
+_OTHERWISE: Final = re.compile(r"[%/]|E[+-]", re.IGNORECASE)
+_CURRENCY: Final = re.compile(r"[A-Z]{3}|kr\.?|Kč|zł|Ft|lei|Rs\.?|R\$|Fr\.?|S/\.?|руб\.?|р\.|лв\.?|[元円원]|RM|Rp\.?")
+_UNSAID: Final = frozenset(" ()+-\xa0")
+"""Signs around a number that say nothing but its sign."""
+
+
+class _Section(NamedTuple):
+    """One part of a number format: the text ``before`` the number and ``after`` it, its places of ``whole`` digits (``0``,
+    ``#``, ``?``) with the texts between them, None for a number in general form; decimals, the ``least`` and ``most``.
+
+    ``plain``: the number is shown by its own digits, apart from ``least``. ``told``: what is shown can be said. ``test``:
+    its condition.
+    """
+
+    before: str
+    whole: tuple[str, ...] | None
+    least: int
+    most: int
+    after: str
+    plain: bool
+    told: bool
+    test: tuple[str, float] | None
+
+
+def formatted(value: float, code: str) -> Any:
+    """A number under a format: a :class:`Formatted` if it is shown with other digits or with text, else the number."""
+    if abs(value) >= _LONG:
+        return value
+    plain = str(value) if isinstance(value, int) else format(value, ".15g")
+    least = _least(code)
+    text = _shown(value, plain, code) if least is None else _padded(plain, least)
+    return value if text == plain else Formatted(value, code if code.isprintable() else "", text)
+
+
+def _adds(code: str) -> bool:
+    """Whether a format may show a number by more than its digits."""
+    return len(code) <= _LONGEST_FORMAT and any(not each.plain or each.least for each in _sections(code))
+
+
+@lru_cache(maxsize=1_000)
+def _least(code: str) -> int | None:
+    """The decimals that a format shows at least, for any number; None for one that adds anything else."""
+    sections = _sections(code)
+    same = all(each.plain and each.least == sections[0].least for each in sections)
+    return sections[0].least if same else None
+
+
+def _padded(plain: str, least: int) -> str:
+    if "e" in plain or not least:
+        return plain
+    whole, _, decimals = plain.partition(".")
+    return f"{whole}.{decimals.ljust(least, '0')}"
+
+
+def _shown(value: float, plain: str, code: str) -> str | None:
+    """What a number looks like, ``plain`` without a format; None where that cannot be said."""
+    sections = _sections(code)
+    conditional, sign = any(each.test for each in sections), "-" if value < 0 else ""
+    if conditional:
+        chosen = next(
+            (each for each in sections if not each.test or _COMPARE[each.test[0]](value, each.test[1])), sections[0]
+        )
+    else:
+        at = 1 if value < 0 and len(sections) > 1 else 2 if value == 0 and len(sections) > 2 else 0
+        chosen, sign = sections[at], "" if at else sign
+    if chosen.plain:
+        return _padded(plain, chosen.least)
+    decimals = plain.partition(".")[2]
+    if "e" in plain or not chosen.told or len(decimals) > chosen.most or (conditional and sign):
+        return None
+    return (sign + _filled(plain.removeprefix("-"), chosen)).strip()
+
+
+def _filled(digits: str, section: _Section) -> str:
+    """The texts of a section and digits in their places, from the right; the first place takes all that are left."""
+    if section.whole is None:
+        return section.before + digits + section.after
+    whole, _, decimals = digits.partition(".")
+    left, shown = list(whole.lstrip("0")), list[str]()
+    first = next((at for at, part in enumerate(section.whole) if part in _PLACES), -1)
+    for at in range(len(section.whole) - 1, -1, -1):
+        part = section.whole[at]
+        if part not in _PLACES:
+            shown.append(part)
+        elif at == first and left:
+            shown.append("".join(left))
+        else:
+            shown.append(left.pop() if left else _PLACES[part])
+    decimals = decimals.ljust(section.least, "0")
+    return section.before + "".join(reversed(shown)) + ("." + decimals if decimals else "") + section.after
+
+
+_PLACES: Final = {"0": "0", "#": "", "?": " "}
+
+
+@lru_cache(maxsize=1_000)
+def _sections(code: str) -> tuple[_Section, ...]:
+    """The parts of a number format that are for numbers: at most three; the fourth is for text."""
+    parts: list[list[re.Match[str]]] = [[]]
+    for found in _PART.finditer(code[:_LONGEST_FORMAT]):
+        if found["other"] == ";":
+            parts.append([])
+        else:
+            parts[-1].append(found)
+    made = [_section(part) for part in parts[:3]]
+    return tuple(made)
+
+
+def _section(found: list[re.Match[str]]) -> _Section:
+    kinds = [each.lastgroup for each in found]
+    others = "".join(each["other"] or "" for each in found)
+    places = [at for at, kind in enumerate(kinds) if kind == "place"]
+    general = kinds.count("general")
+    dots = [at for at in range(len(found)) if found[at]["other"] == "." and places]
+    dot = dots[0] if dots else len(found)
+    first = min([*places, dot]) if places else kinds.index("general") if general else len(found)
+    last = max([*places, *dots]) if places else first
+    whole = [at for at in places if at < dot]
+    commas = [at for at in range(len(found)) if found[at]["other"] == "," and first <= at]
+    inner = [
+        text if kinds[at] != "place" else found[at][0]
+        for at in range(first, whole[-1] + 1 if whole else first)
+        if (text := _said(found[at])) or kinds[at] == "place"
+    ]
+    before = "".join(map(_said, found[:first]))
+    after = "".join(_said(each) for each in found[last + 1 :])
+    least, most = (sum(found[at][0] in kept for at in places if at > dot) for kept in ("0", "0#?"))
+    brackets = [each["bracket"] for each in found if each["bracket"] is not None]
+    words = any(map(_without_currency, (before, after)))
+    shaped = sum(part == "0" for part in inner) > 1 or any(part not in _PLACES for part in inner)
+    otherwise = _OTHERWISE.search(others) is not None and bool(places)
+    plain = not shaped and not words
+    unknown = any(each.isascii() and each.isalpha() for each in others)  # no text: aaaa is a weekday in Japan
+    odd = unknown or bool(commas) or general + len(dots) > 1 or any(not _SILENT.fullmatch(each) for each in brackets)
+    if otherwise:
+        plain, least = True, 0
+    if commas and commas[-1] > (whole[-1] if whole else -1):
+        least = 0  # shown in thousands
+    test = next((match for each in brackets if (match := _CONDITION.fullmatch(f"[{each}]"))), None)
+    empty = not places and not general
+    return _Section(
+        before, None if general else tuple(inner), least, 15 if general else most, after,
+        plain or not before + after + "".join(inner), not odd and not (empty and not words),
+        (test[1], float(test[2])) if test else None,
+    )  # fmt: skip
+
+
+def _without_currency(text: str) -> str:
+    """A text beside a number without a currency, which is no part of a text: a currency is a number."""
+    left = "".join(each for each in text if each not in _UNSAID and unicodedata.category(each) != "Sc")
+    return "" if _CURRENCY.fullmatch(left) else left
+
+
+def _said(part: re.Match[str]) -> str:
+    """The text that a piece of a number format shows; letters without quotes are none."""
+    if part["space"]:
+        return " "
+    other = part["other"] or ""
+    return (
+        part["quoted"] or part["escaped"] or ("" if other in {".", ","} or (other.isascii() and other.isalpha()) else other)
+    )
+
+
+def shown_format(value: float, text: str) -> str:
+    """The number format under which a number looks like ``text``; empty for one that adds no digit and no text to it."""
+    sign, shown = ("-", text[1:]) if text[:1] in {"-", "−"} else ("", text)
+    plain = format(abs(value), ".15g")
+    whole, _, decimals = plain.partition(".")
+    digits = "".join(filter(_is_digit, shown))
+    more = len(digits) - len(whole + decimals)
+    if digits == whole + decimals + "0" * more and _DECIMALS.search(shown[-(more + len(decimals) + 1) :]):
+        return "0." + "0" * (more + len(decimals)) if more > 0 else ""
+    if decimals or "e" in plain or len(text) > _LONGEST_FORMAT // 4 or (digits == whole and _GROUPS.fullmatch(shown)):
+        return ""
+    left, parts = list(whole), list[str]()
+    for each in reversed(shown):
+        if left and each == left[-1]:
+            left.pop()
+            parts.append("0")
+        elif not left and each == "0":
+            parts.append("0")
+        else:
+            parts.append('\\"' if each == '"' else f'"{each}"')
+    code = "".join(reversed(parts)).replace('""', "")
+    return "" if left or _shown(value, sign + plain, code) != text else code
+
+
+_DECIMALS: Final = re.compile(r"^[.,][0-9]+$")
+_GROUPS: Final = re.compile(r"[0-9]{1,3}(?:([.,'’ \xa0\u202f])[0-9]{3})(?:\1[0-9]{3})*")
+
+
+def _is_digit(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def from_iso(text: str, kind: str = DATE) -> Any:

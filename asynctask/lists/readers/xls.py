@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide, trimmed
 from asynctask.lists.readers.shared_texts import Texts, escaped
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
@@ -19,10 +19,10 @@ from asynctask.lists.readers.workbook import (
     NUMBER,
     OleFile,
     choose_sheet,
-    classify,
     damaged,
     empty_sheet,
     from_serial,
+    kind_of_format,
     tidy,
 )
 
@@ -292,7 +292,7 @@ class _Globals:
         else:
             number, size, flags = struct.unpack_from("<HHB", data)
             code = characters(data, 5, size, flags)
-        self._formats[number] = classify(code)
+        self._formats[number] = kind_of_format(code)
 
     def _style(self, data: bytes) -> None:
         if len(self._styles) < MAX_STYLES:
@@ -486,7 +486,7 @@ class _LongText:
             self._parts.append(text)
 
     def value(self) -> str | None:
-        return "".join(self._parts).strip() or None
+        return trimmed("".join(self._parts)) or None
 
     def _take(self, data: bytes) -> None:
         piece = data[: self._left]
@@ -574,4 +574,4 @@ def _text(data: bytes, at: int, book: Globals) -> str | None:
     else:
         flags = data[at + 2] if size else 0
         text = characters(data, at + 3 + 2 * bool(flags & 8) + 4 * bool(flags & 4), size, flags)
-    return text.strip() or None
+    return trimmed(text) or None

@@ -19,6 +19,7 @@ from asynctask.lists.readers.workbook import (
     NO_VALUE,
     Package,
     SheetPart,
+    Totals,
     choose_sheet,
     damaged,
     empty_sheet,
@@ -29,6 +30,7 @@ from asynctask.lists.readers.workbook import (
     plain_number,
     read_workbook,
     sheet_kinds,
+    totals_rows,
 )
 
 
@@ -57,7 +59,7 @@ def xlsx_table(path: Path, options: OpenOptions) -> Table:
                 if part.part.lower() in seen:
                     continue  # another sheet on the same part, known to be empty
                 seen.add(part.part.lower())
-                sheet = SheetXml(lambda: Package(path, options.limits), part.part, book)
+                sheet = SheetXml(lambda: Package(path, options.limits), part.part, book, totals_rows(package, part.part))
                 filled = None if options.report else sheet.prove()
                 if any(sheet.cells()) if filled is None else filled:
                     return Table(sheet.cells, part.name, filled, texts.close)
@@ -122,10 +124,11 @@ class _Unusual(Exception):
 
 
 class SheetXml:
-    """A sheet. ``cells`` gives its rows, any number of times; ``prove`` reads it once before, to find faults beforehand."""
+    """A sheet without the totals of its tables. ``cells`` gives its rows, any number of times; ``prove`` reads it once
+    before, to find faults beforehand."""
 
-    def __init__(self, open_package: Callable[[], Package], part: str, book: Book) -> None:
-        self._open, self._part, self._book = open_package, part, book
+    def __init__(self, open_package: Callable[[], Package], part: str, book: Book, totals: Totals) -> None:
+        self._open, self._part, self._book, self._totals = open_package, part, book, totals
         self._usual, self._last = True, EXCEL_ROWS
 
     def prove(self) -> int:
@@ -168,7 +171,7 @@ class SheetXml:
         count, last, blank, width = 0, 0, self._book.texts.blank, self._book.limits.max_columns
         with self._open() as package:
             for number, content in self._contents(package):
-                certain = not blank and _FILLED.search(content) is not None
+                certain = not blank and _FILLED.search(content) is not None and number not in self._totals
                 if (certain and _last_column(content) < width) or self._row(number, content):
                     count, last = count + 1, number
         return count, last
@@ -183,7 +186,12 @@ class SheetXml:
         found: list[Found] = _CELL.findall(content)
         if not found or len(found) != content.count(b"<c ") + content.count(b"<c>") + content.count(b"<c/"):
             found = _parsed_row(number, content)
-        return row_values(number, found, self._book)
+        return self._without_totals(number, row_values(number, found, self._book))
+
+    def _without_totals(self, number: int, row: list[Any]) -> list[Any]:
+        for first, last in self._totals.get(number, ()):
+            row[first : last + 1] = [None] * len(row[first : last + 1])
+        return row if number not in self._totals or any(value is not None for value in row) else []
 
     def _contents(self, package: Package) -> Iterator[tuple[int, bytes]]:
         """Number and inner XML of each row that has cells. Raises _Unusual before it yields anything."""
@@ -238,7 +246,7 @@ class SheetXml:
         parser = _RowParser()
         for _ in feed(package.chunks(self._part), parser.attach, self._part):
             for number, found in parser.take():
-                yield number, row_values(number, found, self._book)
+                yield number, self._without_totals(number, row_values(number, found, self._book))
 
 
 class _RowParser:
