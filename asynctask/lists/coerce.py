@@ -125,8 +125,8 @@ def coercer_for(annotation: Any, *, sheet: bool, notation: Notation | None = Non
 
 def is_number(annotation: Any) -> bool:
     """Whether every alternative but None is a number, of one type or several."""
-    members = [each for each in _members(annotation) if each not in (None, type(None))]
-    return bool(members) and all(_kind(each) in _NUMBERS for each in members)
+    found = [each for each in members(annotation) if each not in (None, type(None))]
+    return bool(found) and all(_kind(each) in _NUMBERS for each in found)
 
 
 def by_model(coerce: Coercer) -> Coercer:
