@@ -477,6 +477,8 @@ class ItemShape:
         written = notation(header) if notation is not None and not own and is_number(info.annotation) else None
         annotation = str if field in self.secrets and is_secret_text(info.annotation) else info.annotation
         coerce = coercer_for(annotation, sheet=sheet, notation=written)
+        if coerce is not None and not own and kind_of(annotation) is float:
+            coerce = _as_float(coerce)
         return _Column(header, field, by_model(coerce) if own and coerce is not None else coerce, nullable)
 
     def _match(self, present: Mapping[str, str]) -> dict[str, str]:
@@ -584,6 +586,16 @@ class MixedShape(ItemShape):
         """The field that is the key of the worker of an accepted item; None without one."""
         worker = self._worker(item.worker_name)
         return None if worker is None else worker.key
+
+
+def _as_float(coerce: Coercer) -> Coercer:
+    """``coerce`` with a number that was a text as JSON's number, as people see it."""
+
+    def convert(value: Any) -> Any:
+        found = coerce(value)
+        return float(found) if isinstance(found, str) else found
+
+    return convert
 
 
 def _take_cells(

@@ -500,9 +500,9 @@ class TestOwnSyntax:
     def test_a_field_that_reads_texts_by_itself_sees_them(self) -> None:
         shape, names = ItemShape(Own), ("size", "least", "code", "day", "rate", "count")
         cells = dict(zip(names, ("1 KiB", "2MB", "#7", "3/4/2026", "25%", "1,200"), strict=True))
-        wanted = {"size": 1024, "least": 2_000_000, "code": 7, "day": "2026-03-04", "rate": 0.25, "count": 1201}
-        assert accepted(RawRow(2, cells), shape.bind(names), shape) == wanted
-        assert accepted(RawRow(1, {**cells, "count": "1200"}), None, shape) == wanted
+        wanted = {"size": 1024, "least": 2_000_000, "code": 7, "day": dt.date(2026, 3, 4), "rate": 0.25, "count": 1201}
+        assert dict(shape.revive(accepted(RawRow(2, cells), shape.bind(names), shape))) == wanted
+        assert dict(shape.revive(accepted(RawRow(1, {**cells, "count": "1200"}), None, shape))) == wanted
 
     def test_and_the_numbers_and_days_of_a_workbook_too(self) -> None:
         shape = ItemShape(Own)
@@ -522,7 +522,7 @@ class TestFormats:
         shape, cell = ItemShape(Goods), Formatted(1234, "00000", "01234")
         binding = shape.bind(["sku", "count", "price", "any"])
         found = accepted(RawRow(2, dict.fromkeys(("sku", "count", "price", "any"), cell)), binding, shape)
-        assert found == {"sku": "01234", "count": 1234, "price": "1234", "any": 1234}
+        assert found == {"sku": "01234", "count": 1234, "price": 1234, "any": 1234}
         assert accepted(RawRow(2, {"sku": cell}), ItemShape(None).bind(["sku"]), ItemShape(None)) == {"sku": 1234}
         outcome = refused(RawRow(2, {"sku": Formatted(12.5, "00000", None)}), binding, shape)
         assert [(each.column, each.code, each.value) for each in outcome.problems] == [("sku", "number_format", 12.5)]
