@@ -152,9 +152,11 @@ def test_what_was_lent_goes_back_when_its_queue_is_paused(world: World, parallel
         assert other.wait(120)["done"]
         assert len(world.shop.performed("began")) == began
         app.operations.unpause("default")
-        assert task.wait(120)["counts"]["finish"] == 1_000
+        wait_for(lambda: len(world.shop.performed("began")) > began + 20, "it goes on")
+        task.cancel()
+        assert task.wait(120)["state"] == "cancelled"
     assert most_at_once(world) <= parallel
-    world.check_promises(app, [task.id], 1_000)
+    assert app.doctor() == []
 
 
 def test_a_process_that_stops_gives_back_what_was_lent_to_it(world: World) -> None:
