@@ -9,7 +9,7 @@ Offsets count from the end that is listed first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -129,6 +129,10 @@ class Operations(Protocol):
 
     def unpause(self, queue: str) -> bool:
         """Undoes :meth:`pause`."""
+        ...
+
+    def paused(self, queues: Collection[str]) -> set[str]:
+        """Which of these queues are paused. Every worker process of a broker that pauses asks it twice a second."""
         ...
 
     # -- sets

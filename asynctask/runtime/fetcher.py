@@ -42,6 +42,9 @@ DEFER_S: Final = 5
 """Seconds after which a tracked job of a worker that this process does not know is dispatched again, to any process that
 fetches it: another may know it, as during a deploy."""
 
+PAUSES_S: Final = 0.4
+"""Seconds between two questions which queues are paused, while jobs run: others may begin without another fetch."""
+
 MAX_FETCH: Final = 1_000
 MAX_UNRECORDED: Final = 5_000
 _IDLE_WAIT_S: Final = 5.0  # a push ends the wait; this covers a lost notification
@@ -87,6 +90,7 @@ class Fetcher:
         self._unrecorded = unrecorded
         self._doubt = Doubt(clock)
         self._asked = 0.0  # time of the last fetch, on the monotonic clock
+        self._ask_pauses_at = 0.0  # on the monotonic clock
         self._gave = False  # whether the queues gave anything since they ran dry
         self._latency = 0.0  # seconds from the request for jobs until they can begin, smoothed
         self._thread: threading.Thread | None = None
@@ -125,8 +129,10 @@ class Fetcher:
                 self._quiet.wait(1.0)
 
     def _fetch(self) -> None:
-        """Runs one round: checks what is in doubt, exchanges, begins what came, waits for news. Raises Unavailable."""
+        """Runs one round: checks what is in doubt and which queues are paused, exchanges, begins what came, waits for news.
+        Raises Unavailable."""
         self._settle_doubt()
+        self._follow_pauses()
         limit = self._room()
         if limit <= 0 and self._can_wait():
             self._pool.low.wait(AHEAD_S / 4)
@@ -150,6 +156,13 @@ class Fetcher:
                 self._broker.put_back(self._identity, unarrived)
             self._doubt.checked()
         self._pool.lanes.return_unknown()
+
+    def _follow_pauses(self) -> None:
+        """Asks which queues are paused, unless it is known. Raises Unavailable."""
+        now = self._clock.monotonic()
+        if self._broker.capabilities.pauses and now >= self._ask_pauses_at:
+            self._pool.pause(self._broker.operations.paused(self._pool.queues))
+            self._ask_pauses_at = now + PAUSES_S
 
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough are ready, so that fetches stay few and large."""
@@ -195,6 +208,8 @@ class Fetcher:
         # Not for long while jobs are ready, because they may take long.
         ready = self._pool.ready
         seconds = AHEAD_S if ready > self._pool.concurrency else STALE_S if ready else _IDLE_WAIT_S
+        if self._broker.capabilities.pauses and self._pool.busy:
+            seconds = min(seconds, max(0.0, self._ask_pauses_at - self._clock.monotonic()))
         self._broker.wait(self._untracked_deferral.limit_wait(seconds))
 
     def _begin(self, copies: Sequence[Copy]) -> None:

@@ -8,7 +8,7 @@ more thread, see :class:`Isolation`; lent jobs follow in the place of the one be
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,7 +72,7 @@ class Pool:
         self._broker = broker
         self._tracker = tracker
         self._clock = clock
-        self._queues = tuple(queues)
+        self.queues = tuple(queues)
         self._held = held
         self._intake = intake
         self._isolation = isolation
@@ -97,6 +97,7 @@ class Pool:
         self._suspects: Queue = SimpleQueue()
         self._has_line = False
         self._filled_at = 0.0  # when jobs were put there last
+        self._paused: frozenset[str] = frozenset()  # queues
         self._threads: dict[threading.Thread, Queue] = {}
         self._lock = threading.Lock()  # over the threads
         self.low = threading.Event()  # set when no more than `mark` jobs lie ready: time for the next fetch
@@ -199,9 +200,9 @@ class Pool:
     def load(self) -> Load:
         """What the dispatcher should keep ready for this process."""
         if self._quiet.is_set() or self._isolation.closed or not self.may_start():
-            return Load(self.identity, self._queues, 0, 0.0, self.concurrency)
+            return Load(self.identity, self.queues, 0, 0.0, self.concurrency)
         free = max(0, self.concurrency - self.busy - self._buffer.qsize())
-        return Load(self.identity, self._queues, free, self.rate.per_second, self.concurrency)
+        return Load(self.identity, self.queues, free, self.rate.per_second, self.concurrency)
 
     @property
     def worked(self) -> tuple[int, float]:
@@ -216,8 +217,10 @@ class Pool:
     # -- what lies ready
 
     def put(self, executions: Sequence[Execution]) -> None:
-        """Passes jobs that may begin to the processors."""
+        """Passes jobs that may begin to the processors. Their queues gave them just now, so these are not paused."""
         self._filled_at = self._clock.monotonic()
+        if self._paused:
+            self._paused -= {execution.copy.queue for execution in executions}
         for execution in executions:
             if execution.is_suspect:
                 self._line_up(execution)
@@ -238,6 +241,21 @@ class Pool:
         for execution in surplus[:count]:
             self._buffer.put(execution)
         self._give_back(surplus[count:])
+
+    def pause(self, queues: Collection[str]) -> None:
+        """These queues, and no others, are paused: none of their jobs begins here, and those that lie ready go back, each
+        queue's in their order. Raises Unavailable."""
+        new, self._paused = frozenset(queues) - self._paused, frozenset(queues)
+        if not new:
+            return
+        back: list[Execution] = []
+        for line in (self._suspects, self._buffer):
+            for execution in _drained(line):
+                if execution.copy.queue in new:
+                    back.append(execution)
+                else:
+                    line.put(execution)
+        self._give_back(back)
 
     def shorten_line(self) -> None:
         """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""
@@ -338,17 +356,21 @@ class Pool:
         """Waits for the turn of a job; returns whether it may begin then. Repeats Begin if its answer is old."""
         if not self._waited_for_start() or not self._isolation.enter(execution, self._quiet.is_set):
             return False
-        if self._quiet.is_set():
+        if not self._takes_from(execution.copy.queue):
             return False
         if execution.ticket is None or self._clock.monotonic() - execution.asked < STALE_S:
             return True
-        if not self._waited_for_start():
+        if not self._waited_for_start() or not self._takes_from(execution.copy.queue):
             return False
         try:
             return self._intake.ask_again(execution)
         except Exception as error:  # Begin failed: back to the ledger, when that is available
             self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
             return False
+
+    def _takes_from(self, queue: str) -> bool:
+        """Whether this process begins jobs of the queue, whichever way they came."""
+        return not self._quiet.is_set() and queue not in self._paused
 
     def _waited_for_start(self) -> bool:
         """Waits until anything may start; False if nothing will any more."""
@@ -379,8 +401,8 @@ class Pool:
         """The lent job that begins on this thread in the place of one that ended, if any."""
 
         def goes_on() -> bool:
-            closed = self._quiet.is_set() or self._isolation.closed
-            return not execution.abandoned and not closed and self.may_start()
+            closed = execution.abandoned or self._isolation.closed
+            return not closed and self._takes_from(execution.copy.queue) and self.may_start()
 
         return self.lanes.follow(execution, goes_on, self._has_room)
 

@@ -865,9 +865,12 @@ class OperationsConformance(OperationsCrashes):
             assert broker.operations.pause("default")
             assert not broker.operations.pause("default")
             assert {facts.name: facts.paused for facts in broker.operations.queues()} == {"default": True, "other": False}
+            assert broker.operations.paused(["other", "default", "third"]) == {"default"}
+            assert broker.operations.paused([]) == set()
             assert keys_of(broker.exchange("p", [], ["default", "other"], 9)) == [a_copy(1).key]
             assert broker.operations.unpause("default")
             assert not broker.operations.unpause("default")
+            assert broker.operations.paused(["default"]) == set()
             assert keys_of(broker.exchange("p", [], ["default"], 9)) == [a_copy(0).key]
 
     # -- sets

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the s
 @pytest.fixture
 def fetches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers fetch whatever there is, as they do of short jobs; each job lies ready for longer than an answer is good."""
-    monkeypatch.setattr(Pool, "load", lambda self: Load(self.identity, self._queues, 20, 0.0))
+    monkeypatch.setattr(Pool, "load", lambda self: Load(self.identity, self.queues, 20, 0.0))
     monkeypatch.setattr(Fetcher, "_room", lambda self: 20)
     monkeypatch.setattr(pool, "STALE_S", 0.0)
 
@@ -69,6 +69,52 @@ def test_what_was_fetched_ahead_does_not_start_after_a_knob(world: World, verb: 
         counts = task.progress()["counts"]
         assert (counts["finish"], counts[left]) == (1, 4)
     assert began(world) == ["0", "0"], "the first one began and did"
+    assert app.doctor() == []
+
+
+@pytest.mark.parametrize("broker_kind", ["redis"])
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.usefixtures("fetches_ahead")
+def test_what_was_fetched_ahead_goes_back_when_its_queue_is_paused(world: World, tracked: bool) -> None:
+    """Taken out: `Pool.pause`. They lay ready, and started however long ago the queue had been paused."""
+    app = world.app()
+    bulk = numbers(5, 1)
+    with world.working(app, concurrency=1) as launcher:
+        first = app.submit("gated", numbers(1))
+        wait_for(lambda: began(world), "the only thread is busy")
+        task = app.submit("note", bulk) if tracked else None
+        if task is None:
+            app.workers["plain"].perform_bulk(bulk)
+        wait_for(lambda: held(app, launcher) >= 5, "all are fetched")
+        app.operations.pause("default")
+        wait_for(lambda: app.operations.jobs("default")["total"] == 5, "they are on the queue again")
+        world.open_gate()
+        assert first.wait(120)["counts"]["finish"] == 1
+        assert [line[1] for line in world.shop.lines()] == ["0", "0"]
+        app.operations.unpause("default")
+        wait_for(lambda: len(world.shop.lines()) == 7, "all of them ran")
+        if not tracked:
+            assert [line[1] for line in world.shop.lines()[2:]] == list("12345"), "in their order"
+    assert app.doctor() == []
+
+
+@pytest.mark.parametrize("broker_kind", ["redis"])
+@pytest.mark.usefixtures("fetches_ahead")
+def test_what_a_thread_has_taken_goes_back_when_its_queue_is_paused(world: World) -> None:
+    """Taken out: `Pool._takes_from` in `Pool._begins`. Each thread began the job with which it had waited."""
+    app = world.app()
+    with world.working(app, concurrency=2) as launcher:
+        may_start = launcher.pool.may_start
+        launcher.pool.may_start = lambda: False
+        task = app.submit("note", numbers(2))
+        wait_for(lambda: held(app, launcher) == 2 and not launcher.pool.ready, "each thread has one, and waits")
+        app.operations.pause("default")
+        wait_for(lambda: launcher.pool._paused, "the process knows")
+        launcher.pool.may_start = may_start
+        wait_for(lambda: app.operations.jobs("default")["total"] == 2, "they are on the queue again")
+        assert world.shop.lines() == []
+        app.operations.unpause("default")
+        assert task.wait(120)["counts"]["finish"] == 2
     assert app.doctor() == []
 
 
@@ -155,7 +201,7 @@ def test_what_lies_ready_for_long_is_left_to_what_is_more_urgent_by_now(
 ) -> None:
     """Before, as many as a process has threads stayed, and began before it."""
     room = Fetcher._room
-    monkeypatch.setattr(Pool, "load", lambda self: Load(self.identity, self._queues, 20, 0.0))
+    monkeypatch.setattr(Pool, "load", lambda self: Load(self.identity, self.queues, 20, 0.0))
     monkeypatch.setattr(Fetcher, "_room", lambda self: 20)
     app = world.app()
     with world.working(app, concurrency=1) as launcher:

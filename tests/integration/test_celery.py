@@ -456,6 +456,33 @@ def test_a_list_for_a_task_of_celery_is_accounted_for(engine: CeleryWorld, pool:
     assert engine.app.doctor() == []
 
 
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+@pytest.mark.parametrize("parallel", [None, 2])
+def test_celerys_own_pause_of_a_queue_holds_for_a_task(engine: CeleryWorld, pool: str, parallel: int | None) -> None:
+    """What a worker has in its memory is performed, which is Celery's own way; nothing follows it."""
+    engine.worker(pool)
+    task = engine.app.submit(engine.task("gated"), list(range(40)), parallel=parallel)
+    wait_for(lambda: len(engine.world.shop.lines()) == 2, "each thread performs one")
+    queue = f"{engine.namespace}-default"
+    with pytest.raises(Conflict, match="use its own tools"):
+        engine.app.operations.pause(f"celery/{queue}")
+    control = engine.celery.control
+    assert control.cancel_consumer(queue, reply=True, timeout=60, limit=1)
+    (engine.world.folder / "gate").touch()
+
+    def left() -> int:
+        inspect = control.inspect(timeout=60, limit=1)
+        answers = [inspect.active(), inspect.reserved()]
+        return sum(len(jobs) for answer in answers for jobs in answer.values())
+
+    wait_for(lambda: left() == 0, "it has nothing in its memory")
+    began = len(engine.world.shop.lines())
+    assert 4 <= began < 40, "two lines for each job"
+    assert control.add_consumer(queue, reply=True, timeout=60, limit=1)
+    assert task.wait(120)["counts"]["finish"] == 40
+    assert engine.app.doctor() == []
+
+
 def test_its_tasks_processes_and_queues_are_shown(engine: CeleryWorld) -> None:
     client = client_of(engine.app)
     shown = {worker["name"]: worker for worker in client.get("/api/workers").json["workers"]}

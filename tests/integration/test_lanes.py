@@ -133,6 +133,32 @@ def test_a_knob_takes_the_places_back_and_what_was_lent_with_them(world: World, 
     assert app.doctor() == []
 
 
+@pytest.mark.usefixtures("long_span")
+@pytest.mark.parametrize("broker_kind", ["redis"])
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_what_was_lent_goes_back_when_its_queue_is_paused(world: World, parallel: int) -> None:
+    """Taken out: `Pool._takes_from` in `Pool.follow`. The jobs of the Task followed each other to its end."""
+    app = world.app()
+    with world.working(app) as launcher:
+        launcher.pool.lanes._fresh_s = 120.0
+        task = app.submit("brief", numbers(1_000), parallel=parallel)
+        wait_for(lambda: world.one(LENT), "something is lent")
+        app.operations.pause("default")
+        wait_for(lambda: not launcher.pool.busy, "none follows")
+        wait_for(lambda: world.one(LENT) == 0, "what was lent went back")
+        assert task.progress()["counts"]["enqueue"] > 0
+        began = len(world.shop.performed("began"))
+        other = app.submit("note", numbers(3), queue="callbacks")
+        assert other.wait(120)["done"]
+        assert len(world.shop.performed("began")) == began
+        app.operations.unpause("default")
+        wait_for(lambda: len(world.shop.performed("began")) > began + 20, "it goes on")
+        task.cancel()
+        assert task.wait(120)["state"] == "cancelled"
+    assert most_at_once(world) <= parallel
+    assert app.doctor() == []
+
+
 def test_a_process_that_stops_gives_back_what_was_lent_to_it(world: World) -> None:
     app = world.app()
     with world.working(app):

@@ -535,6 +535,17 @@ def test_a_paused_queue_ends_no_wait_however_full_it_is(make: Callable[..., Redi
     assert broker.wait(0.05) is False
 
 
+def test_a_pause_and_a_resume_of_any_queue_end_a_wait(make: Callable[..., RedisBroker], raw: Any) -> None:
+    """Taken out: `paused` among what the connection is told of. A resumed queue was fetched from after the whole wait."""
+    broker = make()
+    for change in (raw.sadd, raw.srem):
+        ended, news = waiting_for(broker, ["default"])
+        wait_for(lambda: listeners(raw) == 1, "it listens")
+        change("paused", "default")
+        assert ended.wait(PATIENCE_S)
+        assert news == [True]
+
+
 def test_a_wake_before_the_wait_ends_it_once(make: Callable[..., RedisBroker], raw: Any) -> None:
     broker = make()
     broker.wake()

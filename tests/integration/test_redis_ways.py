@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,8 @@ def options_of(words: Sequence[str]) -> list[str]:
     if name == "ZADD":  # up to the first score
         scores = [at for at, word in enumerate(rest) if not word.isalpha()]
         rest = rest[: scores[0]] if scores else rest
+    if name == "CLIENT TRACKING":  # a prefix is a name of keys
+        rest = [word for before, word in pairwise(["", *rest]) if before.upper() != "PREFIX"]
     return [word.upper() for word in rest if word.isalpha()]
 
 
@@ -393,7 +396,8 @@ def test_every_command_of_a_script_is_in_the_list() -> None:
         (["RPOP", "k", "5"], []),
         (["LMPOP", "1", "k", "RIGHT"], ["LMPOP"]),
         (["CLIENT", "NO-TOUCH", "ON"], ["CLIENT NO-TOUCH"]),
-        (["CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "queue:a"], []),
+        (["CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "queue:a", "PREFIX", "paused"], []),
+        (["CLIENT", "TRACKING", "ON", "BCAST", "FOO", "PREFIX", "paused"], ["CLIENT TRACKING ... FOO"]),
         (["ZRANGE", "k", "0", "1", "REV", "WITHSCORES"], ["ZRANGE ... REV"]),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import rq
 from rq.command import send_stop_job_command
+from rq.suspension import resume, suspend
 from support.charges import GIVEN, Charge, check_events
 from support.drawn import examples
 from support.faults import stop
@@ -616,6 +617,29 @@ def test_a_list_for_a_function_of_rq_is_accounted_for(engine: RqWorld, kind: str
     assert (progress["counts"]["finish"], progress["counts"]["failed"], progress["split"]["rejected"]) == (60, 1, 1)
     assert (progress["state"], progress["worker"]) == ("finished", "enroll")
     assert Counter(sku for _, sku, _ in engine.world.shop.lines()) == {f"A-{n}": 1 for n in range(60)} | {"bad-1": 1}
+    assert engine.app.doctor() == []
+
+
+@pytest.mark.parametrize("parallel", [None, 2])
+def test_rqs_own_pause_holds_for_a_task(engine: RqWorld, parallel: int | None) -> None:
+    for _ in range(2):
+        engine.worker()
+    task = engine.app.submit(engine.jobs.gated, list(range(8)), parallel=parallel)
+    wait_for(lambda: len(engine.world.shop.lines()) == 2, "each worker performs one")
+    queue = f"{engine.namespace}-default"
+    with pytest.raises(Conflict, match="use its own tools"):
+        engine.app.operations.pause(f"rq/{queue}")
+    suspend(engine.jobs.redis)
+    try:
+        (engine.world.folder / "gate").touch()
+        there = rq.Queue(queue, connection=engine.jobs.redis)
+        wait_for(
+            lambda: [each.get_state() for each in rq.Worker.all(queue=there)] == ["suspended"] * 2, "they take no more"
+        )
+        assert len(engine.world.shop.lines()) == 4, "the two that had begun ended, and no other began"
+    finally:
+        resume(engine.jobs.redis)
+    assert task.wait(120)["counts"]["finish"] == 8
     assert engine.app.doctor() == []
 
 

@@ -110,6 +110,9 @@ class WholeOperations(Whole):
     def unpause(self, queue: str) -> bool:
         return self.real.operations.unpause(queue)
 
+    def paused(self, queues: Collection[str]) -> set[str]:
+        return self.real.operations.paused(queues)
+
     def entries(self, set_name: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         return self.real.operations.entries(set_name, offset=offset, limit=limit, newest=newest)
 

@@ -104,6 +104,16 @@ class TakesFromPausedQueues(WholeOperations):
         return fetched
 
 
+class KnowsNoPause(WholeOperations):
+    """Gives nothing of a paused queue, but says that none is paused: what a process has fetched begins there."""
+
+    caught_by = "nothing_is_taken_from_a_paused_queue_where_queues_can_be_paused"
+    on = "redis"
+
+    def paused(self, queues: Collection[str]) -> set[str]:
+        return set()
+
+
 class PausesNothing(WholeOperations):
     """Says that it cannot, by doing nothing."""
 

@@ -7,7 +7,7 @@ others back; here a script removes the one member by its text, and nothing else 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
 
 from asynctask.brokers.admin import (
@@ -121,6 +121,11 @@ class RedisOperations:
         _check_queue(queue)
         (removed,) = self._server.ask(("SREM", self._keys.paused, queue))
         return bool(removed)
+
+    def paused(self, queues: Collection[str]) -> set[str]:
+        names = list(queues)
+        (answers,) = self._server.ask(("SMISMEMBER", self._keys.paused, *names)) if names else ((),)
+        return {name for name, is_paused in zip(names, answers, strict=True) if is_paused}
 
     # -- sets
 

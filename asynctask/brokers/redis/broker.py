@@ -283,8 +283,8 @@ class RedisBroker:
     # -- waiting
 
     def wait(self, timeout: float) -> bool:
-        """Waits for changes of the queues of the last fetch; before the first one, of any queue; after a fetch from no
-        queue, for :meth:`wake` only.
+        """Waits for changes of the queues of the last fetch, and of which are paused; before the first fetch, for those of
+        any queue; after a fetch from no queue, for :meth:`wake` only.
 
         Every idle process is notified of a job that one gets. After misses it backs off for a few milliseconds, so that not
         a hundred processes run for each job.
@@ -377,7 +377,8 @@ class Waiter:
         self._wake_writer.setblocking(False)
 
     def wait(self, timeout: float, queues: Sequence[str], empty: Sequence[str]) -> bool:
-        """Waits for a change of one of these queues (none: of any), for :meth:`wake`, or ``timeout`` seconds.
+        """Waits for a change of one of these queues (none: of any) or of those that are paused, for :meth:`wake`, or
+        ``timeout`` seconds.
 
         ``empty``: queues that were empty when last seen; if one is not any more, that is a change. Returns whether there
         was a change or a wake-up. Raises :class:`BrokerUnavailable`.
@@ -446,7 +447,7 @@ class Waiter:
             self._moves = self._server.moves
             self._connection, self._unread_replies = self._server.listener(), 0
         connection = self._connection
-        prefixes = _without_overlaps(keys.queue(name) for name in queues) if queues else [keys.queue("")]
+        prefixes = _without_overlaps([keys.paused, *(map(keys.queue, queues) if queues else [keys.queue("")])])
         words = [word for prefix in prefixes for word in ("PREFIX", prefix)]
         connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", *words)
         if empty:  # after tracking is on, so that no push is missed in between

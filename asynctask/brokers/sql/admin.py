@@ -6,7 +6,7 @@ Every action compares both, and the set, in the statement that acts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -142,6 +142,9 @@ class SqlOperations:
 
     def unpause(self, queue: str) -> bool:
         raise cannot_pause()
+
+    def paused(self, queues: Collection[str]) -> set[str]:
+        return set()
 
     # -- sets
 
