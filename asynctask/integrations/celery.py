@@ -26,14 +26,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NoReturn, TypeVar, cast
 
+import orjson
+
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
 from asynctask.core.states import Status
-from asynctask.core.transitions import Begin
+from asynctask.core.transitions import Begin, pause_s
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
     BrokerUnavailable,
     ConfigError,
+    InputError,
     JobInterrupted,
     JobTimeout,
     SchemaOutdated,
@@ -58,6 +61,7 @@ from asynctask.integrations.base import (
     kept_params,
     merge_function,
     pushed_job,
+    send_itself,
     shard_writer,
 )  # fmt: skip
 from asynctask.integrations.recording import (
@@ -69,7 +73,7 @@ from asynctask.integrations.recording import (
     SavedElsewhere,
 )
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import Arrival, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
+from asynctask.ledger.standalone import Arrival, NextRun, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
@@ -79,7 +83,9 @@ from asynctask.worker import Worker
 try:
     from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
     from celery import bootsteps, signals
-    from celery.exceptions import Ignore, Reject, Retry
+    from celery._state import get_current_worker_task
+    from celery.exceptions import Ignore, NotRegistered, Reject, Retry
+    from celery.states import EXCEPTION_STATES
     from celery.utils import uuid
     from kombu import VERSION as KOMBU
     from kombu import exceptions as kombu_exceptions
@@ -95,6 +101,12 @@ NAME: Final = "celery"
 
 ATTEMPT: Final = "asynctask_attempt"
 """The header of a job of a Task: its attempt."""
+
+AGAIN: Final = "asynctask_again"
+"""The header of a task that replaces a job: the job's id, and its attempt if it is one of a Task."""
+
+SEVERAL: Final = "*"
+"""The name of the queue of a job that several tasks replace."""
 
 _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo": True, "celery.concurrency.thread": True}
 """Pools that can be recorded, and whether their jobs run in the process that gets a worker's signals."""
@@ -149,6 +161,8 @@ class _Performed:
     process: EngineProcess | Performer
     chain: Chain
     retry_error: BaseException | None = None
+    retrying: bool = False  # Celery's ``retry`` runs
+    state: tuple[str, Any] | None = None  # of its own in Celery's backend, with what it says of it
 
 
 class _Line:
@@ -256,6 +270,7 @@ class CeleryEngine:
         self._chosen = None if tasks is None else frozenset(tasks)
         self._late_ack = late_ack
         self._tracked = EngineWorkers()
+        self._replacing: dict[str, Worker] = {}  # tasks that leave no Events, for the jobs that they replace
         self._lone_events = LoneEvents(app, NAME)
         self._acks = HeldAcks(_acknowledge)
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
@@ -328,6 +343,9 @@ class CeleryEngine:
         headers: dict[str, Any] = {} if job.attempt is None else {ATTEMPT: job.attempt}
         if job.snapshot is not None:
             headers[SNAPSHOT] = job.snapshot
+        if job.signature is not None:
+            self._push_signature(job)
+            return
         known = self._celery.tasks.get(job.name)  # a worker may have a newer release than this process
         send = functools.partial(self._celery.send_task, job.name) if known is None else known.apply_async
         send(
@@ -342,12 +360,20 @@ class CeleryEngine:
             retry=False,
         )
 
+    def _push_signature(self, job: PushedJob) -> None:
+        """Sends what replaces a job of a Task: several tasks, of which one has the job's id and carries its fence."""
+        signature = self._celery.signature(job.signature)
+        step = _step_of(signature, job.job_id)
+        step.options["headers"] = {**(step.options.get("headers") or {}), AGAIN: [job.job_id, job.attempt]}
+        signature.apply_async(add_to_parent=False)
+
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
         return self._line.use(lambda line: {queue: line.count(own_name(queue)) for queue in queues})
 
     def may_hold(self, queue: str) -> bool:
-        """An idle worker may hold jobs of a task with a rate limit in its memory."""
-        return any(self._celery.tasks[name].rate_limit for name in self._tracked)
+        """An idle worker may hold jobs of a task with a rate limit in its memory, and of what replaces a job the step with
+        its id is sent by the steps before it."""
+        return own_name(queue) == SEVERAL or any(self._celery.tasks[name].rate_limit for name in self._tracked)
 
     def revoke(self, job_id: str, queue: str) -> str | None:
         """Workers that know the id as revoked drop the job when they reach it. One that has begun is found afterwards."""
@@ -408,6 +434,8 @@ class CeleryEngine:
             if not self.tracks(task):
                 if getattr(task, "export_columns", None) is not None:
                     raise ConfigError(f"task {task.name}: a shard is an item of a Task, so an export must be tracked")
+                if task.name not in self._replacing:
+                    self._perform_replacements(task)
                 return
             worker = self._worker(task)
             self._tracked.add(worker)
@@ -437,7 +465,8 @@ class CeleryEngine:
             setattr(task, inner, self._writing(task, worker, getattr(task, inner)))
         if hasattr(task, "_orig_run"):
             task._orig_run = self._letting_refusals_through(worker, task._orig_run)
-        run, apply_async, retry = task.run, task.apply_async, task.retry
+        run, apply_async, retry, on_replace = task.run, task.apply_async, task.retry, task.on_replace
+        update_state = task.update_state
 
         @functools.wraps(run)
         def tracked_run(*args: Any, **kwargs: Any) -> Any:
@@ -454,15 +483,68 @@ class CeleryEngine:
 
         @functools.wraps(retry)
         def tracked_retry(args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
-            if (current := self._current(task.request.id)) is not None:
-                current.retry_error = exc if isinstance(exc, BaseException) else sys.exception()
-            return retry(args, kwargs, exc, **options)
+            if (current := self._current(task.request.id)) is None:
+                return retry(args, kwargs, exc, **options)
+            current.retry_error = exc if isinstance(exc, BaseException) else sys.exception()
+            current.retrying = True
+            try:
+                return retry(args, kwargs, exc, **options)
+            finally:
+                current.retrying = False
+
+        @functools.wraps(on_replace)
+        def tracked_on_replace(sig: Any) -> Any:
+            if (current := self._current(task.request.id)) is None:
+                return on_replace(sig)
+            return self._replace(current, sig, on_replace)
+
+        @functools.wraps(update_state)
+        def tracked_update_state(task_id: str | None = None, state: Any = None, meta: Any = None, **options: Any) -> Any:
+            if (current := self._current(task_id or task.request.id)) is not None:
+                current.state = (str(state), meta)
+            return update_state(task_id, state, meta, **options)
 
         task.run, task.apply_async, task.retry = tracked_run, tracked_apply_async, tracked_retry
+        task.on_replace, task.update_state = tracked_on_replace, tracked_update_state
         if self._late_ack:
             task.acks_late = task.reject_on_worker_lost = True
         if self._request is not None:
             task.Request = self._request
+
+    def _perform_replacements(self, task: Any) -> None:
+        """Makes a task that leaves no Events recorded where it is a job's replacement: the Event of that job ends with it."""
+        run = task.run
+
+        @functools.wraps(run)
+        def performed(*args: Any, **kwargs: Any) -> Any:
+            request = task.request
+            is_called = request.called_directly or request.is_eager
+            if is_called or _resent_id(getattr(request, AGAIN, None)) != request.id:
+                return run(*args, **kwargs)
+            return self._perform(task, self._replacing[task.name], run, args, kwargs)
+
+        self._replacing[task.name] = self._worker(task)
+        task.run = performed
+
+    def _replace(self, current: _Performed, sig: Any, on_replace: Callable[[Any], Any]) -> Any:
+        """Replaces the running job: the step of ``sig`` that has the job's id ends its Event."""
+        ticket, step = current.ticket, _step_of(sig, current.job.job_id)
+        known = self._celery.tasks.get(step.task)
+        if known is None:
+            raise NotRegistered(f"{step.task} is no task of this worker, so the job would never end: register it here")
+        if step.task in self._tracked or step.task in self._replacing:
+            step.options["headers"] = {**(step.options.get("headers") or {}), AGAIN: [ticket.job_id, None]}
+        queue = engine_queue(NAME, _queue_name(step.options) or own_name(self._queue_of(known)))
+        delay_s = self._delay_of(sig.options)
+        if step is sig:
+            args = [_plain(arg) for arg in sig.args], {name: _plain(arg) for name, arg in sig.kwargs.items()}
+            run = NextRun(step.task, queue, *args, delay_s)
+        else:
+            run = NextRun(step.task, engine_queue(NAME, SEVERAL), delay_s=delay_s, signature=_as_json(sig))
+        send_itself(ticket, run if ticket.elsewhere else run._replace(signature=_as_json(sig)))
+        if ticket.elsewhere:
+            return on_replace(sig)
+        raise Ignore("replaced; the ledger dispatches what replaces it")
 
     def _writing(self, task: Any, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that writes a shard in a job of the task, and yields its rows if a program calls it."""
@@ -498,33 +580,69 @@ class CeleryEngine:
         self, task: Any, apply_async: Callable[..., Any], args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
     ) -> Any:
         current = self._current(task_id)
-        if current is not None:  # Celery resends the job that runs here
-            self._record_retry(current, options)
-            if not current.ticket.elsewhere:  # the ledger dispatches it again when it is due
-                return task.AsyncResult(task_id)
-            options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: None}
-            return apply_async(args, kwargs, task_id=task_id, **options)
+        if current is not None:
+            return self._send_itself(current, task, apply_async, args, kwargs, options)
         if not is_job_id(task_id):
             return apply_async(args, kwargs, task_id=task_id, **options)
         queue = engine_queue(NAME, _queue_name(options) or own_name(self._tracked[task.name].queue))
         job = Arrival(task_id, None, task.name, queue, self._params(task_id, args, kwargs))
-        snapshot = self._lone_events(job)
+        # Between the functions of jobs Celery sends by itself: the next step of a chain, the body of a chord.
+        by_celery = getattr(self._thread, "current", None) is None and get_current_worker_task() is not None
+        headers = options.get("headers") or {}
+        if by_celery and _resent_id(headers.get(AGAIN)) == task_id:
+            return apply_async(args, kwargs, task_id=task_id, **options)
+        snapshot = self._lone_events.announce(job, by_engine=by_celery)
         own = None if snapshot is None else snapshot.header(task_id)
-        options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: own}
+        options["headers"] = {**headers, SNAPSHOT: own}
         try:
             return apply_async(args, kwargs, task_id=task_id, **options)
         except Exception as error:
             self._end(task_id, f"it could not be sent: {type(error).__name__}: {error}")
             raise
 
-    def _record_retry(self, current: _Performed, options: Mapping[str, Any]) -> None:
-        """Records the retry before the job is sent again; otherwise its next attempt could begin before this one has
-        ended."""
-        eta, delay_s = options.get("eta"), float(options.get("countdown") or 0)
+    def _send_itself(
+        self,
+        current: _Performed,
+        task: Any,
+        apply_async: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+    ) -> Any:
+        """Sends the job that runs here once more: a retry, which Celery asks for at its end, or a send under its own id,
+        after which it continues."""
+        ticket, request, delay_s = current.ticket, current.task.request, self._delay_of(options)
+        queue = _queue_name(options)
+        is_same = current.retrying and task is current.task and queue is None
+        if not is_same or (list(args or ()), dict(kwargs or {})) != (list(request.args or ()), dict(request.kwargs or {})):
+            of_task = engine_queue(NAME, queue or str((request.delivery_info or {}).get("routing_key") or ""))
+            if queue is None and task is not current.task:
+                of_task = self._queue_of(task)
+            plain = [_plain(arg) for arg in args or ()], {name: _plain(arg) for name, arg in (kwargs or {}).items()}
+            send_itself(ticket, NextRun(task.name, of_task, *plain, delay_s, int(options.get("retries") or 0)))
+        elif (pause := pause_s(delay_s, ticket.retries)) > delay_s and ticket.elsewhere:
+            options["countdown"], options["eta"] = pause, None
+        if current.retrying:
+            # Recorded before the job is sent: otherwise its next attempt could begin before this one has ended.
+            ticket.raised(current.retry_error or RuntimeError("the task asks for another try"))
+            self._settle(current, delay_s)
+        if not ticket.elsewhere:  # the ledger dispatches it again when it is due
+            return task.AsyncResult(ticket.job_id)
+        options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: None}
+        return apply_async(args, kwargs, task_id=ticket.job_id, **options)
+
+    def _delay_of(self, options: Mapping[str, Any]) -> float:
+        """Seconds until the time for which something is sent."""
+        eta = options.get("eta")
         if isinstance(eta, datetime):
-            delay_s = eta.timestamp() - self._app.clock.now() / SECOND
-        current.ticket.raised(current.retry_error or RuntimeError("the task asks for another try"))
-        self._settle(current, delay_s)
+            return float(eta.timestamp() - self._app.clock.now() / SECOND)
+        return float(options.get("countdown") or 0)
+
+    def _queue_of(self, task: Any) -> str:
+        if (worker := self._tracked.get(task.name)) is not None:
+            return worker.queue
+        queue = self._celery.amqp.router.route({}, task.name).get("queue") or self._celery.conf.task_default_queue
+        return engine_queue(NAME, str(getattr(queue, "name", queue)))
 
     def _params(self, task_id: str, args: Any, kwargs: Any) -> Any:
         return kept_params(task_id, args or (), kwargs or {}, self._app.config.max_item_bytes)
@@ -534,6 +652,8 @@ class CeleryEngine:
     def _perform(self, task: Any, worker: Worker, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         request = task.request
         attempt = getattr(request, ATTEMPT, None)
+        if _resent_id(again := getattr(request, AGAIN, None)) == request.id:
+            attempt = again[1]
         delivery = request.delivery_info or {}
         queue = str(delivery.get("routing_key") or own_name(worker.queue))
         params = self._params(request.id, args, kwargs)
@@ -596,6 +716,8 @@ class CeleryEngine:
             self._set_outcome(current, error)
             if isinstance(error, JobInterrupted):
                 self._let_go(current, error)
+            if isinstance(error, Reject) and error.requeue and not current.ticket.settled:
+                self._put_back(current, error)
             if current.ticket.status is not Status.FAILED:
                 self._settle(current)
                 raise
@@ -651,10 +773,34 @@ class CeleryEngine:
         self._settle(current, 0.0)
         raise Reject(error, requeue=True) from error
 
+    def _put_back(self, current: _Performed, error: Reject) -> NoReturn:
+        """Ends a try of a job that its task puts back into the queue: the ledger, or for a lone job Celery, delivers it
+        again."""
+        ticket = current.ticket
+        ticket.raised(RuntimeError(f"put back into the queue: {error.reason or 'the task raised Reject'}"))
+        if not ticket.elsewhere:
+            self._settle(current, 0.0)
+            raise Ignore(str(error)) from error
+        if current.task.acks_late:
+            threading.Event().wait(pause_s(0.0, ticket.retries))  # Celery delivers it again at once, however often
+            self._settle(current, 0.0)
+        else:
+            ticket.raised(
+                RuntimeError("the task raised Reject(requeue=True), but Celery has acknowledged it: set acks_late")
+            )
+            self._settle(current)
+        raise error
+
     def _set_outcome(self, current: _Performed, error: BaseException) -> None:
         """Sets the outcome from the result of the whole chain, unless a retry has been recorded."""
         ticket = current.ticket
         if ticket.settled or isinstance(error, Retry):
+            return
+        if isinstance(error, Ignore) and not isinstance(error, _RefusedError):
+            if current.state is not None and current.state[0] in EXCEPTION_STATES:
+                ticket.raised(RuntimeError(f"the task set its state to {current.state[0]}: {current.state[1]}"))
+            else:
+                ticket.ignore(self._app.ledger.catalogue("ignored", str(error) or "the task raised Ignore"))
             return
         if current.worker.refuses(error):
             ticket.fail(error)
@@ -666,7 +812,12 @@ class CeleryEngine:
     # -- what only the process above the performing ones knows
 
     def _task_failed(self, sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
-        if sender is None or sender.name not in self._tracked:
+        if sender is None:
+            return
+        for step in _steps_after(sender.request):  # of what replaces a job: they are never sent
+            if _resent_id(headers := (step["options"].get("headers") or {}).get(AGAIN)) is not None:
+                self._end(headers[0], f"{sender.name}, a task before it, failed: {type(exception).__name__}: {exception}")
+        if sender.name not in self._tracked:
             return
         if isinstance(exception, TimeLimitExceeded):
             self._end(
@@ -977,6 +1128,47 @@ def _note_acknowledged(qos: Any, delivery_tag: str, multiple: bool = False) -> N
     """What is left to do for a message that Redis keeps no more."""
     ack: Any = virtual.QoS.ack
     ack(qos, delivery_tag)
+
+
+def _resent_id(header: Any) -> str | None:
+    """The job id in a header :data:`AGAIN`; None for anything else."""
+    match header:
+        case [str(job_id), int() | None] if is_job_id(job_id):
+            return job_id
+    return None
+
+
+def _step_of(signature: Any, job_id: str) -> Any:
+    """The step of a frozen signature that has this id: the last one of a chain, the body of a chord."""
+    step = signature
+    while True:
+        if "tasks" in step.kwargs and step.subtask_type == "chain":
+            step = step.tasks[-1]
+        elif step.subtask_type == "chord":
+            step = step.body
+        elif step.options.get("task_id") == job_id:
+            return step
+        else:
+            raise InputError(f"what replaces {job_id} has no step with its id: replace a job by a task, a chain or a group")
+
+
+def _steps_after(request: Any) -> Sequence[Any]:
+    """The steps that Celery sends after this task: the rest of its chain, and the body of its chord."""
+    return [*(request.chain or ()), *([request.chord] if isinstance(request.chord, dict) else [])]
+
+
+def _as_json(signature: Any) -> Any:
+    """A signature as JSON values. Raises :class:`InputError` for one with other arguments."""
+    try:
+        return orjson.loads(orjson.dumps(signature))
+    except TypeError as error:
+        raise InputError(f"the ledger cannot keep what replaces a job of a list ({error}): give it JSON values") from None
+
+
+def _plain(value: Any) -> Any:
+    """An argument as it is sent: a model as its JSON values."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else value
 
 
 def _queue_name(options: Mapping[str, Any]) -> str | None:
