@@ -424,7 +424,7 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
 
 
 def _sent_again(ready: Ready, run: Mapping[str, Any], now: int) -> Copy:
-    """The copy of a job of a Task that has sent itself again: with the worker and the arguments of that run, not its item."""
+    """The copy of a job of a Task that has sent itself again: of that run, not of its item."""
     job = build(
         run["class"], run["args"], ready.job_id, ready.queue, True, ready.created_at, enqueued_at=now / SECOND,
         use_task_event=True, attempt=ready.attempt, task_id=ready.task_id, retry_count=ready.retries - 1,

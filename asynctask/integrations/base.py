@@ -779,6 +779,10 @@ class EngineProcess(AppProcess):
             # Its engine may deliver it again before the death of its process is noticed.
             self._retry_while_away(self.maintenance.recover_dead)
             ticket = self._retry_while_away(lambda: self._begin(arrival))
+        if ticket.ended_before and arrival.anew and ticket.is_lone:
+            options = {ENGINE: self._engine}
+            if self._retry_while_away(lambda: reopen(self.ledger, arrival, options=options)):
+                ticket = self._retry_while_away(lambda: self._begin(arrival))
         if ticket.verdict in (Begin.GIVE_BACK, Begin.CANCEL) and not ticket.elsewhere:
             done = threading.Event()
             self.tracker.release(ticket, lambda won: done.set())
@@ -786,15 +790,6 @@ class EngineProcess(AppProcess):
         if redelivered and ticket.task_id is not None:
             ticket.watched = True
         return ticket
-
-    def begin_anew(self, arrival: Arrival, early: Ticket | None = None) -> Ticket:
-        """As :meth:`begin`, for a lone job that may have been sent again, or requeued by a person, after it had ended."""
-        ticket = self.begin(arrival, early)
-        if ticket.verdict is not Begin.DROP or not ticket.is_lone:
-            return ticket
-        options = {ENGINE: self._engine}
-        reopened = self._retry_while_away(lambda: reopen(self.ledger, arrival, options=options))
-        return self.begin(arrival) if reopened else ticket
 
     def put_off(self, arrival: Arrival, why: str, seconds: float) -> None:
         """Makes a job that the ledger keeps and that cannot be performed here wait there for this long. Blocks while the

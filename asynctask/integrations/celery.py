@@ -84,7 +84,7 @@ try:
     from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
     from celery import bootsteps, signals
     from celery._state import get_current_worker_task
-    from celery.exceptions import Ignore, NotRegistered, Reject, Retry
+    from celery.exceptions import Ignore, Reject, Retry
     from celery.states import EXCEPTION_STATES
     from celery.utils import uuid
     from kombu import VERSION as KOMBU
@@ -270,7 +270,8 @@ class CeleryEngine:
         self._chosen = None if tasks is None else frozenset(tasks)
         self._late_ack = late_ack
         self._tracked = EngineWorkers()
-        self._replacing: dict[str, Worker] = {}  # tasks that leave no Events, for the jobs that they replace
+        self._untracked: dict[str, Worker] = {}  # tasks that leave no Events, for jobs that they replace
+        self._seen: set[str] = set()  # the names of those that were wrapped
         self._lone_events = LoneEvents(app, NAME)
         self._acks = HeldAcks(_acknowledge)
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
@@ -294,6 +295,7 @@ class CeleryEngine:
             setattr(self._celery, name, self._making(getattr(self._celery, name)))
         for declared in self._celery._pending:  # proxies, which hold Celery's own ``_task_from_fun`` already
             declared.__then__(self._declared_before, declared)
+        self._celery.send_task = self._sending(self._celery.send_task)
         self._celery.on_after_finalize.connect(lambda **_: self._track_all(), weak=False)
         for signal, handler in (
             (signals.celeryd_after_setup, self._worker_made),
@@ -346,6 +348,8 @@ class CeleryEngine:
         if job.signature is not None:
             self._push_signature(job)
             return
+        if job.attempt is not None and job.name not in self._tracked:
+            headers[AGAIN] = [job.job_id, job.attempt]
         known = self._celery.tasks.get(job.name)  # a worker may have a newer release than this process
         send = functools.partial(self._celery.send_task, job.name) if known is None else known.apply_async
         send(
@@ -364,7 +368,8 @@ class CeleryEngine:
         """Sends what replaces a job of a Task: several tasks, of which one has the job's id and carries its fence."""
         signature = self._celery.signature(job.signature)
         step = _step_of(signature, job.job_id)
-        step.options["headers"] = {**(step.options.get("headers") or {}), AGAIN: [job.job_id, job.attempt]}
+        _mark(step, job.job_id, job.attempt)
+        step.options["retries"] = job.retries
         signature.apply_async(add_to_parent=False)
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
@@ -411,6 +416,24 @@ class CeleryEngine:
 
         return made
 
+    def _sending(self, send_task: Callable[..., Any]) -> Callable[..., Any]:
+        """Celery's ``send_task``, which tasks use, too: what a program sends by a name and an id is sent as by its task."""
+
+        @functools.wraps(send_task)
+        def sent(name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+            task_id, task = options.get("task_id"), self._celery.tasks.get(name) if options.get("task_id") else None
+            known = task is not None and (name in self._tracked or self._current(task_id) is not None)
+            if more or not known or getattr(self._thread, "sending", False) or getattr(self._thread, "pushing", False):
+                return send_task(name, args, kwargs, *more, **options)
+            del options["task_id"]
+
+            def by_name(args: Any, kwargs: Any, task_id: str, **options: Any) -> Any:
+                return send_task(name, args, kwargs, task_id=task_id, **options)
+
+            return self._send(task, by_name, args, kwargs, str(task_id), options)
+
+        return sent
+
     def _declared_before(self, proxy: Any) -> None:
         self._made(proxy._get_current_object())
 
@@ -434,12 +457,13 @@ class CeleryEngine:
             if not self.tracks(task):
                 if getattr(task, "export_columns", None) is not None:
                     raise ConfigError(f"task {task.name}: a shard is an item of a Task, so an export must be tracked")
-                if task.name not in self._replacing:
-                    self._perform_replacements(task)
+                if task.name not in self._seen:
+                    self._seen.add(task.name)
+                    self._wrap(task, None)
                 return
             worker = self._worker(task)
             self._tracked.add(worker)
-            self._wrap(task)
+            self._wrap(task, worker)
         if worker.columns and MERGER not in self._tracked:
             own = {"use_task_event": True, "max_retries": 0, "ignore_result": True}
             limits = {"time_limit": _NO_LIMIT_S, "soft_time_limit": _NO_LIMIT_S}
@@ -458,28 +482,80 @@ class CeleryEngine:
             columns=getattr(task, "export_columns", None),
         )
 
-    def _wrap(self, task: Any) -> None:
-        worker = self._tracked[task.name]
-        if worker.columns:
+    def _wrap(self, task: Any, worker: Worker | None) -> None:
+        """Wraps a task; one that leaves no Events (None) is recorded only where it replaces a job that does."""
+        if worker is not None and worker.columns:
             inner = "_orig_run" if hasattr(task, "_orig_run") else "run"
             setattr(task, inner, self._writing(task, worker, getattr(task, inner)))
-        if hasattr(task, "_orig_run"):
+        if worker is not None and hasattr(task, "_orig_run"):
             task._orig_run = self._letting_refusals_through(worker, task._orig_run)
-        run, apply_async, retry, on_replace = task.run, task.apply_async, task.retry, task.on_replace
-        update_state = task.update_state
+        self._wrap_performing(task, worker)
+        self._wrap_asking(task)
+        if worker is not None and self._late_ack:
+            task.acks_late = task.reject_on_worker_lost = True
+        if worker is not None and self._request is not None:
+            task.Request = self._request
+
+    def _replacing(self, task: Any) -> Worker:
+        """The worker of a task that leaves no Events, for a job that it replaces."""
+        with self._lock:
+            if (worker := self._untracked.get(task.name)) is None:
+                worker = self._untracked[task.name] = self._worker(task)
+            return worker
+
+    def _replace(self, current: _Performed, sig: Any, on_replace: Callable[[Any], Any]) -> Any:
+        """Replaces the running job: the step of ``sig`` that has the job's id ends its Event."""
+        ticket, step = current.ticket, _step_of(sig, current.job.job_id)
+        known = self._celery.tasks.get(step.task)
+        if known is None:
+            raise InputError(f"{step.task} is no task of this worker, which would not record its end: register it here")
+        _mark(step, ticket.job_id, None)
+        queue = engine_queue(NAME, _queue_name(step.options) or own_name(self._queue_of(known)))
+        delay_s = self._delay_of(sig.options)
+        if ticket.elsewhere and step is not sig:
+            run = NextRun(step.task, queue, delay_s=delay_s, signature=[])
+        elif ticket.elsewhere:
+            args = [_plain(arg) for arg in sig.args], {name: _plain(arg) for name, arg in sig.kwargs.items()}
+            run = NextRun(step.task, queue, *args, delay_s)
+        else:
+            where = queue if step is sig else engine_queue(NAME, SEVERAL)
+            run = NextRun(step.task, where, delay_s=delay_s, signature=_as_json(sig))
+        send_itself(ticket, run)
+        if not ticket.elsewhere:
+            raise Ignore("replaced; the ledger dispatches what replaces it")
+        try:
+            return on_replace(sig)
+        except Ignore:
+            raise
+        except BaseException:  # nothing was sent
+            ticket.next_run = None
+            raise
+
+    def _wrap_performing(self, task: Any, worker: Worker | None) -> None:
+        run, apply_async = task.run, task.apply_async
 
         @functools.wraps(run)
         def tracked_run(*args: Any, **kwargs: Any) -> Any:
             request = task.request
             if request.called_directly or request.is_eager or not is_job_id(request.id or ""):
                 return run(*args, **kwargs)
-            return self._perform(task, worker, run, args, kwargs)
+            if worker is None and _resent_id(getattr(request, AGAIN, None)) != request.id:
+                return run(*args, **kwargs)
+            return self._perform(task, worker or self._replacing(task), run, args, kwargs)
 
         @functools.wraps(apply_async)
         def tracked_apply_async(args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
             if self._celery.conf.task_always_eager or getattr(self._thread, "pushing", False):
                 return apply_async(args, kwargs, task_id=task_id, **options)
-            return self._send(task, apply_async, args, kwargs, task_id or uuid(), options)
+            if worker is None and (task_id is None or self._current(task_id) is None):
+                return apply_async(args, kwargs, task_id=task_id, **options)
+            return self._send(task, self._by_task(apply_async), args, kwargs, task_id or uuid(), options)
+
+        task.run, task.apply_async = tracked_run, tracked_apply_async
+
+    def _wrap_asking(self, task: Any) -> None:
+        """Wraps what a running job says of itself to Celery."""
+        retry, on_replace, update_state = task.retry, task.on_replace, task.update_state
 
         @functools.wraps(retry)
         def tracked_retry(args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
@@ -504,47 +580,17 @@ class CeleryEngine:
                 current.state = (str(state), meta)
             return update_state(task_id, state, meta, **options)
 
-        task.run, task.apply_async, task.retry = tracked_run, tracked_apply_async, tracked_retry
-        task.on_replace, task.update_state = tracked_on_replace, tracked_update_state
-        if self._late_ack:
-            task.acks_late = task.reject_on_worker_lost = True
-        if self._request is not None:
-            task.Request = self._request
+        task.retry, task.on_replace, task.update_state = tracked_retry, tracked_on_replace, tracked_update_state
 
-    def _perform_replacements(self, task: Any) -> None:
-        """Makes a task that leaves no Events recorded where it is a job's replacement: the Event of that job ends with it."""
-        run = task.run
+    def _by_task(self, apply_async: Callable[..., Any]) -> Callable[..., Any]:
+        def send(*args: Any, **options: Any) -> Any:
+            self._thread.sending = True
+            try:
+                return apply_async(*args, **options)
+            finally:
+                self._thread.sending = False
 
-        @functools.wraps(run)
-        def performed(*args: Any, **kwargs: Any) -> Any:
-            request = task.request
-            is_called = request.called_directly or request.is_eager
-            if is_called or _resent_id(getattr(request, AGAIN, None)) != request.id:
-                return run(*args, **kwargs)
-            return self._perform(task, self._replacing[task.name], run, args, kwargs)
-
-        self._replacing[task.name] = self._worker(task)
-        task.run = performed
-
-    def _replace(self, current: _Performed, sig: Any, on_replace: Callable[[Any], Any]) -> Any:
-        """Replaces the running job: the step of ``sig`` that has the job's id ends its Event."""
-        ticket, step = current.ticket, _step_of(sig, current.job.job_id)
-        known = self._celery.tasks.get(step.task)
-        if known is None:
-            raise NotRegistered(f"{step.task} is no task of this worker, so the job would never end: register it here")
-        if step.task in self._tracked or step.task in self._replacing:
-            step.options["headers"] = {**(step.options.get("headers") or {}), AGAIN: [ticket.job_id, None]}
-        queue = engine_queue(NAME, _queue_name(step.options) or own_name(self._queue_of(known)))
-        delay_s = self._delay_of(sig.options)
-        if step is sig:
-            args = [_plain(arg) for arg in sig.args], {name: _plain(arg) for name, arg in sig.kwargs.items()}
-            run = NextRun(step.task, queue, *args, delay_s)
-        else:
-            run = NextRun(step.task, engine_queue(NAME, SEVERAL), delay_s=delay_s, signature=_as_json(sig))
-        send_itself(ticket, run if ticket.elsewhere else run._replace(signature=_as_json(sig)))
-        if ticket.elsewhere:
-            return on_replace(sig)
-        raise Ignore("replaced; the ledger dispatches what replaces it")
+        return send
 
     def _writing(self, task: Any, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that writes a shard in a job of the task, and yields its rows if a program calls it."""
@@ -613,7 +659,7 @@ class CeleryEngine:
         after which it continues."""
         ticket, request, delay_s = current.ticket, current.task.request, self._delay_of(options)
         queue = _queue_name(options)
-        is_same = current.retrying and task is current.task and queue is None
+        is_same = current.retrying and task is current.task and queue is None and getattr(request, AGAIN, None) is None
         if not is_same or (list(args or ()), dict(kwargs or {})) != (list(request.args or ()), dict(request.kwargs or {})):
             of_task = engine_queue(NAME, queue or str((request.delivery_info or {}).get("routing_key") or ""))
             if queue is None and task is not current.task:
@@ -628,8 +674,15 @@ class CeleryEngine:
             self._settle(current, delay_s)
         if not ticket.elsewhere:  # the ledger dispatches it again when it is due
             return task.AsyncResult(ticket.job_id)
-        options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: None}
-        return apply_async(args, kwargs, task_id=ticket.job_id, **options)
+        own = {SNAPSHOT: None} if task.name in self._tracked else {AGAIN: [ticket.job_id, None]}
+        options["headers"] = {**(options.get("headers") or {}), **own}
+        try:
+            return apply_async(args, kwargs, task_id=ticket.job_id, **options)
+        except Exception as error:
+            ticket.next_run = None
+            if ticket.settled:
+                self._end(ticket.job_id, f"it could not be sent again: {type(error).__name__}: {error}")
+            raise
 
     def _delay_of(self, options: Mapping[str, Any]) -> float:
         """Seconds until the time for which something is sent."""
@@ -651,15 +704,20 @@ class CeleryEngine:
 
     def _perform(self, task: Any, worker: Worker, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         request = task.request
-        attempt = getattr(request, ATTEMPT, None)
-        if _resent_id(again := getattr(request, AGAIN, None)) == request.id:
-            attempt = again[1]
+        attempt = _attempt(vars(request), request.id)
         delivery = request.delivery_info or {}
         queue = str(delivery.get("routing_key") or own_name(worker.queue))
         params = self._params(request.id, args, kwargs)
         snapshot = None if request.retries else Snapshot.parse(getattr(request, SNAPSHOT, None), request.id)
-        arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot)
-        process, ticket = self._begin(arrival, redelivered=bool(delivery.get("redelivered")))
+        redelivered = bool(delivery.get("redelivered"))
+        # A program that records nothing sent it: if its id was used before, this is another run.
+        is_unannounced = attempt is None and not (
+            redelivered or request.retries or vars(request).keys() & {SNAPSHOT, AGAIN}
+        )
+        arrival = Arrival(
+            request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot, anew=is_unannounced
+        )
+        process, ticket = self._begin(arrival, redelivered=redelivered)
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
         own: dict[str, Any] = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": queue, "payload": payload}
         own["should_stop"] = lambda: process.should_stop
@@ -797,7 +855,9 @@ class CeleryEngine:
         if ticket.settled or isinstance(error, Retry):
             return
         if isinstance(error, Ignore) and not isinstance(error, _RefusedError):
-            if current.state is not None and current.state[0] in EXCEPTION_STATES:
+            if ticket.next_run is not None:
+                ticket.finish(None)
+            elif current.state is not None and current.state[0] in EXCEPTION_STATES:
                 ticket.raised(RuntimeError(f"the task set its state to {current.state[0]}: {current.state[1]}"))
             else:
                 ticket.ignore(self._app.ledger.catalogue("ignored", str(error) or "the task raised Ignore"))
@@ -815,8 +875,8 @@ class CeleryEngine:
         if sender is None:
             return
         for step in _steps_after(sender.request):  # of what replaces a job: they are never sent
-            if _resent_id(headers := (step["options"].get("headers") or {}).get(AGAIN)) is not None:
-                self._end(headers[0], f"{sender.name}, a task before it, failed: {type(exception).__name__}: {exception}")
+            if (job_id := _resent_id((step["options"].get("headers") or {}).get(AGAIN))) is not None:
+                self._end(job_id, f"{sender.name}, a task before it, failed: {type(exception).__name__}: {exception}")
         if sender.name not in self._tracked:
             return
         if isinstance(exception, TimeLimitExceeded):
@@ -916,7 +976,7 @@ class CeleryEngine:
         if request.eta is not None or not is_job_id(request.id):
             return
         name = str(request.delivery_info.get("routing_key") or own_name(worker.queue))
-        attempt = request.request_dict.get(ATTEMPT)
+        attempt = _attempt(request.request_dict, request.id)
         if attempt is None or isinstance(attempt, int):
             params = self._params(request.id, *request.message.payload[:2])
             told = None if request.request_dict.get("retries") else request.request_dict.get(SNAPSHOT)
@@ -1130,6 +1190,12 @@ def _note_acknowledged(qos: Any, delivery_tag: str, multiple: bool = False) -> N
     ack(qos, delivery_tag)
 
 
+def _attempt(headers: Mapping[str, Any], job_id: str) -> Any:
+    """The fence in a message; None without one."""
+    again: Any = headers.get(AGAIN)
+    return again[1] if _resent_id(again) == job_id else headers.get(ATTEMPT)
+
+
 def _resent_id(header: Any) -> str | None:
     """The job id in a header :data:`AGAIN`; None for anything else."""
     match header:
@@ -1138,18 +1204,25 @@ def _resent_id(header: Any) -> str | None:
     return None
 
 
+def _mark(step: Any, job_id: str, attempt: int | None) -> None:
+    """Makes a step of a signature carry the id of the job that it replaces."""
+    step.options["headers"] = {**(step.options.get("headers") or {}), AGAIN: [job_id, attempt]}
+
+
 def _step_of(signature: Any, job_id: str) -> Any:
-    """The step of a frozen signature that has this id: the last one of a chain, the body of a chord."""
-    step = signature
-    while True:
-        if "tasks" in step.kwargs and step.subtask_type == "chain":
-            step = step.tasks[-1]
-        elif step.subtask_type == "chord":
-            step = step.body
+    """The step of a frozen signature that has this id. Raises :class:`InputError` if none has."""
+    left = [signature]
+    while left:
+        step = left.pop()
+        if step.subtask_type == "chord":
+            left.append(step.body)
+        elif "tasks" in step.kwargs:  # a chain; a group has no id of a task
+            left += step.tasks
         elif step.options.get("task_id") == job_id:
             return step
-        else:
-            raise InputError(f"what replaces {job_id} has no step with its id: replace a job by a task, a chain or a group")
+    raise InputError(
+        f"what replaces {job_id} has no step with its id: replace a job by a task, a chain, a group or a chord"
+    )
 
 
 def _steps_after(request: Any) -> Sequence[Any]:
@@ -1192,6 +1265,7 @@ def _is_answered(task: Any) -> bool:
 
 def _revived(current: _Performed, args: tuple[Any, ...]) -> Sequence[Any]:
     """The arguments of the task; an item of a Task is converted to its model."""
-    if current.ticket.task_id is None or current.worker.shape is None or len(args) != 1:
+    is_item = current.ticket.task_id is not None and getattr(current.task.request, AGAIN, None) is None
+    if not is_item or current.worker.shape is None or len(args) != 1:
         return args
     return (current.worker.shape.revive(args[0]),)

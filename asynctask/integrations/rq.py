@@ -24,7 +24,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import orjson
@@ -393,7 +393,7 @@ class RqEngine:
                 recording.lost(turn, _arrival(job), why=why, delay_s=_next_try(job))
             return None if is_lone else why
         name, params = tracked.worker.name, self._params(job) if is_lone else None
-        ticket = recording.begin(turn, _arrival(job, name, params), anew=is_lone and job.started_at is None)
+        ticket = recording.begin(turn, replace(_arrival(job, name, params), anew=is_lone and job.started_at is None))
         if isinstance(ticket, str):
             return ticket
         payload = {"class": name, "args": list(job.args), "kwargs": dict(job.kwargs), "jid": ticket.job_id}

@@ -54,8 +54,8 @@ class Snapshot(NamedTuple):
     """What a message says of the Event of its job: its id, and a time ``at`` (microseconds, by the database's clock) when
     it was dispatched and nothing had been written of any attempt.
 
-    Of a job of a Task also the Task, the number of its counter slots, and the ``row`` in the list. ``is_new``: it had no run
-    before; a job that was sent again after its end has messages, so its Event is read before it begins.
+    Of a job of a Task also the Task, the number of its counter slots, and the ``row`` in the list. ``is_new``: it had
+    no run before; a job that was sent again after its end has messages, so its Event is read before it begins.
     """
 
     event_id: int
@@ -91,7 +91,8 @@ class Arrival:
 
     ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
     Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``snapshot``: of an Event
-    that its message describes.
+    that its message describes. ``anew``: it was sent without an Event and has not begun before: if the Event of its id has
+    ended, it is another run.
     """
 
     job_id: str
@@ -101,20 +102,21 @@ class Arrival:
     params: Any = None
     options: str | None = None
     snapshot: Snapshot | None = None
+    anew: bool = False
 
 
 class NextRun(NamedTuple):
     """What a running job has sent under its own id: the job's next run.
 
-    ``worker_name`` and ``queue`` (by the ledger's name), JSON-ready ``args`` and ``kwargs``; ``delay_s``: it starts no sooner;
-    ``retries``: how many of its tries its engine counts as retries. ``signature``: of an engine's own form of several jobs,
+    ``worker_name`` and ``queue`` (by the ledger's name), JSON-ready ``args`` and ``kwargs``; ``delay_s``: it starts no
+    sooner; ``retries``: how many of its tries its engine counts as retries. ``signature``: of an engine's own form of several jobs,
     of which one has the id.
     """
 
     worker_name: str
     queue: str
     args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    kwargs: Mapping[str, Any] = {}
     delay_s: float = 0.0
     retries: int = 0
     signature: Any = None
@@ -273,8 +275,8 @@ def _new_run(ledger: Ledger, event_id: int, row: Mapping[str, Any], due_at: int 
 def _in_use(record: EventRecord) -> IdInUse:
     if record.task_id is not None:
         return IdInUse(
-            f"{record.job_id} is the id of a job of Task {record.task_id}, so nothing was sent: send with another id, or have"
-            f" the job run again by retrying the Task"
+            f"{record.job_id} is the id of a job of Task {record.task_id}, so nothing was sent: send with another id, or"
+            " have the job run again by retrying the Task"
         )
     if not record.is_lone:
         return IdInUse(

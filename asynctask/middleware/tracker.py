@@ -241,8 +241,8 @@ class Tracker:
         return [ticket for ticket in tickets if ticket is not None]
 
     def reopen(self, arrival: Arrival, is_new: Callable[[str | None], bool]) -> bool:
-        """Opens the ended Event of a lone job for another job that a program has sent under its id, if ``is_new`` says so of
-        the Event's options; the ledger dispatches it now. Returns whether it did. Raises LedgerUnavailable."""
+        """Opens the ended Event of a lone job for another job under its id, if ``is_new`` says so of the Event's options;
+        the ledger dispatches it now. Returns whether it did. Raises LedgerUnavailable."""
         now = self._ledger.now()
         reopened = reopen(self._ledger, arrival, due_at=now, is_new=is_new)
         if reopened:
