@@ -599,6 +599,12 @@ class LoneEvents(Together):
         return found
 
 
+def plain(value: Any) -> Any:
+    """An argument as it is sent: a model as its JSON values."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else value
+
+
 def send_itself(ticket: Ticket, run: NextRun) -> None:
     """Notes that a running job sends another run under its own id: its Event then waits for that run instead of ending.
 
@@ -620,8 +626,11 @@ def send_itself(ticket: Ticket, run: NextRun) -> None:
         if size > MAX_OPTIONS:
             why = f"what {ticket.job_id} sends under its own id has {size:,} bytes, the most is {MAX_OPTIONS:,}"
             raise InputError(f"{why}: store the data elsewhere and send its location", code="too_large")
-    elif (pause := pause_s(run.delay_s, ticket.retries)) > run.delay_s:
-        threading.Event().wait(pause)
+    else:
+        if kept_params(ticket.job_id, run.args, run.kwargs, MAX_OPTIONS) is None:
+            run = run._replace(args=(), kwargs={}, signature=[])
+        if (pause := pause_s(run.delay_s, ticket.retries)) > run.delay_s:
+            threading.Event().wait(pause)
     ticket.next_run = run
 
 

@@ -60,6 +60,7 @@ from asynctask.integrations.base import (
     holdable,
     kept_params,
     merge_function,
+    plain,
     pushed_job,
     send_itself,
     shard_writer,
@@ -515,7 +516,7 @@ class CeleryEngine:
         if ticket.elsewhere and step is not sig:
             run = NextRun(step.task, queue, delay_s=delay_s, signature=[])
         elif ticket.elsewhere:
-            args = [_plain(arg) for arg in sig.args], {name: _plain(arg) for name, arg in sig.kwargs.items()}
+            args = [plain(arg) for arg in sig.args], {name: plain(arg) for name, arg in sig.kwargs.items()}
             run = NextRun(step.task, queue, *args, delay_s)
         else:
             where = queue if step is sig else engine_queue(NAME, SEVERAL)
@@ -664,8 +665,8 @@ class CeleryEngine:
             of_task = engine_queue(NAME, queue or str((request.delivery_info or {}).get("routing_key") or ""))
             if queue is None and task is not current.task:
                 of_task = self._queue_of(task)
-            plain = [_plain(arg) for arg in args or ()], {name: _plain(arg) for name, arg in (kwargs or {}).items()}
-            send_itself(ticket, NextRun(task.name, of_task, *plain, delay_s, int(options.get("retries") or 0)))
+            values = [plain(arg) for arg in args or ()], {name: plain(arg) for name, arg in (kwargs or {}).items()}
+            send_itself(ticket, NextRun(task.name, of_task, *values, delay_s, int(options.get("retries") or 0)))
         elif (pause := pause_s(delay_s, ticket.retries)) > delay_s and ticket.elsewhere:
             options["countdown"], options["eta"] = pause, None
         if current.retrying:
@@ -1236,12 +1237,6 @@ def _as_json(signature: Any) -> Any:
         return orjson.loads(orjson.dumps(signature))
     except TypeError as error:
         raise InputError(f"the ledger cannot keep what replaces a job of a list ({error}): give it JSON values") from None
-
-
-def _plain(value: Any) -> Any:
-    """An argument as it is sent: a model as its JSON values."""
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else value
 
 
 def _queue_name(options: Mapping[str, Any]) -> str | None:

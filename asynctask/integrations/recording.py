@@ -393,7 +393,8 @@ class _Answers:
     def _end(self, ticket: Ticket, delay_s: float | None, discarded: str | None = None) -> None:
         retry_at = None if delay_s is None else self._process.tracker.now() + micros(delay_s)
         self._process.settle(ticket, retry_at=retry_at, discarded=discarded)
-        self._ticket, self._before = None, "end" if delay_s is None else "retry"
+        is_over = delay_s is None and ticket.next_run is None
+        self._ticket, self._before = None, "end" if is_over else "retry"
 
 
 def _parsed(line: bytes | bytearray) -> dict[str, Any]:

@@ -22,9 +22,10 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final, cast
 
 import orjson
@@ -32,7 +33,15 @@ import orjson
 from asynctask.brokers.base import Copy
 from asynctask.core.states import Status
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, ConfigError, JobInterrupted, JobTimeout, UnknownWorker, not_installed
+from asynctask.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    IdInUse,
+    JobInterrupted,
+    JobTimeout,
+    UnknownWorker,
+    not_installed,
+)  # fmt: skip
 from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     Attachable,
@@ -42,12 +51,14 @@ from asynctask.integrations.base import (
     engine_worker,
     kept_params,
     merge_function,
+    plain,
     pushed_job,
+    send_itself,
     shard_writer,
 )
 from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import Arrival, is_job_id
+from asynctask.ledger.standalone import Arrival, NextRun, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
@@ -57,7 +68,7 @@ try:
     import rq
     from redis.exceptions import RedisError
     from rq import decorators
-    from rq.exceptions import AbandonedJobError, InvalidJobOperation, NoSuchJobError
+    from rq.exceptions import AbandonedJobError, DuplicateJobError, InvalidJobOperation, NoSuchJobError
     from rq.executions import Execution
     from rq.job import JobStatus, Retry, get_current_job
     from rq.serializers import JSONSerializer, resolve_serializer
@@ -204,6 +215,7 @@ class RqEngine:
         self.serializer = serializer
         self.workers: dict[str, Worker] = {}
         self.performed: _Performed | None = None
+        self.refused = ""  # why the job that RQ is about to fail is not performed
         self.clock = app.clock
         self._app = app
         self._lone_events = LoneEvents(app, NAME)
@@ -351,7 +363,7 @@ class RqEngine:
                 performed.called = True
                 return self._perform(performed, perform, args, kwargs)
             if performed is None:
-                _refuse(path)
+                _refuse(path, self.refused)
             return function(*args, **kwargs)
 
         return tracked_function
@@ -368,11 +380,50 @@ class RqEngine:
     def enqueue(self, job: Any) -> None:
         """Creates the Event of a job that is about to be sent, if its function is tracked."""
         tracked = self._by_path.get(job.func_name)
+        if (performed := self._performs(job)) is not None:
+            self._send_itself(performed, job, tracked)
+            return
         if tracked is None or not is_job_id(job.id):
             return
         if getattr(job, "repeats_left", None):
             raise ConfigError(f"{tracked.path} is tracked, and each run has an Event of its own: do not repeat= one job")
-        self._lone_events(Arrival(job.id, None, tracked.worker.name, engine_queue(NAME, job.origin), self._params(job)))
+        self._lone_events.announce(
+            Arrival(job.id, None, tracked.worker.name, engine_queue(NAME, job.origin), self._params(job))
+        )
+
+    def _performs(self, job: Any) -> _Performed | None:
+        """The job that this process performs, if it has this id in RQ."""
+        performed = self.performed
+        return performed if performed is not None and performed.rq_job.id == job.id else None
+
+    def _send_itself(self, performed: _Performed, job: Any, tracked: _Tracked | None) -> None:
+        """A running job is sent under its own id: its next run."""
+        if tracked is None:
+            raise IdInUse(
+                f"{job.func_name} is not tracked, so its run under the id of this job would not be recorded: send it with"
+                " another id, or decorate it"
+            )
+        values = [plain(arg) for arg in job.args], {name: plain(arg) for name, arg in job.kwargs.items()}
+        send_itself(performed.ticket, NextRun(tracked.worker.name, engine_queue(NAME, job.origin), *values))
+        if not performed.is_lone:
+            job.meta[FENCE] = list(
+                _fence(performed.rq_job) or ()
+            )  # dropped by its fence: the ledger dispatches the next one
+
+    def scheduled_for(self, job: Any, at: datetime) -> None:
+        """Notes when the next run of the running job is to start."""
+        performed = self._performs(job)
+        if performed is not None and (run := performed.ticket.next_run) is not None:
+            performed.ticket.next_run = run._replace(delay_s=max(0.0, (at - now()).total_seconds()))
+
+    def not_sent(self, job: Any, error: Exception) -> None:
+        """Notes that RQ could not send a job that was announced."""
+        performed = self._performs(job)
+        if performed is not None:
+            performed.ticket.next_run = None
+        elif job.func_name in self._by_path and is_job_id(job.id):
+            why = f"it could not be sent: {type(error).__name__}: {error}"
+            end_elsewhere(self._app.ledger, job.id, why, lone_only=True)
 
     def _params(self, job: Any) -> Any:
         return kept_params(job.id, job.args, job.kwargs, self._app.config.max_item_bytes)
@@ -484,10 +535,42 @@ class TrackedQueue(rq.Queue):
     engine: RqEngine | None = None
 
     def create_job(self, *args: Any, **options: Any) -> Any:
-        job = super().create_job(*args, **options)
+        job: Any = super().create_job(*args, **options)
         if self.is_async:
             _engine_of(self).enqueue(job)
+            job.is_announced = True
         return job
+
+    def enqueue_call(self, *args: Any, **options: Any) -> Any:
+        job_id = options.get("job_id")
+        if options.get("unique") and job_id and rq.job.Job.exists(job_id, connection=self.connection):
+            raise DuplicateJobError(f"a job with the id {job_id} exists in RQ")  # as RQ does, before its Event is touched
+        return super().enqueue_call(*args, **options)
+
+    def enqueue_job(self, job: Any, *args: Any, **options: Any) -> Any:
+        """Also sends a job that was made elsewhere, again for example."""
+        with self._announced(job):
+            return super().enqueue_job(job, *args, **options)
+
+    def schedule_job(self, job: Any, datetime: datetime, *args: Any, **options: Any) -> Any:
+        with self._announced(job):
+            _engine_of(self).scheduled_for(job, datetime)
+            return super().schedule_job(job, datetime, *args, **options)
+
+    @contextmanager
+    def _announced(self, job: Any) -> Iterator[None]:
+        if not self.is_async:
+            yield
+            return
+        engine = _engine_of(self)
+        if not getattr(job, "is_announced", False):
+            engine.enqueue(job)
+        job.is_announced = False  # for this time
+        try:
+            yield
+        except Exception as error:
+            engine.not_sent(job, error)
+            raise
 
 
 class _Recording:
@@ -559,12 +642,13 @@ class _Recording:
             if _fence(job) is not None:
                 self._leave(job, queue, execution)
                 return False
-            job.retries_left, performed = 0, None  # RQ fails a lone one, because the wrapper refuses to be called
+            job.retries_left = 0  # RQ fails a lone one, because the wrapper refuses to be called
+            engine.refused, performed = performed, None
         engine.performed, self._is_performing = performed, True
         try:
             return bool(super().perform_job(job, queue, *args, **options))  # type: ignore[misc]
         finally:
-            engine.performed, self._is_performing = None, False
+            engine.performed, engine.refused, self._is_performing = None, "", False
 
     def _performed(self: Any, job: Any) -> _Performed | None:
         performed: _Performed | None = self.engine.performed
@@ -803,9 +887,11 @@ def _limit_passed(job: Any) -> float | None:
     return float(job.timeout) if known and (job.ended_at - job.started_at).total_seconds() > job.timeout + _HARD_S else None
 
 
-def _refuse(path: str) -> None:
-    """Raises if a worker performs a tracked function without recording it, or does not record this job."""
+def _refuse(path: str, why: str) -> None:
+    """Raises if a worker performs a tracked function without recording it, or must not perform this job (``why``)."""
     job = get_current_job()
+    if why:
+        raise IdInUse(f"job {'' if job is None else job.id} is not performed: {why}")
     if job is not None and job.worker_name not in (None, "", "sync") and job.func_name == path:
         worker = f"{__name__}.{TrackedWorker.__name__}"
         raise ConfigError(f"{path} is tracked: it is called by --worker-class {worker} only, once for each of its jobs")

@@ -421,7 +421,7 @@ def test_a_job_that_is_sent_without_the_ledger_raises_and_is_not_sent(
     def away(*_: Any, **__: Any) -> None:
         raise LedgerUnavailable("the database does not answer")
 
-    monkeypatch.setattr("asynctask.integrations.base.enqueue", away)
+    monkeypatch.setattr("asynctask.integrations.base.send", away)
     with pytest.raises(LedgerUnavailable):
         engine.task("noted").delay("x")
     assert engine.app.engines["celery"].waiting([f"celery/{engine.namespace}-default"]) == {

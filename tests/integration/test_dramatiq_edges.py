@@ -351,7 +351,7 @@ def away(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_nothing_is_sent_that_has_no_event(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynctask.integrations.base.enqueue", away)
+    monkeypatch.setattr("asynctask.integrations.base.send", away)
     with pytest.raises(TrackingUnavailable, match="heard was not sent"):
         stub.broker.get_actor("heard").send("x")
     assert stub.broker.queues["default"].empty()
