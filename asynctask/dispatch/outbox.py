@@ -459,6 +459,15 @@ def options_of(came: Mapping[str, Any]) -> str:
     return orjson.dumps({CAME: dump(kept)}).decode()
 
 
+def pushed_at(options: str | None) -> tuple[Any, Any]:
+    """When a program pushed the job of these options of an Event, as it wrote it: (``created_at``, ``enqueued_at``). Two
+    pushes differ in it, two copies of one push do not; (None, None) for a job that no other program pushed."""
+    if options is None or not options.startswith(_CAME_FIRST):
+        return None, None
+    came = parse(orjson.loads(options)[CAME])
+    return came.get("created_at"), came.get("enqueued_at")
+
+
 def _as_it_came(ready: Ready, now: int) -> Copy:
     """The copy of a job that another program pushed, with its original members, in their order and with their own numbers.
     Ruby's own members count its retries, and continue."""

@@ -31,16 +31,16 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import Clock, micros
 from asynctask.config import Config
 from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import Begin, pause_s
+from asynctask.core.transitions import Begin
 from asynctask.database.engine import read_time
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
-from asynctask.errors import IdInUse, InputError, Unavailable
+from asynctask.errors import IdInUse, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.standalone import AGAIN, ENGINE, MAX_OPTIONS, Arrival, NextRun, Snapshot, reopen, send
+from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, Snapshot, reopen, send
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
@@ -603,35 +603,6 @@ def plain(value: Any) -> Any:
     """An argument as it is sent: a model as its JSON values."""
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if callable(dump) else value
-
-
-def send_itself(ticket: Ticket, run: NextRun) -> None:
-    """Notes that a running job sends another run under its own id: its Event then waits for that run instead of ending.
-
-    The ledger keeps a job of a Task, and dispatches the next run; the engine must send none. A lone job is sent by its
-    engine, which has no bound for those that do so without a delay: this one waits here, see
-    :func:`~asynctask.core.transitions.pause_s`. Raises :class:`~asynctask.errors.IdInUse` for a callback, and InputError
-    for arguments that the ledger cannot keep.
-    """
-    if ticket.callback_of is not None:
-        raise IdInUse(
-            f"{ticket.job_id} is a callback, which ends with its Task: send with another id, or raise to be retried"
-        )
-    if not ticket.is_lone:
-        try:
-            size = len(run.columns(is_lone=False, tries=0)["options"].encode())
-        except TypeError as error:
-            why = f"the ledger cannot keep what {ticket.job_id} sends under its own id ({error}): send JSON values"
-            raise InputError(why, code="not_json") from None
-        if size > MAX_OPTIONS:
-            why = f"what {ticket.job_id} sends under its own id has {size:,} bytes, the most is {MAX_OPTIONS:,}"
-            raise InputError(f"{why}: store the data elsewhere and send its location", code="too_large")
-    else:
-        if kept_params(ticket.job_id, run.args, run.kwargs, MAX_OPTIONS) is None:
-            run = run._replace(args=(), kwargs={}, signature=[])
-        if (pause := pause_s(run.delay_s, ticket.retries)) > run.delay_s:
-            threading.Event().wait(pause)
-    ticket.next_run = run
 
 
 # -- the process

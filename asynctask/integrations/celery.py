@@ -62,7 +62,6 @@ from asynctask.integrations.base import (
     merge_function,
     plain,
     pushed_job,
-    send_itself,
     shard_writer,
 )  # fmt: skip
 from asynctask.integrations.recording import (
@@ -77,7 +76,7 @@ from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, NextRun, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import TICKET, Ticket, Tracker
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
 

@@ -61,14 +61,13 @@ from asynctask.integrations.base import (
     merge_function,
     plain,
     pushed_job,
-    send_itself,
     shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import chunks
 from asynctask.ledger.standalone import Arrival, NextRun, Snapshot
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import TICKET, Ticket
+from asynctask.middleware.tracker import TICKET, Ticket, send_itself
 from asynctask.worker import Worker
 
 try:
@@ -617,8 +616,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         """A running job sends a message under its own id: its next run."""
         if not is_tracked:
             raise SendRefused(
-                f"{message.actor_name} leaves no Events here, so its run under the id of this job would not be recorded: send it"
-                " with another id, or track it"
+                f"{message.actor_name} leaves no Events here, so its run under the id of this job would not be recorded: send"
+                " it with another id, or track it"
             )
         queue = message.queue_name.removesuffix(".DQ")
         values = [plain(arg) for arg in message.args], {name: plain(arg) for name, arg in message.kwargs.items()}

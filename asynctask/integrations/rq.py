@@ -53,13 +53,12 @@ from asynctask.integrations.base import (
     merge_function,
     plain,
     pushed_job,
-    send_itself,
     shard_writer,
 )
 from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, NextRun, end_elsewhere, is_job_id
-from asynctask.middleware.tracker import TICKET, Ticket, Tracker
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
@@ -144,6 +143,7 @@ class _Performed:
     job: CurrentJob
     recording: RecordingProcess
     called: bool = False
+    performing: bool = False  # its function has not returned yet
     asked: Retry | None = None
     committed: Callable[[], object] | None = None  # of an outcome that was passed on: blocks until it is committed
 
@@ -380,8 +380,10 @@ class RqEngine:
     def enqueue(self, job: Any) -> None:
         """Creates the Event of a job that is about to be sent, if its function is tracked."""
         tracked = self._by_path.get(job.func_name)
-        if (performed := self._performs(job)) is not None:
-            self._send_itself(performed, job, tracked)
+        performed = self.performed
+        if performed is not None and performed.rq_job.id == job.id:
+            if performed.performing:  # else RQ sends it, which retries or repeats it
+                self._send_itself(performed, job, tracked)
             return
         if tracked is None or not is_job_id(job.id):
             return
@@ -392,9 +394,10 @@ class RqEngine:
         )
 
     def _performs(self, job: Any) -> _Performed | None:
-        """The job that this process performs, if it has this id in RQ."""
+        """The job whose function this process runs, if it has this id in RQ."""
         performed = self.performed
-        return performed if performed is not None and performed.rq_job.id == job.id else None
+        is_own = performed is not None and performed.performing and performed.rq_job.id == job.id
+        return performed if is_own else None
 
     def _send_itself(self, performed: _Performed, job: Any, tracked: _Tracked | None) -> None:
         """A running job is sent under its own id: its next run."""
@@ -485,12 +488,15 @@ class RqEngine:
                 raise
 
         token = set_current_job(job)
+        performed.performing = True
         try:
-            result = recording_chain(self._app, cast(Tracker, Collecting())).invoke(worker, job, job.queue, inner)
+            with _own_sends(self):
+                result = recording_chain(self._app, cast(Tracker, Collecting())).invoke(worker, job, job.queue, inner)
         except BaseException as error:
             performed.set_outcome(error)
             raised.append(error)
         finally:
+            performed.performing = False
             reset_current_job(token)
         if performed.asked is not None:
             return performed.asked if performed.is_lone else None
@@ -571,6 +577,37 @@ class TrackedQueue(rq.Queue):
         except Exception as error:
             engine.not_sent(job, error)
             raise
+
+
+@contextmanager
+def _own_sends(engine: RqEngine) -> Iterator[None]:
+    """Within it, what the running job sends under its own id through a plain queue of RQ is noted, too."""
+    kept = rq.Queue.create_job, rq.Queue.enqueue_job, rq.Queue.schedule_job
+    create, enqueue, schedule = kept
+
+    def create_job(self: Any, *args: Any, **options: Any) -> Any:
+        job: Any = create(self, *args, **options)
+        if not isinstance(self, TrackedQueue) and engine._performs(job) is not None:
+            engine.enqueue(job)
+            job.is_announced = True
+        return job
+
+    def enqueue_job(self: Any, job: Any, *args: Any, **options: Any) -> Any:
+        is_noted = isinstance(self, TrackedQueue) or getattr(job, "is_announced", False)
+        if not is_noted and engine._performs(job) is not None:
+            engine.enqueue(job)
+        return enqueue(self, job, *args, **options)
+
+    def schedule_job(self: Any, job: Any, at: datetime, *args: Any, **options: Any) -> Any:
+        engine.scheduled_for(job, at)
+        return schedule(self, job, at, *args, **options)
+
+    made: tuple[Any, Any, Any] = (create_job, enqueue_job, schedule_job)
+    rq.Queue.create_job, rq.Queue.enqueue_job, rq.Queue.schedule_job = made  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        rq.Queue.create_job, rq.Queue.enqueue_job, rq.Queue.schedule_job = kept  # type: ignore[method-assign]
 
 
 class _Recording:

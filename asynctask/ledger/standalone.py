@@ -109,8 +109,8 @@ class NextRun(NamedTuple):
     """What a running job has sent under its own id: the job's next run.
 
     ``worker_name`` and ``queue`` (by the ledger's name), JSON-ready ``args`` and ``kwargs``; ``delay_s``: it starts no
-    sooner; ``retries``: how many of its tries its engine counts as retries. ``signature``: of an engine's own form of several jobs,
-    of which one has the id.
+    sooner; ``retries``: how many of its tries its engine counts as retries. ``signature``: an engine's own form of one or
+    several jobs, of which one has the id.
     """
 
     worker_name: str

@@ -23,10 +23,10 @@ from asynctask.clock import SECOND, micros
 from asynctask.core.states import TERMINAL, Reason, Status
 from asynctask.core.transitions import LEAD_S, Begin, Row, begin, is_foreign, is_suspect, pause_s
 from asynctask.database.retrying import repeatable
-from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
+from asynctask.errors import AsyncTaskError, IdInUse, InputError, JobInterrupted, JobTimeout
 from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import (
     Change,
     EventRecord,
@@ -41,7 +41,7 @@ from asynctask.ledger.events import (
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Follower, Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import ENGINE, Arrival, NextRun, enqueue, put_off, reopen
+from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, put_off, reopen
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
@@ -721,6 +721,37 @@ def _plain(value: Any) -> Any:
     if says_nothing or isinstance(value, set | frozenset | bytes):
         raise TypeError(f"{kind.__name__} is no JSON")
     return str(value)
+
+
+def send_itself(ticket: Ticket, run: NextRun) -> None:
+    """Notes that a running job sends another run under its own id: its Event then waits for that run instead of ending.
+
+    The ledger keeps a job of a Task, and dispatches the next run; the engine must send none. A lone job is sent by its
+    engine, which has no bound for those that do so without a delay: this one waits here, see
+    :func:`~asynctask.core.transitions.pause_s`. Raises :class:`~asynctask.errors.IdInUse` for a callback, and InputError
+    for arguments that the ledger cannot keep.
+    """
+    if ticket.callback_of is not None:
+        raise IdInUse(
+            f"{ticket.job_id} is a callback, which ends with its Task: send with another id, or raise to be retried"
+        )
+    if not ticket.is_lone:
+        try:
+            size = len(run.columns(is_lone=False, tries=0)["options"].encode())
+        except TypeError as error:
+            why = f"the ledger cannot keep what {ticket.job_id} sends under its own id ({error}): send JSON values"
+            raise InputError(why, code="not_json") from None
+        if size > MAX_OPTIONS:
+            why = f"what {ticket.job_id} sends under its own id has {size:,} bytes, the most is {MAX_OPTIONS:,}"
+            raise InputError(f"{why}: store the data elsewhere and send its location", code="too_large")
+    else:
+        try:
+            dumps([run.args, run.kwargs])
+        except TypeError:  # the engine has another serializer
+            run = run._replace(args=(), kwargs={}, signature=[])
+        if ticket.elsewhere and (pause := pause_s(run.delay_s, ticket.retries)) > run.delay_s:
+            threading.Event().wait(pause)
+    ticket.next_run = run
 
 
 # -- the middleware that records a tracked job; docs/middleware.md has the table of what it records
