@@ -287,9 +287,10 @@ class Worker(Generic[P, R_co]):
     def set(self, **options: Unpack[JobOptions]) -> Worker[P, R_co]:
         """The same worker with other options for the jobs pushed through it.
 
-        ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, the first argument of :meth:`perform_in`. For tracked
-        jobs also ``job_id``: under the id of a job that has ended, its Event is opened again; under that of an open one, or of
-        a Task, :class:`~asynctask.errors.IdInUse` is raised. For untracked jobs also ``retry_for``, ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members`` (types:
+        ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, the first argument of :meth:`perform_in`. For
+        tracked jobs also ``job_id``: under the id of a job that has ended, its Event is opened again; under that of an open
+        one, or of a job of a Task, :class:`~asynctask.errors.IdInUse` is raised. For untracked jobs also ``retry_for``,
+        ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members`` (types:
         :mod:`asynctask.wire.payload`). Raises :class:`ConfigError` for an option that is unknown or has no effect for this
         worker, :class:`InputError` for an invalid value.
         """

@@ -98,8 +98,8 @@ def jobs(query: JobsQuery) -> Response:
 def create_job(body: NewJob) -> Response:
     """Create one tracked job, without a Task
 
-    It is committed before the response. Under the `job_id` of a job without a Task that has ended, that job runs again, with
-    the new arguments; under that of one that has not ended, or of a job of a Task, the answer is 409.
+    It is committed before the response. Under the `job_id` of a job without a Task that has ended, that job runs again,
+    with the new arguments; under that of one that has not ended, or of a job of a Task, the answer is 409.
     """
     app = asynctask_app()
     job_id = app.perform(body.worker, *_arguments(body), job_id=body.job_id)

@@ -602,13 +602,16 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             name = engine_queue(self.engine.name, actor.queue_name)
             job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
             running: _Message | None = getattr(self._thread, "message", None)
+            # Beside the function of a job, Dramatiq sends by itself: the next message of a pipeline.
+            by_engine = running is not None and not running.performing
+            is_second_try = getattr(self._thread, "sending", None) == message.message_id  # the broker was away
             try:
-                # Beside the function of a job, Dramatiq sends by itself: the next message of a pipeline.
-                snapshot = self._lone_events.announce(job, by_engine=running is not None and not running.performing)
+                snapshot = self._lone_events.announce(job, by_engine=by_engine or is_second_try)
             except IdInUse as error:
                 raise SendRefused(str(error)) from None
             except Exception as error:
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
+            self._thread.sending = message.message_id
             if snapshot is not None:
                 message.options[SNAPSHOT] = snapshot.header(message.message_id)
 
@@ -616,8 +619,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         """A running job sends a message under its own id: its next run."""
         if not is_tracked:
             raise SendRefused(
-                f"{message.actor_name} leaves no Events here, so its run under the id of this job would not be recorded: send"
-                " it with another id, or track it"
+                f"{message.actor_name} leaves no Events, so its run under the id of this job would not be recorded: send it"
+                " with another id, or track it"
             )
         queue = message.queue_name.removesuffix(".DQ")
         values = [plain(arg) for arg in message.args], {name: plain(arg) for name, arg in message.kwargs.items()}
@@ -636,6 +639,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         return _is_id(message.message_id) and not pushed and not isinstance(threading.current_thread(), ConsumerThread)
 
     def after_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
+        self._thread.sending = None
         current = self._current(message)
         if current is not None and not current.performing:
             current.retry_sent = True
