@@ -408,7 +408,9 @@ class RqEngine:
             )
         values = [plain(arg) for arg in job.args], {name: plain(arg) for name, arg in job.kwargs.items()}
         send_itself(performed.ticket, NextRun(tracked.worker.name, engine_queue(NAME, job.origin), *values))
-        if not performed.is_lone:
+        if performed.is_lone:
+            performed.rq_job.data = job.data  # RQ saves the running job at its end, over what was sent
+        else:
             job.meta[FENCE] = list(
                 _fence(performed.rq_job) or ()
             )  # dropped by its fence: the ledger dispatches the next one
