@@ -136,10 +136,6 @@ def test_another_push_under_the_jid_of_an_ended_job_is_another_run_and_a_second_
         ran.append(value)
         return value
 
-    def is_over(attempt: int) -> bool:
-        event = ended(app, "nightly")
-        return bool(event["attempt"] == attempt)
-
     first = world.push("Tracked", "a", jid="nightly", created_at=1_000.5)
     with world.working(app):
         ended(app, "nightly")
