@@ -337,7 +337,7 @@ def test_a_failed_job_that_somebody_requeues_in_rq_runs_again(engine: RqWorld) -
     assert [text for _, text, _ in said(engine.event(sent.id))] == [
         "In progress",
         "Worker lost",
-        "Retried",
+        "Sent again",
         "In progress",
         "Done",
     ]
