@@ -236,7 +236,8 @@ class Tracker:
             self.enqueue([arrival for arrival, ticket in zip(arrivals, tickets, strict=True) if ticket is None])
             tickets = self.begin(keys)
         for arrival, ticket in zip(arrivals, tickets, strict=True):
-            if ticket is not None and arrival.snapshot is not None and arrival.snapshot.at < ticket.sent_at:
+            snapshot = arrival.snapshot
+            if ticket is not None and snapshot is not None and ticket.attempt > 1 and snapshot.at < ticket.sent_at:
                 ticket.verdict = Begin.DROP  # a late copy of an earlier run under this id
         return [ticket for ticket in tickets if ticket is not None]
 
