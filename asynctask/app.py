@@ -349,22 +349,23 @@ class AsyncTask(OnDemand):
         """Pushes a job for each element of ``args``; see :class:`~asynctask.worker.Worker`. Raises :class:`InputError`."""
         return self._pushing.push(worker, args, at=at, options=options)
 
-    def perform(self, name: str, *args: Any) -> str:
+    def perform(self, name: str, *args: Any, job_id: str | None = None) -> str:
         """Creates one tracked job of a registered worker and returns its job id. The arguments are untrusted: the first is
-        validated by the worker's model.
+        validated by the worker's model. ``job_id``: as of :meth:`asynctask.worker.Worker.set`.
 
         Raises :class:`UnknownWorker`; :class:`InputError` for arguments that the worker does not take, or if a client
-        middleware stops the job; LedgerUnavailable.
+        middleware stops the job; :class:`~asynctask.errors.IdInUse`; LedgerUnavailable.
         """
         worker = self._find(name)
         if worker.engine is not None or not worker.use_task_event:
             why = f"{worker.engine} performs it" if worker.engine is not None else "its jobs are not tracked"
             raise InputError(f"no tracked job can be made of worker {name[:200]!r}: {why}", code="invalid_worker")
         _check_arguments(worker, args)
-        (job_id,) = self.push(worker, [args], options={})
-        if job_id is None:
+        options = {} if job_id is None else {"job_id": job_id}
+        (made,) = self.push(worker, [args], options=options)
+        if made is None:
             raise InputError("a client middleware stopped the job", code="stopped")
-        return job_id
+        return made
 
     def remote_worker(
         self, name: str, *, queue: str = "default", retry: bool | int = True, active_job: bool = False, **options: Any

@@ -159,6 +159,12 @@ class Conflict(AsyncTaskError):
     status = 409
 
 
+class IdInUse(Conflict):
+    """A job cannot be sent under an id that another job has now; the message names the id and where that job is."""
+
+    code = "id_in_use"
+
+
 class TransitionRefused(Conflict):
     """A transition that the state machine does not have."""
 

@@ -17,14 +17,15 @@ from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.config import Config
 from asynctask.dispatch.outbox import build, encoded, passes
-from asynctask.errors import ConfigError, InputError
-from asynctask.job import CurrentJob
+from asynctask.errors import ConfigError, IdInUse, InputError
+from asynctask.job import CurrentJob, current_job
 from asynctask.ledger import standalone
 from asynctask.ledger.base import dumps
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, plain_json
 from asynctask.middleware.chain import Chain
+from asynctask.middleware.tracker import TICKET, Ticket, send_itself
 from asynctask.wire.payload import When, check, due_at, dump, flat, normalise, write_time
 from asynctask.wiring import Core
 from asynctask.worker import Worker, is_model
@@ -92,12 +93,20 @@ class Pushing:
         due: int | None,
         options: Mapping[str, Any],
     ) -> list[str | None]:
+        own_id = options.get("job_id")
+        if own_id is not None and len(args) > 1:
+            raise InputError("many jobs cannot share one job_id: push them one by one, or leave it out", code="bad_job")
         args = [_arguments(worker, each) for each in args]
-        jobs = [self._tracked(worker, each, jid, now, options) for each, jid in self._with_ids(args)]
+        with_ids = self._with_ids(args) if own_id is None else [(each, str(own_id)) for each in args]
+        jobs = [self._tracked(worker, each, jid, now, options) for each, jid in with_ids]
         let_through = [job for job in jobs if passes(self._chain, worker, job)]
         for job in let_through:
             _check_text(worker, job)
-        standalone.enqueue(
+        if own_id is not None and let_through and (running := _running(own_id)) is not None:
+            args_of, delay_s = let_through[0].payload["args"], max(0, (due or now) - now) / SECOND
+            send_itself(running, standalone.NextRun(worker.name, let_through[0].queue, args_of, delay_s=delay_s))
+            return [str(own_id)]
+        sent = standalone.send(
             core.ledger,
             [standalone.Arrival(j.job_id, 1, worker.name, j.queue, j.payload["args"]) for j in let_through],
             due_at=due or now,
@@ -106,6 +115,9 @@ class Pushing:
                 "priority": options.get("priority", worker.priority),
             },
         )
+        for refused in sent.values():
+            if isinstance(refused, IdInUse):
+                raise refused
         if due is not None:
             core.dispatcher.expect(due)
         core.services.dispatch_now()
@@ -191,6 +203,21 @@ class Pushing:
         with self._lock:
             if self._client is not None:
                 self._client.close()
+
+
+def _running(job_id: str) -> Ticket | None:
+    """The ticket of the job that runs here, if it has this id."""
+    try:
+        job = current_job()
+    except RuntimeError:
+        return None
+    if job.job_id != job_id:
+        return None
+    ticket: Ticket | None = job.local.get(TICKET)
+    if ticket is not None and (ticket.elsewhere or ticket.items > 1):
+        why = "an attached engine keeps it" if ticket.elsewhere else "it is a slice of a list"
+        raise IdInUse(f"job {job_id} cannot send itself again with perform_async: {why}; send with another id")
+    return ticket
 
 
 def _not_here(*_: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc as abc
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -156,6 +157,7 @@ class JobOptions(UntrackedOptions, total=False):
     queue: str
     retry: int | bool
     priority: int
+    job_id: str
     wait: When | None
     wait_until: When | None
 
@@ -289,7 +291,9 @@ class Worker(Generic[P, R_co]):
         """The same worker with other options for the jobs pushed through it.
 
         ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, the first argument of :meth:`perform_in`. For
-        untracked jobs also ``retry_for``, ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members`` (types:
+        tracked jobs also ``job_id``: under the id of a job that has ended, its Event is opened again; under that of an open
+        one, or of a job of a Task, :class:`~asynctask.errors.IdInUse` is raised. For untracked jobs also ``retry_for``,
+        ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members`` (types:
         :mod:`asynctask.wire.payload`). Raises :class:`ConfigError` for an option that is unknown or has no effect for this
         worker, :class:`InputError` for an invalid value.
         """
@@ -311,7 +315,7 @@ class Worker(Generic[P, R_co]):
                 f"worker {self.name!r} is tracked, so {', '.join(untracked)} would mean nothing: its retries and its end"
                 " are in the ledger; leave it out, or give the worker use_task_event=False"
             )
-        check_names(options, JOB_OPTIONS if self.use_task_event else (*JOB_OPTIONS, *UNTRACKED))
+        check_names(options, (*JOB_OPTIONS, *(TRACKED if self.use_task_event else UNTRACKED)))
         check_job_options(options)
 
     def perform_async(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
@@ -416,6 +420,10 @@ def _is_queue(value: Any) -> bool:
     return isinstance(value, str) and QUEUE_NAME.fullmatch(value) is not None
 
 
+def _is_job_id(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(JOB_ID, value) is not None
+
+
 def _is_priority(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_PRIORITY
 
@@ -423,11 +431,18 @@ def _is_priority(value: Any) -> bool:
 JOB_OPTIONS: Final = ("queue", "retry", "priority")
 """Options of every job."""
 
+TRACKED: Final = ("job_id",)
+"""Options of tracked jobs."""
+
+JOB_ID: Final = r"[A-Za-z0-9_.:@=+-]{1,64}"
+"""The id that a program may give a job, as a regular expression."""
+
 _QUEUE_RULE: Final[Rule] = (_is_queue, "must be 1 to 255 letters, digits or _ : . -")
 _RULES: Final[Mapping[str, Rule]] = {
     **RULES,
     "queue": _QUEUE_RULE,
     "retry_queue": _QUEUE_RULE,
+    "job_id": (_is_job_id, "must be 1 to 64 letters, digits or _ . : @ = + -"),
     "priority": (_is_priority, f"must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"),
 }
 

@@ -53,6 +53,7 @@ from asynctask.lists.options import (
     listed_or_text,
     whole_number,
 )
+from asynctask.worker import JOB_ID
 from webapi.problems import from_validation
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NUL_FREE)]
@@ -189,6 +190,7 @@ class NewJob(_In):
     worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
     args: list[JsonValue] | None = Field(None, max_length=100, description="Its arguments, by position.")
     item: JsonValue = Field(None, description="Its one argument, as the worker's JSON Schema says.")
+    job_id: str | None = Field(None, pattern=f"^{JOB_ID}$", description="Its id; without it, a new one.")
 
 
 class RetryQuery(_Query):

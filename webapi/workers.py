@@ -94,14 +94,15 @@ def jobs(query: JobsQuery) -> Response:
 @blueprint.post("/jobs")
 @blueprint.input(NewJob, location="json", arg_name="body")
 @blueprint.output(Event, status_code=202)
-@blueprint.doc(operation_id="createJob", responses=[400, 403, 413, 415, 503])
+@blueprint.doc(operation_id="createJob", responses=[400, 403, 409, 413, 415, 503])
 def create_job(body: NewJob) -> Response:
     """Create one tracked job, without a Task
 
-    It is committed before the response.
+    It is committed before the response. Under the `job_id` of a job without a Task that has ended, that job runs again,
+    with the new arguments; under that of one that has not ended, or of a job of a Task, the answer is 409.
     """
     app = asynctask_app()
-    job_id = app.perform(body.worker, *_arguments(body))
+    job_id = app.perform(body.worker, *_arguments(body), job_id=body.job_id)
     response = json_response(app.operations.job(job_id), 202)
     response.headers["Location"] = url_for("workers.job", job_id=job_id)
     return response

@@ -74,6 +74,7 @@ class Reason(StrEnum):
     STOPPED = "stopped"
     RESUMED = "resumed"
     RETRIED = "retried"  # a user's explicit retry: a new generation
+    SENT_AGAIN = "sent_again"  # a program sent a job under the id of one that has ended
     RECORDED = "recorded"  # through the public app.record
     DISCARDED = "discarded"  # the runtime gave it up outside the middleware (undecodable, killed, no such worker)
     SEALED = "sealed"
@@ -125,7 +126,13 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
         (_RUNNABLE, _S.ERROR, _R.RAISED, (_W.WORKER,), "the worker raised and no retry is left"),
         (_RUNNABLE, _S.ERROR, _R.TIMEOUT, (_W.WORKER,), "over its timeout and no retry is left"),
         (_RUNNABLE, _S.ERROR, _R.DISCARDED, (_W.WORKER, _W.SWEEP), "the runtime gave it up outside the middleware"),
-        (_RUNNABLE, _S.ENQUEUE, _R.RETRY, (_W.WORKER,), "it raised; another attempt follows at due_at"),
+        (
+            _RUNNABLE,
+            _S.ENQUEUE,
+            _R.RETRY,
+            (_W.WORKER,),
+            "it raised, or sent itself again; another attempt follows at due_at",
+        ),
         (_RUNNABLE, _S.ENQUEUE, _R.INTERRUPTED, (_W.WORKER,), "the runtime shut down under it; it waits again"),
         (_RUNNABLE, _S.ENQUEUE, _R.GIVEN_BACK, (_W.WORKER, _W.SWEEP), "taken back from the broker or a process unrun"),
         ((_S.ENQUEUE,), _S.ENQUEUE, _R.LENT, (_W.WORKER,), "a process has it wait behind a job of the same Task"),
@@ -180,6 +187,13 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
             _R.RETRIED,
             (_W.PERSON,),
             "an explicit retry opened a new generation",
+        ),
+        (
+            (_S.FINISH, _S.FAILED, _S.ERROR, _S.CANCELLED),
+            _S.ENQUEUE,
+            _R.SENT_AGAIN,
+            (_W.SUBMITTER, _W.WORKER),
+            "a job without a Task was sent again under its id",
         ),
         ((_S.ENQUEUE,), _S.WORKING, _R.RECORDED, (_W.PERSON,), "recorded from outside: it runs"),
         (_RUNNABLE, _S.FINISH, _R.RECORDED, (_W.PERSON,), "recorded from outside: done"),

@@ -597,6 +597,49 @@ def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None)
     )
 
 
+def send_again(row: Row, *, due_at: int | None) -> Turn:
+    """A program sends another job under the id of this one, which has ended and belongs to no Task: a new run.
+
+    ``due_at``: when the dispatcher pushes it; None: its engine holds it.
+    """
+    return _turn(
+        row,
+        Status.ENQUEUE,
+        Reason.SENT_AGAIN,
+        attempt=row.attempt + 1,
+        due_at=due_at,
+        retries=0,
+        deaths=0,
+        watched=False,
+        stopping=False,
+        process=None,
+        n_finish=0,
+        n_failed=0,
+        n_error=0,
+        n_cancelled=0,
+    )
+
+
+AT_ONCE: Final = 10
+"""How often a job may be tried again without a delay before it pauses."""
+
+LEAST_S: Final = 0.1
+"""A shorter delay of another try counts as none, in seconds."""
+
+_LONGEST_PAUSE_S: Final = 5.0
+
+
+def pause_s(asked_s: float, tries: int) -> float:
+    """The delay of another try, in seconds, where ``asked_s`` is asked for and ``tries`` were given before.
+
+    A job that asks for another try without a delay again and again would keep a processor busy for ever: after
+    :data:`AT_ONCE` tries it pauses, twice as long each time, up to 5 seconds.
+    """
+    if asked_s >= LEAST_S or tries < AT_ONCE:
+        return max(0.0, asked_s)
+    return min(_LONGEST_PAUSE_S, LEAST_S * 2.0 ** min(tries - AT_ONCE, 10))
+
+
 def may_close(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:
     """Whether a Task's generation may close: sealed, no rows left to update, no open item by its counts.
 

@@ -20,7 +20,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import Snapshot, discard, put_off_elsewhere
+from asynctask.ledger.standalone import AGAIN, Snapshot, discard, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -415,10 +415,22 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
         args = f"[{args}]"  # the item of a Task is its one argument
     elif engine_of(ready.queue) is not None and CALLBACK_OF not in options:
         args = _lone_arguments(args)
+    if ready.task_id is not None and AGAIN in options:
+        return _sent_again(ready, options[AGAIN], now)
     name = f'"{jid}"' if jid.isalnum() and jid.isascii() else orjson.dumps(jid).decode()
     text = f"{before}{args}{between}{name}{after}"
     priority = options.get("priority") if ready.priority is None else ready.priority
     return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id, snapshot=_snapshot(ready, now))
+
+
+def _sent_again(ready: Ready, run: Mapping[str, Any], now: int) -> Copy:
+    """The copy of a job of a Task that has sent itself again: of that run, not of its item."""
+    job = build(
+        run["class"], run["args"], ready.job_id, ready.queue, True, ready.created_at, enqueued_at=now / SECOND,
+        use_task_event=True, attempt=ready.attempt, task_id=ready.task_id, retry_count=ready.retries - 1,
+    )  # fmt: skip
+    job[AGAIN] = {name: run[name] for name in ("kwargs", "before", "signature")}
+    return Copy(ready.job_id, ready.attempt, ready.queue, encoded(job), int(ready.priority or 0), ready.task_id)
 
 
 def _snapshot(ready: Ready, now: int) -> list[Any] | None:
@@ -445,6 +457,15 @@ def options_of(came: Mapping[str, Any]) -> str:
     """
     kept = {name: None if name == "args" else value for name, value in came.items() if name != "asynctask"}
     return orjson.dumps({CAME: dump(kept)}).decode()
+
+
+def pushed_at(options: str | None) -> tuple[Any, Any]:
+    """When a program pushed the job of these options of an Event, as it wrote it: (``created_at``, ``enqueued_at``). Two
+    pushes differ in it, two copies of one push do not; (None, None) for a job that no other program pushed."""
+    if options is None or not options.startswith(_CAME_FIRST):
+        return None, None
+    came = parse(orjson.loads(options)[CAME])
+    return came.get("created_at"), came.get("enqueued_at")
 
 
 def _as_it_came(ready: Ready, now: int) -> Copy:

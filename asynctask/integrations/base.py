@@ -35,12 +35,12 @@ from asynctask.core.transitions import Begin
 from asynctask.database.engine import read_time
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
-from asynctask.errors import Unavailable
+from asynctask.errors import IdInUse, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.standalone import ENGINE, Arrival, Snapshot, enqueue, reopen_elsewhere
+from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, Snapshot, reopen, send
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
@@ -153,7 +153,8 @@ class PushedJob:
     """A job as the dispatcher pushes it: the worker's ``name``, the engine's own name of the ``queue``, the arguments.
 
     ``attempt`` is its fence, which must travel with it; None for a lone job. ``retries``: the number of its retries.
-    ``snapshot``: for the header :data:`SNAPSHOT`, if the message can have it.
+    ``snapshot``: for the header :data:`SNAPSHOT`, if the message can have it. ``signature``: to be sent in its place, see
+    :class:`~asynctask.ledger.standalone.NextRun`.
     """
 
     job_id: str
@@ -164,6 +165,7 @@ class PushedJob:
     attempt: int | None
     retries: int
     snapshot: Sequence[Any] | None
+    signature: Any = None
 
 
 def pushed_job(copy: Copy) -> PushedJob:
@@ -177,6 +179,9 @@ def pushed_job(copy: Copy) -> PushedJob:
     attempt = None if is_lone else copy.attempt
     queue = copy.queue.partition("/")[2]
     retries = int(job.get("retry_count", -1)) + 1
+    if (again := job.get(AGAIN)) is not None:
+        kwargs, retries, signature = again["kwargs"], max(0, retries - again["before"]), again["signature"]
+        return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, None, signature)
     return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, copy.snapshot)
 
 
@@ -559,20 +564,45 @@ class _Open:
 
 
 class LoneEvents(Together):
-    """Creates the Events of lone jobs before they are sent. Raises InputError and LedgerUnavailable.
+    """Creates the Events of lone jobs before they are sent, or opens those that have ended again.
 
-    Returns what the message says of it in its header :data:`SNAPSHOT`; None for an id that exists.
+    Returns what the message says of it in its header :data:`SNAPSHOT`; None for a job that the engine sends by itself and
+    that is open. Raises :class:`~asynctask.errors.IdInUse`, InputError and LedgerUnavailable: the job must not be sent.
     """
 
     def __init__(self, app: Dispatching, engine: str) -> None:
-        def make(jobs: Sequence[Arrival]) -> Sequence[Snapshot | None]:
+        def make(calls: Sequence[tuple[Arrival, bool]]) -> Sequence[Snapshot | IdInUse | None]:
             if app.ledger.time.is_old():  # a program that only sends has no heartbeat that reads it
                 with app.ledger.database.read() as connection:
                     app.ledger.time.set(read_time(connection, app.ledger.clock))
-            created = enqueue(app.ledger, jobs, options={ENGINE: engine})
-            return [created.get(job.job_id) for job in jobs]
+            results: list[Snapshot | IdInUse | None] = [None] * len(calls)
+            left = list(enumerate(calls))
+            while left:  # one call, unless an id occurs twice, or the engine sends some of them
+                open_too, chosen = left[0][1][1], dict[str, int]()
+                for place, (job, by_engine) in left:
+                    if by_engine is open_too:
+                        chosen.setdefault(job.job_id, place)
+                jobs = [calls[place][0] for place in chosen.values()]
+                sent = send(app.ledger, jobs, options={ENGINE: engine}, open_too=open_too)
+                for job_id, place in chosen.items():
+                    results[place] = sent.get(job_id)
+                left = [each for each in left if each[0] not in chosen.values()]
+            return results
 
         super().__init__(make)
+
+    def announce(self, job: Arrival, *, by_engine: bool = False) -> Snapshot | None:
+        """``by_engine``: the engine sends it by itself, as the next step of others."""
+        found: Snapshot | IdInUse | None = self((job, by_engine))
+        if isinstance(found, IdInUse):
+            raise found
+        return found
+
+
+def plain(value: Any) -> Any:
+    """An argument as it is sent: a model as its JSON values."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else value
 
 
 # -- the process
@@ -689,7 +719,11 @@ class EngineProcess(AppProcess):
     def _is_fresh(self, arrival: Arrival) -> bool:
         """Whether the snapshot in its message is as good as a ticket: as old at most, in a process that the ledger has
         answered as lately. So none performs jobs that it cannot record for longer than it would with tickets."""
-        if arrival.snapshot is None or (arrival.attempt, arrival.snapshot.task_id is None) not in _FIRST:
+        if (
+            arrival.snapshot is None
+            or not arrival.snapshot.is_new
+            or (arrival.attempt, arrival.snapshot.task_id is None) not in _FIRST
+        ):
             return False
         if (arrival.job_id, arrival.attempt) in self._lately:  # a second copy
             return False
@@ -725,6 +759,10 @@ class EngineProcess(AppProcess):
             # Its engine may deliver it again before the death of its process is noticed.
             self._retry_while_away(self.maintenance.recover_dead)
             ticket = self._retry_while_away(lambda: self._begin(arrival))
+        if ticket.ended_before and arrival.anew and ticket.is_lone:
+            options = {ENGINE: self._engine}
+            if self._retry_while_away(lambda: reopen(self.ledger, arrival, options=options)):
+                ticket = self._retry_while_away(lambda: self._begin(arrival))
         if ticket.verdict in (Begin.GIVE_BACK, Begin.CANCEL) and not ticket.elsewhere:
             done = threading.Event()
             self.tracker.release(ticket, lambda won: done.set())
@@ -732,14 +770,6 @@ class EngineProcess(AppProcess):
         if redelivered and ticket.task_id is not None:
             ticket.watched = True
         return ticket
-
-    def begin_anew(self, arrival: Arrival, early: Ticket | None = None) -> Ticket:
-        """As :meth:`begin`, for a lone job that a person may have requeued after it had failed."""
-        ticket = self.begin(arrival, early)
-        if ticket.verdict is not Begin.DROP or not ticket.is_lone:
-            return ticket
-        reopened = self._retry_while_away(lambda: reopen_elsewhere(self.ledger, arrival.job_id))
-        return self.begin(arrival) if reopened else ticket
 
     def put_off(self, arrival: Arrival, why: str, seconds: float) -> None:
         """Makes a job that the ledger keeps and that cannot be performed here wait there for this long. Blocks while the

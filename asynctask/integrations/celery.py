@@ -26,14 +26,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NoReturn, TypeVar, cast
 
+import orjson
+
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
 from asynctask.core.states import Status
-from asynctask.core.transitions import Begin
+from asynctask.core.transitions import Begin, pause_s
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
     BrokerUnavailable,
     ConfigError,
+    InputError,
     JobInterrupted,
     JobTimeout,
     SchemaOutdated,
@@ -57,6 +60,7 @@ from asynctask.integrations.base import (
     holdable,
     kept_params,
     merge_function,
+    plain,
     pushed_job,
     shard_writer,
 )  # fmt: skip
@@ -69,17 +73,19 @@ from asynctask.integrations.recording import (
     SavedElsewhere,
 )
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import Arrival, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
+from asynctask.ledger.standalone import Arrival, NextRun, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import TICKET, Ticket, Tracker
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
 
 try:
     from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
     from celery import bootsteps, signals
+    from celery._state import get_current_worker_task
     from celery.exceptions import Ignore, Reject, Retry
+    from celery.states import EXCEPTION_STATES
     from celery.utils import uuid
     from kombu import VERSION as KOMBU
     from kombu import exceptions as kombu_exceptions
@@ -95,6 +101,12 @@ NAME: Final = "celery"
 
 ATTEMPT: Final = "asynctask_attempt"
 """The header of a job of a Task: its attempt."""
+
+AGAIN: Final = "asynctask_again"
+"""The header of a task that replaces a job: the job's id, and its attempt if it is one of a Task."""
+
+SEVERAL: Final = "*"
+"""The name of the queue of a job that several tasks replace."""
 
 _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo": True, "celery.concurrency.thread": True}
 """Pools that can be recorded, and whether their jobs run in the process that gets a worker's signals."""
@@ -149,6 +161,8 @@ class _Performed:
     process: EngineProcess | Performer
     chain: Chain
     retry_error: BaseException | None = None
+    retrying: bool = False  # Celery's ``retry`` runs
+    state: tuple[str, Any] | None = None  # of its own in Celery's backend, with what it says of it
 
 
 class _Line:
@@ -256,6 +270,8 @@ class CeleryEngine:
         self._chosen = None if tasks is None else frozenset(tasks)
         self._late_ack = late_ack
         self._tracked = EngineWorkers()
+        self._untracked: dict[str, Worker] = {}  # tasks that leave no Events, for jobs that they replace
+        self._seen: set[str] = set()  # the names of those that were wrapped
         self._lone_events = LoneEvents(app, NAME)
         self._acks = HeldAcks(_acknowledge)
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
@@ -279,6 +295,7 @@ class CeleryEngine:
             setattr(self._celery, name, self._making(getattr(self._celery, name)))
         for declared in self._celery._pending:  # proxies, which hold Celery's own ``_task_from_fun`` already
             declared.__then__(self._declared_before, declared)
+        self._celery.send_task = self._sending(self._celery.send_task)
         self._celery.on_after_finalize.connect(lambda **_: self._track_all(), weak=False)
         for signal, handler in (
             (signals.celeryd_after_setup, self._worker_made),
@@ -328,6 +345,11 @@ class CeleryEngine:
         headers: dict[str, Any] = {} if job.attempt is None else {ATTEMPT: job.attempt}
         if job.snapshot is not None:
             headers[SNAPSHOT] = job.snapshot
+        if job.signature is not None:
+            self._push_signature(job)
+            return
+        if job.attempt is not None and job.name not in self._tracked:
+            headers[AGAIN] = [job.job_id, job.attempt]
         known = self._celery.tasks.get(job.name)  # a worker may have a newer release than this process
         send = functools.partial(self._celery.send_task, job.name) if known is None else known.apply_async
         send(
@@ -342,12 +364,21 @@ class CeleryEngine:
             retry=False,
         )
 
+    def _push_signature(self, job: PushedJob) -> None:
+        """Sends what replaces a job of a Task: several tasks, of which one has the job's id and carries its fence."""
+        signature = self._celery.signature(job.signature)
+        step = _step_of(signature, job.job_id)
+        _mark(step, job.job_id, job.attempt)
+        step.options["retries"] = job.retries
+        signature.apply_async(add_to_parent=False)
+
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
         return self._line.use(lambda line: {queue: line.count(own_name(queue)) for queue in queues})
 
     def may_hold(self, queue: str) -> bool:
-        """An idle worker may hold jobs of a task with a rate limit in its memory."""
-        return any(self._celery.tasks[name].rate_limit for name in self._tracked)
+        """An idle worker may hold jobs of a task with a rate limit in its memory, and of what replaces a job the step with
+        its id is sent by the steps before it."""
+        return own_name(queue) == SEVERAL or any(self._celery.tasks[name].rate_limit for name in self._tracked)
 
     def revoke(self, job_id: str, queue: str) -> str | None:
         """Workers that know the id as revoked drop the job when they reach it. One that has begun is found afterwards."""
@@ -385,6 +416,24 @@ class CeleryEngine:
 
         return made
 
+    def _sending(self, send_task: Callable[..., Any]) -> Callable[..., Any]:
+        """Celery's ``send_task``, which tasks use, too: what a program sends by a name and an id is sent as by its task."""
+
+        @functools.wraps(send_task)
+        def sent(name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+            task_id, task = options.get("task_id"), self._celery.tasks.get(name) if options.get("task_id") else None
+            known = task is not None and (name in self._tracked or self._current(task_id) is not None)
+            if more or not known or getattr(self._thread, "sending", False) or getattr(self._thread, "pushing", False):
+                return send_task(name, args, kwargs, *more, **options)
+            del options["task_id"]
+
+            def by_name(args: Any, kwargs: Any, task_id: str, **options: Any) -> Any:
+                return send_task(name, args, kwargs, task_id=task_id, **options)
+
+            return self._send(task, by_name, args, kwargs, str(task_id), options)
+
+        return sent
+
     def _declared_before(self, proxy: Any) -> None:
         self._made(proxy._get_current_object())
 
@@ -408,10 +457,13 @@ class CeleryEngine:
             if not self.tracks(task):
                 if getattr(task, "export_columns", None) is not None:
                     raise ConfigError(f"task {task.name}: a shard is an item of a Task, so an export must be tracked")
+                if task.name not in self._seen:
+                    self._seen.add(task.name)
+                    self._wrap(task, None)
                 return
             worker = self._worker(task)
             self._tracked.add(worker)
-            self._wrap(task)
+            self._wrap(task, worker)
         if worker.columns and MERGER not in self._tracked:
             own = {"use_task_event": True, "max_retries": 0, "ignore_result": True}
             limits = {"time_limit": _NO_LIMIT_S, "soft_time_limit": _NO_LIMIT_S}
@@ -430,39 +482,115 @@ class CeleryEngine:
             columns=getattr(task, "export_columns", None),
         )
 
-    def _wrap(self, task: Any) -> None:
-        worker = self._tracked[task.name]
-        if worker.columns:
+    def _wrap(self, task: Any, worker: Worker | None) -> None:
+        """Wraps a task; one that leaves no Events (None) is recorded only where it replaces a job that does."""
+        if worker is not None and worker.columns:
             inner = "_orig_run" if hasattr(task, "_orig_run") else "run"
             setattr(task, inner, self._writing(task, worker, getattr(task, inner)))
-        if hasattr(task, "_orig_run"):
+        if worker is not None and hasattr(task, "_orig_run"):
             task._orig_run = self._letting_refusals_through(worker, task._orig_run)
-        run, apply_async, retry = task.run, task.apply_async, task.retry
+        self._wrap_performing(task, worker)
+        self._wrap_asking(task)
+        if worker is not None and self._late_ack:
+            task.acks_late = task.reject_on_worker_lost = True
+        if worker is not None and self._request is not None:
+            task.Request = self._request
+
+    def _replacing(self, task: Any) -> Worker:
+        """The worker of a task that leaves no Events, for a job that it replaces."""
+        with self._lock:
+            if (worker := self._untracked.get(task.name)) is None:
+                worker = self._untracked[task.name] = self._worker(task)
+            return worker
+
+    def _replace(self, current: _Performed, sig: Any, on_replace: Callable[[Any], Any]) -> Any:
+        """Replaces the running job: the step of ``sig`` that has the job's id ends its Event."""
+        ticket, step = current.ticket, _step_of(sig, current.job.job_id)
+        known = self._celery.tasks.get(step.task)
+        if known is None:
+            raise InputError(f"{step.task} is no task of this worker, which would not record its end: register it here")
+        _mark(step, ticket.job_id, None)
+        queue = engine_queue(NAME, _queue_name(step.options) or own_name(self._queue_of(known)))
+        delay_s = self._delay_of(sig.options)
+        if ticket.elsewhere and step is not sig:
+            run = NextRun(step.task, queue, delay_s=delay_s, signature=[])
+        elif ticket.elsewhere:
+            args = [plain(arg) for arg in sig.args], {name: plain(arg) for name, arg in sig.kwargs.items()}
+            run = NextRun(step.task, queue, *args, delay_s)
+        else:
+            where = queue if step is sig else engine_queue(NAME, SEVERAL)
+            run = NextRun(step.task, where, delay_s=delay_s, signature=_as_json(sig))
+        send_itself(ticket, run)
+        if not ticket.elsewhere:
+            raise Ignore("replaced; the ledger dispatches what replaces it")
+        try:
+            return on_replace(sig)
+        except Ignore:
+            raise
+        except BaseException:  # nothing was sent
+            ticket.next_run = None
+            raise
+
+    def _wrap_performing(self, task: Any, worker: Worker | None) -> None:
+        run, apply_async = task.run, task.apply_async
 
         @functools.wraps(run)
         def tracked_run(*args: Any, **kwargs: Any) -> Any:
             request = task.request
             if request.called_directly or request.is_eager or not is_job_id(request.id or ""):
                 return run(*args, **kwargs)
-            return self._perform(task, worker, run, args, kwargs)
+            if worker is None and _resent_id(getattr(request, AGAIN, None)) != request.id:
+                return run(*args, **kwargs)
+            return self._perform(task, worker or self._replacing(task), run, args, kwargs)
 
         @functools.wraps(apply_async)
         def tracked_apply_async(args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
             if self._celery.conf.task_always_eager or getattr(self._thread, "pushing", False):
                 return apply_async(args, kwargs, task_id=task_id, **options)
-            return self._send(task, apply_async, args, kwargs, task_id or uuid(), options)
+            if worker is None and (task_id is None or self._current(task_id) is None):
+                return apply_async(args, kwargs, task_id=task_id, **options)
+            return self._send(task, self._by_task(apply_async), args, kwargs, task_id or uuid(), options)
+
+        task.run, task.apply_async = tracked_run, tracked_apply_async
+
+    def _wrap_asking(self, task: Any) -> None:
+        """Wraps what a running job says of itself to Celery."""
+        retry, on_replace, update_state = task.retry, task.on_replace, task.update_state
 
         @functools.wraps(retry)
         def tracked_retry(args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
-            if (current := self._current(task.request.id)) is not None:
-                current.retry_error = exc if isinstance(exc, BaseException) else sys.exception()
-            return retry(args, kwargs, exc, **options)
+            if (current := self._current(task.request.id)) is None:
+                return retry(args, kwargs, exc, **options)
+            current.retry_error = exc if isinstance(exc, BaseException) else sys.exception()
+            current.retrying = True
+            try:
+                return retry(args, kwargs, exc, **options)
+            finally:
+                current.retrying = False
 
-        task.run, task.apply_async, task.retry = tracked_run, tracked_apply_async, tracked_retry
-        if self._late_ack:
-            task.acks_late = task.reject_on_worker_lost = True
-        if self._request is not None:
-            task.Request = self._request
+        @functools.wraps(on_replace)
+        def tracked_on_replace(sig: Any) -> Any:
+            if (current := self._current(task.request.id)) is None:
+                return on_replace(sig)
+            return self._replace(current, sig, on_replace)
+
+        @functools.wraps(update_state)
+        def tracked_update_state(task_id: str | None = None, state: Any = None, meta: Any = None, **options: Any) -> Any:
+            if (current := self._current(task_id or task.request.id)) is not None:
+                current.state = (str(state), meta)
+            return update_state(task_id, state, meta, **options)
+
+        task.retry, task.on_replace, task.update_state = tracked_retry, tracked_on_replace, tracked_update_state
+
+    def _by_task(self, apply_async: Callable[..., Any]) -> Callable[..., Any]:
+        def send(*args: Any, **options: Any) -> Any:
+            self._thread.sending = True
+            try:
+                return apply_async(*args, **options)
+            finally:
+                self._thread.sending = False
+
+        return send
 
     def _writing(self, task: Any, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that writes a shard in a job of the task, and yields its rows if a program calls it."""
@@ -498,33 +626,76 @@ class CeleryEngine:
         self, task: Any, apply_async: Callable[..., Any], args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
     ) -> Any:
         current = self._current(task_id)
-        if current is not None:  # Celery resends the job that runs here
-            self._record_retry(current, options)
-            if not current.ticket.elsewhere:  # the ledger dispatches it again when it is due
-                return task.AsyncResult(task_id)
-            options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: None}
-            return apply_async(args, kwargs, task_id=task_id, **options)
+        if current is not None:
+            return self._send_itself(current, task, apply_async, args, kwargs, options)
         if not is_job_id(task_id):
             return apply_async(args, kwargs, task_id=task_id, **options)
         queue = engine_queue(NAME, _queue_name(options) or own_name(self._tracked[task.name].queue))
         job = Arrival(task_id, None, task.name, queue, self._params(task_id, args, kwargs))
-        snapshot = self._lone_events(job)
+        # Between the functions of jobs Celery sends by itself: the next step of a chain, the body of a chord.
+        by_celery = getattr(self._thread, "current", None) is None and get_current_worker_task() is not None
+        headers = options.get("headers") or {}
+        if by_celery and _resent_id(headers.get(AGAIN)) == task_id:
+            return apply_async(args, kwargs, task_id=task_id, **options)
+        snapshot = self._lone_events.announce(job, by_engine=by_celery)
         own = None if snapshot is None else snapshot.header(task_id)
-        options["headers"] = {**(options.get("headers") or {}), SNAPSHOT: own}
+        options["headers"] = {**headers, SNAPSHOT: own}
         try:
             return apply_async(args, kwargs, task_id=task_id, **options)
         except Exception as error:
             self._end(task_id, f"it could not be sent: {type(error).__name__}: {error}")
             raise
 
-    def _record_retry(self, current: _Performed, options: Mapping[str, Any]) -> None:
-        """Records the retry before the job is sent again; otherwise its next attempt could begin before this one has
-        ended."""
-        eta, delay_s = options.get("eta"), float(options.get("countdown") or 0)
+    def _send_itself(
+        self,
+        current: _Performed,
+        task: Any,
+        apply_async: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+    ) -> Any:
+        """Sends the job that runs here once more: a retry, which Celery asks for at its end, or a send under its own id,
+        after which it continues."""
+        ticket, request, delay_s = current.ticket, current.task.request, self._delay_of(options)
+        queue = _queue_name(options)
+        is_same = current.retrying and task is current.task and queue is None and getattr(request, AGAIN, None) is None
+        if not is_same or (list(args or ()), dict(kwargs or {})) != (list(request.args or ()), dict(request.kwargs or {})):
+            of_task = engine_queue(NAME, queue or str((request.delivery_info or {}).get("routing_key") or ""))
+            if queue is None and task is not current.task:
+                of_task = self._queue_of(task)
+            values = [plain(arg) for arg in args or ()], {name: plain(arg) for name, arg in (kwargs or {}).items()}
+            send_itself(ticket, NextRun(task.name, of_task, *values, delay_s, int(options.get("retries") or 0)))
+        elif (pause := pause_s(delay_s, ticket.retries)) > delay_s and ticket.elsewhere:
+            options["countdown"], options["eta"] = pause, None
+        if current.retrying:
+            # Recorded before the job is sent: otherwise its next attempt could begin before this one has ended.
+            ticket.raised(current.retry_error or RuntimeError("the task asks for another try"))
+            self._settle(current, delay_s)
+        if not ticket.elsewhere:  # the ledger dispatches it again when it is due
+            return task.AsyncResult(ticket.job_id)
+        own = {SNAPSHOT: None} if task.name in self._tracked else {AGAIN: [ticket.job_id, None]}
+        options["headers"] = {**(options.get("headers") or {}), **own}
+        try:
+            return apply_async(args, kwargs, task_id=ticket.job_id, **options)
+        except Exception as error:
+            ticket.next_run = None
+            if ticket.settled:
+                self._end(ticket.job_id, f"it could not be sent again: {type(error).__name__}: {error}")
+            raise
+
+    def _delay_of(self, options: Mapping[str, Any]) -> float:
+        """Seconds until the time for which something is sent."""
+        eta = options.get("eta")
         if isinstance(eta, datetime):
-            delay_s = eta.timestamp() - self._app.clock.now() / SECOND
-        current.ticket.raised(current.retry_error or RuntimeError("the task asks for another try"))
-        self._settle(current, delay_s)
+            return float(eta.timestamp() - self._app.clock.now() / SECOND)
+        return float(options.get("countdown") or 0)
+
+    def _queue_of(self, task: Any) -> str:
+        if (worker := self._tracked.get(task.name)) is not None:
+            return worker.queue
+        queue = self._celery.amqp.router.route({}, task.name).get("queue") or self._celery.conf.task_default_queue
+        return engine_queue(NAME, str(getattr(queue, "name", queue)))
 
     def _params(self, task_id: str, args: Any, kwargs: Any) -> Any:
         return kept_params(task_id, args or (), kwargs or {}, self._app.config.max_item_bytes)
@@ -533,13 +704,20 @@ class CeleryEngine:
 
     def _perform(self, task: Any, worker: Worker, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         request = task.request
-        attempt = getattr(request, ATTEMPT, None)
+        attempt = _attempt(vars(request), request.id)
         delivery = request.delivery_info or {}
         queue = str(delivery.get("routing_key") or own_name(worker.queue))
         params = self._params(request.id, args, kwargs)
         snapshot = None if request.retries else Snapshot.parse(getattr(request, SNAPSHOT, None), request.id)
-        arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot)
-        process, ticket = self._begin(arrival, redelivered=bool(delivery.get("redelivered")))
+        redelivered = bool(delivery.get("redelivered"))
+        # A program that records nothing sent it: if its id was used before, this is another run.
+        is_unannounced = attempt is None and not (
+            redelivered or request.retries or vars(request).keys() & {SNAPSHOT, AGAIN}
+        )
+        arrival = Arrival(
+            request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot, anew=is_unannounced
+        )
+        process, ticket = self._begin(arrival, redelivered=redelivered)
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
         own: dict[str, Any] = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": queue, "payload": payload}
         own["should_stop"] = lambda: process.should_stop
@@ -596,6 +774,8 @@ class CeleryEngine:
             self._set_outcome(current, error)
             if isinstance(error, JobInterrupted):
                 self._let_go(current, error)
+            if isinstance(error, Reject) and error.requeue and not current.ticket.settled:
+                self._put_back(current, error)
             if current.ticket.status is not Status.FAILED:
                 self._settle(current)
                 raise
@@ -651,10 +831,36 @@ class CeleryEngine:
         self._settle(current, 0.0)
         raise Reject(error, requeue=True) from error
 
+    def _put_back(self, current: _Performed, error: Reject) -> NoReturn:
+        """Ends a try of a job that its task puts back into the queue: the ledger, or for a lone job Celery, delivers it
+        again."""
+        ticket = current.ticket
+        ticket.raised(RuntimeError(f"put back into the queue: {error.reason or 'the task raised Reject'}"))
+        if not ticket.elsewhere:
+            self._settle(current, 0.0)
+            raise Ignore(str(error)) from error
+        if current.task.acks_late:
+            threading.Event().wait(pause_s(0.0, ticket.retries))  # Celery delivers it again at once, however often
+            self._settle(current, 0.0)
+        else:
+            ticket.raised(
+                RuntimeError("the task raised Reject(requeue=True), but Celery has acknowledged it: set acks_late")
+            )
+            self._settle(current)
+        raise error
+
     def _set_outcome(self, current: _Performed, error: BaseException) -> None:
         """Sets the outcome from the result of the whole chain, unless a retry has been recorded."""
         ticket = current.ticket
         if ticket.settled or isinstance(error, Retry):
+            return
+        if isinstance(error, Ignore) and not isinstance(error, _RefusedError):
+            if ticket.next_run is not None:
+                ticket.finish(None)
+            elif current.state is not None and current.state[0] in EXCEPTION_STATES:
+                ticket.raised(RuntimeError(f"the task set its state to {current.state[0]}: {current.state[1]}"))
+            else:
+                ticket.ignore(self._app.ledger.catalogue("ignored", str(error) or "the task raised Ignore"))
             return
         if current.worker.refuses(error):
             ticket.fail(error)
@@ -666,7 +872,12 @@ class CeleryEngine:
     # -- what only the process above the performing ones knows
 
     def _task_failed(self, sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
-        if sender is None or sender.name not in self._tracked:
+        if sender is None:
+            return
+        for step in _steps_after(sender.request):  # of what replaces a job: they are never sent
+            if (job_id := _resent_id((step["options"].get("headers") or {}).get(AGAIN))) is not None:
+                self._end(job_id, f"{sender.name}, a task before it, failed: {type(exception).__name__}: {exception}")
+        if sender.name not in self._tracked:
             return
         if isinstance(exception, TimeLimitExceeded):
             self._end(
@@ -765,7 +976,7 @@ class CeleryEngine:
         if request.eta is not None or not is_job_id(request.id):
             return
         name = str(request.delivery_info.get("routing_key") or own_name(worker.queue))
-        attempt = request.request_dict.get(ATTEMPT)
+        attempt = _attempt(request.request_dict, request.id)
         if attempt is None or isinstance(attempt, int):
             params = self._params(request.id, *request.message.payload[:2])
             told = None if request.request_dict.get("retries") else request.request_dict.get(SNAPSHOT)
@@ -979,6 +1190,54 @@ def _note_acknowledged(qos: Any, delivery_tag: str, multiple: bool = False) -> N
     ack(qos, delivery_tag)
 
 
+def _attempt(headers: Mapping[str, Any], job_id: str) -> Any:
+    """The fence in a message; None without one."""
+    again: Any = headers.get(AGAIN)
+    return again[1] if _resent_id(again) == job_id else headers.get(ATTEMPT)
+
+
+def _resent_id(header: Any) -> str | None:
+    """The job id in a header :data:`AGAIN`; None for anything else."""
+    match header:
+        case [str(job_id), int() | None] if is_job_id(job_id):
+            return job_id
+    return None
+
+
+def _mark(step: Any, job_id: str, attempt: int | None) -> None:
+    """Makes a step of a signature carry the id of the job that it replaces."""
+    step.options["headers"] = {**(step.options.get("headers") or {}), AGAIN: [job_id, attempt]}
+
+
+def _step_of(signature: Any, job_id: str) -> Any:
+    """The step of a frozen signature that has this id. Raises :class:`InputError` if none has."""
+    left = [signature]
+    while left:
+        step = left.pop()
+        if step.subtask_type == "chord":
+            left.append(step.body)
+        elif "tasks" in step.kwargs:  # a chain; a group has no id of a task
+            left += step.tasks
+        elif step.options.get("task_id") == job_id:
+            return step
+    raise InputError(
+        f"what replaces {job_id} has no step with its id: replace a job by a task, a chain, a group or a chord"
+    )
+
+
+def _steps_after(request: Any) -> Sequence[Any]:
+    """The steps that Celery sends after this task: the rest of its chain, and the body of its chord."""
+    return [*(request.chain or ()), *([request.chord] if isinstance(request.chord, dict) else [])]
+
+
+def _as_json(signature: Any) -> Any:
+    """A signature as JSON values. Raises :class:`InputError` for one with other arguments."""
+    try:
+        return orjson.loads(orjson.dumps(signature))
+    except TypeError as error:
+        raise InputError(f"the ledger cannot keep what replaces a job of a list ({error}): give it JSON values") from None
+
+
 def _queue_name(options: Mapping[str, Any]) -> str | None:
     """The queue that a sender names."""
     queue = options.get("queue")
@@ -1000,6 +1259,7 @@ def _is_answered(task: Any) -> bool:
 
 def _revived(current: _Performed, args: tuple[Any, ...]) -> Sequence[Any]:
     """The arguments of the task; an item of a Task is converted to its model."""
-    if current.ticket.task_id is None or current.worker.shape is None or len(args) != 1:
+    is_item = current.ticket.task_id is not None and getattr(current.task.request, AGAIN, None) is None
+    if not is_item or current.worker.shape is None or len(args) != 1:
         return args
     return (current.worker.shape.revive(args[0]),)

@@ -36,6 +36,8 @@ from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
     BrokerUnavailable,
     ConfigError,
+    IdInUse,
+    InputError,
     JobInterrupted,
     JobTimeout,
     NormalException,
@@ -57,14 +59,15 @@ from asynctask.integrations.base import (
     holdable,
     kept_params,
     merge_function,
+    plain,
     pushed_job,
     shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import chunks
-from asynctask.ledger.standalone import Arrival, Snapshot
+from asynctask.ledger.standalone import Arrival, NextRun, Snapshot
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import TICKET, Ticket
+from asynctask.middleware.tracker import TICKET, Ticket, send_itself
 from asynctask.worker import Worker
 
 try:
@@ -115,6 +118,10 @@ class TrackingUnavailable(Unavailable, MiddlewareError):
     """Nothing could be recorded, so nothing is sent or begun. (Dramatiq swallows errors of other kinds.)"""
 
     code = "ledger_unavailable"
+
+
+class SendRefused(IdInUse, MiddlewareError):
+    """A message cannot be sent under the id of another job."""
 
 
 class ExportRefused(ConfigError, MiddlewareError):
@@ -580,23 +587,50 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     # -- sending
 
     def before_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
-        actor = broker.actors.get(message.actor_name)
-        if actor is None or not self.tracks(actor):
+        actor, current = broker.actors.get(message.actor_name), self._current(message)
+        is_tracked = actor is not None and self.tracks(actor)
+        if current is not None and current.performing and not self.engine.is_pushing:
+            self._send_itself(current, message, delay, is_tracked=is_tracked)
+        if actor is None or not is_tracked:
             return
         if not self.engine.is_pushing:
             message.options.pop(SNAPSHOT, None)
-        current = self._message_to_retry(message)
-        if current is not None:
-            self._record_retry(current, delay)
+        if current is not None and not self.engine.is_pushing:
+            if not current.performing:
+                self._record_retry(current, delay)
         elif self._has_no_event(message):
             name = engine_queue(self.engine.name, actor.queue_name)
             job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
+            running: _Message | None = getattr(self._thread, "message", None)
+            # Beside the function of a job, Dramatiq sends by itself: the next message of a pipeline.
+            by_engine = running is not None and not running.performing
+            is_second_try = getattr(self._thread, "sending", None) == message.message_id  # the broker was away
             try:
-                snapshot = self._lone_events(job)
+                snapshot = self._lone_events.announce(job, by_engine=by_engine or is_second_try)
+            except IdInUse as error:
+                raise SendRefused(str(error)) from None
             except Exception as error:
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
+            self._thread.sending = message.message_id
             if snapshot is not None:
                 message.options[SNAPSHOT] = snapshot.header(message.message_id)
+
+    def _send_itself(self, current: _Message, message: Any, delay: int | None, *, is_tracked: bool) -> None:
+        """A running job sends a message under its own id: its next run."""
+        if not is_tracked:
+            raise SendRefused(
+                f"{message.actor_name} leaves no Events, so its run under the id of this job would not be recorded: send it"
+                " with another id, or track it"
+            )
+        queue = message.queue_name.removesuffix(".DQ")
+        values = [plain(arg) for arg in message.args], {name: plain(arg) for name, arg in message.kwargs.items()}
+        retries, name = int(message.options.get("retries") or 0), engine_queue(self.engine.name, queue)
+        try:
+            send_itself(current.ticket, NextRun(message.actor_name, name, *values, (delay or 0) / 1_000, retries))
+        except (IdInUse, InputError) as error:
+            raise SendRefused(str(error)) from None
+        if not current.ticket.elsewhere:
+            message.options[ATTEMPT] = current.ticket.attempt  # dropped on arrival: the ledger dispatches the next one
 
     def _has_no_event(self, message: dramatiq.Message[Any]) -> bool:
         """Whether a program sends this message. Messages of the dispatcher have an Event, and so do delayed ones that a
@@ -605,16 +639,15 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         return _is_id(message.message_id) and not pushed and not isinstance(threading.current_thread(), ConsumerThread)
 
     def after_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
-        current = self._message_to_retry(message)
-        if current is not None:
+        self._thread.sending = None
+        current = self._current(message)
+        if current is not None and not current.performing:
             current.retry_sent = True
 
-    def _message_to_retry(self, message: dramatiq.Message[Any]) -> _Message | None:
-        """This thread's message, if Retries is sending it again after the actor is done."""
+    def _current(self, message: Any) -> _Message | None:
+        """This thread's message, if one is sent under its id: by its actor, or by Retries after the actor is done."""
         current: _Message | None = getattr(self._thread, "message", None)
-        return (
-            current if current is not None and current.message_id == message.message_id and not current.performing else None
-        )
+        return current if current is not None and current.message_id == message.message_id else None
 
     def _record_retry(self, current: _Message, delay: int | None) -> None:
         """Records the retry before the message is queued; otherwise the next attempt could begin before this one has

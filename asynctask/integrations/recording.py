@@ -144,10 +144,10 @@ class RecordingProcess:
         """Whether a request waits for its response, as it does while the ledger is unavailable."""
         return bool(self._flags[_WAITING])
 
-    def begin(self, turn: str, arrival: Arrival, *, anew: bool = False) -> Ticket | str:
+    def begin(self, turn: str, arrival: Arrival) -> Ticket | str:
         """The ticket of a job that this process performs now; it collects the outcome. If the job must not be performed,
-        the reason as text. ``anew``: a person sent it again; a failed lone job is reopened."""
-        said = self._ask("begin", turn, arrival=arrival, anew=anew, pid=os.getpid())
+        the reason as text."""
+        said = self._ask("begin", turn, arrival=arrival, pid=os.getpid())
         if said["why"]:
             return str(said["why"])
         self._job = said["job"]
@@ -327,12 +327,12 @@ class _Answers:
             return None
         return expected.ticket if self._process.ledger.clock.monotonic() - expected.asked_at <= EARLY_S else None
 
-    def _begin(self, turn: str, arrival: Arrival, anew: bool, pid: int) -> dict[str, Any]:
+    def _begin(self, turn: str, arrival: Arrival, pid: int) -> dict[str, Any]:
         if self._ticket is not None:  # its performer died, and its engine had forgotten it by then
             self._end_lost("", None, None)
             self._expected = None
         early = self._take_expected(turn)
-        ticket = self._process.begin_anew(arrival, early) if anew else self._process.begin(arrival, early)
+        ticket = self._process.begin(arrival, early)
         if ticket.verdict is not Begin.RUN:
             return {"why": "it has ended, or the ledger has taken it back"}
         if not ticket.is_lone and arrival.attempt is None:
@@ -393,7 +393,8 @@ class _Answers:
     def _end(self, ticket: Ticket, delay_s: float | None, discarded: str | None = None) -> None:
         retry_at = None if delay_s is None else self._process.tracker.now() + micros(delay_s)
         self._process.settle(ticket, retry_at=retry_at, discarded=discarded)
-        self._ticket, self._before = None, "end" if delay_s is None else "retry"
+        is_over = delay_s is None and ticket.next_run is None
+        self._ticket, self._before = None, "end" if is_over else "retry"
 
 
 def _parsed(line: bytes | bytearray) -> dict[str, Any]:
@@ -823,12 +824,12 @@ def _closed(ticket: Ticket) -> dict[str, Any]:
 
 def _packed(arrival: Arrival) -> tuple[Any, ...]:
     snapshot = None if arrival.snapshot is None else arrival.snapshot.header(arrival.job_id)
-    return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params, snapshot
+    return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params, snapshot, arrival.anew
 
 
 def _unpacked(told: Sequence[Any]) -> Arrival:
-    job_id, attempt, worker_name, queue, params, snapshot = told
-    return Arrival(job_id, attempt, worker_name, queue, params, snapshot=Snapshot.parse(snapshot, job_id))
+    job_id, attempt, worker_name, queue, params, snapshot, anew = told
+    return Arrival(job_id, attempt, worker_name, queue, params, snapshot=Snapshot.parse(snapshot, job_id), anew=anew)
 
 
 # -- a job whose outcome another process records

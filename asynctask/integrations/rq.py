@@ -22,9 +22,10 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final, cast
 
 import orjson
@@ -32,7 +33,15 @@ import orjson
 from asynctask.brokers.base import Copy
 from asynctask.core.states import Status
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, ConfigError, JobInterrupted, JobTimeout, UnknownWorker, not_installed
+from asynctask.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    IdInUse,
+    JobInterrupted,
+    JobTimeout,
+    UnknownWorker,
+    not_installed,
+)  # fmt: skip
 from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     Attachable,
@@ -42,13 +51,14 @@ from asynctask.integrations.base import (
     engine_worker,
     kept_params,
     merge_function,
+    plain,
     pushed_job,
     shard_writer,
 )
 from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import Arrival, is_job_id
-from asynctask.middleware.tracker import TICKET, Ticket, Tracker
+from asynctask.ledger.standalone import Arrival, NextRun, end_elsewhere, is_job_id
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
@@ -57,7 +67,7 @@ try:
     import rq
     from redis.exceptions import RedisError
     from rq import decorators
-    from rq.exceptions import AbandonedJobError, InvalidJobOperation, NoSuchJobError
+    from rq.exceptions import AbandonedJobError, DuplicateJobError, InvalidJobOperation, NoSuchJobError
     from rq.executions import Execution
     from rq.job import JobStatus, Retry, get_current_job
     from rq.serializers import JSONSerializer, resolve_serializer
@@ -133,6 +143,7 @@ class _Performed:
     job: CurrentJob
     recording: RecordingProcess
     called: bool = False
+    performing: bool = False  # its function has not returned yet
     asked: Retry | None = None
     committed: Callable[[], object] | None = None  # of an outcome that was passed on: blocks until it is committed
 
@@ -204,6 +215,7 @@ class RqEngine:
         self.serializer = serializer
         self.workers: dict[str, Worker] = {}
         self.performed: _Performed | None = None
+        self.refused = ""  # why the job that RQ is about to fail is not performed
         self.clock = app.clock
         self._app = app
         self._lone_events = LoneEvents(app, NAME)
@@ -351,7 +363,7 @@ class RqEngine:
                 performed.called = True
                 return self._perform(performed, perform, args, kwargs)
             if performed is None:
-                _refuse(path)
+                _refuse(path, self.refused)
             return function(*args, **kwargs)
 
         return tracked_function
@@ -368,11 +380,55 @@ class RqEngine:
     def enqueue(self, job: Any) -> None:
         """Creates the Event of a job that is about to be sent, if its function is tracked."""
         tracked = self._by_path.get(job.func_name)
+        performed = self.performed
+        if performed is not None and performed.rq_job.id == job.id:
+            if performed.performing:  # else RQ sends it, which retries or repeats it
+                self._send_itself(performed, job, tracked)
+            return
         if tracked is None or not is_job_id(job.id):
             return
         if getattr(job, "repeats_left", None):
             raise ConfigError(f"{tracked.path} is tracked, and each run has an Event of its own: do not repeat= one job")
-        self._lone_events(Arrival(job.id, None, tracked.worker.name, engine_queue(NAME, job.origin), self._params(job)))
+        self._lone_events.announce(
+            Arrival(job.id, None, tracked.worker.name, engine_queue(NAME, job.origin), self._params(job))
+        )
+
+    def _performs(self, job: Any) -> _Performed | None:
+        """The job whose function this process runs, if it has this id in RQ."""
+        performed = self.performed
+        is_own = performed is not None and performed.performing and performed.rq_job.id == job.id
+        return performed if is_own else None
+
+    def _send_itself(self, performed: _Performed, job: Any, tracked: _Tracked | None) -> None:
+        """A running job is sent under its own id: its next run."""
+        if tracked is None:
+            raise IdInUse(
+                f"{job.func_name} is not tracked, so its run under the id of this job would not be recorded: send it with"
+                " another id, or decorate it"
+            )
+        values = [plain(arg) for arg in job.args], {name: plain(arg) for name, arg in job.kwargs.items()}
+        send_itself(performed.ticket, NextRun(tracked.worker.name, engine_queue(NAME, job.origin), *values))
+        if performed.is_lone:
+            performed.rq_job.data = job.data  # RQ saves the running job at its end, over what was sent
+        else:
+            job.meta[FENCE] = list(
+                _fence(performed.rq_job) or ()
+            )  # dropped by its fence: the ledger dispatches the next one
+
+    def scheduled_for(self, job: Any, at: datetime) -> None:
+        """Notes when the next run of the running job is to start."""
+        performed = self._performs(job)
+        if performed is not None and (run := performed.ticket.next_run) is not None:
+            performed.ticket.next_run = run._replace(delay_s=max(0.0, (at - now()).total_seconds()))
+
+    def not_sent(self, job: Any, error: Exception) -> None:
+        """Notes that RQ could not send a job that was announced."""
+        performed = self._performs(job)
+        if performed is not None:
+            performed.ticket.next_run = None
+        elif job.func_name in self._by_path and is_job_id(job.id):
+            why = f"it could not be sent: {type(error).__name__}: {error}"
+            end_elsewhere(self._app.ledger, job.id, why, lone_only=True)
 
     def _params(self, job: Any) -> Any:
         return kept_params(job.id, job.args, job.kwargs, self._app.config.max_item_bytes)
@@ -393,7 +449,7 @@ class RqEngine:
                 recording.lost(turn, _arrival(job), why=why, delay_s=_next_try(job))
             return None if is_lone else why
         name, params = tracked.worker.name, self._params(job) if is_lone else None
-        ticket = recording.begin(turn, _arrival(job, name, params), anew=is_lone and job.started_at is None)
+        ticket = recording.begin(turn, replace(_arrival(job, name, params), anew=is_lone and job.started_at is None))
         if isinstance(ticket, str):
             return ticket
         payload = {"class": name, "args": list(job.args), "kwargs": dict(job.kwargs), "jid": ticket.job_id}
@@ -434,12 +490,15 @@ class RqEngine:
                 raise
 
         token = set_current_job(job)
+        performed.performing = True
         try:
-            result = recording_chain(self._app, cast(Tracker, Collecting())).invoke(worker, job, job.queue, inner)
+            with _own_sends(self):
+                result = recording_chain(self._app, cast(Tracker, Collecting())).invoke(worker, job, job.queue, inner)
         except BaseException as error:
             performed.set_outcome(error)
             raised.append(error)
         finally:
+            performed.performing = False
             reset_current_job(token)
         if performed.asked is not None:
             return performed.asked if performed.is_lone else None
@@ -484,10 +543,73 @@ class TrackedQueue(rq.Queue):
     engine: RqEngine | None = None
 
     def create_job(self, *args: Any, **options: Any) -> Any:
-        job = super().create_job(*args, **options)
+        job: Any = super().create_job(*args, **options)
         if self.is_async:
             _engine_of(self).enqueue(job)
+            job.is_announced = True
         return job
+
+    def enqueue_call(self, *args: Any, **options: Any) -> Any:
+        job_id = options.get("job_id")
+        if options.get("unique") and job_id and rq.job.Job.exists(job_id, connection=self.connection):
+            raise DuplicateJobError(f"a job with the id {job_id} exists in RQ")  # as RQ does, before its Event is touched
+        return super().enqueue_call(*args, **options)
+
+    def enqueue_job(self, job: Any, *args: Any, **options: Any) -> Any:
+        """Also sends a job that was made elsewhere, again for example."""
+        with self._announced(job):
+            return super().enqueue_job(job, *args, **options)
+
+    def schedule_job(self, job: Any, datetime: datetime, *args: Any, **options: Any) -> Any:
+        with self._announced(job):
+            _engine_of(self).scheduled_for(job, datetime)
+            return super().schedule_job(job, datetime, *args, **options)
+
+    @contextmanager
+    def _announced(self, job: Any) -> Iterator[None]:
+        if not self.is_async:
+            yield
+            return
+        engine = _engine_of(self)
+        if not getattr(job, "is_announced", False):
+            engine.enqueue(job)
+        job.is_announced = False  # for this time
+        try:
+            yield
+        except Exception as error:
+            engine.not_sent(job, error)
+            raise
+
+
+@contextmanager
+def _own_sends(engine: RqEngine) -> Iterator[None]:
+    """Within it, what the running job sends under its own id through a plain queue of RQ is noted, too."""
+    kept = rq.Queue.create_job, rq.Queue.enqueue_job, rq.Queue.schedule_job
+    create, enqueue, schedule = kept
+
+    def create_job(self: Any, *args: Any, **options: Any) -> Any:
+        job: Any = create(self, *args, **options)
+        if not isinstance(self, TrackedQueue) and engine._performs(job) is not None:
+            engine.enqueue(job)
+            job.is_announced = True
+        return job
+
+    def enqueue_job(self: Any, job: Any, *args: Any, **options: Any) -> Any:
+        is_noted = isinstance(self, TrackedQueue) or getattr(job, "is_announced", False)
+        if not is_noted and engine._performs(job) is not None:
+            engine.enqueue(job)
+        return enqueue(self, job, *args, **options)
+
+    def schedule_job(self: Any, job: Any, at: datetime, *args: Any, **options: Any) -> Any:
+        engine.scheduled_for(job, at)
+        return schedule(self, job, at, *args, **options)
+
+    made: tuple[Any, Any, Any] = (create_job, enqueue_job, schedule_job)
+    rq.Queue.create_job, rq.Queue.enqueue_job, rq.Queue.schedule_job = made  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        rq.Queue.create_job, rq.Queue.enqueue_job, rq.Queue.schedule_job = kept  # type: ignore[method-assign]
 
 
 class _Recording:
@@ -559,12 +681,13 @@ class _Recording:
             if _fence(job) is not None:
                 self._leave(job, queue, execution)
                 return False
-            job.retries_left, performed = 0, None  # RQ fails a lone one, because the wrapper refuses to be called
+            job.retries_left = 0  # RQ fails a lone one, because the wrapper refuses to be called
+            engine.refused, performed = performed, None
         engine.performed, self._is_performing = performed, True
         try:
             return bool(super().perform_job(job, queue, *args, **options))  # type: ignore[misc]
         finally:
-            engine.performed, self._is_performing = None, False
+            engine.performed, engine.refused, self._is_performing = None, "", False
 
     def _performed(self: Any, job: Any) -> _Performed | None:
         performed: _Performed | None = self.engine.performed
@@ -803,9 +926,11 @@ def _limit_passed(job: Any) -> float | None:
     return float(job.timeout) if known and (job.ended_at - job.started_at).total_seconds() > job.timeout + _HARD_S else None
 
 
-def _refuse(path: str) -> None:
-    """Raises if a worker performs a tracked function without recording it, or does not record this job."""
+def _refuse(path: str, why: str) -> None:
+    """Raises if a worker performs a tracked function without recording it, or must not perform this job (``why``)."""
     job = get_current_job()
+    if why:
+        raise IdInUse(f"job {'' if job is None else job.id} is not performed: {why}")
     if job is not None and job.worker_name not in (None, "", "sync") and job.func_name == path:
         worker = f"{__name__}.{TrackedWorker.__name__}"
         raise ConfigError(f"{path} is tracked: it is called by --worker-class {worker} only, once for each of its jobs")

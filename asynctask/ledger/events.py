@@ -44,7 +44,8 @@ _READ = (
         _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
         _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
         sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel, _ROUND_AT,
-        _t.priority, _t.interval_s, _e.callback_of, _e.line, _e.stopping, _e.marks, _e.last_row,
+        _t.priority, _t.interval_s, _e.callback_of, _e.line, _e.stopping, _e.marks, _e.last_row, _e.created_at,
+        _e.queue.is_not(None),
     )
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 )  # fmt: skip
@@ -53,7 +54,9 @@ _WRITTEN = (
     "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
     "n_cancelled", "process", "problem", "look_at", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
-_KEPT = ("result", "checkpoint", "marks")  # unchanged unless the change sets them
+_KEPT = ("result", "checkpoint", "marks", "params", "options", "worker_name", "queue", "created_at")
+"""Columns that are unchanged unless the change sets them."""
+
 _GUARD = ("id", "attempt", "status")
 
 _STATUSES = {str(status): status for status in Status}  # a dict look-up is cheaper than calling the enumeration
@@ -83,7 +86,8 @@ class EventRecord:
 
     ``round_at``: of a Task with an interval, when the jobs of its last round may start. ``callback_of``: the Task whose
     callback it is. ``line``: of those with a key, see :mod:`asynctask.ledger.sessions`. ``knobs``: those of its Task that
-    determine when its jobs start.
+    determine when its jobs start. ``created_at``: when it was made, or sent again after its end. ``is_resent``: a job of a
+    Task that has sent itself again, see :func:`asynctask.ledger.standalone.next_run`.
     """
 
     id: int
@@ -105,6 +109,8 @@ class EventRecord:
     line: int | None = None
     last_row: int | None = None
     knobs: tuple[float | None, ...] = ()
+    created_at: int = 0
+    is_resent: bool = False
 
     @property
     def is_lone(self) -> bool:
@@ -163,7 +169,7 @@ class Write(ABC):
     """What is to be written of one Event, and what :func:`apply` made of it.
 
     If it wins, ``notes`` are added to ``added_messages``, and ``cancelled`` if the transition cancels. ``values``: further
-    columns to set (``result``, ``checkpoint``, and ``started_at`` of an Event that has none); ``failure``: for a transition
+    columns to set (:data:`_KEPT`, and ``started_at`` of an Event that has none, or None); ``failure``: for a transition
     that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index. ``told``: the job id
     and the Task that a message names for it, if it was not read.
 
@@ -211,7 +217,7 @@ def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
-        parallel, round_at, priority, interval_s, callback_of, line, stopping, marks, last_row,
+        parallel, round_at, priority, interval_s, callback_of, line, stopping, marks, last_row, created_at, has_queue,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
@@ -220,7 +226,8 @@ def _record(found: Any) -> EventRecord:
     )  # fmt: skip
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
-        slots or 1, parallel, round_at, callback_of, line, last_row, (priority, parallel, interval_s),
+        slots or 1, parallel, round_at, callback_of, line, last_row, (priority, parallel, interval_s), created_at,
+        task_id is not None and bool(has_queue),
     )  # fmt: skip
 
 
@@ -414,8 +421,10 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
     }
     if after.marks is not None:
         values["v_marks"] = after.marks
+    if record.is_resent and turn.reason is Reason.RETRIED:
+        values |= {"v_options": None, "v_queue": None}  # the item itself runs again
     for name, value in change.values.items():
-        if name != "started_at" or record.started_at is None:
+        if name != "started_at" or record.started_at is None or value is None:
             values[f"v_{name}"] = value
     return values
 

@@ -423,6 +423,10 @@ class Recorder:
         except Exception:
             self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
+    def due(self, at: int) -> None:
+        """Notes that something may be dispatched at this time (microseconds)."""
+        self._on_due(at)
+
     def announce(self, applied: Sequence[Write], plain: Collection[Write] = ()) -> None:
         """Reports to the dispatcher what committed changes made ready.
 

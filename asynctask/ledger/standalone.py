@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -12,12 +12,12 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status, check_event
-from asynctask.core.transitions import Turn, cancel, explicit_retry, give_back, held_elsewhere, outcome, recorded
+from asynctask.core.transitions import Turn, cancel, give_back, outcome, recorded, send_again
 from asynctask.database.batches import MAX_BYTES, insert_new
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
-from asynctask.errors import InputError, JobTimeout
+from asynctask.errors import IdInUse, InputError, JobTimeout
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import MAX_ID, MAX_SLOTS, Ledger, chunks, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
@@ -26,6 +26,9 @@ from asynctask.messages import clean
 
 ENGINE: Final = "engine"
 """The option that names the engine that holds an Event's job; the only option of such an Event."""
+
+AGAIN: Final = "again"
+"""The one option of a job of a Task that has sent itself again: its next run, see :class:`NextRun`."""
 
 MAX_JOB_ID: Final = 64
 """Characters of a job id."""
@@ -51,7 +54,8 @@ class Snapshot(NamedTuple):
     """What a message says of the Event of its job: its id, and a time ``at`` (microseconds, by the database's clock) when
     it was dispatched and nothing had been written of any attempt.
 
-    Of a job of a Task also the Task, the number of its counter slots, and the ``row`` in the list.
+    Of a job of a Task also the Task, the number of its counter slots, and the ``row`` in the list. ``is_new``: it had
+    no run before; a job that was sent again after its end has messages, so its Event is read before it begins.
     """
 
     event_id: int
@@ -59,18 +63,21 @@ class Snapshot(NamedTuple):
     task_id: int | None = None
     slots: int = 1
     row: int | None = None
+    is_new: bool = True
 
     def header(self, job_id: str) -> list[Any]:
         """The form in which it travels, with the id of its job: programs pass the headers of one message on to another."""
-        return [job_id, *self]
+        return [job_id, *self[:-1]] if self.is_new else [job_id, *self]
 
     @classmethod
     def parse(cls, value: object, job_id: str) -> Snapshot | None:
         """From the header of the message of this job; None for anything else."""
         match value:
-            case [of, int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row] if of == job_id:
+            case [of, int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row, *more] if (
+                of == job_id and more in ([], [False])
+            ):
                 if 0 < event_id <= MAX_ID and 0 < at <= MAX_ID and 0 < slots <= MAX_SLOTS and _fits(task_id) and _fits(row):
-                    return cls(event_id, at, task_id, slots, row)
+                    return cls(event_id, at, task_id, slots, row, not more)
         return None
 
 
@@ -84,7 +91,8 @@ class Arrival:
 
     ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
     Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``snapshot``: of an Event
-    that its message describes.
+    that its message describes. ``anew``: it was sent without an Event and has not begun before: if the Event of its id has
+    ended, it is another run.
     """
 
     job_id: str
@@ -94,6 +102,39 @@ class Arrival:
     params: Any = None
     options: str | None = None
     snapshot: Snapshot | None = None
+    anew: bool = False
+
+
+class NextRun(NamedTuple):
+    """What a running job has sent under its own id: the job's next run.
+
+    ``worker_name`` and ``queue`` (by the ledger's name), JSON-ready ``args`` and ``kwargs``; ``delay_s``: it starts no
+    sooner; ``retries``: how many of its tries its engine counts as retries. ``signature``: an engine's own form of one or
+    several jobs, of which one has the id.
+    """
+
+    worker_name: str
+    queue: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    delay_s: float = 0.0
+    retries: int = 0
+    signature: Any = None
+
+    def columns(self, *, is_lone: bool, tries: int) -> dict[str, Any]:
+        """The columns of the Event that change with it. ``tries``: the Event's count of tries then.
+
+        A lone job becomes the job that was sent. A row of a list stays the row: its item remains in ``params``.
+        """
+        if is_lone:
+            columns = {"worker_name": clean(self.worker_name)[:_MAX_NAME], "queue": clean(self.queue)[:_MAX_NAME]}
+            if self.signature is not None:
+                return columns
+            params: Any = {"args": list(self.args), "kwargs": dict(self.kwargs)} if self.kwargs else list(self.args)
+            return columns if _unfit_params(params) else {**columns, "params": dumps(params)}
+        run: dict[str, Any] = {"class": self.worker_name, "args": list(self.args), "kwargs": dict(self.kwargs)}
+        run |= {"before": tries - self.retries, "signature": self.signature}
+        return {"options": dumps({AGAIN: run}), "queue": clean(self.queue)[:_MAX_NAME]}
 
 
 def is_job_id(text: str) -> bool:
@@ -151,16 +192,117 @@ def enqueue(
     their payload (``retry``, ``priority``). Raises :class:`InputError` for values that the database cannot store.
     """
     check_event(None, Status.ENQUEUE, Reason.SUBMITTED)
+    return _enqueue_all(ledger, jobs, due_at, options, ledger.now())
+
+
+def send(
+    ledger: Ledger,
+    jobs: Sequence[Arrival],
+    *,
+    due_at: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    open_too: bool = False,
+) -> dict[str, Snapshot | IdInUse]:
+    """As :func:`enqueue`, for jobs that a program sends: one under the id of a lone job that has ended opens its Event
+    again, as a new run with the new arguments.
+
+    Returns the error of each job that must not be sent, because its id is that of a job that is open, or belongs to a Task;
+    with ``open_too`` such a job is skipped, because an engine sends it by itself.
+    """
+    now = ledger.now()  # the same in each try: it shows what an earlier one has written
+    found: dict[str, Snapshot | IdInUse] = {**_enqueue_all(ledger, jobs, due_at, options, now)}
+    rest = [job for job in jobs if job.job_id not in found]
+    return found | _send_again(ledger, rest, due_at, options, now, open_too) if rest else found
+
+
+def _enqueue_all(
+    ledger: Ledger, jobs: Sequence[Arrival], due_at: int | None, options: Mapping[str, Any] | None, now: int
+) -> dict[str, Snapshot]:
     unique = {job.job_id: job for job in jobs}
     rest = dumps(dict(options)) if options else None
     created: dict[str, Snapshot] = {}
     try:
         for part in _slices([_row(job, rest) for job in unique.values()]):
-            created |= _enqueue(ledger, part, due_at)
+            created |= _enqueue(ledger, part, due_at, now)
     except (TypeError, UnicodeError, exc.DataError) as error:
         cause = getattr(error, "orig", None) or error
         raise InputError(f"no Event can be made: {clean(str(cause))[:_SHOWN]}", code="not_recordable") from error
     return created
+
+
+@repeatable
+def _send_again(
+    ledger: Ledger,
+    jobs: Sequence[Arrival],
+    due_at: int | None,
+    options: Mapping[str, Any] | None,
+    now: int,
+    open_too: bool,
+) -> dict[str, Snapshot | IdInUse]:
+    rest = dumps(dict(options)) if options else None
+    with ledger.database.write() as connection:
+        found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([job.job_id for job in jobs]))).all()
+        by_id = {job.job_id: job for job in jobs}
+        changes = [_new_run(ledger, int(i), _row(by_id[job_id], rest), due_at, now) for i, job_id in found]
+        sent: dict[str, Snapshot | IdInUse] = {}
+        for change in apply(connection, ledger, changes):
+            record = change.record
+            if record is None:
+                continue
+            if (
+                change.turn is not None or record.created_at == now
+            ):  # an earlier try has written it, and its answer was lost
+                sent[record.job_id] = Snapshot(record.id, now, is_new=False)
+            elif not open_too:
+                sent[record.job_id] = _in_use(record)
+        if due_at is not None:
+            notify(connection, LEDGER)
+    dispatchable.announce(ledger, changes)
+    return sent
+
+
+def _new_run(ledger: Ledger, event_id: int, row: Mapping[str, Any], due_at: int | None, now: int) -> Change:
+    def decide(record: EventRecord) -> Turn | None:
+        if not record.is_lone or record.row.status not in TERMINAL or record.created_at == now:
+            return None
+        return send_again(record.row, due_at=due_at)
+
+    values = {name: row[name] for name in ("params", "options", "worker_name", "queue")}
+    values |= {"result": None, "checkpoint": None, "created_at": now, "started_at": None}
+    return Change(event_id, decide, notes=[Note("enqueue", ledger.catalogue("sent_again"))], values=values)
+
+
+def _in_use(record: EventRecord) -> IdInUse:
+    if record.task_id is not None:
+        return IdInUse(
+            f"{record.job_id} is the id of a job of Task {record.task_id}, so nothing was sent: send with another id, or"
+            " have the job run again by retrying the Task"
+        )
+    if not record.is_lone:
+        return IdInUse(
+            f"{record.job_id} is the id of a callback of Task {record.callback_of}, so nothing was sent: take another id"
+        )
+    return IdInUse(
+        f"a job with the id {record.job_id} is in {record.row.status} (worker {record.worker_name!r}, queue"
+        f" {record.queue!r}), so nothing was sent: wait for its end, cancel it, or send with another id"
+    )
+
+
+def reopen(
+    ledger: Ledger,
+    job: Arrival,
+    *,
+    due_at: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    is_new: Callable[[str | None], bool] = lambda options: True,
+) -> bool:
+    """Opens the Event of a lone job that has ended, for a job under its id that has arrived without having been announced;
+    returns whether it did. ``is_new``: whether the job is another one than the Event's, by the Event's options."""
+    with ledger.database.read() as connection:
+        found = connection.execute(sa.select(_e.options).where(_e.job_id == job.job_id)).first()
+    if found is None or not is_new(found.options):
+        return False
+    return bool(_send_again(ledger, [job], due_at, options, ledger.now(), True))
 
 
 def _row(job: Arrival, options: str | None) -> dict[str, Any]:
@@ -191,12 +333,12 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 @repeatable
-def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None) -> dict[str, Snapshot]:
+def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, Snapshot]:
     if due_at is None and len(part) <= _ALONE:
         with ledger.database.write_alone() as connection:
-            return _insert(connection, part, due_at, ledger.now())
+            return _insert(connection, part, due_at, now)
     with ledger.database.write() as connection:
-        created = _insert(connection, part, due_at, ledger.now())
+        created = _insert(connection, part, due_at, now)
         if due_at is not None and due_at > ledger.now():
             notify(connection, LEDGER)  # this process may be gone when they are due
     return created
@@ -309,25 +451,6 @@ def put_off_elsewhere(ledger: Ledger, reasons: Mapping[tuple[str, int], str], un
             ]
             applied = apply(connection, ledger, changes)
         dispatchable.announce(ledger, applied)
-
-
-@repeatable
-def reopen_elsewhere(ledger: Ledger, job_id: str) -> bool:
-    """Reopens the Event of a failed job without a Task that a person requeued with the engine's own tools; returns whether
-    it did."""
-
-    def decide(record: EventRecord) -> Turn | None:
-        if record.row.status not in (Status.FAILED, Status.ERROR) or not record.is_lone:
-            return None
-        return held_elsewhere(explicit_retry(record.row, now=ledger.now()))
-
-    with ledger.database.write() as connection:
-        event_id = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar()
-        if event_id is None:
-            return False
-        change = Change(int(event_id), decide, notes=[Note("enqueue", ledger.catalogue("retried"))])
-        applied = apply(connection, ledger, [change])[0]
-    return applied.turn is not None
 
 
 @repeatable

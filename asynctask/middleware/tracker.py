@@ -19,14 +19,14 @@ from typing import Any, Final
 
 import orjson
 
-from asynctask.clock import SECOND
-from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import LEAD_S, Begin, Row, begin, is_foreign, is_suspect
+from asynctask.clock import SECOND, micros
+from asynctask.core.states import TERMINAL, Reason, Status
+from asynctask.core.transitions import LEAD_S, Begin, Row, begin, is_foreign, is_suspect, pause_s
 from asynctask.database.retrying import repeatable
-from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
+from asynctask.errors import AsyncTaskError, IdInUse, InputError, JobInterrupted, JobTimeout
 from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import (
     Change,
     EventRecord,
@@ -41,7 +41,7 @@ from asynctask.ledger.events import (
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Follower, Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import ENGINE, Arrival, enqueue, put_off
+from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, put_off, reopen
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
@@ -102,6 +102,9 @@ class Ticket:
     knobs: tuple[float | None, ...] = ()  # of its Task at Begin
     began: float = 0.0  # on the monotonic clock
     saved_at: float = 0.0  # its place, on the same
+    sent_at: int = 0  # when its present run was sent, as far as it was read
+    next_run: NextRun | None = None  # the job has sent itself again
+    ended_before: bool = False  # it had ended when it arrived
     _notes: list[Note] = field(default_factory=list)
     _free: list[None] = field(default_factory=lambda: [None])
 
@@ -138,6 +141,12 @@ class Ticket:
         self.status, self.reason = Status.FAILED, Reason.REFUSED
         self.failure = refusal_of(error)
 
+    def ignore(self, why: str) -> None:
+        """The job ended, and asks that its engine records no outcome; ``why`` is the message."""
+        self._drop_result()
+        self.status, self.reason, self.failure = Status.FINISH, Reason.RETURNED, None
+        self._notes = [Note("working", why)]
+
     def raised(self, error: BaseException) -> None:
         """The job raised: an error, a timeout, an interruption."""
         self._drop_result()
@@ -165,6 +174,7 @@ class Ticket:
             "failure": None if self.failure is None else [self.failure.code, self.failure.message],
             "result": self.result,
             "exited": self.exited,
+            "next_run": None if self.next_run is None else list(self.next_run),
             "notes": [list(note) for note in self._notes],
             "messages": [] if self.job is None else self.job.take_messages(),
             "place": None if self.job is None else self.job.take_place(),
@@ -175,6 +185,7 @@ class Ticket:
         self.status = None if report["status"] is None else Status(report["status"])
         self.reason, self.exited = Reason(report["reason"]), bool(report["exited"])
         self.failure = None if report["failure"] is None else Failure(*report["failure"])
+        self.next_run = None if report["next_run"] is None else NextRun(*report["next_run"])
         self.result, self._notes = report["result"], [Note(*note) for note in report["notes"]]
         if self.job is not None:
             for text, _ in report["messages"]:
@@ -224,7 +235,20 @@ class Tracker:
         if None in tickets:
             self.enqueue([arrival for arrival, ticket in zip(arrivals, tickets, strict=True) if ticket is None])
             tickets = self.begin(keys)
+        for arrival, ticket in zip(arrivals, tickets, strict=True):
+            snapshot = arrival.snapshot
+            if ticket is not None and snapshot is not None and ticket.attempt > 1 and snapshot.at < ticket.sent_at:
+                ticket.verdict = Begin.DROP  # a late copy of an earlier run under this id
         return [ticket for ticket in tickets if ticket is not None]
+
+    def reopen(self, arrival: Arrival, is_new: Callable[[str | None], bool]) -> bool:
+        """Opens the ended Event of a lone job for another job under its id, if ``is_new`` says so of the Event's options;
+        the ledger dispatches it now. Returns whether it did. Raises LedgerUnavailable."""
+        now = self._ledger.now()
+        reopened = reopen(self._ledger, arrival, due_at=now, is_new=is_new)
+        if reopened:
+            self._recorder.due(now)
+        return reopened
 
     def _read_places(self, tickets: Sequence[Ticket]) -> None:
         """Reads the checkpoints of earlier attempts. An untouched Event has none, so most batches need no query."""
@@ -300,6 +324,7 @@ class Tracker:
             awaited=record.parallel is not None or record.round_at is not None, not_before=_not_before(record),
             seen=record if untouched(record) else None, callback_of=record.callback_of, items=row.items,
             row=record.first_row, worker=record.worker_name, knobs=record.knobs,
+            sent_at=record.created_at if record.is_lone else 0, ended_before=row.status in TERMINAL,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
@@ -521,6 +546,15 @@ class Tracker:
             # Our runtime always repeats interrupted jobs; another engine may give them up.
             ticket.reason, ticket.exited = Reason.RAISED, True
             ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
+        run, columns = ticket.next_run if discarded is None else None, dict[str, Any]()
+        if run is not None:
+            retry_at = self._ledger.now() + micros(run.delay_s)
+            columns = run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
+            ticket.result = None
+        if retry_at is not None and not ticket.elsewhere:  # an engine delays its own jobs
+            asked_s = (retry_at - self._ledger.now()) / SECOND
+            if (pause := pause_s(asked_s, ticket.retries)) > max(0.0, asked_s):
+                retry_at = self._ledger.now() + micros(pause)
         notes = self._opening(ticket) if ticket.started_at is not None else []
         notes += self._closing(ticket, retry_at)
         is_short = (
@@ -532,7 +566,7 @@ class Tracker:
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, retry_at, then, ticket.elsewhere,
             ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED and place is None else None,
             ticket.awaited, worker=ticket.worker, notes=notes, failure=ticket.failure,
-            values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place),
+            values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place, **columns),
             seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
             marks=news.marks, failures=news.failures, told=ticket.told,
         )  # fmt: skip
@@ -572,10 +606,13 @@ class Tracker:
     def _closing(self, ticket: Ticket, retry_at: int | None) -> list[Note]:
         say, text = self._ledger.catalogue, ticket.failure.message if ticket.failure else ""
         notes, ticket._notes = ticket._notes, []
+        if ticket.next_run is not None and ticket.status is Status.FINISH:
+            return [*notes, Note("enqueue", say("sent_again"))]
         if ticket.status is Status.FINISH:
             return [*notes, self._finished]
         if ticket.status is Status.FAILED:
-            return [*notes, Note("failed", say("failed", text))]
+            again = [] if retry_at is None else [Note("enqueue", say("sent_again"))]
+            return [*notes, Note("failed", say("failed", text)), *again]
         key = {Reason.TIMEOUT: "timeout", Reason.INTERRUPTED: "interrupted"}.get(ticket.reason, "error")
         if ticket.exited:
             key = "interrupted"
@@ -685,6 +722,37 @@ def _plain(value: Any) -> Any:
     if says_nothing or isinstance(value, set | frozenset | bytes):
         raise TypeError(f"{kind.__name__} is no JSON")
     return str(value)
+
+
+def send_itself(ticket: Ticket, run: NextRun) -> None:
+    """Notes that a running job sends another run under its own id: its Event then waits for that run instead of ending.
+
+    The ledger keeps a job of a Task, and dispatches the next run; the engine must send none. A lone job is sent by its
+    engine, which has no bound for those that do so without a delay: this one waits here, see
+    :func:`~asynctask.core.transitions.pause_s`. Raises :class:`~asynctask.errors.IdInUse` for a callback, and InputError
+    for arguments that the ledger cannot keep.
+    """
+    if ticket.callback_of is not None:
+        raise IdInUse(
+            f"{ticket.job_id} is a callback, which ends with its Task: send with another id, or raise to be retried"
+        )
+    if not ticket.is_lone:
+        try:
+            size = len(run.columns(is_lone=False, tries=0)["options"].encode())
+        except TypeError as error:
+            why = f"the ledger cannot keep what {ticket.job_id} sends under its own id ({error}): send JSON values"
+            raise InputError(why, code="not_json") from None
+        if size > MAX_OPTIONS:
+            why = f"what {ticket.job_id} sends under its own id has {size:,} bytes, the most is {MAX_OPTIONS:,}"
+            raise InputError(f"{why}: store the data elsewhere and send its location", code="too_large")
+    else:
+        try:
+            dumps([run.args, run.kwargs])
+        except TypeError:  # the engine has another serializer
+            run = run._replace(args=(), kwargs={}, signature=[])
+        if ticket.elsewhere and (pause := pause_s(run.delay_s, ticket.retries)) > run.delay_s:
+            threading.Event().wait(pause)
+    ticket.next_run = run
 
 
 # -- the middleware that records a tracked job; docs/middleware.md has the table of what it records

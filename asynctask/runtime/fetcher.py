@@ -18,7 +18,7 @@ from asynctask.brokers.base import DEAD, Broker, Copy, Held
 from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
-from asynctask.dispatch.outbox import buried, job_of, options_of, worker_name
+from asynctask.dispatch.outbox import buried, job_of, options_of, pushed_at, worker_name
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger.reservations import Ready
@@ -373,12 +373,24 @@ class Intake:
                 refused.add(id(each))
             else:
                 arrivals.append((each, *_arrival(each)))
-        for (each, _, unfit), ticket in zip(arrivals, self._tickets(arrivals), strict=True):
+        for (each, arrival, unfit), ticket in zip(arrivals, self._tickets(arrivals), strict=True):
             if ticket is not None:
+                self._run_again(each, arrival, ticket)
                 _bind(each, ticket, asked)
             if ticket is None or (unfit is not None and self._refuse(each.copy, ticket, f"it cannot be recorded: {unfit}")):
                 refused.add(id(each))
         return refused
+
+    def _run_again(self, execution: Execution, arrival: Arrival, ticket: Ticket) -> None:
+        """Opens the Event of a job that has ended, if a program has pushed another one under its jid: the ledger dispatches
+        that one, in the place of this copy. A second copy of the same push is dropped."""
+        if execution.copy.attempt > 0 or not ticket.ended_before or not ticket.is_lone:
+            return
+        pushed = pushed_at(arrival.options)
+        if not self._tracker.reopen(arrival, lambda options: any(pushed) and pushed_at(options) != pushed):
+            self._log.warning(
+                "copy_of_ended_job", jid=execution.copy.jid, hint="push another job with a created_at of its own"
+            )
 
     def _tickets(self, arrivals: Sequence[tuple[Execution, Arrival, str | None]]) -> list[Ticket | None]:
         """The tracker's tickets; None for a job whose Event the database rejects: it is buried."""

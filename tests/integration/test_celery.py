@@ -8,7 +8,9 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ from support.world import World, settings
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
-from asynctask.errors import BrokerUnavailable, Conflict, InputError, LedgerUnavailable, NotFound
+from asynctask.errors import BrokerUnavailable, Conflict, IdInUse, InputError, LedgerUnavailable, NotFound
 from asynctask.integrations import celery as integration
 from asynctask.integrations.base import HeldAcks
 from asynctask.task import TaskHandle
@@ -283,6 +285,213 @@ def test_a_chain_goes_on_after_a_success_and_not_after_a_refusal(engine: CeleryW
     assert ["noted", "never"] not in engine.world.shop.lines()
 
 
+# -- another run under the id of a job
+
+
+def run(engine: CeleryWorld, kind: str, name: str, item: dict[str, Any]) -> dict[str, Any]:
+    """The Event of a job, once it has ended: of a lone one, or of the one row of a list."""
+    if kind == "lone":
+        return engine.ended(engine.task(name).delay(item).id)
+    (row,) = finished(engine, engine.app.submit(name, [item])).events()
+    return engine.event(row["job_id"])
+
+
+def finished(engine: CeleryWorld, task: TaskHandle) -> TaskHandle:
+    wait_for(lambda: task.progress()["done"], f"the list ends; workers said: {engine.world.said()[-3000:]}", 60)
+    return task
+
+
+def texts(event: dict[str, Any]) -> list[str]:
+    return [message for _, message, _ in said(event)]
+
+
+KIND = pytest.mark.parametrize("kind", ["lone", "list"])
+
+
+def test_a_send_under_the_id_of_an_ended_job_is_another_run_of_it(engine: CeleryWorld) -> None:
+    """The first run alone was performed without :func:`asynctask.ledger.standalone.send`."""
+    engine.worker("prefork")
+    for attempt, name, args in (
+        (1, "noted", ("a",)),
+        (2, "noted", ("b",)),
+        (3, "refuse", ("normal",)),
+        (4, "noted", ("c",)),
+    ):
+        assert engine.task(name).apply_async(args, task_id="nightly").id == "nightly"
+        event = engine.ended("nightly")
+        assert (event["attempt"], event["worker"], event["params"]) == (attempt, name, list(args))
+    assert (event["status"], event["result"]) == ("finish", "c")
+    engine.celery.send_task("noted", ("d",), task_id="nightly")  # by a name alone
+    assert (engine.ended("nightly")["result"], engine.event("nightly")["attempt"]) == ("d", 5)
+    assert texts(engine.event("nightly")).count("Sent again") == 4
+    assert [line[1] for line in engine.world.shop.lines()] == ["a", "b", "normal", "c", "d"]
+
+
+def test_a_program_that_records_nothing_sends_another_run_under_the_id_of_an_ended_job(engine: CeleryWorld) -> None:
+    plain = Celery("plain", broker=engine.celery.conf.broker_url, set_as_current=False)
+    plain.conf.broker_transport_options = engine.celery.conf.broker_transport_options
+    plain.conf.task_default_queue = engine.celery.conf.task_default_queue
+    engine.worker()
+    for attempt in (1, 2):
+        plain.send_task("noted", (attempt,), task_id="nightly")
+        wait_for(lambda: len(engine.world.shop.lines()) == attempt, "it is performed")  # noqa: B023 - called at once
+        event = engine.ended("nightly")
+        assert (event["attempt"], event["params"], event["result"]) == (attempt, [attempt], attempt)
+    plain.close()
+
+
+def test_a_send_under_the_id_of_an_open_job_is_refused_before_anything_is_queued(engine: CeleryWorld) -> None:
+    noted = engine.task("noted")
+    noted.apply_async(("first",), task_id="nightly")
+    with pytest.raises(IdInUse, match=r"nightly is in enqueue.*wait for its end, cancel it, or send with another id"):
+        noted.apply_async(("second",), task_id="nightly")
+    task = engine.app.submit("noted", ["row"])
+    (row,) = wait_for(task.events, "its row")
+    with pytest.raises(IdInUse, match=f"of a job of Task {task.id}"):
+        noted.apply_async(("third",), task_id=row["job_id"])
+    engine.worker()
+    finished(engine, task)
+    with pytest.raises(IdInUse, match=f"of a job of Task {task.id}"):
+        noted.apply_async(("third",), task_id=row["job_id"])
+    engine.ended("nightly")
+    assert sorted(line[1] for line in engine.world.shop.lines()) == ["first", "row"]
+
+
+def test_a_late_copy_of_an_earlier_run_does_not_run_as_the_next_one(engine: CeleryWorld) -> None:
+    """It was performed as the second run without the comparison in ``Tracker.arrive``."""
+    queue, redis = engine.celery.conf.task_default_queue, engine.redis()
+    key = f"{engine.namespace}:{queue}"
+    noted = engine.task("noted")
+    noted.apply_async(("old",), task_id="nightly")
+    (copy,) = redis.lrange(key, 0, -1)
+    worker = engine.worker()
+    engine.ended("nightly")
+    worker.terminate()
+    assert worker.wait(60) == 0
+    noted.apply_async(("new",), task_id="nightly")
+    redis.rpush(key, copy)  # it is taken first
+    engine.worker("threads", 1)
+    assert engine.ended("nightly")["result"] == "new"
+    assert engine.world.shop.lines() == [["noted", "old"], ["noted", "new"]]
+
+
+@KIND
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_job_that_sends_itself_again_ends_with_that_run(engine: CeleryWorld, kind: str, pool: str) -> None:
+    engine.worker(pool)
+    event = run(engine, kind, "resent", {"n": 1})
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", 3, 3)
+    assert texts(event) == ["In progress", "Sent again", "In progress", "Sent again", "In progress", "Done"]
+    assert event["params"] == ([{"n": 3}] if kind == "lone" else {"n": 1})
+    assert engine.world.shop.lines() == [["resent", "1"], ["resent", "2"]]
+
+
+def test_a_person_s_retry_of_a_row_that_sent_itself_again_begins_with_its_item(engine: CeleryWorld) -> None:
+    engine.worker()
+    task = finished(engine, engine.app.submit("replaced", [{"by": "broken chain"}]))
+    assert task.progress()["counts"]["error"] == 1
+    task.retry()
+    wait_for(
+        lambda: engine.world.shop.lines().count(["replaced"]) == 2, f"its item runs again: {engine.world.said()[-3000:]}"
+    )
+
+
+@KIND
+@pytest.mark.parametrize("by", ["task", "untracked", "chain", "untracked chain"])
+def test_a_job_that_is_replaced_ends_with_the_step_that_has_its_id(engine: CeleryWorld, kind: str, by: str) -> None:
+    """In a list the item itself ran again and again; a lone one ended in error with the next step."""
+    engine.worker("prefork")
+    event = run(engine, kind, "replaced", {"by": by})
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", 7, 2)
+    assert texts(event) == ["In progress", "Sent again", "In progress", "Done"]
+    notes = 2 if "chain" in by else 1
+    assert engine.world.shop.lines() == [["replaced"], *[["noted", "7"]] * notes]
+
+
+@KIND
+def test_a_job_that_is_replaced_by_a_group_ends_with_all_its_results(
+    engine: CeleryWorld, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_BACKEND", engine.server.url)
+    engine.celery.conf.result_backend = engine.server.url
+    engine.worker()
+    event = run(engine, kind, "replaced", {"by": "group"})
+    assert (event["status"], event["result"]) == ("finish", [7, 8])
+    assert sorted(engine.world.shop.lines()) == [["noted", "7"], ["noted", "8"], ["replaced"]]
+
+
+@KIND
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_job_whose_replacement_fails_before_the_step_with_its_id_ends_in_error(
+    engine: CeleryWorld, kind: str, pool: str
+) -> None:
+    engine.worker(pool)
+    event = run(engine, kind, "replaced", {"by": "broken chain"})
+    assert (event["status"], texts(event)[-1]) == ("error", "Given up: breaks, a task before it, failed: ValueError: no")
+
+
+@KIND
+def test_a_retry_with_other_arguments_runs_with_those(engine: CeleryWorld, kind: str) -> None:
+    """In a list the item ran again as it was, until no retry was left."""
+    engine.worker("prefork")
+    event = run(engine, kind, "paged", {"n": 0})
+    assert (event["status"], event["result"], event["attempt"], event["retries"]) == ("finish", [2, 20], 3, 2)
+    assert engine.world.shop.lines() == [["page", "0", "0"], ["page", "1", "10"], ["page", "2", "20"]]
+
+
+@KIND
+def test_a_retry_in_another_queue_runs_there(engine: CeleryWorld, kind: str) -> None:
+    other = f"{engine.namespace}-other"
+    engine.worker("threads", 1, "-Q", f"{engine.celery.conf.task_default_queue},{other}")
+    assert run(engine, kind, "moved", {"to": other})["result"] == other
+
+
+@KIND
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_job_that_is_put_back_into_the_queue_is_tried_again(engine: CeleryWorld, kind: str, pool: str) -> None:
+    engine.worker(pool)
+    event = run(engine, kind, "put_back", {"n": 1})
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", "done", 3)
+    assert texts(event)[1:3] == ["Error: RuntimeError: put back into the queue: not yet", "Waiting for retry"]
+
+
+@KIND
+@pytest.mark.parametrize(
+    ("state", "status", "text"),
+    [
+        (None, "finish", "Done"),
+        ("STARTED", "finish", "Done"),
+        ("FAILURE", "error", "Error: RuntimeError: the task set its state to FAILURE"),
+    ],
+)
+def test_a_job_that_wants_to_be_ignored_ends_as_it_says_itself(
+    engine: CeleryWorld, kind: str, state: str | None, status: str, text: str
+) -> None:
+    engine.worker()
+    event = run(engine, kind, "ignored", {"state": state} if state else {})
+    assert (event["status"], event["attempt"]) == (status, 1)
+    assert texts(event)[-1].startswith(text)
+    assert ("Ignored: the task raised Ignore" in texts(event)) is (status == "finish")
+
+
+@KIND
+def test_a_job_that_sends_itself_again_at_once_pauses_after_ten_times(engine: CeleryWorld, kind: str) -> None:
+    engine.worker("threads", 1)
+    event = run(engine, kind, "hot", {"n": 1})
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", 13, 13)
+    began = [m["at"] for m in event["messages"] if m["message"] == "In progress"]
+    seconds = [(datetime.fromisoformat(b) - datetime.fromisoformat(a)).total_seconds() for a, b in pairwise(began)]
+    assert all(gap >= pause for gap, pause in zip(seconds[-2:], (0.1, 0.2), strict=True)), seconds
+
+
+def test_a_job_cannot_send_another_under_an_id_that_is_in_use(engine: CeleryWorld) -> None:
+    engine.worker("threads", 1)
+    engine.task("noted").apply_async(("waits",), task_id="other", countdown=3_600)
+    said_by = run(engine, "lone", "borrower", {"id": "other"})["result"]
+    assert said_by.startswith("a job with the id other is in enqueue")
+    assert engine.world.shop.lines() == []
+
+
 # -- what people do
 
 
@@ -422,7 +631,7 @@ def test_a_job_that_is_sent_without_the_ledger_raises_and_is_not_sent(
     def away(*_: Any, **__: Any) -> None:
         raise LedgerUnavailable("the database does not answer")
 
-    monkeypatch.setattr("asynctask.integrations.base.enqueue", away)
+    monkeypatch.setattr("asynctask.integrations.base.send", away)
     with pytest.raises(LedgerUnavailable):
         engine.task("noted").delay("x")
     assert engine.app.engines["celery"].waiting([f"celery/{engine.namespace}-default"]) == {

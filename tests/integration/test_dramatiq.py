@@ -25,7 +25,7 @@ from support.world import World
 
 from asynctask.brokers.base import Copy
 from asynctask.cli.root import run
-from asynctask.errors import Conflict, NotFound, OtherEngine
+from asynctask.errors import Conflict, IdInUse, NotFound, OtherEngine
 from asynctask.integrations.base import HeldAcks
 from asynctask.integrations.dramatiq import _Consumer as Consumer
 from asynctask.integrations.dramatiq import _release as release
@@ -191,9 +191,62 @@ def test_an_error_with_its_retries_used_up_is_an_error(engine: Dramatiq) -> None
     assert engine.dead_letters() == 1
 
 
+@pytest.mark.parametrize("kind", ["lone", "list"])
+@pytest.mark.parametrize("how", ["at once", "later", "changed"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_message_that_puts_itself_back_ends_with_its_last_run(
+    engine: Dramatiq, kind: str, how: str, *, fails: bool
+) -> None:
+    """It ended with its first run, and the message that it had sent was dropped. Runs that it asked for are no retries."""
+    engine.worker()
+    event = polled(engine, kind, {"n": 1, "how": how, "fails": fails})
+    number, attempt = 3 if how == "changed" else 1, 5 if fails else 3
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", number, attempt)
+    texts = [text for _, text, _ in said(event)]
+    assert texts[:5] == ["In progress", "Sent again", "In progress", "Sent again", "In progress"]
+    assert texts.count("Waiting for retry") == (2 if fails else 0)
+    if kind == "list":
+        assert event["params"] == {"n": 1, "how": how, "fails": fails}
+    assert [line[0] for line in engine.world.shop.lines()] == ["polled"] * attempt
+    engine.empty()
+
+
+def polled(engine: Dramatiq, kind: str, item: dict[str, Any]) -> dict[str, Any]:
+    """The Event of a job of ``polled`` that has ended: of a lone one, or of the one row of a list."""
+    if kind == "lone":
+        return engine.ended(engine.send("polled", item))
+    task = engine.app.submit("polled", [item])
+    wait_for(lambda: task.progress()["done"], f"the list ends; workers said: {engine.world.said()[-3000:]}", 60)
+    (row,) = task.events()
+    return engine.app.event(row["job_id"])
+
+
+def test_a_message_under_the_id_of_an_ended_one_is_another_run_of_it(engine: Dramatiq) -> None:
+    engine.worker()
+    actor = engine.broker.get_actor("enroll")
+    for attempt, sku in ((1, "A"), (2, "B"), (3, "C")):
+        message = actor.message(sku).copy(message_id="nightly")
+        engine.broker.enqueue(message)
+        event = engine.ended(message)
+        assert (event["status"], event["attempt"], event["params"]) == ("finish", attempt, [sku])
+        assert event["result"] == {"enrolled": sku}
+        engine.empty()
+    assert engine.world.shop.lines() == [["did", sku, str(n)] for n, sku in enumerate("ABC", 1)]
+
+
+def test_a_message_under_the_id_of_a_row_is_refused(engine: Dramatiq) -> None:
+    task = engine.app.submit("enroll_item", [{"sku": "A-1"}])
+    (row,) = wait_for(task.events, "its row")
+    with pytest.raises(IdInUse, match=f"of a job of Task {task.id}"):
+        engine.broker.enqueue(engine.broker.get_actor("enroll").message("A").copy(message_id=row["job_id"]))
+    assert engine.broker.do_qsize("default") == 0
+
+
 def test_the_second_copy_of_a_message_is_skipped_and_its_outcome_recorded_once(engine: Dramatiq) -> None:
     message = engine.send("enroll", "A-1")
-    engine.broker.enqueue(message)
+    with pytest.raises(IdInUse, match=f"{message.message_id} is in enqueue"):  # a program cannot send one
+        engine.broker.enqueue(message)
+    engine.broker.do_enqueue("default", "second", message.copy(options={"redis_message_id": "second"}).encode())
     engine.worker(threads=4)
     assert engine.ended(message)["status"] == "finish"
     engine.empty()

@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import rq
 from rq.command import send_stop_job_command
+from rq.exceptions import DuplicateJobError
 from rq.suspension import resume, suspend
 from support.charges import GIVEN, Charge, check_events
 from support.drawn import examples
@@ -24,7 +26,7 @@ from support.servers import RedisServer
 from support.world import World
 
 from asynctask.brokers.base import Copy
-from asynctask.errors import ConfigError, Conflict, InputError, NotFound, UnknownWorker
+from asynctask.errors import ConfigError, Conflict, IdInUse, InputError, NotFound, UnknownWorker
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -337,7 +339,7 @@ def test_a_failed_job_that_somebody_requeues_in_rq_runs_again(engine: RqWorld) -
     assert [text for _, text, _ in said(engine.event(sent.id))] == [
         "In progress",
         "Worker lost",
-        "Retried",
+        "Sent again",
         "In progress",
         "Done",
     ]
@@ -603,6 +605,82 @@ def test_what_cannot_be_tracked_is_refused(engine: RqWorld) -> None:
         engine.engine.job("default", name="lone")(wait_for)
     with pytest.raises(ConfigError, match="do not repeat"):
         engine.engine.queue(engine.jobs.queue).enqueue(engine.jobs.noted, repeat=rq.Repeat(times=2))
+
+
+# -- another run under the id of a job
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_send_under_the_id_of_an_ended_job_is_another_run_of_it(engine: RqWorld, kind: str) -> None:
+    """RQ failed the second job, and said that another worker class had performed it."""
+    queue = engine.engine.queue(engine.jobs.queue)
+    engine.worker(kind)
+    for attempt, value in ((1, "a"), (2, "b"), (3, "c")):
+        sent = queue.enqueue(engine.jobs.noted, value, job_id="nightly")
+        event = engine.ended("nightly")
+        assert (event["status"], event["attempt"], event["params"], event["result"]) == ("finish", attempt, [value], value)
+        wait_for(lambda: sent.get_status(refresh=True) == "finished", "RQ knows it")  # noqa: B023 - called at once
+    plain = rq.Queue(engine.jobs.queue, connection=engine.jobs.redis, serializer="json")
+    again = plain.enqueue("support.rq_app.noted", "d", job_id="nightly")  # by a program that records nothing
+    wait_for(lambda: again.get_status(refresh=True) == "finished", "RQ knows it")
+    assert (engine.event("nightly")["attempt"], engine.event("nightly")["params"]) == (4, ["d"])
+    assert queue.enqueue_job(again).id == "nightly"
+    wait_for(lambda: engine.event("nightly")["attempt"] == 5 and engine.ended("nightly"), "the same object runs again")
+    assert [line[1] for line in engine.world.shop.lines()] == ["a", "b", "c", "d", "d"]
+
+
+def test_a_send_under_the_id_of_an_open_job_is_refused_before_anything_is_queued(engine: RqWorld) -> None:
+    queue = engine.engine.queue(engine.jobs.queue)
+    queue.enqueue(engine.jobs.noted, "first", job_id="nightly")
+    with pytest.raises(IdInUse, match="nightly is in enqueue"):
+        queue.enqueue(engine.jobs.noted, "second", job_id="nightly")
+    with pytest.raises(DuplicateJobError):
+        queue.enqueue(engine.jobs.noted, "third", job_id="nightly", unique=True)
+    task = engine.app.submit("noted", ["row"])
+    (row,) = wait_for(task.events, "its row")
+    with pytest.raises(IdInUse, match=f"of a job of Task {task.id}"):
+        queue.enqueue_in(timedelta(hours=1), engine.jobs.noted, "x", job_id=row["job_id"])
+    assert queue.scheduled_job_registry.get_job_ids() == []
+    engine.worker()
+    engine.ended("nightly")
+    wait_for(lambda: queue.finished_job_registry.get_job_ids() == ["nightly"], "RQ knows it")
+    with pytest.raises(DuplicateJobError):
+        queue.enqueue(engine.jobs.noted, "third", job_id="nightly", unique=True)
+    assert (engine.event("nightly")["status"], engine.event("nightly")["attempt"]) == ("finish", 1)
+
+
+@pytest.mark.parametrize("of", ["lone", "list"])
+@pytest.mark.parametrize("how", ["same", "soon", "now", "plain same", "plain soon", "plain now"])
+def test_a_job_that_sends_itself_again_ends_with_that_run(engine: RqWorld, of: str, how: str) -> None:
+    """It ended with its first run, and the one that it had sent was not performed."""
+    engine.worker("TrackedWorker", "--with-scheduler")
+    item = {"n": 1, "how": how}
+    if of == "lone":
+        event = engine.ended(engine.engine.queue(engine.jobs.queue).enqueue(engine.jobs.polled, item).id)
+    else:
+        event = row_of(engine, item)
+        assert event["params"] == item
+    number = 1 if "same" in how else 3
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", number, 3)
+    assert [text for _, text, _ in said(event)] == [
+        "In progress", "Sent again", "In progress", "Sent again", "In progress", "Done",
+    ]  # fmt: skip
+    assert [line[0] for line in engine.world.shop.lines()] == ["polled"] * 3
+
+
+def test_runs_that_a_row_asked_for_are_no_retries(engine: RqWorld) -> None:
+    """It has one, after the third run."""
+    engine.worker("TrackedSimpleWorker")
+    event = row_of(engine, {"n": 1, "how": "now", "fails": True})
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", 3, 4)
+
+
+def row_of(engine: RqWorld, item: dict[str, Any]) -> dict[str, Any]:
+    """The Event of the one row of a list for ``polled``, once it has ended."""
+    task = engine.app.submit("polled", [item])
+    wait_for(lambda: task.progress()["done"], f"the list ends; workers said: {engine.world.said()[-3000:]}", 60)
+    (row,) = task.events()
+    return engine.event(row["job_id"])
 
 
 # -- Tasks

@@ -329,6 +329,7 @@ def test_a_program_that_only_sends_reads_the_databases_time_now_and_then(world: 
     object.__setattr__(app.ledger, "time", DatabaseTime(clock))
     app.ledger.time.set(app.ledger.now() - 3_600 * SECOND)  # the database was behind by an hour
     clock.seconds += 60
-    snapshot = events(job("job"))
+    snapshot = events.announce(job("job"))
+    assert snapshot is not None
     assert abs(snapshot.at - app.ledger.now()) < SECOND
     assert abs(snapshot.at - SystemClock().now()) < 60 * SECOND

@@ -137,7 +137,7 @@ def test_an_event_is_read_once_for_a_job_that_was_announced_unless_that_was_long
         clock.seconds += EARLY_S + 0.1 if name == "old" else 0
         turn = f"{name}:2" if name == "other" else f"{name}:1"
         with statements(app.ledger.database) as seen:
-            said = answers._answer("begin", turn, {"arrival": arrival_said(arrival), "anew": True, "pid": os.getpid()})
+            said = answers._answer("begin", turn, {"arrival": arrival_said(arrival), "pid": os.getpid()})
         assert (said["why"], said["ticket"]["attempt"]) == ("", 1)
         reads[name] = sum(text.lstrip().startswith("SELECT") for text, _ in seen) > 0
     ours.close()

@@ -21,7 +21,7 @@ from asynctask.database.tables import events
 from asynctask.ledger import doctor, processes, reservations
 from asynctask.ledger.events import read_events, untouched
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.standalone import Arrival, reopen_elsewhere
+from asynctask.ledger.standalone import Arrival, reopen
 from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.testing import wait_for
 
@@ -204,7 +204,7 @@ def test_the_end_of_a_lone_job_whose_answer_was_lost_stands_once_and_for_its_att
         with write_alone() as connection:
             yield connection
         monkeypatch.undo()
-        reopen_elsewhere(app.ledger, "a")  # it is under way again when the second try comes
+        reopen(app.ledger, Arrival("a", None, "w", "q"))  # it is under way again when the second try comes
         raise TransactionConflict("the connection was lost")
 
     ticket.fail(ValueError("no"))

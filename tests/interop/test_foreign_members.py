@@ -124,3 +124,30 @@ def test_an_option_of_our_own_push_is_no_other_programs(world: RedisWorld) -> No
     with world.working(app, "python"):
         assert ended(app, jid)["status"] == "error"
     assert len(runs) == 3
+
+
+def test_another_push_under_the_jid_of_an_ended_job_is_another_run_and_a_second_copy_is_not(world: RedisWorld) -> None:
+    """A program without the ledger pushes it, which nobody can refuse."""
+    app = world.app()
+    ran: list[Any] = []
+
+    @app.worker(name="Tracked", retry=0)
+    def tracked(value: str) -> str:
+        ran.append(value)
+        return value
+
+    first = world.push("Tracked", "a", jid="nightly", created_at=1_000.5)
+    with world.working(app):
+        ended(app, "nightly")
+        world.push_text(first)  # it was delivered again
+        world.push("Tracked", "b", jid="nightly", created_at=1_001.5)
+        wait_for(lambda: len(ran) == 2, "the other push runs")
+        wait_for(lambda: app.event("nightly")["status"] == "finish", "and is recorded")
+        world.push_text(first.replace('"a"', '"c"').replace("1000.5", "1001.5"))
+        last = world.push("Tracked", "last")
+        wait_for(lambda: "last" in ran, f"what was pushed after it: {last}")
+        wait_for(lambda: world.waiting("default") == [], "nothing is left")
+    assert ran == ["a", "b", "last"]
+    event = app.event("nightly")
+    assert (event["status"], event["result"], event["params"]) == ("finish", "b", ["b"])
+    assert [m["message"] for m in event["messages"]].count("Sent again") == 1

@@ -7,12 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from celery import Celery
+from celery import Celery, group
+from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel, Field
 from support.charges import Charge, charge
 from support.world import Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
+from asynctask.errors import IdInUse
 from asynctask.integrations.celery import attach
 from asynctask.testing import wait_for
 
@@ -30,7 +32,7 @@ class SoldOutError(Exception):
 
 def build(broker_url: str, prefix: str, folder: Path, **more: Any) -> tuple[Celery, AsyncTask]:
     """Celery on ``broker_url`` with queues of its own there, and the application attached to it."""
-    celery = Celery("shop", broker=broker_url, set_as_current=False)
+    celery = Celery("shop", broker=broker_url, backend=os.environ.get("TEST_BACKEND"), set_as_current=False)
     celery.conf.update(
         task_default_queue=f"{prefix}-default",
         broker_transport_options={"global_keyprefix": f"{prefix}:", "visibility_timeout": 5},
@@ -131,3 +133,86 @@ def declare(celery: Any, folder: Path) -> None:
     def noted(value: Any = None) -> Any:
         shop.note("noted", value)
         return value
+
+    declare_again(task, shop)
+
+
+def declare_again(task: Any, shop: Shop) -> None:
+    """Tasks that ask for another run of their own job. Each takes an item."""
+
+    def tries(name: str) -> int:
+        """Notes one, and returns how many there were."""
+        shop.note(name)
+        return shop.lines().count([name])
+
+    @task(name="replaced", bind=True)
+    def replaced(self: Any, item: dict[str, Any]) -> None:
+        shop.note("replaced")
+        noted, quiet, breaks = (self.app.tasks[name] for name in ("noted", "quiet", "breaks"))
+        steps = {
+            "task": noted.s(7),
+            "untracked": quiet.s(7),
+            "chain": noted.s(7) | noted.s(),
+            "untracked chain": noted.s(7) | quiet.s(),
+            "group": group(noted.s(7), noted.s(8)),
+            "broken chain": breaks.s(7) | noted.s(),
+        }
+        raise self.replace(steps[item["by"]])
+
+    @task(name="quiet", use_task_event=False)
+    def quiet(number: int) -> int:
+        shop.note("noted", number)
+        return number
+
+    @task(name="breaks", use_task_event=False)
+    def breaks(number: int) -> None:
+        raise ValueError("no")
+
+    @task(name="paged", bind=True, max_retries=5)
+    def paged(self: Any, item: dict[str, Any], page: int = 0) -> list[int]:
+        shop.note("page", item["n"], page)
+        if item["n"] < 2:
+            raise self.retry(args=[{**item, "n": item["n"] + 1}], kwargs={"page": page + 10}, countdown=0)
+        return [item["n"], page]
+
+    @task(name="moved", bind=True, max_retries=2)
+    def moved(self: Any, item: dict[str, Any]) -> str:
+        if not self.request.retries:
+            raise self.retry(queue=item["to"], countdown=0)
+        return str(self.request.delivery_info["routing_key"])
+
+    @task(name="put_back")
+    def put_back(item: dict[str, Any]) -> str:
+        if tries("put_back") < 3:
+            raise Reject("not yet", requeue=True)
+        return "done"
+
+    @task(name="ignored", bind=True)
+    def ignored(self: Any, item: dict[str, Any]) -> None:
+        if state := item.get("state"):
+            self.update_state(state=state, meta={"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"})
+        raise Ignore
+
+    @task(name="resent", bind=True)
+    def resent(self: Any, item: dict[str, Any]) -> int:
+        if item["n"] < 3:
+            shop.note("resent", item["n"])
+            self.apply_async(({**item, "n": item["n"] + 1},), task_id=self.request.id, countdown=0.1)
+            return -1
+        return int(item["n"])
+
+    @task(name="hot", bind=True)
+    def hot(self: Any, item: dict[str, Any]) -> int:
+        """Sends itself again without a delay."""
+        if (count := tries("hot")) < 13:
+            self.apply_async((item,), task_id=self.request.id)
+        return count
+
+    @task(name="borrower", bind=True)
+    def borrower(self: Any, item: dict[str, Any]) -> str:
+        """Sends a job under the id of another one."""
+        try:
+            self.app.tasks["noted"].apply_async(("taken",), task_id=item["id"])
+        except IdInUse as error:
+            return str(error)
+        return "sent"

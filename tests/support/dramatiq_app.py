@@ -9,7 +9,7 @@ from typing import Any
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import AsyncIO, TimeLimit
+from dramatiq.middleware import AsyncIO, CurrentMessage, TimeLimit
 from pydantic import BaseModel, Field
 from support.charges import Charge, charge
 from support.world import Shop, settings
@@ -45,6 +45,7 @@ def build(broker: dramatiq.Broker, folder: Path, actors: Sequence[str] | None = 
     """The application, attached to ``broker``, with its actors declared there."""
     app = AsyncTask(**settings(folder, **more))
     broker.add_middleware(AsyncIO())
+    broker.add_middleware(CurrentMessage())
     attach(broker, app, actors=actors)
     declare(broker, folder)
     return app
@@ -113,3 +114,21 @@ def declare(broker: dramatiq.Broker, folder: Path) -> None:
         if item.sku.startswith("bad"):
             raise NormalException("seller is not qualified")
         return {"enrolled": item.sku}
+
+    @dramatiq.actor(broker=broker, max_retries=2, min_backoff=10, max_backoff=20)
+    def polled(item: dict[str, Any]) -> int:
+        """Puts its own message back, or sends one with other arguments under its id, until it was tried three times."""
+        shop.note("polled", item["n"])
+        tries = len([line for line in shop.lines() if line[0] == "polled"])
+        if tries >= 3:
+            if item.get("fails") and tries < 5:
+                raise ValueError("at the end")
+            return int(item["n"])
+        own = CurrentMessage.get_current_message()
+        assert own is not None
+        if item["how"] == "changed":
+            changed = ({**item, "n": item["n"] + 1},)
+            broker.enqueue(polled.message_with_options(args=changed).copy(message_id=own.message_id), delay=10)
+        else:
+            broker.enqueue(own, delay=10 if item["how"] == "later" else None)
+        return -1

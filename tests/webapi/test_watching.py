@@ -239,6 +239,23 @@ def test_a_single_job_is_deleted_given_up_and_restarted(app: AsyncTask, client: 
     assert client.post(f"/api/jobs/{refused}/restart", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
+def test_a_job_id_is_used_again_after_its_job_has_ended(app: AsyncTask, client: Client, working: Working) -> None:
+    def make(sku: str, job_id: str = "nightly:1") -> Any:
+        return client.post("/api/jobs", json={"worker": "enroll", "item": {"sku": sku}, "job_id": job_id})
+
+    assert (make("A").status_code, make("A").status_code, make("A").json["code"]) == (202, 409, "id_in_use")
+    assert "nightly:1 is in enqueue" in make("A").json["detail"]
+    assert [make("A", wrong).status_code for wrong in ("", "a/b", "x" * 65)] == [422] * 3
+    with working():
+        wait_for(lambda: client.get("/api/jobs/nightly:1").json["status"] == "finish", "it ran")
+        again = make("B").json
+        assert (again["status"], again["attempt"], again["params"][0]["sku"]) == ("enqueue", 2, "B")
+        wait_for(lambda: client.get("/api/jobs/nightly:1").json["status"] == "finish", "it ran again")
+    task = app.submit("enroll", [{"sku": "C"}])
+    (row,) = wait_for(task.events, "its row")
+    assert (make("D", row["job_id"]).status_code, make("D", row["job_id"]).json["code"]) == (409, "id_in_use")
+
+
 def test_a_single_job_is_made_stopped_and_started(app: AsyncTask, client: Client, working: Working) -> None:
     made = client.post("/api/jobs", json={"worker": "enroll", "item": {"sku": "A"}})
     job_id = made.json["job_id"]
