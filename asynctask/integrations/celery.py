@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from signal import valid_signals
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from asynctask.brokers.base import Copy
@@ -68,7 +69,7 @@ from asynctask.integrations.recording import (
     RecordingGone,
     SavedElsewhere,
 )
-from asynctask.job import CurrentJob, reset_current_job, set_current_job
+from asynctask.job import CurrentJob, performed, refuse_work, reset_current_job, run, set_current_job
 from asynctask.ledger.standalone import Arrival, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
@@ -79,7 +80,7 @@ from asynctask.worker import Worker
 try:
     from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
     from celery import bootsteps, signals
-    from celery.exceptions import Ignore, Reject, Retry
+    from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
     from celery.utils import uuid
     from kombu import VERSION as KOMBU
     from kombu import exceptions as kombu_exceptions
@@ -579,7 +580,7 @@ class CeleryEngine:
 
         def inner() -> Any:
             try:
-                return function()
+                return refuse_work(run(function, is_engines=_ends_worker))
             except _RefusedError as error:
                 raised.append(error.cause)
                 raise error.cause from None
@@ -590,7 +591,7 @@ class CeleryEngine:
         token = set_current_job(current.job)
         self._thread.current = current
         try:
-            result = current.chain.invoke(current.worker, current.job, current.job.queue, inner)
+            result = performed(current.chain.invoke, current.worker, current.job, current.job.queue, inner)
         except BaseException as error:
             raised.append(error)
             self._set_outcome(current, error)
@@ -977,6 +978,13 @@ def _note_acknowledged(qos: Any, delivery_tag: str, multiple: bool = False) -> N
     """What is left to do for a message that Redis keeps no more."""
     ack: Any = virtual.QoS.ack
     ack(qos, delivery_tag)
+
+
+def _ends_worker(error: SystemExit) -> bool:
+    """Whether Celery, and not the job, raised it, to end this process: it asks a child of the prefork pool by a signal,
+    whose handler exits with a code of its own."""
+    is_signal = isinstance(error.code, int) and 256 + error.code in valid_signals()
+    return isinstance(error, WorkerShutdown | WorkerTerminate) or is_signal
 
 
 def _queue_name(options: Mapping[str, Any]) -> str | None:

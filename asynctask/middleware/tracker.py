@@ -23,9 +23,9 @@ from asynctask.clock import SECOND
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import LEAD_S, Begin, Row, begin, is_foreign, is_suspect
 from asynctask.database.retrying import repeatable
-from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
+from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, NotPerformed
 from asynctask.iterable import News, Slice
-from asynctask.job import CurrentJob, interrupted
+from asynctask.job import CurrentJob, interrupted, refuse_work
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
     Change,
@@ -87,7 +87,7 @@ class Ticket:
     said: bool = False  # an outcome already contains the working message
     lost: bool = False  # the compare-and-set of `working` was lost: this attempt is obsolete
     settled: bool = False
-    exited: bool = False  # job code raised SystemExit or KeyboardInterrupt
+    is_final: bool = False  # another attempt would end in the same error
     seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
     told: tuple[str, int | None] | None = None  # the job id and the Task, if the message tells them and nothing was read
     job: CurrentJob | None = None
@@ -126,9 +126,10 @@ class Ticket:
         self._free.append(None)
 
     def finish(self, result: Any, limit: int = 65_536) -> None:
-        """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes."""
-        self.status, self.reason, self.failure = Status.FINISH, Reason.RETURNED, None
-        self.result, note = result_text(result, limit)
+        """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes. Raises NotPerformed for a result
+        that contains work that nobody performs."""
+        kept, note = result_text(result, limit)
+        self.status, self.reason, self.failure, self.result = Status.FINISH, Reason.RETURNED, None, kept
         if note:
             self._notes.append(Note("working", note))
 
@@ -148,9 +149,7 @@ class Ticket:
             self.status, self.reason, self.failure = Status.ERROR, Reason.INTERRUPTED, None
             return
         self.status, self.reason = Status.ERROR, Reason.RAISED
-        # SystemExit and KeyboardInterrupt of job code: reported as an interruption, retried like an error.
-        self.exited = isinstance(error, SystemExit | KeyboardInterrupt)
-        self.failure = failure_of(error)
+        self.failure, self.is_final = failure_of(error), isinstance(error, FinalError)
 
     def lost_performer(self, text: str) -> None:
         """The process that performed the job died, while the recording one lives; ``text`` is the message."""
@@ -164,7 +163,7 @@ class Ticket:
             "reason": self.reason,
             "failure": None if self.failure is None else [self.failure.code, self.failure.message],
             "result": self.result,
-            "exited": self.exited,
+            "is_final": self.is_final,
             "notes": [list(note) for note in self._notes],
             "messages": [] if self.job is None else self.job.take_messages(),
             "place": None if self.job is None else self.job.take_place(),
@@ -173,7 +172,7 @@ class Ticket:
     def adopt(self, report: Mapping[str, Any]) -> None:
         """Sets the outcome of another process's :meth:`report`."""
         self.status = None if report["status"] is None else Status(report["status"])
-        self.reason, self.exited = Reason(report["reason"]), bool(report["exited"])
+        self.reason, self.is_final = Reason(report["reason"]), bool(report["is_final"])
         self.failure = None if report["failure"] is None else Failure(*report["failure"])
         self.result, self._notes = report["result"], [Note(*note) for note in report["notes"]]
         if self.job is not None:
@@ -519,8 +518,7 @@ class Tracker:
             ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
         elif ticket.elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
             # Our runtime always repeats interrupted jobs; another engine may give them up.
-            ticket.reason, ticket.exited = Reason.RAISED, True
-            ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
+            ticket.reason, ticket.failure = Reason.RAISED, Failure(_INTERRUPTED, self._ledger.catalogue("interrupted"))
         notes = self._opening(ticket) if ticket.started_at is not None else []
         notes += self._closing(ticket, retry_at)
         is_short = (
@@ -577,7 +575,7 @@ class Tracker:
         if ticket.status is Status.FAILED:
             return [*notes, Note("failed", say("failed", text))]
         key = {Reason.TIMEOUT: "timeout", Reason.INTERRUPTED: "interrupted"}.get(ticket.reason, "error")
-        if ticket.exited:
+        if ticket.failure is not None and ticket.failure.code == _INTERRUPTED:
             key = "interrupted"
         notes = [*notes, Note("error", text if ticket.reason is Reason.DISCARDED else say(key, text))]
         if retry_at is not None or ticket.reason is Reason.INTERRUPTED:
@@ -650,12 +648,18 @@ def _news_of(ticket: Ticket) -> News:
     return News() if ticket.slice is None or not ticket.slice.begun else ticket.slice.take()
 
 
+_INTERRUPTED: Final = "interrupted"
+
+
 def failure_of(error: BaseException) -> Failure:
-    """The failure of an item that raised this."""
+    """The failure of an item that raised this. A SystemExit is that of an engine that ends its process: one of job code is
+    a :class:`~asynctask.errors.JobExit`."""
     if isinstance(error, JobTimeout):
         return Failure("timeout", str(error))
+    if isinstance(error, FinalError):
+        return Failure(error.code, clean(str(error)))
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Failure("interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else "raised", clean(text))
+    return Failure(_INTERRUPTED if isinstance(error, SystemExit) else "raised", clean(text))
 
 
 def refusal_of(error: BaseException) -> Failure:
@@ -664,12 +668,15 @@ def refusal_of(error: BaseException) -> Failure:
 
 
 def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:
-    """A function's result as JSON text of at most ``limit`` bytes, and a message if it is not kept."""
+    """A function's result as JSON text of at most ``limit`` bytes, and a message if it is not kept. Raises NotPerformed as
+    :func:`~asynctask.job.refuse_work` does, also for work inside the result."""
     if value is None:
         return None, None
     try:
         text = orjson.dumps(value, default=_plain).decode()
     except TypeError as error:
+        if isinstance(error.__cause__, NotPerformed):
+            raise error.__cause__ from None
         return None, clean(f"The result was not kept: {error}")
     if len(text) > limit:
         return None, f"The result was not kept: {len(text)} bytes are over max_result_bytes ({limit})"
@@ -677,6 +684,10 @@ def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:
 
 
 def _plain(value: Any) -> Any:
+    refuse_work(value)
+    if isinstance(value, set | frozenset):
+        for each in value:
+            refuse_work(each)
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
