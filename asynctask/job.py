@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import os
+import sys
 import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextvars import ContextVar, Token
@@ -347,7 +348,7 @@ def _leave(error: BaseException | None) -> NoReturn:
             code, text = _exit_code(error)
         elif error is not None:
             code, text = 1, "".join(traceback.format_exception(error))
-        if text:
+        if text and sys.__stderr__ is not None:  # else the descriptor may be that of a file
             os.write(_STDERR, text.rstrip().encode("utf-8", "backslashreplace") + b"\n")
     finally:
         os._exit(code)
@@ -397,7 +398,8 @@ def refuse_work(result: T) -> T:
     performed: what can be awaited, and iterators that call functions as they go."""
     if type(result) not in _DONE and is_work(result):
         raise NotPerformed(
-            f"it returned work that nobody performs ({type(result).__name__}): await it, or go through it, before you return"
+            f"it returned work that nobody performs ({type(result).__name__}): await it, or go through it, before you"
+            " return"
         )
     return result
 

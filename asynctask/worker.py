@@ -503,7 +503,8 @@ def _check_iterable(target: type[Iterable]) -> None:
         work = work_of(getattr(target, name))
         if work is not None and (name, work) != ("items", GENERATOR):
             raise ConfigError(
-                f"worker class {target.__name__}: {name} must be a plain method, not {work}, of which a call performs nothing"
+                f"worker class {target.__name__}: {name} must be a plain method, not {work}, of which a call performs"
+                " nothing"
             )
     if len(_signature(target.items).parameters) < 2:
         raise ConfigError(f"worker class {target.__name__}: items(self, cursor, item) takes the cursor first")
