@@ -541,20 +541,24 @@ class Tracker:
         """The end of an attempt in which each item got its outcome, or waits for the next attempt."""
         say, news = self._ledger.catalogue, part.take()
         status, reason = (Status.ERROR, Reason.RAISED) if retry_at is not None else (part.status, Reason.RETURNED)
+        only = news.failures.get(0) if ticket.items == 1 else None  # of a batch of one item, its failure is that of the job
         notes = self._opening(ticket)
         if part.dropped:
             notes.append(
                 Note("working", say("not_kept", f"{part.dropped} of {ticket.items}: no JSON, or over max_result_bytes"))
             )
         if retry_at is not None:
-            notes += [Note("error", say("error", f"{part.waits}/{ticket.items}")), Note("enqueue", say("retry"))]
+            said = only.message if only is not None else f"{part.waits}/{ticket.items}"
+            notes += [Note("error", say("error", said)), Note("enqueue", say("retry"))]
         elif status is Status.FINISH:
             notes.append(self._finished)
         else:
             reason = Reason.RAISED if status is Status.ERROR else Reason.REFUSED
-            notes.append(Note(str(status), say(str(status), f"{part.count(status)}/{ticket.items}")))
+            said = only.message if only is not None else f"{part.count(status)}/{ticket.items}"
+            notes.append(Note(str(status), say(str(status), said)))
         return Outcome(
             ticket.event_id, ticket.attempt, status, reason, retry_at, then, awaited=ticket.awaited, worker=ticket.worker,
+            failure=None if only is None else Failure(only.code, only.message),
             seconds=self._ledger.clock.monotonic() - ticket.began, notes=notes,
             values=_columns(news, started_at=ticket.started_at), marks=news.marks, failures=news.failures,
         )  # fmt: skip

@@ -87,7 +87,7 @@ def put_off(step: Callable[[], object], kind: str) -> Any:
         return later()
     if kind == "coroutines":
         return [later()]
-    return map(lambda _: step(), "x") if kind == "map" else (step() for _ in "x")
+    return map(type(step).__call__, [step]) if kind == "map" else (step() for _ in "x")
 
 
 def _end_child(how: str) -> str:
