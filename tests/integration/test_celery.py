@@ -20,6 +20,7 @@ from redis import ConnectionError, Redis
 from redis.client import Pipeline
 from support.celery_app import build
 from support.engine_worker import family
+from support.engines import LONE_ENDS
 from support.forked import Program
 from support.redis_watch import pipelines
 from support.servers import RedisServer
@@ -204,6 +205,20 @@ def test_jobs_that_ask_for_a_retry_and_go_on_do_not_occupy_the_worker(engine: Ce
     for each in sent:
         event = engine.ended(each.id)
         assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 2)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_lone_job_that_ends_in_another_way_says_so_and_its_worker_lives(engine: CeleryWorld, pool: str) -> None:
+    engine.worker(pool, 1)
+    sent = {how: engine.task("act").delay({"n": n, **item}).id for n, (how, (item, *_)) in enumerate(LONE_ENDS.items())}
+    for how, (_, status, text, result) in LONE_ENDS.items():
+        event = engine.ended(sent[how])
+        assert (event["status"], event["result"], event["attempt"]) == (status, result, 1)
+        assert (text or "Done") in event["messages"][-1]["message"]
+    event = engine.ended(engine.task("later").delay(1).id)
+    assert (event["status"], event["problem"]) == ("error", "not_performed")
+    assert engine.ended(engine.task("lone").delay("A-1").id)["status"] == "finish"
 
 
 def test_an_error_with_its_retries_used_up_is_an_error(engine: CeleryWorld) -> None:
