@@ -380,12 +380,14 @@ def run(function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit
         raise JobExit(code, clean(text)) from error
 
 
-def performed(function: Callable[..., T], *args: Any) -> T | None:
+def performed(
+    function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit], bool] = lambda _: False
+) -> T | None:
     """:func:`run`, for a function whose work is done when it has returned.
 
     Raises :class:`~asynctask.errors.NotPerformed` if it returned what nobody performs.
     """
-    return refuse_work(run(function, *args))
+    return refuse_work(run(function, *args, is_engines=is_engines))
 
 
 _DONE: Final = frozenset({type(None), bool, int, float, str, dict, list, tuple})

@@ -69,7 +69,7 @@ from asynctask.integrations.recording import (
     RecordingGone,
     SavedElsewhere,
 )
-from asynctask.job import CurrentJob, performed, refuse_work, reset_current_job, run, set_current_job
+from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
@@ -577,10 +577,11 @@ class CeleryEngine:
     def _call(self, current: _Performed, function: Callable[[], Any]) -> Any:
         """Calls the task through the middleware, and records its outcome before Celery acknowledges the job."""
         raised: list[BaseException] = []
+        calls = functools.partial(performed, is_engines=_ends_worker)
 
         def inner() -> Any:
             try:
-                return refuse_work(run(function, is_engines=_ends_worker))
+                return calls(function)
             except _RefusedError as error:
                 raised.append(error.cause)
                 raise error.cause from None
@@ -591,7 +592,7 @@ class CeleryEngine:
         token = set_current_job(current.job)
         self._thread.current = current
         try:
-            result = performed(current.chain.invoke, current.worker, current.job, current.job.queue, inner)
+            result = calls(current.chain.invoke, current.worker, current.job, current.job.queue, inner)
         except BaseException as error:
             raised.append(error)
             self._set_outcome(current, error)

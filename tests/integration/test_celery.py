@@ -284,6 +284,16 @@ def test_a_revoked_job_ends_in_error_with_the_reason(engine: CeleryWorld) -> Non
     assert engine.world.shop.lines() == []
 
 
+def test_a_job_that_is_terminated_by_celery_has_not_exited_by_itself(engine: CeleryWorld) -> None:
+    engine.worker("prefork", 1)
+    sent = engine.task("gated").delay(1)
+    wait_for(lambda: engine.event(sent.id)["status"] == "working", "it runs")
+    engine.celery.control.revoke(sent.id, terminate=True)
+    event = engine.ended(sent.id)
+    assert (event["status"], event["problem"], event["messages"][-1]["message"]) == ("error", "interrupted", "Interrupted")
+    assert engine.ended(engine.task("lone").delay("A-1").id)["status"] == "finish"
+
+
 def test_a_chain_goes_on_after_a_success_and_not_after_a_refusal(engine: CeleryWorld) -> None:
     noted, refuse = engine.task("noted"), engine.task("refuse")
     (noted.s("first") | noted.s()).apply_async()

@@ -100,12 +100,12 @@ def dramatiq_(folder: Path, database_url: str, broker_url: str) -> tuple[dramati
     return broker, app
 
 
-def rq_act(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
+def rq_act(item: dict[str, Any], progress: dict[str, Any] | None = None) -> Any:
     """The function of the suite where RQ can import it."""
     return act(Path(os.environ[FOLDER]), item, progress)
 
 
-def rq_again(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
+def rq_again(item: dict[str, Any], progress: dict[str, Any] | None = None) -> Any:
     """The same, for the worker that is retried."""
     return act(Path(os.environ[FOLDER]), item, progress)
 
@@ -132,7 +132,7 @@ def rq_(folder: Path, database_url: str, broker_url: str) -> tuple[on_rq.RqEngin
 def partial_of(folder: Path) -> Any:
     """The function of the suite as an ordinary function of one item."""
 
-    def function(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
+    def function(item: dict[str, Any], progress: dict[str, Any] | None = None) -> Any:
         return act(folder, item, progress)
 
     return function
