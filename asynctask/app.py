@@ -28,7 +28,7 @@ from asynctask.exports.files import ResultFile
 from asynctask.exports.run import MERGER, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.remote import JobRecord, Recorded, RemoteWorkers, Reporter
 from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, in_this_process, refuse_work
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
@@ -63,7 +63,9 @@ from asynctask.worker import (
     Worker,
     WorkerOptions,
     as_callback,
+    check_hook,
     checked_items,
+    declared_name,
     describe,
     is_span,
 )
@@ -175,9 +177,9 @@ class AsyncTask(OnDemand):
         callbacks = self._default_callbacks(on_complete=on_complete, on_success=on_success, on_failure=on_failure)
 
         def register(found: Any) -> Worker:
-            own_name, function, is_async, model = describe(found)
+            given, function, is_async, model = describe(found)
             worker = Worker(
-                name=name or own_name,
+                name=name or given,
                 function=function,
                 queue=queue,
                 retry=retry,
@@ -222,7 +224,7 @@ class AsyncTask(OnDemand):
             def perform(shard: Any) -> dict[str, int]:
                 return write_shard(self, names, lambda: function(shard))
 
-            perform.__name__, perform.__doc__ = function.__name__, function.__doc__
+            perform.__name__, perform.__doc__ = declared_name(function), function.__doc__
             worker: Worker[..., Any] = self.worker(**options)(perform)
             if not worker.use_task_event:
                 raise ConfigError(f"worker {worker.name}: a shard is an item of a Task, so an export must be tracked")
@@ -327,6 +329,7 @@ class AsyncTask(OnDemand):
             raise ConfigError(f"no such event: {event!r}; there are {', '.join(EVENTS)}")
 
         def register(function: Target) -> Target:
+            check_hook(f"a hook of {event}", function)
             self._hooks[event].append(function)
             return function
 
@@ -337,7 +340,7 @@ class AsyncTask(OnDemand):
         hooks = self._hooks[event]
         for hook in reversed(hooks) if event in ("quiet", "shutdown") else list(hooks):
             try:
-                hook(*args)
+                refuse_work(in_this_process(hook, *args))
             except Exception:
                 self._log.exception("hook_failed", hook=getattr(hook, "__qualname__", repr(hook)), of=event)
 
@@ -961,7 +964,9 @@ def _performed_by_others(item: Any) -> None:
 def _check_worker(worker: Worker, target: Any = None) -> None:
     if worker.name == MIXED:
         raise ConfigError(f"a worker cannot be named {MIXED}, which stands for the workers of a Task of mixed jobs")
-    if not worker.name or len(worker.name) > 255 or "|" in worker.name or "/" in worker.name:
+    if not worker.name:
+        raise ConfigError(f"{worker.function!r} has no name of its own: give the worker one with name=")
+    if len(worker.name) > 255 or "|" in worker.name or "/" in worker.name:
         raise ConfigError(f"a worker's name has 1 to 255 characters, without | and /: {worker.name!r}")
     if not worker.use_task_event and inspect.isclass(target) and issubclass(target, Iterable):
         raise ConfigError(f"worker {worker.name}: an iterable saves its place in its Event, so it must be tracked")
@@ -970,6 +975,10 @@ def _check_worker(worker: Worker, target: Any = None) -> None:
             f"worker {worker.name}: timeout must be a number of seconds, more than 0 and with an end, or None for no"
             f" limit, not {worker.timeout!r}"
         )
+    for what, hook in (("retry_in", worker.retry_in), ("retries_exhausted", worker.retries_exhausted)):
+        check_hook(f"worker {worker.name}: {what}", hook)
+    for check in worker.checks:
+        check_hook(f"worker {worker.name}: a check", check)
     try:
         check_names(worker.options, _OPTIONS)
         worker.check_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority, **worker.options})

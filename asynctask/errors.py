@@ -232,6 +232,28 @@ class JobInterrupted(BaseException):
     """Raised inside a job that still runs when its runtime must end."""
 
 
+class FinalError(AsyncTaskError):
+    """An end of a job that another attempt would not change: it is ``error``, and never retried."""
+
+    code = "final"
+
+
+class JobExit(FinalError):
+    """Job code called ``sys.exit()`` with another code than 0 or None. ``exit_code``: as a shell would see it."""
+
+    code = "exited"
+
+    def __init__(self, exit_code: int, text: str = "") -> None:
+        super().__init__(f"exit code {exit_code}{': ' if text else ''}{text}")
+        self.exit_code = exit_code
+
+
+class NotPerformed(FinalError):
+    """Job code returned work that nobody performs: a coroutine, a generator, a ``map``."""
+
+    code = "not_performed"
+
+
 _MAX_CHAIN = 100
 
 

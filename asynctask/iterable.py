@@ -19,7 +19,7 @@ import orjson
 
 from asynctask.core.states import Status
 from asynctask.core.transitions import MARKS, OPEN_MARK, RAISED_MARK, Row, marked, marks_of, worst
-from asynctask.job import CurrentJob, current_job
+from asynctask.job import CurrentJob, current_job, in_this_process, refuse_work, steps_in_this_process
 from asynctask.messages import clean
 
 
@@ -81,17 +81,14 @@ class Iterable:
         job = current_job()
         place = job.state if isinstance(job.state, dict) else {}
         cursor, done = place.get("cursor"), int(place.get("items", 0))
-        if cursor is None:
-            self.on_start()
-        else:
-            self.on_resume()
+        refuse_work(self.on_start() if cursor is None else self.on_resume())  # type: ignore[func-returns-value]
         total = self.total(*args)
         job.progress(done, total)
         with closing(_generator(self.items(cursor, *args))) as elements:
             for element, next_cursor in elements:
                 if job.should_stop():  # before the element is performed: there may be none behind the last cursor
                     self._stop(job)
-                self.each(element)
+                refuse_work(in_this_process(self.each, element))
                 done += 1
                 job.progress(done, total)
                 job.checkpoint({"cursor": next_cursor, "items": done})
@@ -99,13 +96,13 @@ class Iterable:
         return {"items": done} if result is None else result
 
     def _stop(self, job: CurrentJob) -> None:
-        self.on_stop()
+        refuse_work(self.on_stop())  # type: ignore[func-returns-value]
         job.stop()
 
 
 def _generator(found: Any) -> Generator[tuple[Any, Any], None, None]:
     """The pairs of :meth:`Iterable.items`, whatever kind of iterable it returned."""
-    for pair in found:
+    for pair in steps_in_this_process(found):
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(f"items() must yield (element, cursor), not {type(pair).__name__}")
         yield pair

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Callable
+import os
+import sys
+import traceback
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol
+from types import coroutine
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
-from asynctask.errors import InputError, JobInterrupted, carries
+from asynctask.errors import InputError, JobExit, JobInterrupted, JobTimeout, NotPerformed, carries
 from asynctask.messages import clean
 
 MAX_CHECKPOINT: Final = 65_536
@@ -270,3 +276,156 @@ def reset_current_job(token: Token[CurrentJob | None]) -> None:
 def interrupted(job: CurrentJob, error: BaseException) -> bool:
     """Whether the runtime interrupted the job, also if the job, or a library, raised another error from that."""
     return isinstance(error, JobInterrupted) or (job.should_stop() and carries(error, JobInterrupted))
+
+
+# -- calling code of the application: what came of it
+#
+# Three calls, each with what the one before it does: `in_this_process`, `run`, and `performed`.
+
+T = TypeVar("T")
+
+_STDERR: Final = 2
+
+
+def in_this_process(function: Callable[..., T], *args: Any) -> T:
+    """Calls a function and returns or raises what it does.
+
+    A process that the function has forked ends here, with the exit code that a script would have: it is a copy of the
+    worker with one of its threads, and would record the same job over the same connections.
+    """
+    pid = os.getpid()
+    try:
+        result = function(*args)
+    except BaseException as error:
+        if os.getpid() != pid:
+            _leave(error)
+        raise
+    if os.getpid() != pid:
+        _leave(None)
+    return result
+
+
+def steps_in_this_process(elements: Iterable[T]) -> Iterator[T]:
+    """The elements, each step of their iterator as :func:`in_this_process`."""
+    iterator = iter(elements)
+    while (element := in_this_process(next, iterator, _END)) is not _END:
+        yield element
+
+
+_END: Final[Any] = object()
+
+
+@coroutine
+def awaited_in_this_process(work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Awaits a coroutine, each of its steps as :func:`in_this_process`: between two steps a copy of the event loop would
+    go on with the other jobs."""
+    pid, step, value = os.getpid(), work.send, None
+    while True:
+        try:
+            yielded = step(value)
+        except StopIteration as end:
+            if os.getpid() != pid:
+                _leave(None)
+            result: T = end.value
+            return result
+        except BaseException as error:
+            if os.getpid() != pid:
+                _leave(error)
+            raise
+        if os.getpid() != pid:
+            _leave(RuntimeError("a forked process cannot wait in the event loop of its parent"))
+        try:
+            step, value = work.send, (yield yielded)
+        except BaseException as error:
+            step, value = work.throw, error
+
+
+def _leave(error: BaseException | None) -> NoReturn:
+    """Ends a forked process. Neither buffers nor connections are flushed or closed, because they are also its parent's."""
+    code, text = 0, ""
+    try:
+        if isinstance(error, SystemExit):
+            code, text = _exit_code(error)
+        elif error is not None:
+            code, text = 1, "".join(traceback.format_exception(error))
+        if text and sys.__stderr__ is not None:  # else the descriptor may be that of a file
+            os.write(_STDERR, text.rstrip().encode("utf-8", "backslashreplace") + b"\n")
+    finally:
+        os._exit(code)
+
+
+def _exit_code(error: SystemExit) -> tuple[int, str]:
+    """The exit code that Python would give the process, and the text that it would write."""
+    if error.code is None:
+        return 0, ""
+    return (error.code & 0xFF, "") if isinstance(error.code, int) else (1, str(error.code))
+
+
+def run(function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit], bool] = lambda _: False) -> T | None:
+    """:func:`in_this_process`, where ``sys.exit()`` ends the job and not the process, as if it were a script: with the code
+    0 or None it returns None, with any other it raises :class:`~asynctask.errors.JobExit`.
+
+    ``is_engines``: whether the engine around the job raised the SystemExit, which then passes.
+    """
+    try:
+        return in_this_process(function, *args)
+    except SystemExit as error:
+        if is_engines(error):
+            raise
+        code, text = _exit_code(error)
+        if carries(error, JobInterrupted) or carries(error, JobTimeout):  # its end is the runtime's doing
+            text = text or "the runtime had ended it"
+        elif not code:
+            return None
+        raise JobExit(code, clean(text)) from error
+
+
+def performed(
+    function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit], bool] = lambda _: False
+) -> T | None:
+    """:func:`run`, for a function whose work is done when it has returned.
+
+    Raises :class:`~asynctask.errors.NotPerformed` if it returned what nobody performs.
+    """
+    return refuse_work(run(function, *args, is_engines=is_engines))
+
+
+_DONE: Final = frozenset({type(None), bool, int, float, str, dict, list, tuple})
+_LAZY: Final = (Generator, AsyncGenerator, map, filter, zip, enumerate)
+_LAZY_MODULES: Final = frozenset({"itertools", "concurrent.futures._base"})
+
+
+def refuse_work(result: T) -> T:
+    """A function's result, if it is a value. Raises :class:`~asynctask.errors.NotPerformed` for work that is still to be
+    performed: what can be awaited, and iterators that call functions as they go."""
+    if type(result) not in _DONE and is_work(result):
+        raise NotPerformed(
+            f"it returned work that nobody performs ({type(result).__name__}): await it, or go through it, before you"
+            " return"
+        )
+    return result
+
+
+def is_work(value: object) -> bool:
+    """Whether a value is work that is still to be performed, see :func:`refuse_work`."""
+    return inspect.isawaitable(value) or isinstance(value, _LAZY) or type(value).__module__ in _LAZY_MODULES
+
+
+ASYNC: Final = "an async function"
+GENERATOR: Final = "a generator function"
+_ASYNC_GENERATOR: Final = "an async generator function"
+
+
+def work_of(function: Any) -> str | None:
+    """The kind of a function that a call does not run, but returns as work, as far as its declaration tells: :data:`ASYNC`,
+    :data:`GENERATOR` or an async generator function; None for an ordinary function."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004 - it is looked at, and not called
+        if inspect.iscoroutinefunction(each):
+            return ASYNC
+        if inspect.isasyncgenfunction(each):
+            return _ASYNC_GENERATOR
+        if inspect.isgeneratorfunction(each):
+            return GENERATOR
+    return None

@@ -7,6 +7,7 @@ failure and must continue: a heartbeat that ended with its warning would have a 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from typing import Any, Final
@@ -77,6 +78,23 @@ class Logger:
 def get_logger(name: str) -> Logger:
     """The logger of this name; it follows later configuration of structlog."""
     return Logger(name)
+
+
+def open_missing_streams() -> None:
+    """Opens ``/dev/null`` in the place of each standard stream that the process was started without (``>&-`` in a shell,
+    some supervisors).
+
+    Call it before anything else is opened: a file that had the descriptor of a missing stream, such as the database, would
+    receive what is written to that stream. Processes that are started afterwards inherit it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is that of the stream
+        os.set_inheritable(opened, opened == number)
+        stream = open(opened, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def log_to_stderr() -> None:

@@ -32,6 +32,7 @@ from asynctask.dispatch.demand import Performing, workers_wanted
 from asynctask.dispatch.outbox import Router, engine_of
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
+from asynctask.job import refuse_work
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries, sessions, tasks
@@ -421,7 +422,7 @@ class Operations:
         worker = self._workers.get(str(event["worker"]))
         for check in () if worker is None else worker.checks:
             try:
-                reason = check(action, event)
+                reason = refuse_work(check(action, event))
             except NormalException as error:
                 reason = str(error)
             if reason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import functools
 import inspect
 import math
 import re
@@ -27,9 +28,9 @@ from typing import (
 import orjson
 
 from asynctask.config import QUEUE_NAME
-from asynctask.errors import ConfigError, InputError, NormalException
+from asynctask.errors import ConfigError, InputError, JobExit, NormalException
 from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob
+from asynctask.job import ASYNC, GENERATOR, CurrentJob, work_of
 from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
 
 # -- priorities: smaller runs first, any integer is legal
@@ -247,7 +248,7 @@ class Worker(Generic[P, R_co]):
     @property
     def doc(self) -> str:
         """The first paragraph of the function's docstring."""
-        return (inspect.getdoc(self.function) or "").partition("\n\n")[0]
+        return (inspect.getdoc(_plain(self.function)) or "").partition("\n\n")[0]
 
     @property
     def max_retries(self) -> int:
@@ -257,8 +258,9 @@ class Worker(Generic[P, R_co]):
         return int(self.retry)
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether an exception is a business refusal."""
-        return isinstance(error, (NormalException, *self.failed_on))
+        """Whether an exception is a business refusal; of ``sys.exit()``, if ``failed_on`` has SystemExit."""
+        raised = error.__cause__ if isinstance(error, JobExit) else None
+        return isinstance(error, (NormalException, *self.failed_on)) or isinstance(raised, self.failed_on)
 
     def json_schema(self) -> dict[str, Any] | None:
         """The JSON Schema of an item; None if any object is accepted."""
@@ -458,7 +460,8 @@ def is_span(seconds: Any) -> bool:
 def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel] | None]:
     """The name, the callable, whether it is ``async``, and the model of a function or class, as a worker.
 
-    A class is instantiated for each job and its ``perform`` called. Raises :class:`ConfigError` for anything else.
+    A class is instantiated for each job and its ``perform`` called. The name is empty if the target has none, as an object
+    with ``__call__``. Raises :class:`ConfigError` for what cannot be called, or has no signature.
     """
     if inspect.isclass(target):
         if issubclass(target, Iterable):
@@ -473,34 +476,76 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
 
         call.__doc__ = inspect.getdoc(target)
         # An iterable's arguments follow the cursor.
-        takes, skipped = (target.items, 2) if issubclass(target, Iterable) else (perform, 1)
-        given = inspect.signature(takes)
+        name, takes, skipped = ("items", target.items, 1) if issubclass(target, Iterable) else ("perform", perform, 0)
+        skipped += _has_self(target, name)
+        given = _signature(takes)
         call.__signature__ = given.replace(parameters=list(given.parameters.values())[skipped:])  # type: ignore[attr-defined]
-        return target.__name__, call, inspect.iscoroutinefunction(perform), _model_of(takes, skip=skipped)
+        return target.__name__, call, work_of(perform) == ASYNC, _model_of(takes, skip=skipped)
     if not callable(target):
         raise ConfigError(f"a worker is a function or a class, not {target!r}")
-    return target.__name__, target, inspect.iscoroutinefunction(target), _model_of(target)
+    return declared_name(target), target, work_of(target) == ASYNC, _model_of(target)
+
+
+def check_hook(what: str, function: Any) -> None:
+    """Raises :class:`ConfigError` for a function that the runtime calls beside jobs, if a call would not perform it."""
+    if (work := work_of(function)) is not None:
+        raise ConfigError(f"{what} is called in a plain thread, so it must be a plain function, not {work}")
+
+
+def declared_name(target: Any) -> str:
+    """The name of a function, or of the one that a ``functools.partial`` calls; empty if it has none."""
+    name = getattr(_plain(target), "__name__", None)
+    return name if isinstance(name, str) else ""
+
+
+def _plain(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _has_self(target: type, method: str) -> bool:
+    """Whether a method of the class takes the instance; not a static or a class method, nor an object that is called."""
+    found = inspect.getattr_static(target, method)
+    return not isinstance(found, staticmethod | classmethod) and hasattr(found, "__get__")
+
+
+_HOOKS: Final = ("total", "on_start", "on_resume", "on_stop", "on_complete")
 
 
 def _check_iterable(target: type[Iterable]) -> None:
     """Raises :class:`ConfigError` for a class that does not define its elements correctly."""
     for name in Iterable.NAMES:
-        method = getattr(target, name)
-        if method is getattr(Iterable, name):
+        if getattr(target, name) is getattr(Iterable, name):
             raise ConfigError(f"worker class {target.__name__} needs items(self, cursor, item) and each(self, item)")
-        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            raise ConfigError(f"worker class {target.__name__}: {name} must be a plain method, not an async one")
-    if len(inspect.signature(target.items).parameters) < 2:
+    for name in (*Iterable.NAMES, *_HOOKS):
+        work = work_of(getattr(target, name))
+        if work is not None and (name, work) != ("items", GENERATOR):
+            raise ConfigError(
+                f"worker class {target.__name__}: {name} must be a plain method, not {work}, of which a call performs"
+                " nothing"
+            )
+    if len(_signature(target.items).parameters) < 2:
         raise ConfigError(f"worker class {target.__name__}: items(self, cursor, item) takes the cursor first")
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:  # of some functions in C
+        raise ConfigError(f"{error}: a worker's arguments must be known, so call it in a function of your own") from None
+
+
 def _model_of(function: Callable[..., Any], *, skip: int = 0) -> type[BaseModel] | None:
-    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    parameters = list(_signature(function).parameters.values())[skip:]
     if not parameters:
         return None
+    plain = _plain(function)
+    if not hasattr(plain, "__annotations__"):
+        plain = type(plain).__call__  # an object's
     try:
-        hint = get_type_hints(function).get(parameters[0].name)
-    except NameError:  # an annotation that exists for type checkers only
+        hint = get_type_hints(plain).get(parameters[0].name)
+    except (NameError, TypeError):  # an annotation that exists for type checkers only, or none can be read
         return None
     return hint if is_model(hint) else None
 

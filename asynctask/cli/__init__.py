@@ -13,9 +13,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Arguments: ``argv`` without the program's name, by default the process's.
     """
+    from asynctask.logs import log_to_stderr, open_missing_streams
+
+    open_missing_streams()
     from asynctask.cli.output import INTERNAL
     from asynctask.cli.root import run
-    from asynctask.logs import log_to_stderr
 
     log_to_stderr()
     try:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from asynctask.errors import ConfigError, Conflict, InputError
 from asynctask.exports.files import ExportFiles, ResultFile
 from asynctask.exports.rows import FORMATS, checked
-from asynctask.job import current_job
+from asynctask.job import current_job, steps_in_this_process
 from asynctask.ledger import queries
 from asynctask.ledger.base import Ledger
 
@@ -33,7 +33,9 @@ def check_columns(columns: Any, function: Callable[..., Any]) -> tuple[str, ...]
     """The columns of a declaration of ``function``, which yields the rows. Raises :class:`ConfigError`."""
     plain = inspect.unwrap(function)
     if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
-        raise ConfigError(f"{plain.__qualname__} cannot be an export, which is a plain function, not an async one")
+        raise ConfigError(
+            f"{getattr(plain, '__qualname__', plain)} cannot be an export, which is a plain function, not an async one"
+        )
     found = () if isinstance(columns, str) else tuple(columns)
     if not found or not all(isinstance(name, str) and 0 < len(name) <= 255 for name in found):
         raise ConfigError("columns must be names of 1 to 255 characters, one at least")
@@ -68,7 +70,7 @@ def write_shard(app: Exporting, columns: Sequence[str], rows_of: Callable[[], It
 def _stoppable(rows: Iterable[Any]) -> Iterator[Any]:
     """The rows, until the job should stop: the next attempt begins the shard again."""
     job = current_job()
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(steps_in_this_process(rows), 1):
         yield row
         if number % _CHECK_EVERY == 0 and job.should_stop():
             job.stop()

@@ -817,7 +817,7 @@ class EngineProcess(AppProcess):
     def _callback_retry(self, ticket: Ticket, retry_at: int | None) -> int | None:
         if ticket.status is not Status.ERROR or ticket.reason is Reason.INTERRUPTED:
             return retry_at
-        if ticket.retries >= CALLBACK_RETRIES:
+        if ticket.retries >= CALLBACK_RETRIES or ticket.is_final:
             return None
         return retry_at or self.ledger.now() + micros(backoff(ticket.retries, self._ids.random()))
 

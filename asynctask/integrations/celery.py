@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from signal import valid_signals
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 import orjson
@@ -72,7 +73,7 @@ from asynctask.integrations.recording import (
     RecordingGone,
     SavedElsewhere,
 )
-from asynctask.job import CurrentJob, reset_current_job, set_current_job
+from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.standalone import Arrival, NextRun, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
@@ -84,7 +85,7 @@ try:
     from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
     from celery import bootsteps, signals
     from celery._state import get_current_worker_task
-    from celery.exceptions import Ignore, Reject, Retry
+    from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
     from celery.states import EXCEPTION_STATES
     from celery.utils import uuid
     from kombu import VERSION as KOMBU
@@ -754,10 +755,11 @@ class CeleryEngine:
     def _call(self, current: _Performed, function: Callable[[], Any]) -> Any:
         """Calls the task through the middleware, and records its outcome before Celery acknowledges the job."""
         raised: list[BaseException] = []
+        calls = functools.partial(performed, is_engines=_ends_worker)
 
         def inner() -> Any:
             try:
-                return function()
+                return calls(function)
             except _RefusedError as error:
                 raised.append(error.cause)
                 raise error.cause from None
@@ -768,7 +770,7 @@ class CeleryEngine:
         token = set_current_job(current.job)
         self._thread.current = current
         try:
-            result = current.chain.invoke(current.worker, current.job, current.job.queue, inner)
+            result = calls(current.chain.invoke, current.worker, current.job, current.job.queue, inner)
         except BaseException as error:
             raised.append(error)
             self._set_outcome(current, error)
@@ -1236,6 +1238,13 @@ def _as_json(signature: Any) -> Any:
         return orjson.loads(orjson.dumps(signature))
     except TypeError as error:
         raise InputError(f"the ledger cannot keep what replaces a job of a list ({error}): give it JSON values") from None
+
+
+def _ends_worker(error: SystemExit) -> bool:
+    """Whether Celery, and not the job, raised it, to end this process: it asks a child of the prefork pool by a signal,
+    whose handler exits with a code of its own."""
+    is_signal = isinstance(error.code, int) and 256 + error.code in valid_signals()
+    return isinstance(error, WorkerShutdown | WorkerTerminate) or is_signal
 
 
 def _queue_name(options: Mapping[str, Any]) -> str | None:

@@ -36,6 +36,7 @@ from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
     BrokerUnavailable,
     ConfigError,
+    FinalError,
     IdInUse,
     InputError,
     JobInterrupted,
@@ -63,7 +64,7 @@ from asynctask.integrations.base import (
     pushed_job,
     shard_writer,
 )  # fmt: skip
-from asynctask.job import CurrentJob, reset_current_job, set_current_job
+from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.base import chunks
 from asynctask.ledger.standalone import Arrival, NextRun, Snapshot
 from asynctask.logs import get_logger
@@ -557,8 +558,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         )
         self._workers.add(worker)
         performed = shard_writer(self._app, worker, function)
-        # Where _perform re-raises a refusal, Retries must treat it as final.
-        actor.options["throws"] = (*_kinds(actor.options.get("throws")), NormalException, *worker.failed_on)
+        # Where _perform re-raises a refusal, Retries must treat it as final; and what another attempt would not change.
+        actor.options["throws"] = (*_kinds(actor.options.get("throws")), NormalException, FinalError, *worker.failed_on)
 
         @functools.wraps(function)
         def tracked(*args: Any, **kwargs: Any) -> Any:
@@ -739,14 +740,14 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
         def inner() -> Any:
             try:
-                return function()
+                return performed(function)
             except BaseException as error:
                 raised.append(error)
                 raise
 
         token = set_current_job(current.job)
         try:
-            result = self._process.chain.invoke(current.worker, current.job, current.job.queue, inner)
+            result = performed(self._process.chain.invoke, current.worker, current.job, current.job.queue, inner)
         except BaseException as error:
             raised.append(error)
             self._set_outcome(current, error, last_word=True)

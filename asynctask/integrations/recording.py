@@ -86,7 +86,7 @@ class RecordingProcess:
 
     def start(self) -> None:
         """Starts it, and waits until it records. Raises ConfigError if it cannot begin."""
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # an engine may be started without them
             stream.flush()
         self._pid = os.fork()
         if not self._pid:
@@ -468,7 +468,7 @@ class PoolRecording:
 
     def start(self) -> None:
         """Starts it. Without the ledger, the first jobs wait."""
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # an engine may be started without them
             stream.flush()
         self._pid = os.fork()
         if not self._pid:

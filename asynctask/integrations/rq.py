@@ -56,12 +56,12 @@ from asynctask.integrations.base import (
     shard_writer,
 )
 from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
-from asynctask.job import CurrentJob, reset_current_job, set_current_job
+from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
 from asynctask.ledger.standalone import Arrival, NextRun, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
-from asynctask.worker import Worker
+from asynctask.worker import Worker, declared_name
 
 try:
     import rq
@@ -180,7 +180,7 @@ class _Performed:
         """Records that RQ fails the job now, or retries it. Blocks until the outcome is committed."""
         if error is not None and self.ticket.status not in (Status.FAILED, Status.ERROR):
             self.set_outcome(error)
-        is_final = self.ticket.status is Status.FAILED
+        is_final = self.ticket.status is Status.FAILED or self.ticket.is_final
         self.settle(None if is_final else _next_try(self.rq_job))
         self.wait()
         if is_final:
@@ -216,6 +216,7 @@ class RqEngine:
         self.workers: dict[str, Worker] = {}
         self.performed: _Performed | None = None
         self.refused = ""  # why the job that RQ is about to fail is not performed
+        self.is_ending = False  # RQ has been told to end this process whatever it performs
         self.clock = app.clock
         self._app = app
         self._lone_events = LoneEvents(app, NAME)
@@ -327,7 +328,8 @@ class RqEngine:
         """
 
         def track(function: Callable[..., Any]) -> Any:
-            path, chosen = f"{function.__module__}.{function.__qualname__}", name or function.__name__
+            path = f"{function.__module__}.{getattr(function, '__qualname__', f'<{type(function).__name__}>')}"
+            chosen = name or declared_name(function)
             if not inspect.isfunction(function) or "<" in path:
                 raise ConfigError(f"{path} cannot be a job of RQ, which imports it by that path: define it in a module")
             if chosen in self._tracked and self._tracked[chosen].path != path:
@@ -475,16 +477,17 @@ class RqEngine:
             args = (worker.shape.revive(args[0]),)
         raised: list[BaseException] = []
         result: Any = None
+        exits = functools.partial(run, is_engines=lambda _: self.is_ending)
 
         def inner() -> Any:
             try:
-                result = function(*args, **kwargs)
+                result = exits(functools.partial(function, *args, **kwargs))
                 if inspect.iscoroutine(result):
-                    result = asyncio.run(result)
+                    result = exits(asyncio.run, result)
                 if isinstance(result, Retry):
                     performed.asked = result
                     raise RetryAsked("the job asks for another try")
-                return result
+                return refuse_work(result)
             except BaseException as error:
                 raised.append(error)
                 raise
@@ -493,7 +496,8 @@ class RqEngine:
         performed.performing = True
         try:
             with _own_sends(self):
-                result = recording_chain(self._app, cast(Tracker, Collecting())).invoke(worker, job, job.queue, inner)
+                chain = recording_chain(self._app, cast(Tracker, Collecting()))
+                result = refuse_work(exits(chain.invoke, worker, job, job.queue, inner))
         except BaseException as error:
             performed.set_outcome(error)
             raised.append(error)
@@ -656,6 +660,10 @@ class _Recording:
     def handle_warm_shutdown_request(self: Any) -> None:
         self._recording.quiet()
         super().handle_warm_shutdown_request()  # type: ignore[misc]
+
+    def request_force_stop(self: Any, *args: Any, **options: Any) -> None:
+        self.engine.is_ending = True
+        super().request_force_stop(*args, **options)  # type: ignore[misc]
 
     def maintain_heartbeats(self: Any, job: Any, *args: Any, **options: Any) -> None:
         if self._recording.waiting:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from asynctask.job import CurrentJob
-from asynctask.worker import Worker
+from asynctask.worker import Worker, check_hook
 
 Middleware = Callable[[Worker, CurrentJob, str, Callable[[], Any]], Any]
 
@@ -20,7 +20,8 @@ Middleware = Callable[[Worker, CurrentJob, str, Callable[[], Any]], Any]
 class Chain:
     """An ordered list of middleware. A class is instantiated for each job; a function or object is called as it is.
 
-    Adding an existing entry moves it.
+    Adding an existing entry moves it. An entry that a call would not perform (``async def``, a generator function) raises
+    :class:`~asynctask.errors.ConfigError`.
     """
 
     def __init__(self) -> None:
@@ -28,11 +29,11 @@ class Chain:
 
     def add(self, middleware: Any) -> None:
         """Appends it: nearest to the job."""
-        self._entries = (*self._without(middleware), middleware)
+        self._entries = (*self._without(_checked(middleware)), middleware)
 
     def prepend(self, middleware: Any) -> None:
         """Prepends it: farthest from the job."""
-        self._entries = (middleware, *self._without(middleware))
+        self._entries = (middleware, *self._without(_checked(middleware)))
 
     def insert_before(self, existing: Any, middleware: Any) -> None:
         """Inserts it before ``existing``; at the front if that is missing."""
@@ -76,7 +77,7 @@ class Chain:
         return tuple(entry for entry in self._entries if not _is(entry, middleware))
 
     def _insert(self, existing: Any, middleware: Any, *, after: bool) -> None:
-        rest = list(self._without(middleware))
+        rest = list(self._without(_checked(middleware)))
         position = next((i for i, entry in enumerate(rest) if _is(entry, existing)), None)
         if position is None:
             position = len(rest) if after else 0
@@ -84,6 +85,14 @@ class Chain:
             position += 1
         rest.insert(position, middleware)
         self._entries = tuple(rest)
+
+
+def _checked(middleware: Any) -> Any:
+    check_hook(
+        f"middleware {_name(middleware)}",
+        inspect.getattr_static(middleware, "__call__", None) if inspect.isclass(middleware) else middleware,
+    )
+    return middleware
 
 
 def _is(entry: Any, wanted: Any) -> bool:

@@ -23,9 +23,9 @@ from asynctask.clock import SECOND, micros
 from asynctask.core.states import TERMINAL, Reason, Status
 from asynctask.core.transitions import LEAD_S, Begin, Row, begin, is_foreign, is_suspect, pause_s
 from asynctask.database.retrying import repeatable
-from asynctask.errors import AsyncTaskError, IdInUse, InputError, JobInterrupted, JobTimeout
+from asynctask.errors import AsyncTaskError, FinalError, IdInUse, InputError, JobInterrupted, JobTimeout, NotPerformed
 from asynctask.iterable import News, Slice
-from asynctask.job import CurrentJob, interrupted
+from asynctask.job import CurrentJob, interrupted, refuse_work
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import (
     Change,
@@ -87,7 +87,7 @@ class Ticket:
     said: bool = False  # an outcome already contains the working message
     lost: bool = False  # the compare-and-set of `working` was lost: this attempt is obsolete
     settled: bool = False
-    exited: bool = False  # job code raised SystemExit or KeyboardInterrupt
+    is_final: bool = False  # another attempt would end in the same error
     seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
     told: tuple[str, int | None] | None = None  # the job id and the Task, if the message tells them and nothing was read
     job: CurrentJob | None = None
@@ -129,9 +129,10 @@ class Ticket:
         self._free.append(None)
 
     def finish(self, result: Any, limit: int = 65_536) -> None:
-        """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes."""
-        self.status, self.reason, self.failure = Status.FINISH, Reason.RETURNED, None
-        self.result, note = result_text(result, limit)
+        """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes. Raises NotPerformed for a result
+        that contains work that nobody performs."""
+        kept, note = result_text(result, limit)
+        self.status, self.reason, self.failure, self.result = Status.FINISH, Reason.RETURNED, None, kept
         if note:
             self._notes.append(Note("working", note))
 
@@ -157,9 +158,7 @@ class Ticket:
             self.status, self.reason, self.failure = Status.ERROR, Reason.INTERRUPTED, None
             return
         self.status, self.reason = Status.ERROR, Reason.RAISED
-        # SystemExit and KeyboardInterrupt of job code: reported as an interruption, retried like an error.
-        self.exited = isinstance(error, SystemExit | KeyboardInterrupt)
-        self.failure = failure_of(error)
+        self.failure, self.is_final = failure_of(error), isinstance(error, FinalError)
 
     def lost_performer(self, text: str) -> None:
         """The process that performed the job died, while the recording one lives; ``text`` is the message."""
@@ -173,7 +172,7 @@ class Ticket:
             "reason": self.reason,
             "failure": None if self.failure is None else [self.failure.code, self.failure.message],
             "result": self.result,
-            "exited": self.exited,
+            "is_final": self.is_final,
             "next_run": None if self.next_run is None else list(self.next_run),
             "notes": [list(note) for note in self._notes],
             "messages": [] if self.job is None else self.job.take_messages(),
@@ -183,7 +182,7 @@ class Ticket:
     def adopt(self, report: Mapping[str, Any]) -> None:
         """Sets the outcome of another process's :meth:`report`."""
         self.status = None if report["status"] is None else Status(report["status"])
-        self.reason, self.exited = Reason(report["reason"]), bool(report["exited"])
+        self.reason, self.is_final = Reason(report["reason"]), bool(report["is_final"])
         self.failure = None if report["failure"] is None else Failure(*report["failure"])
         self.next_run = None if report["next_run"] is None else NextRun(*report["next_run"])
         self.result, self._notes = report["result"], [Note(*note) for note in report["notes"]]
@@ -544,8 +543,7 @@ class Tracker:
             ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
         elif ticket.elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
             # Our runtime always repeats interrupted jobs; another engine may give them up.
-            ticket.reason, ticket.exited = Reason.RAISED, True
-            ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
+            ticket.reason, ticket.failure = Reason.RAISED, Failure(_INTERRUPTED, self._ledger.catalogue("interrupted"))
         run, columns = ticket.next_run if discarded is None else None, dict[str, Any]()
         if run is not None:
             retry_at = self._ledger.now() + micros(run.delay_s)
@@ -577,20 +575,24 @@ class Tracker:
         """The end of an attempt in which each item got its outcome, or waits for the next attempt."""
         say, news = self._ledger.catalogue, part.take()
         status, reason = (Status.ERROR, Reason.RAISED) if retry_at is not None else (part.status, Reason.RETURNED)
+        only = news.failures.get(0) if ticket.items == 1 else None  # of a batch of one item, its failure is that of the job
         notes = self._opening(ticket)
         if part.dropped:
             notes.append(
                 Note("working", say("not_kept", f"{part.dropped} of {ticket.items}: no JSON, or over max_result_bytes"))
             )
         if retry_at is not None:
-            notes += [Note("error", say("error", f"{part.waits}/{ticket.items}")), Note("enqueue", say("retry"))]
+            said = only.message if only is not None else f"{part.waits}/{ticket.items}"
+            notes += [Note("error", say("error", said)), Note("enqueue", say("retry"))]
         elif status is Status.FINISH:
             notes.append(self._finished)
         else:
             reason = Reason.RAISED if status is Status.ERROR else Reason.REFUSED
-            notes.append(Note(str(status), say(str(status), f"{part.count(status)}/{ticket.items}")))
+            said = only.message if only is not None else f"{part.count(status)}/{ticket.items}"
+            notes.append(Note(str(status), say(str(status), said)))
         return Outcome(
             ticket.event_id, ticket.attempt, status, reason, retry_at, then, awaited=ticket.awaited, worker=ticket.worker,
+            failure=None if only is None else Failure(only.code, only.message),
             seconds=self._ledger.clock.monotonic() - ticket.began, notes=notes,
             values=_columns(news, started_at=ticket.started_at), marks=news.marks, failures=news.failures,
         )  # fmt: skip
@@ -614,7 +616,7 @@ class Tracker:
             again = [] if retry_at is None else [Note("enqueue", say("sent_again"))]
             return [*notes, Note("failed", say("failed", text)), *again]
         key = {Reason.TIMEOUT: "timeout", Reason.INTERRUPTED: "interrupted"}.get(ticket.reason, "error")
-        if ticket.exited:
+        if ticket.failure is not None and ticket.failure.code == _INTERRUPTED:
             key = "interrupted"
         notes = [*notes, Note("error", text if ticket.reason is Reason.DISCARDED else say(key, text))]
         if retry_at is not None or ticket.reason is Reason.INTERRUPTED:
@@ -687,12 +689,18 @@ def _news_of(ticket: Ticket) -> News:
     return News() if ticket.slice is None or not ticket.slice.begun else ticket.slice.take()
 
 
+_INTERRUPTED: Final = "interrupted"
+
+
 def failure_of(error: BaseException) -> Failure:
-    """The failure of an item that raised this."""
+    """The failure of an item that raised this. A SystemExit is that of an engine that ends its process: one of job code is
+    a :class:`~asynctask.errors.JobExit`."""
     if isinstance(error, JobTimeout):
         return Failure("timeout", str(error))
+    if isinstance(error, FinalError):
+        return Failure(error.code, clean(str(error)))
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Failure("interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else "raised", clean(text))
+    return Failure(_INTERRUPTED if isinstance(error, SystemExit) else "raised", clean(text))
 
 
 def refusal_of(error: BaseException) -> Failure:
@@ -701,12 +709,15 @@ def refusal_of(error: BaseException) -> Failure:
 
 
 def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:
-    """A function's result as JSON text of at most ``limit`` bytes, and a message if it is not kept."""
+    """A function's result as JSON text of at most ``limit`` bytes, and a message if it is not kept. Raises NotPerformed as
+    :func:`~asynctask.job.refuse_work` does, also for work inside the result."""
     if value is None:
         return None, None
     try:
         text = orjson.dumps(value, default=_plain).decode()
     except TypeError as error:
+        if isinstance(error.__cause__, NotPerformed):
+            raise error.__cause__ from None
         return None, clean(f"The result was not kept: {error}")
     if len(text) > limit:
         return None, f"The result was not kept: {len(text)} bytes are over max_result_bytes ({limit})"
@@ -714,6 +725,10 @@ def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:
 
 
 def _plain(value: Any) -> Any:
+    refuse_work(value)
+    if isinstance(value, set | frozenset):
+        for each in value:
+            refuse_work(each)
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")

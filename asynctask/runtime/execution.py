@@ -22,9 +22,9 @@ from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
 from asynctask.clock import SECOND, Clock, Ids, backoff_s, micros
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import arguments_of, worker_name
-from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
+from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
-from asynctask.job import CurrentJob, interrupted, set_current_job
+from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -38,7 +38,7 @@ from asynctask.middleware.tracker import (
     result_text,
 )
 from asynctask.runtime.interpreter import QUICK_S
-from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog
+from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
 from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 
@@ -246,7 +246,7 @@ class Performer:
             return
         chain = self._chain if execution.ticket is not None else self._untracked_chain
         if chain:
-            job.result = chain.invoke(worker, job, job.queue, lambda: self._call(worker, execution))
+            job.result = performed(chain.invoke, worker, job, job.queue, lambda: self._call(worker, execution))
         else:
             job.result = self._call(worker, execution)
 
@@ -271,18 +271,32 @@ class Performer:
     def _invoke(
         self, worker: Worker, execution: Execution, args: Sequence[Any], keywords: Mapping[str, Any] = _NOTHING
     ) -> Any:
-        """Calls the function on this thread or on the event loop, under its timeout."""
+        """Calls the function on this thread or on the event loop, under its timeout. What a plain one returns to be
+        awaited goes there too, for the rest of that time."""
         if worker.shape is not None and args:
             args = [worker.shape.revive(args[0]), *args[1:]]
         function = partial(worker.function, **keywords) if keywords else worker.function
         if worker.is_async:
-            return self.loop.run(lambda: function(*args), worker.timeout)
+            return refuse_work(run(self.loop.run, lambda: function(*args), worker.timeout))
+        began = self._clock.monotonic()
+        result = self._call_here(worker, execution, function, args)
+        if result is None or not is_awaited(result):
+            return refuse_work(result)
+        left = None if worker.timeout is None else max(0.0, worker.timeout - (self._clock.monotonic() - began))
+        try:
+            return refuse_work(run(self.loop.run, lambda: result, left))
+        except JobTimeout as error:
+            error.seconds = worker.timeout or 0.0
+            raise
+
+    def _call_here(self, worker: Worker, execution: Execution, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Calls the function on this thread, where it may be interrupted."""
         watch = Watch(threading.get_ident(), worker.timeout)
         if worker.timeout is not None:
             watch.on_hung = lambda: self._hung(execution)
         execution.watch = watch
         try:
-            return self.watchdog.run(watch, function, args)
+            return self.watchdog.run(watch, run, (function, *args))
         except JobTimeout as error:
             error.seconds = error.seconds or worker.timeout or 0.0
             raise
@@ -313,8 +327,11 @@ class Performer:
         part.hand = places
         call = partial(self._call_batch if worker.batch else self._call_item, worker, execution, part, places)
         try:
-            result = chain.invoke(worker, job, job.queue, call) if chain else call()
-            results = _results(worker, result, len(places), any(map(part.is_left, places)))
+            result = performed(chain.invoke, worker, job, job.queue, call) if chain else call()
+            results = [
+                result_text(each, part.limit)
+                for each in _results(worker, result, len(places), any(map(part.is_left, places)))
+            ]
         except AttemptLost:
             raise
         except BaseException as error:
@@ -324,8 +341,8 @@ class Performer:
                 raise
             self._items_raised(execution, part, error)
         else:
-            for place, each in zip(places, results, strict=True):
-                _finish(part, place, each)
+            for place, (text, why_not) in zip(places, results, strict=True):
+                part.finish(place, text, is_lost=why_not is not None)
         part.hand = ()
 
     def _call_item(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> Any:
@@ -509,7 +526,7 @@ class Performer:
         worker = execution.worker
         if worker is not None and worker.retries_exhausted is not None:
             try:
-                return worker.retries_exhausted(execution.job, error)
+                return performed(worker.retries_exhausted, execution.job, error)
             except Exception:
                 self._log.exception("retries_exhausted_failed", worker=worker.name)
         return None
@@ -589,7 +606,9 @@ class _BatchReports:
         self._performer, self._execution, self._part, self._places = performer, execution, part, places
 
     def finish(self, index: int, result: Any) -> None:
-        _finish(self._part, self._place(index), result)
+        place = self._place(index)
+        text, why_not = result_text(result, self._part.limit)
+        self._part.finish(place, text, is_lost=why_not is not None)
 
     def fail(self, index: int, code: str, reason: str) -> None:
         self._part.fail(self._place(index), code, reason)
@@ -620,11 +639,6 @@ def _results(worker: Worker, result: Any, count: int, is_used: bool) -> Sequence
     if len(result) != count and is_used:
         raise ValueError(f"{worker.name} returned {len(result)} values for {count} items: return one for each, or None")
     return result if len(result) == count else [None] * count
-
-
-def _finish(part: Slice, place: int, result: Any) -> None:
-    text, why_not = result_text(result, part.limit)
-    part.finish(place, text, is_lost=why_not is not None)
 
 
 def _pair(failure: Any) -> tuple[str, str]:
@@ -720,7 +734,7 @@ def decide(
     """
     if interrupted(job, error):
         return Decision(Follow.AGAIN)
-    if retries >= limit:
+    if retries >= limit or isinstance(error, FinalError):
         return Decision(Follow.DEAD)
     seconds: float | None = None
     if worker is not None and worker.retry_in is not None:
@@ -738,7 +752,7 @@ def decide(
 def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) -> float | str | None:
     assert worker.retry_in is not None
     try:
-        return worker.retry_in(retries, error, job)
+        return performed(worker.retry_in, retries, error, job)
     except Exception:  # a broken policy must not lose the retry
         get_logger("asynctask.retry").exception("retry_in_failed", worker=worker.name)
         return None

@@ -25,7 +25,7 @@ from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.reservations import take_back_loans
-from asynctask.logs import get_logger
+from asynctask.logs import get_logger, open_missing_streams
 from asynctask.middleware.tracker import Stops, Tracker
 from asynctask.runtime.execution import Execution, Observers
 from asynctask.runtime.fetcher import Fetcher, Intake, UntrackedDeferral
@@ -250,6 +250,7 @@ class Launcher(AppProcess):
 
         TSTP: quiet. TERM, INT: stop within the shutdown time. A second INT ends at once. TTIN: the stacks of all threads.
         """
+        open_missing_streams()
         interrupts, quiet = 0, False
         self._wakeup = Wakeup()
 

@@ -13,13 +13,15 @@ import asyncio
 import concurrent.futures
 import contextvars
 import ctypes
+import inspect
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asynctask.clock import Clock
 from asynctask.errors import JobInterrupted, JobTimeout, carries
+from asynctask.job import awaited_in_this_process
 from asynctask.logs import get_logger
 
 GRACE_S = 5.0
@@ -232,8 +234,9 @@ class EventLoop:
         self._left: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
         self._log = get_logger("asynctask.loop")
 
-    def run(self, make: Callable[[], Coroutine[Any, Any, Any]], timeout: float | None) -> Any:
-        """Runs a coroutine in the caller's context and waits for it. Raises what it raises.
+    def run(self, make: Callable[[], Any], timeout: float | None) -> Any:
+        """Awaits what ``make`` returns, in the caller's context, and what that comes to, until it is a value. Raises what
+        it raises.
 
         :class:`JobTimeout` after ``timeout`` seconds, even if it swallows its cancellation or blocks the loop;
         :class:`JobInterrupted` if :meth:`interrupt` ended it.
@@ -252,14 +255,14 @@ class EventLoop:
         return answer.result()
 
     async def _guarded(
-        self, make: Callable[[], Coroutine[Any, Any, Any]], timeout: float | None, answer: concurrent.futures.Future[Any]
+        self, make: Callable[[], Any], timeout: float | None, answer: concurrent.futures.Future[Any]
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:
             async with asyncio.timeout(timeout) as limit:
-                result = await make()
+                result = await awaited_in_this_process(_value_of(make))
         except BaseException as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 answer.set_exception(JobTimeout(timeout or 0.0))
@@ -314,6 +317,29 @@ class EventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True)
+                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="event-loop", daemon=True)
                 self._thread.start()
             return self._loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Runs the loop until :meth:`stop`: asyncio lets a SystemExit of a job's own task or callback end it, and with it
+        the coroutines of all other jobs."""
+        while True:
+            try:
+                loop.run_forever()
+            except BaseException:
+                self._log.exception("event_loop_left")
+            else:
+                return
+
+
+def is_awaited(result: Any) -> bool:
+    """Whether the event loop performs what a function has returned."""
+    return inspect.isawaitable(result) or isinstance(result, concurrent.futures.Future)
+
+
+async def _value_of(make: Callable[[], Any]) -> Any:
+    result = make()
+    while is_awaited(result):
+        result = await (asyncio.wrap_future(result) if isinstance(result, concurrent.futures.Future) else result)
+    return result

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -42,11 +43,13 @@ COLUMNS: Final = ("n", "text")
 # -- what jobs do
 
 
-def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | None = None) -> Any:
     """Notes in the folder that the item ``n`` began, then does what it says. Returns ``n``, and the counts of ``progress``.
 
     ``do``: ``finish``, ``refuse``, ``raise``, ``die``, which ends its process, or ``wait``, until there is a file ``gate``;
-    ``walk``, so many ``steps``; ``breaks``: at so many first attempts it raises.
+    ``walk``, so many ``steps``; ``exit`` with the ``code``; ``fork`` a process that ends as ``child`` says, and return
+    its exit code; ``put_off`` the work by returning it ``as`` a generator, a map, or coroutines in a list. ``breaks``: at
+    so many first attempts it raises.
     """
     job = current_job()
     _note(folder, "began", item["n"], job.attempt)
@@ -57,12 +60,42 @@ def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | Non
         wait_for((folder / "gate").exists, "the gate opens", every=0.01)
     if item.get("do") == "walk":
         _walk(folder, item)
+    if item.get("do") == "exit":
+        sys.exit(item["code"])
+    if item.get("do") == "put_off":
+        return put_off(partial(_note, folder, "did", item["n"], job.attempt), item["as"])
+    if item.get("do") == "fork":
+        pid = os.fork()
+        if pid == 0:
+            return _end_child(item["child"])
+        return {"child": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
     if item.get("do") == "refuse":
         raise NormalException("no such seller")
     if item.get("do") == "raise" or job.attempt <= item.get("breaks", 0):
         raise ValueError("broken")
     _note(folder, "did", item["n"], job.attempt)
     return {"n": item["n"]} if progress is None else {"n": item["n"], "counts": progress["counts"]}
+
+
+def put_off(step: Callable[[], object], kind: str) -> Any:
+    """The step as work that somebody else would have to perform."""
+
+    async def later() -> None:
+        step()
+
+    if kind == "coroutine":
+        return later()
+    if kind == "coroutines":
+        return [later()]
+    return map(type(step).__call__, [step]) if kind == "map" else (step() for _ in "x")
+
+
+def _end_child(how: str) -> str:
+    if how == "exit":
+        sys.exit(5)
+    if how == "raise":
+        raise ValueError("in the child")
+    return "from the child"
 
 
 def _walk(folder: Path, item: Mapping[str, Any]) -> None:
@@ -203,6 +236,50 @@ class EngineConformance(ABC):
             assert (event["status"], event["attempt"], event["result"]) == ("finish", 2, {"n": 1})
             assert performed(folder) == [1, 1]
             exact(engine.app, task, finish=1)
+
+    # -- ends
+
+    def test_an_exit_ends_the_job_as_a_script_and_not_the_worker(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(1)
+            codes = (None, 0, 3, "no such sheet")
+            task = engine.app.submit("again", [{"n": n, "do": "exit", "code": code} for n, code in enumerate(codes)])
+            found = {event["params"]["n"]: event for event in ended(task)}
+            assert {n: (e["status"], e["messages"][-1]["message"], e["problem"]) for n, e in found.items()} == {
+                0: ("finish", "Done", None),
+                1: ("finish", "Done", None),
+                2: ("error", "Error: exit code 3", "exited"),
+                3: ("error", "Error: exit code 1: no such sheet", "exited"),
+            }
+            assert sorted(performed(folder)) == [0, 1, 2, 3], "none is retried"
+            exact(engine.app, task, finish=2, error=2)
+            ended(engine.app.submit("act", [{"n": 4}]))
+            assert performed(folder, "did") == [4], "the worker lives"
+
+    def test_work_that_is_returned_and_not_performed_is_an_error(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(1)
+            kinds = ("generator", "map", "coroutines")
+            task = engine.app.submit("again", [{"n": n, "do": "put_off", "as": kind} for n, kind in enumerate(kinds)])
+            for event in ended(task):
+                assert (event["status"], event["problem"], event["result"]) == ("error", "not_performed", None)
+                assert "returned work that nobody performs" in event["messages"][-1]["message"]
+            assert (sorted(performed(folder)), performed(folder, "did")) == ([0, 1, 2], [])
+            exact(engine.app, task, error=3)
+
+    def test_a_process_that_a_job_forks_ends_with_its_function(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(1)
+            ends = ("return", "exit", "raise")
+            task = engine.app.submit("act", [{"n": n, "do": "fork", "child": how} for n, how in enumerate(ends)])
+            found = {event["params"]["n"]: event for event in ended(task)}
+            assert {n: (e["status"], e["result"], e["attempt"]) for n, e in found.items()} == {
+                0: ("finish", {"child": 0}, 1),
+                1: ("finish", {"child": 5}, 1),
+                2: ("finish", {"child": 1}, 1),
+            }
+            assert sorted(performed(folder)) == [0, 1, 2]
+            exact(engine.app, task, finish=3)
 
     # -- processes
 

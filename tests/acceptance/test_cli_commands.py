@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -384,3 +385,60 @@ def test_a_taken_port_is_told_with_what_to_do(desk: Desk) -> None:
 def test_a_bad_flag_of_a_worker_is_refused_before_it_starts(desk: Desk) -> None:
     assert "concurrency" in desk.run("worker", "-c", 0, code=2).stderr
     assert "queues" in desk.run("worker", "-q", "a,b", code=2).stderr
+
+
+# -- started without standard streams
+
+
+def without(desk: Desk, closed: str, *words: Any) -> subprocess.Popen[bytes]:
+    """A command that is started without these standard streams (``"02"``: neither stdin nor stderr), as by a daemon."""
+    script = f'exec "$@" {" ".join(f"{number}<&-" for number in closed)}'
+    return subprocess.Popen(["sh", "-c", script, "sh", *desk.argv(*words)], cwd=desk.folder, env=desk.environ)
+
+
+def streams_of(desk: Desk, closed: str) -> list[set[str]]:
+    """Where those streams of each process of the folder lead now."""
+    found = []
+    for pid in desk.processes():
+        with suppress(OSError):  # it has ended meanwhile
+            found.append({str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in closed})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "closed"), [("worker", "1"), ("worker", "2"), ("worker -p 2", "012"), ("up", "0"), ("up", "12")]
+)
+def test_what_stays_runs_without_standard_streams(desk: Desk, command: str, closed: str) -> None:
+    count = {"worker": 2, "worker -p 2": 3, "up": 4}[command]  # supervisor and children; the web server has a child
+    more = ("--port", "0") if command == "up" else ()
+    process = without(desk, closed, *command.split(), *more)
+    try:
+        wait_for(lambda: len(desk.processes()) >= count, "its processes run")
+        desk.run("submit", desk.table("list.csv", numbered(1)), "--worker", "enrol", "--watch")
+        assert streams_of(desk, closed) == [{"/dev/null"}] * len(desk.processes())
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        code = process.wait(120)
+    assert code == 0
+    assert (desk.folder / "asynctask.db").read_bytes().startswith(b"SQLite format 3\0")
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "012"])
+def test_a_command_does_its_work_without_standard_streams(desk: Desk, closed: str) -> None:
+    table = desk.table("list.csv", numbered(2))
+    assert without(desk, closed, "submit", table, "--worker", "enrol").wait(120) == 0
+    assert without(desk, closed, "show", "1", "--json").wait(120) == 0
+    assert without(desk, closed, "show", "2").wait(120) == 2, "there is none"
+    assert desk.json("show", "1")["counts"]["total"] == 2
+
+
+def test_a_web_server_runs_without_standard_streams(desk: Desk) -> None:
+    process = without(desk, "012", "web", "--port", "0")
+    try:
+        wait_for(lambda: len(desk.processes()) >= 2, "it has its child")
+        wait_for(lambda: desk.json("processes")["processes"], "it is registered")
+        assert streams_of(desk, "012") == [{"/dev/null"}] * len(desk.processes())
+    finally:
+        process.terminate()
+        assert process.wait(120) == 0

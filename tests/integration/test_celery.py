@@ -23,6 +23,7 @@ from redis.client import Pipeline
 from support.celery_app import build
 from support.charges import GIVEN, Charge, check_events
 from support.engine_worker import family
+from support.engines import LONE_ENDS
 from support.forked import Program
 from support.redis_watch import pipelines
 from support.servers import RedisServer
@@ -209,6 +210,20 @@ def test_jobs_that_ask_for_a_retry_and_go_on_do_not_occupy_the_worker(engine: Ce
         assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 2)
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_lone_job_that_ends_in_another_way_says_so_and_its_worker_lives(engine: CeleryWorld, pool: str) -> None:
+    engine.worker(pool, 1)
+    sent = {how: engine.task("act").delay({"n": n, **item}).id for n, (how, (item, *_)) in enumerate(LONE_ENDS.items())}
+    for how, (_, status, text, result) in LONE_ENDS.items():
+        event = engine.ended(sent[how])
+        assert (event["status"], event["result"], event["attempt"]) == (status, result, 1)
+        assert (text or "Done") in event["messages"][-1]["message"]
+    event = engine.ended(engine.task("later").delay(1).id)
+    assert (event["status"], event["problem"]) == ("error", "not_performed")
+    assert engine.ended(engine.task("lone").delay("A-1").id)["status"] == "finish"
+
+
 def test_an_error_with_its_retries_used_up_is_an_error(engine: CeleryWorld) -> None:
     sent = engine.task("shaky").delay(9)
     engine.worker()
@@ -270,6 +285,16 @@ def test_a_revoked_job_ends_in_error_with_the_reason(engine: CeleryWorld) -> Non
     event = engine.ended(sent.id)
     assert (event["status"], said(event)[-1][1]) == ("error", "Given up: it is over its expiry time")
     assert engine.world.shop.lines() == []
+
+
+def test_a_job_that_is_terminated_by_celery_has_not_exited_by_itself(engine: CeleryWorld) -> None:
+    engine.worker("prefork", 1)
+    sent = engine.task("gated").delay(1)
+    wait_for(lambda: engine.event(sent.id)["status"] == "working", "it runs")
+    engine.celery.control.revoke(sent.id, terminate=True)
+    event = engine.ended(sent.id)
+    assert (event["status"], event["problem"], event["messages"][-1]["message"]) == ("error", "interrupted", "Interrupted")
+    assert engine.ended(engine.task("lone").delay("A-1").id)["status"] == "finish"
 
 
 def test_a_chain_goes_on_after_a_success_and_not_after_a_refusal(engine: CeleryWorld) -> None:

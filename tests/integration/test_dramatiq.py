@@ -17,6 +17,7 @@ import dramatiq
 import pytest
 from support.charges import GIVEN, Charge, check_events
 from support.dramatiq_app import build, redis_broker
+from support.engines import LONE_ENDS
 from support.forked import Program
 from support.redis_watch import pipelines
 from support.servers import RedisServer
@@ -179,6 +180,16 @@ def test_a_message_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: D
         ("working", "1 of A-1 in stock", 1),
         ("finish", "Done", 1),
     ]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_message_that_ends_in_another_way_says_so_and_its_worker_lives(engine: Dramatiq) -> None:
+    engine.worker()
+    sent = {how: engine.send("act", {"n": n, **item}) for n, (how, (item, *_)) in enumerate(LONE_ENDS.items())}
+    for how, (_, status, text, result) in LONE_ENDS.items():
+        event = engine.ended(sent[how])
+        assert (event["status"], event["result"], event["attempt"]) == (status, result, 1)
+        assert (text or "Done") in event["messages"][-1]["message"]
 
 
 def test_an_error_with_its_retries_used_up_is_an_error(engine: Dramatiq) -> None:

@@ -210,9 +210,16 @@ def test_a_job_under_which_the_runtime_shuts_down_waits_and_is_finished_by_the_n
         assert ended(second, job_id)["result"] == "through"
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    ("error", "problem", "retries", "message"),
+    [
+        (SystemExit(3), "exited", 0, "Error: exit code 3"),
+        (KeyboardInterrupt(), "raised", 1, "Error: KeyboardInterrupt"),
+    ],
+    ids=["SystemExit", "KeyboardInterrupt"],
+)
 def test_a_job_that_wants_to_end_the_process_ends_only_itself(
-    runtime: Runtime, app: AsyncTask, error: BaseException
+    runtime: Runtime, app: AsyncTask, error: BaseException, problem: str, retries: int, message: str
 ) -> None:
     @app.worker(retry=1, retry_in=at_once)
     def leave() -> None:
@@ -222,11 +229,10 @@ def test_a_job_that_wants_to_end_the_process_ends_only_itself(
     with runtime.working(app, concurrency=1):
         event = ended(app, leave.perform_async())
         assert ended(app, other.perform_async())["result"] == "lives"
-    assert (event["status"], event["problem"], event["retries"]) == ("error", "interrupted", 1)
+    assert (event["status"], event["problem"], event["retries"]) == ("error", problem, retries)
     assert [m for m in said(event) if m[0] != "working"] == [
-        ("error", "Interrupted"),
-        ("enqueue", "Waiting for retry"),
-        ("error", "Interrupted"),
+        *[("error", message), ("enqueue", "Waiting for retry")] * retries,
+        ("error", message),
     ]
 
 

@@ -19,6 +19,7 @@ from rq.exceptions import DuplicateJobError
 from rq.suspension import resume, suspend
 from support.charges import GIVEN, Charge, check_events
 from support.drawn import examples
+from support.engines import LONE_ENDS
 from support.faults import stop
 from support.forked import Program
 from support.rq_app import FRESH_S, NAMESPACE, REDIS, load
@@ -315,6 +316,18 @@ def test_a_function_may_ask_for_another_try(engine: RqWorld) -> None:
     assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 2)
     event = engine.ended(over.id)
     assert (event["status"], event["attempt"]) == ("error", 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_ends_in_another_way_says_so_and_its_worker_lives(engine: RqWorld, kind: str) -> None:
+    """RQ itself performs a coroutine."""
+    ends = {how: end for how, end in LONE_ENDS.items() if "coroutine" not in how}
+    sent = {how: engine.jobs.act_lone.delay({"n": n, **item}).id for n, (how, (item, *_)) in enumerate(ends.items())}
+    engine.worker(kind)
+    for how, (_, status, text, result) in ends.items():
+        event = engine.ended(sent[how])
+        assert (event["status"], event["result"], event["attempt"]) == (status, result, 1)
+        assert (text or "Done") in event["messages"][-1]["message"]
 
 
 def test_an_error_with_its_retries_used_up_is_an_error(engine: RqWorld) -> None:

@@ -17,6 +17,7 @@ from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import IdInUse
 from asynctask.integrations.celery import attach
 from asynctask.testing import wait_for
+from asynctask.testing.engine_suite import act
 
 
 class Product(BaseModel):
@@ -99,6 +100,14 @@ def declare(celery: Any, folder: Path) -> None:
         if current_job().attempt <= breaks:
             raise ValueError(f"not yet, at {current_job().attempt}")
         return "through"
+
+    @task(name="act", autoretry_for=(Exception,), max_retries=2, default_retry_delay=0, retry_backoff=False)
+    def act_lone(item: dict[str, Any]) -> Any:
+        return act(folder, item)
+
+    @task(name="later")
+    async def later(number: int) -> None:
+        shop.note("did", number)
 
     @task(name="patient", autoretry_for=(ValueError,), default_retry_delay=3_600)
     def patient(number: int) -> None:

@@ -17,6 +17,7 @@ from support.world import Shop, settings
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.integrations.dramatiq import attach
 from asynctask.testing import wait_for
+from asynctask.testing.engine_suite import act
 
 
 class Product(BaseModel):
@@ -71,6 +72,10 @@ def declare(broker: dramatiq.Broker, folder: Path) -> None:
         if current_job().attempt <= breaks:
             raise ValueError(f"not yet, at {current_job().attempt}")
         return "through"
+
+    @dramatiq.actor(broker=broker, max_retries=2, min_backoff=10, max_backoff=20, actor_name="act")
+    def act_lone(item: dict[str, Any]) -> Any:
+        return act(folder, item)
 
     @dramatiq.actor(broker=broker, max_retries=0, time_limit=200)
     def slow() -> None:

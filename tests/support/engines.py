@@ -31,6 +31,22 @@ BREAK = "ENGINE_BREAK"
 """Names one of :data:`BREAKS`."""
 
 
+LONE_ENDS: dict[str, tuple[dict[str, Any], str, str | None, Any]] = {
+    "exits well": ({"do": "exit", "code": 0}, "finish", None, None),
+    "exits": ({"do": "exit", "code": 3}, "error", "Error: exit code 3", None),
+    "is put off": ({"do": "put_off", "as": "generator"}, "error", "work that nobody performs (generator)", None),
+    "is put off as coroutine": (
+        {"do": "put_off", "as": "coroutine"},
+        "error",
+        "work that nobody performs (coroutine)",
+        None,
+    ),
+    "forks": ({"do": "fork", "child": "exit"}, "finish", None, {"child": 5}),
+}
+"""Ends of a lone job of the actor ``act`` of each engine, which is retried twice: the item, the status, a part of the last
+message, and the result."""
+
+
 def queue_of(folder: Path) -> str:
     """The queue of the jobs of one folder: an engine's server may be that of other tests, too."""
     return f"{folder.name}-default"
@@ -84,12 +100,12 @@ def dramatiq_(folder: Path, database_url: str, broker_url: str) -> tuple[dramati
     return broker, app
 
 
-def rq_act(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
+def rq_act(item: dict[str, Any], progress: dict[str, Any] | None = None) -> Any:
     """The function of the suite where RQ can import it."""
     return act(Path(os.environ[FOLDER]), item, progress)
 
 
-def rq_again(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
+def rq_again(item: dict[str, Any], progress: dict[str, Any] | None = None) -> Any:
     """The same, for the worker that is retried."""
     return act(Path(os.environ[FOLDER]), item, progress)
 
@@ -116,7 +132,7 @@ def rq_(folder: Path, database_url: str, broker_url: str) -> tuple[on_rq.RqEngin
 def partial_of(folder: Path) -> Any:
     """The function of the suite as an ordinary function of one item."""
 
-    def function(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
+    def function(item: dict[str, Any], progress: dict[str, Any] | None = None) -> Any:
         return act(folder, item, progress)
 
     return function

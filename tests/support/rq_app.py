@@ -28,6 +28,7 @@ from support.world import DATABASE, MARK, Shop, settings
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.integrations.rq import attach
 from asynctask.testing import wait_for
+from asynctask.testing.engine_suite import act
 
 REDIS = "TEST_REDIS"
 NAMESPACE = "TEST_NAMESPACE"
@@ -97,6 +98,10 @@ if NAMESPACE in os.environ:
         if current_job().attempt <= breaks:
             raise ValueError(f"not yet, at {current_job().attempt}")
         return "through"
+
+    @engine.job(queue, name="act", retry=Retry(max=2))
+    def act_lone(item: dict[str, Any]) -> Any:
+        return act(folder, item)
 
     @engine.job(queue, retry=Retry(max=1, interval=3_600))
     def patient() -> None:

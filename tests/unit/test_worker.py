@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
+from pydantic import BaseModel
 
-from asynctask import CurrentJob
+from asynctask import AsyncTask, CurrentJob
+from asynctask.errors import ConfigError
 from asynctask.wire.payload import When
 from asynctask.worker import Worker, describe
 
@@ -73,3 +76,93 @@ def test_what_has_no_place_is_refused_before_anything_is_pushed(kwargs: dict[str
 def test_a_job_has_its_arguments() -> None:
     assert CurrentJob("a", payload={"class": "mail", "args": ["you", {"n": 1}]}).args == ("you", {"n": 1})
     assert CurrentJob("a").args == ()
+
+
+# -- what can be a worker
+
+
+class Sheet(BaseModel):
+    path: str
+
+
+async def read(item: Sheet) -> None: ...
+
+
+class Reader:
+    """Reads."""
+
+    async def __call__(self, item: Sheet) -> None: ...
+
+    def method(self, item: Sheet) -> None: ...
+
+
+class Static:
+    @staticmethod
+    def perform(item: Sheet) -> None: ...
+
+
+class OfClass:
+    @classmethod
+    def perform(cls, item: Sheet) -> None: ...
+
+
+class Called:
+    perform = Reader()
+
+
+class Rows:
+    def __call__(self, shard: Any) -> Iterable[Any]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "is_async"),
+    [
+        (partial(read), "read", True),
+        (partial(partial(read)), "read", True),
+        (Reader(), "", True),
+        (partial(Reader()), "", True),
+        (Reader().method, "method", False),
+        (Static, "Static", False),
+        (OfClass, "OfClass", False),
+        (Called, "Called", True),
+    ],
+)
+def test_whatever_can_be_called_can_be_a_worker_with_the_form_of_its_item(target: Any, name: str, is_async: bool) -> None:
+    found, function, whether_async, model = describe(target)
+    assert (found, whether_async, model) == (name, is_async, Sheet)
+    pushed = Pushed()
+    assert Worker(name or "w", function, pusher=pushed).perform_async(item="a")
+    assert pushed.args == [("a",)]
+
+
+@pytest.mark.parametrize("target", [Reader(), partial(Reader())])
+def test_an_object_has_no_name_so_one_must_be_given(target: Any) -> None:
+    app = AsyncTask(database_url="sqlite://", environ={})
+    with pytest.raises(ConfigError, match="has no name of its own: give the worker one with name="):
+        app.worker(target)
+    with pytest.raises(ConfigError, match="has no name of its own"):
+        app.export(columns=["path"])(Rows())
+    worker = app.worker(name="read")(target)
+    assert (worker.name, worker.is_async) == ("read", True)
+
+
+@pytest.mark.parametrize("target", [max, partial(max), classmethod(cast(Any, read)), 5, type(None)])
+def test_what_cannot_be_called_with_an_item_is_refused(target: Any) -> None:
+    app = AsyncTask(database_url="sqlite://", environ={})
+    with pytest.raises(ConfigError):
+        app.worker(name="w")(target)
+
+
+@pytest.mark.parametrize("name", ["each", "on_start", "on_resume", "on_stop", "on_complete", "total"])
+def test_a_method_of_an_iterable_that_a_call_would_not_perform_is_refused(name: str) -> None:
+    async def later(self: Any, *args: Any) -> None: ...
+
+    def steps(self: Any, *args: Any) -> Iterable[int]:
+        yield 1
+
+    app = AsyncTask(database_url="sqlite://", environ={})
+    for method in (later, steps):
+        methods = {"items": lambda self, cursor, item: [], "each": lambda self, item: None, name: method}
+        with pytest.raises(ConfigError, match=f"{name} must be a plain method"):
+            app.worker(type("Walk", (app.Iterable,), methods))
