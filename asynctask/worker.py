@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import functools
 import inspect
 import math
 import sys
@@ -255,6 +256,25 @@ class Worker(Generic[P, R_co]):
         """Whether an exception is a business refusal."""
         return isinstance(error, (NormalException, *self.failed_on))
 
+    def unfit_for(self, count: int) -> str | None:
+        """The parameters of its function, as ``(item, seller)``, if it cannot be called with ``count`` arguments by
+        position, as a job calls it; None if it can."""
+        function: Any = self.function
+        behind = getattr(function, "__wrapped__", None)
+        if inspect.iscoroutinefunction(behind) and not inspect.iscoroutinefunction(function):
+            function = behind  # behind a wrapper that runs the coroutine, as Dramatiq's
+        try:
+            # A decorator may add arguments, so the outermost function counts.
+            signature = inspect.signature(function, follow_wrapped=False)
+        except (TypeError, ValueError):  # a builtin that does not tell its parameters
+            return None
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+            return str(inspect.Signature(bare))[:200]
+        return None
+
     def json_schema(self) -> dict[str, Any] | None:
         """The JSON Schema of an item; None if any object is accepted."""
         return None if self.model is None else self.model.model_json_schema()
@@ -460,7 +480,8 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
         return target.__name__, call, inspect.iscoroutinefunction(perform), _model_of(takes, skip=skipped)
     if not callable(target):
         raise ConfigError(f"a worker is a function or a class, not {target!r}")
-    return target.__name__, target, inspect.iscoroutinefunction(target), _model_of(target)
+    name = getattr(target, "__name__", type(target).__name__)
+    return name, target, inspect.iscoroutinefunction(target), _model_of(target)
 
 
 def _check_iterable(target: type[Iterable]) -> None:
@@ -479,8 +500,13 @@ def _model_of(function: Callable[..., Any], *, skip: int = 0) -> type[BaseModel]
     parameters = list(inspect.signature(function).parameters.values())[skip:]
     if not parameters:
         return None
+    hinted: Any = function
+    while isinstance(hinted, functools.partial):
+        hinted = hinted.func
+    if not inspect.isroutine(hinted):
+        hinted = hinted.__call__  # an object that is called like a function
     try:
-        hint = get_type_hints(function).get(parameters[0].name)
+        hint = get_type_hints(hinted).get(parameters[0].name)
     except NameError:  # an annotation that exists for type checkers only
         return None
     return hint if is_model(hint) else None

@@ -213,7 +213,7 @@ class DramatiqEngine:
         """Acknowledges messages of a consumer of Dramatiq."""
         self._server.acknowledge(consumer, messages)
 
-    def may_hold(self, queue: str) -> bool:
+    def may_hold(self, queue: str, worker: str) -> bool:
         return False
 
     def revoke(self, job_id: str, queue: str) -> str | None:
@@ -527,7 +527,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         if columns is None:
             return
         try:
-            check_columns(columns, actor.fn)
+            check_columns(columns, _declared(actor.fn))
         except ConfigError as error:
             raise ExportRefused(str(error)) from None
         if not self.tracks(actor):
@@ -542,7 +542,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         worker = engine_worker(
             self.engine.name,
             actor.actor_name,
-            function,
+            _declared(function),
             actor.queue_name,
             failed_on=_kinds(actor.options.get("failed_on")),
             max_item_bytes=self._app.config.max_item_bytes,
@@ -850,6 +850,12 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
 def _is_id(message_id: object) -> bool:
     return isinstance(message_id, str) and 0 < len(message_id) <= MAX_JOB_ID
+
+
+def _declared(function: Any) -> Callable[..., Any]:
+    """The function of an actor whose parameters count: of an actor that is a class, its ``perform``."""
+    declared: Callable[..., Any] = function.perform if isinstance(function, dramatiq.GenericActor) else function
+    return declared
 
 
 def _attempt(message: Any) -> int | None:

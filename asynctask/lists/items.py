@@ -401,6 +401,13 @@ class MixedShape(ItemShape):
     def __init__(self, find: Callable[[str], Worker | None], max_item_bytes: int = 65_536) -> None:
         super().__init__(None, max_item_bytes=max_item_bytes)
         self._find = find
+        self._unfit: dict[str, str | None] = {}
+
+    def _unfit_for_an_item(self, worker: Worker) -> str | None:
+        """The parameters of a worker that cannot be called with one item; None of one that can."""
+        if worker.name not in self._unfit:
+            self._unfit[worker.name] = worker.unfit_for(1)
+        return self._unfit[worker.name]
 
     def validate(self, row: RawRow, binding: Binding | None) -> NewItem | Refused:
         """The item as its worker's shape takes it, or all problems of the row."""
@@ -413,6 +420,9 @@ class MixedShape(ItemShape):
         if worker is None or not isinstance(worker.shape, ItemShape):
             problem = fault(row.number, "worker", "unknown_worker", "option.worker", value=shorten(jsonable(name)))
             return Refused(row.number, (problem,), {"worker": jsonable(name)})
+        if (takes := self._unfit_for_an_item(worker)) is not None:
+            problem = fault(row.number, "worker", "invalid_worker", "option.worker_arguments", {"takes": takes}, name)
+            return Refused(row.number, (problem,), {"worker": name})
         found = worker.shape.validate(replace(row, values=values["item"]), None)
         if isinstance(found, Refused):
             return replace(found, values={"worker": name, **found.values})
