@@ -45,6 +45,7 @@ from asynctask.errors import (
 from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     AT_ONCE,
+    AWAY_S,
     BEGUN,
     HOLDS_ANY,
     SNAPSHOT,
@@ -105,8 +106,6 @@ _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo":
 """Pools that can be recorded, and whether their jobs run in the process that gets a worker's signals."""
 
 BatchPublishError: Any = getattr(kombu_exceptions, "BatchPublishError", OperationalError)  # kombu 5.7
-
-_AWAY_S: Final = 0.5
 
 _REPLY_S: Final = 1.0
 """Seconds in which workers answer a revocation."""
@@ -672,7 +671,7 @@ class CeleryEngine:
             raise
         except Exception as error:
             self._log.exception("not_begun", job_id=arrival.job_id)
-            threading.Event().wait(_AWAY_S)
+            threading.Event().wait(AWAY_S)
             raise Reject(error, requeue=True) from error
         if ticket.verdict is not Begin.RUN:
             raise Ignore(f"job {arrival.job_id} has ended, or the ledger has taken it back")
@@ -928,6 +927,8 @@ class CeleryEngine:
             self._running_process(wait=False)
         except Unavailable as error:
             self._log.retrying("ledger_away", error=str(error))
+            # Lists are dispatched to registered workers only, so no job would come that could make it try again.
+            threading.Thread(target=self._running_process, name="start", daemon=True).start()
         except RecordingGone:
             self._log.error("recording_process_gone")  # the worker is about to end; meanwhile its jobs go back
 
@@ -952,7 +953,7 @@ class CeleryEngine:
                     if not wait:
                         raise
                     self._log.retrying("ledger_away", error=str(error))
-            pause.wait(_AWAY_S)
+            pause.wait(AWAY_S)
 
     def _engine_process(self) -> EngineProcess:
         return EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues, holds=self._holds)
