@@ -131,6 +131,45 @@ def items(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_rq_fails_behind_its_function_has_that_outcome(engine: RqWorld, kind: str) -> None:
+    """RQ could not store the result and failed the job, whose Event said ``finish``."""
+    engine.worker(kind)
+    opaque, praised = engine.jobs.opaque.delay(1), engine.jobs.praised.delay(1)
+    for sent, why in ((opaque, "not JSON serializable"), (praised, "ValueError: in on_success")):
+        event = engine.ended(sent.id)
+        assert (event["status"], why in event["messages"][-1]["message"]) == ("error", True), event
+        wait_for(lambda sent=sent: sent.get_status() == "failed", "so RQ says")
+    listed = engine.app.submit("praised", [1])
+    listed.wait(timeout=60)
+    assert [event["status"] for event in listed.events()] == ["error"]
+    listed = engine.app.submit("opaque", [2])  # RQ stores no result of a job of a Task
+    listed.wait(timeout=60)
+    (event,) = listed.events()
+    assert (event["status"], "not kept" in str(event["messages"])) == ("finish", True)
+
+
+def test_a_function_that_is_not_called_with_one_item_takes_no_list(engine: RqWorld) -> None:
+    assert "pair" not in engine.app.list_workers()
+    with pytest.raises(InputError, match=r"its parameters are \(item, seller\)"):
+        engine.app.submit("pair", [1])
+
+
+def test_a_job_of_another_ledger_is_dropped_unrun(engine: RqWorld) -> None:
+    """It was performed and recorded as a lone one."""
+    queue = engine.engine.queue(engine.jobs.queue)
+    foreign = rq.Queue(queue.name, connection=engine.jobs.redis, serializer=queue.serializer).enqueue(
+        "support.rq_app.lone", "foreign", job_id="foreign-2", meta={"asynctask": ["foreign", 2]}
+    )
+    sent = engine.jobs.lone.delay("own")
+    engine.worker("TrackedSimpleWorker")
+    engine.ended(sent.id)
+    assert [line[1] for line in engine.world.shop.lines()] == ["own"]
+    with pytest.raises(NotFound):
+        engine.event("foreign")
+    assert not rq.job.Job.exists(foreign.id, connection=engine.jobs.redis)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_lone_job_has_its_event_before_any_worker_runs_and_its_whole_life_afterwards(engine: RqWorld, kind: str) -> None:
     sent = engine.jobs.lone.delay("A-1", quantity=3)
     waiting = engine.event(sent.id)
