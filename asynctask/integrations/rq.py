@@ -134,8 +134,7 @@ class _Performed:
     recording: RecordingProcess
     called: bool = False
     asked: Retry | None = None
-    settled: bool = False  # the outcome was passed on
-    committed: Callable[[], object] | None = None  # blocks until it is committed
+    committed: Callable[[], object] | None = None  # of an outcome that was passed on: blocks until it is committed
 
     @property
     def is_lone(self) -> bool:
@@ -143,16 +142,13 @@ class _Performed:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the function's result is the outcome, whatever RQ does from here on: it has no callback to call, and no
-        result to store that it might not be able to serialize."""
-        is_dropped = not self.is_lone or self.rq_job.result_ttl == 0
-        return is_dropped and self.asked is None and self.rq_job.success_callback is None
+        """Whether the function's result is the outcome, whatever RQ does from here on."""
+        return self.asked is None and self.rq_job.success_callback is None
 
     def settle(self, delay_s: float | None = None) -> None:
         """Passes the outcome on to be recorded, the first time. RQ must not record it before :meth:`wait` has returned."""
-        if self.settled:
+        if self.committed is not None:
             return
-        self.settled = True
         if self.asked is not None:
             delay_s = _interval(self.asked, (self.rq_job.number_of_retries or 0) if self.is_lone else self.ticket.retries)
         try:
@@ -593,10 +589,14 @@ class _Recording:
             performed.settle()
         super().handle_execution_ended(job, *args, **options)  # type: ignore[misc]
 
-    def cleanup_execution(self: Any, job: Any, *args: Any, **options: Any) -> None:
-        """RQ's last step before its own record of an outcome: it has serialized the result, and called the callback."""
+    def handle_job_success(self: Any, job: Any, *args: Any, **options: Any) -> None:
         if (performed := self._performed(job)) is not None:
             performed.settle()
+        super().handle_job_success(job, *args, **options)  # type: ignore[misc]
+
+    def cleanup_execution(self: Any, job: Any, *args: Any, **options: Any) -> None:
+        """RQ's last step before its own record of an outcome."""
+        if (performed := self._performed(job)) is not None:
             performed.wait()
         super().cleanup_execution(job, *args, **options)  # type: ignore[misc]
 

@@ -229,28 +229,33 @@ def test_a_task_that_is_not_called_with_one_item_takes_no_list_and_no_callback(e
     engine.app.submit("noted", [1], on_complete={"worker": "pair", "args": ["first"]})
 
 
-@pytest.mark.parametrize("sender", ["task", "name"])
 def test_a_job_that_is_sent_with_a_routing_key_is_in_the_queue_that_this_is_bound_to(
-    world: World, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, sender: str
+    world: World, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The routing key was taken for the name of the queue, so a restart went to a queue that nobody works."""
     monkeypatch.setenv("TEST_TOPICS", "1")
     engine = CeleryWorld(world, redis_server)
-    route = {"exchange": f"{engine.namespace}-topics", "routing_key": "orders.eu"}
+    own, orders = (f"{engine.namespace}-{name}" for name in ("default", "orders"))
     try:
-        if sender == "task":
-            job_id = engine.task("shaky").apply_async((9,), **route).id
-            assert engine.event(job_id)["queue"] == f"celery/{engine.namespace}-orders"
-        else:
-            job_id = engine.celery.send_task("shaky", (9,), **route).id
-        engine.worker()
-        event = engine.ended(job_id)
-        assert (event["status"], event["queue"]) == ("error", f"celery/{engine.namespace}-orders")
-        assert engine.app.operations.act("dead", "restart", [job_id]).done == 1
-        wait_for(lambda: engine.event(job_id)["attempt"] > event["attempt"], "it runs again")
-        assert engine.ended(job_id)["status"] == "error"
+        sent = engine.task("noted").apply_async((1,), routing_key="orders.eu")
+        assert engine.event(sent.id)["queue"] == f"celery/{orders}"
+        on_celery: Any = engine.app.engines["celery"]
+        arrived = {"": own, "orders.eu": orders, "default": own, "elsewhere": own}
+        topics = {"exchange": f"{engine.namespace}-topics"}
+        assert {key: on_celery._queue_of({**topics, "routing_key": key}, own) for key in arrived} == arrived
+        assert on_celery._queue_of({"exchange": "", "routing_key": orders}, own) == orders
     finally:
         engine.close()
+
+
+def test_in_eager_mode_a_task_is_called_with_its_hooks_and_nothing_is_recorded(engine: CeleryWorld) -> None:
+    engine.celery.conf.update(task_always_eager=True, task_eager_propagates=True)
+    noted, hooked = engine.task("noted"), engine.task("hooked")
+    assert [noted.delay(1).get(), noted.apply((2,)).get(), noted(3)] == [1, 2, 3]
+    with pytest.raises(ValueError, match="at after"):
+        hooked.delay({"at": "after"})
+    assert hooked.apply(({"at": "before"},), throw=False).state == "FAILURE"
+    assert engine.world.one("SELECT COUNT(*) FROM events") == 0
 
 
 def test_only_jobs_of_a_task_with_a_rate_limit_may_be_held_by_an_idle_worker(engine: CeleryWorld) -> None:

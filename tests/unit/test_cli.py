@@ -144,7 +144,7 @@ def test_a_variable_of_another_program_in_a_shared_environment_is_passed_over(na
     """It was refused as an unknown setting: of workers in Ruby, and of a service in Kubernetes that is named asynctask."""
     code, out, err = call("config", "--json", environ={name: text})
     assert (code, err) == (0, "")
-    assert {each["origin"] for each in json.loads(out)} == {"default"}
+    assert {each["origin"] for each in settings_of(out).values()} == {"default"}
 
 
 @pytest.mark.parametrize("name", ["ASYNCTASK_TOKEN", "ASYNCTASK_WEB_PORT", "ASYNCTASK_PORT_80", "ASYNCTASK_URLS"])
