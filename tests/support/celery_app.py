@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import kombu
 from celery import Celery, Task
-from kombu import Exchange, Queue
 from pydantic import BaseModel, Field
 from support.world import Shop, settings
 
@@ -42,13 +42,14 @@ def build(broker_url: str, prefix: str, folder: Path, **more: Any) -> tuple[Cele
         result_backend_transport_options={"global_keyprefix": f"{prefix}:"},
     )
     if "TEST_TOPICS" in os.environ:
-        topics = Exchange(f"{prefix}-topics", type="topic")
+        of_kombu: Any = kombu
+        topics, queue = of_kombu.Exchange(f"{prefix}-topics", type="topic"), of_kombu.Queue
         celery.conf.update(
             task_default_exchange=topics.name,
             task_default_exchange_type="topic",
             task_queues=[
-                Queue(f"{prefix}-default", topics, routing_key="default"),
-                Queue(f"{prefix}-orders", topics, routing_key="orders.*"),
+                queue(f"{prefix}-default", topics, routing_key="default"),
+                queue(f"{prefix}-orders", topics, routing_key="orders.*"),
             ],
         )
     app = AsyncTask(**settings(folder, **more))
