@@ -37,6 +37,7 @@ from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
+from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
@@ -642,10 +643,16 @@ class AsyncTask(OnDemand):
             raise InputError(
                 f"worker {name!r} has use_task_event=False: its jobs are not tracked, so no Task can hold them"
             )
+        if (takes := found.unfit_for(1)) is not None:
+            problem = fault(None, "worker", "invalid_worker", "option.worker_arguments", {"takes": takes}, name)
+            raise InputError(
+                f"no list can be submitted for worker {name!r}: {problem.message}", code="invalid_worker", errors=[problem]
+            )
         return found
 
     def list_workers(self) -> list[str]:
-        """The names of the workers that lists can be submitted for: tracked, no export, on no engine that cannot count."""
+        """The names of the workers that lists can be submitted for: tracked, called with one item, no export, on no engine
+        that cannot count."""
         return [name for name in sorted(self.workers) if self._takes_lists(name)]
 
     def _takes_lists(self, name: str) -> bool:
@@ -708,18 +715,25 @@ class AsyncTask(OnDemand):
         found = self.workers.get(callback.worker)
         if found is None:
             raise UnknownWorker(callback.worker, self.workers, option=name)
-        engine = None if found.engine is None else self._engines[found.engine]
-        if not found.use_task_event or (engine is not None and not engine.capabilities.counts):
-            why = (
-                "its jobs are not tracked"
-                if not found.use_task_event
-                else f"the queues of {found.engine} cannot be counted"
-            )
-            raise InputError(
-                f"option {name!r}: {callback.worker!r} cannot be called back, for {why}", code="invalid_option"
-            )
-        queue = self.config.callback_queue if engine is None else found.queue
+        if (why := self._why_not_called_back(found, len(callback.args) + 1)) is not None:
+            raise InputError(f"option {name!r}: {callback.worker!r} cannot be called back: {why}", code="invalid_option")
+        queue = self.config.callback_queue if found.engine is None else found.queue
         return NewCallback(name, found.name, queue, callback.args)
+
+    def _why_not_called_back(self, worker: Worker, count: int) -> str | None:
+        if not worker.use_task_event:
+            return "its jobs are not tracked"
+        if worker.engine is not None and not self._engines[worker.engine].capabilities.counts:
+            return f"the queues of {worker.engine} cannot be counted"
+        takes = worker.unfit_for(count)
+        if takes is None:
+            return None
+        called = "the Task's progress" if count == 1 else f"its {count - 1} args and the Task's progress"
+        return f"it is called with {called}, by position, and its parameters are {takes}"
+
+    def callback_workers(self) -> list[str]:
+        """The names of the workers that can be called back with the Task's progress alone."""
+        return [name for name, each in sorted(self.workers.items()) if self._why_not_called_back(each, 1) is None]
 
     def task_closed(self, task_id: int) -> None:
         if self._hooks["task_finished"]:

@@ -17,6 +17,13 @@ from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
 ENV_PREFIX: Final = "ASYNCTASK_"
+
+_ELSEWHERE: Final = frozenset({"url"})
+"""Environment variables with that prefix, in small letters, that are no settings: a Procfile or a container gives one
+environment to all programs, and the middleware of Ruby's Sidekiq reads ``ASYNCTASK_URL``."""
+
+_KUBERNETES: Final = re.compile(r"(\w+?_)??(service_(host|port(_\w+)?)|port(_\d+_(tcp|udp|sctp)(_(proto|port|addr))?)?)")
+_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 _REDIS: Final = ("redis://", "rediss://", "unix://")
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
@@ -255,6 +262,8 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Conf
         if not key.startswith(ENV_PREFIX):
             continue
         name = key.removeprefix(ENV_PREFIX).lower()
+        if _is_foreign(name, text):
+            continue
         if name not in types:
             raise ConfigError(f"{key} is no setting{_did_you_mean(name, ENV_PREFIX, types)}")
         values[name], origins[name] = _parse(name, text, types[name]), "environment"
@@ -264,6 +273,15 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Conf
         if value is not None:
             values[name], origins[name] = value, "argument"
     return Config(**values), origins
+
+
+def _is_foreign(name: str, text: str) -> bool:
+    """Whether an environment variable (without the prefix) is another program's. Kubernetes gives each container the
+    addresses of all services: of one that is named asynctask, ``ASYNCTASK_PORT=tcp://10.0.0.1:80``."""
+    if name in _ELSEWHERE:
+        return True
+    found = _KUBERNETES.fullmatch(name)
+    return found is not None and (found[2] != "port" or _ADDRESS.match(text) is not None)
 
 
 def settings(config: Config, origins: Mapping[str, str]) -> list[Setting]:

@@ -379,7 +379,7 @@ class Maintenance:
         with self._ledger.database.read() as connection:
             workers = processes.performing(connection, self._ledger.now())
         busy = {queue for each in workers if each["busy"] for queue in loads(each["queues"])}
-        return self._router.held({key: record.queue for key, record in flying.items()}, busy)
+        return self._router.held({key: (record.queue, record.worker_name) for key, record in flying.items()}, busy)
 
     def _check_alone(self) -> None:
         for _ in range(_MAX_CHECKS):

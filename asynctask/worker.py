@@ -262,6 +262,25 @@ class Worker(Generic[P, R_co]):
         raised = error.__cause__ if isinstance(error, JobExit) else None
         return isinstance(error, (NormalException, *self.failed_on)) or isinstance(raised, self.failed_on)
 
+    def unfit_for(self, count: int) -> str | None:
+        """The parameters of its function, as ``(item, seller)``, if it cannot be called with ``count`` arguments by
+        position, as a job calls it; None if it can."""
+        function: Any = self.function
+        behind = getattr(function, "__wrapped__", None)
+        if inspect.iscoroutinefunction(behind) and not inspect.iscoroutinefunction(function):
+            function = behind  # behind a wrapper that runs the coroutine, as Dramatiq's
+        try:
+            # A decorator may add arguments, so the outermost function counts.
+            signature = inspect.signature(function, follow_wrapped=False)
+        except (TypeError, ValueError):  # a builtin that does not tell its parameters
+            return None
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+            return str(inspect.Signature(bare))[:200]
+        return None
+
     def json_schema(self) -> dict[str, Any] | None:
         """The JSON Schema of an item; None if any object is accepted."""
         return None if self.model is None else self.model.model_json_schema()

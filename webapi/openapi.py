@@ -114,18 +114,20 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
 
 def _takes_lists(app: AsyncTask) -> dict[str, Worker]:
     """The workers for which lists may be submitted; exports get shards instead."""
-    return {name: worker for name, worker in app.workers.items() if name not in app.exports}
+    workers = app.workers
+    return {name: workers[name] for name in app.list_workers()}
 
 
 def _name_callbacks(app: AsyncTask, properties: dict[str, Any]) -> None:
     """Says which workers a callback may have."""
-    names = {"enum": sorted(name for name, worker in app.workers.items() if worker.use_task_event)}
+    alone = {"enum": app.callback_workers()}
+    with_args = {"enum": sorted(name for name, worker in app.workers.items() if worker.use_task_event)}
     for option in {name for name in CommonOptions.model_fields if name.startswith("on_")} & properties.keys():
         for kind in properties[option]["anyOf"]:
             if kind["type"] == "string":
-                kind.update(names)
+                kind.update(alone)
             elif kind["type"] == "object":
-                kind["properties"] = {**kind["properties"], "worker": {"type": "string", **names}}
+                kind["properties"] = {**kind["properties"], "worker": {"type": "string", **with_args}}
 
 
 def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:

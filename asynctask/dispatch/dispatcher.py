@@ -693,7 +693,7 @@ class Dispatcher:
         if found is None:
             return 0
         out = reservations.out_before(self._ledger, task_id) if own else []
-        held = self._router.held({(each.job_id, each.attempt): each.queue for each in out}, ())
+        held = self._router.held({(each.job_id, each.attempt): (each.queue, each.worker_name) for each in out}, ())
         found += [each for each in out if (each.job_id, each.attempt) not in held]
         self._outbox_of(queue).add(found, now, task_id)
         return self._settle()

@@ -77,9 +77,9 @@ class EngineQueues(Protocol):
         """How many jobs wait in each of these queues; at least 0 for each."""
         ...
 
-    def may_hold(self, queue: str) -> bool:
-        """Whether idle workers of this queue may hold jobs that they have not begun, because of a rate limit for
-        example."""
+    def may_hold(self, queue: str, worker: str) -> bool:
+        """Whether idle workers of this queue may hold jobs of this worker that they have not begun, because of a rate limit
+        for example."""
         ...
 
 
@@ -152,23 +152,32 @@ class Router:
         self._away_until[engine] = self._clock.monotonic() + AWAY_S
         self._log.retrying("engine_away", engine=engine, error=str(error))
 
-    def held(self, keys: Mapping[Key, str], busy: Collection[str]) -> set[Key]:
-        """Which of these copies, with their queues, are held somewhere. ``busy``: queues whose workers perform jobs.
+    def held(self, keys: Mapping[Key, tuple[str, str]], busy: Collection[str]) -> set[Key]:
+        """Which of these copies, with the queue and the worker of each, are held somewhere. ``busy``: queues whose workers
+        perform jobs.
 
         An engine does not list its jobs. It may hold any copy while its queue is not empty or a worker of that queue is
         busy; an engine that is not attached here, or does not answer, may hold all.
         """
-        own = {key for key, queue in keys.items() if engine_of(queue) is None}
+        own = {key for key, (queue, _) in keys.items() if engine_of(queue) is None}
         held = self._broker.holds(own) if own else set()
-        apart = {queue for queue in keys.values() if engine_of(queue) is not None}
+        apart = {queue for queue, _ in keys.values() if engine_of(queue) is not None}
         empty = {queue for queue in apart if queue not in busy and self._is_empty(queue)}
-        return held | {key for key, queue in keys.items() if queue in apart and queue not in empty}
+        return held | {
+            key
+            for key, (queue, name) in keys.items()
+            if queue in apart and not (queue in empty and self._gives(queue, name))
+        }
 
     def _is_empty(self, queue: str) -> bool:
         engine = engine_of(queue)
-        if engine is None or not self.reaches(queue) or self._engines[engine].may_hold(queue):
+        if engine is None or not self.reaches(queue):
             return False
         return self._counted(engine, [queue]).get(queue, 1) == 0
+
+    def _gives(self, queue: str, worker: str) -> bool:
+        """Whether idle workers of an engine's queue hold no jobs of this worker."""
+        return not self._engines[engine_of(queue) or ""].may_hold(queue, worker)
 
 
 # -- what is on its way

@@ -59,6 +59,9 @@ Event. Remove it from a message that is sent again."""
 AT_ONCE: Final = 10
 """Jobs that the dispatcher pushes to an engine's Redis in one round trip; the first are there while it writes the next."""
 
+AWAY_S: Final = 0.5
+"""Seconds between two questions whether the ledger answers again."""
+
 BEGUN: Final = "a worker has begun it"
 """Why a job cannot be revoked any more."""
 
@@ -78,7 +81,6 @@ _MOST_EARLY: Final = 1_000
 _MOST_ACKS: Final = 50
 _FLUSH_S: Final = 5.0
 _MANY: Final = 50
-_AWAY_S: Final = 0.5
 
 _FIRST: Final = ((None, True), (1, False))
 """Attempts of jobs of which a snapshot may tell, and whether they are lone."""
@@ -793,7 +795,7 @@ class EngineProcess(AppProcess):
                 return operation()
             except Unavailable as error:
                 self._log.retrying("ledger_away", error=str(error))
-                pause.wait(_AWAY_S)
+                pause.wait(AWAY_S)
 
     def settle(self, ticket: Ticket, *, retry_at: int | None = None, discarded: str | None = None) -> None:
         """Records the outcome and blocks until it is committed; all threads of the process share one commit.

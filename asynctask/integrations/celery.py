@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
 import sys
 import threading
@@ -40,6 +41,7 @@ from asynctask.errors import (
     InputError,
     JobInterrupted,
     JobTimeout,
+    NormalException,
     SchemaOutdated,
     Unavailable,
     not_installed,
@@ -47,6 +49,7 @@ from asynctask.errors import (
 from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     AT_ONCE,
+    AWAY_S,
     BEGUN,
     HOLDS_ANY,
     SNAPSHOT,
@@ -74,7 +77,7 @@ from asynctask.integrations.recording import (
     SavedElsewhere,
 )
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
-from asynctask.ledger.standalone import Arrival, NextRun, Snapshot, end_elsewhere, is_job_id, put_off_elsewhere
+from asynctask.ledger.standalone import Arrival, NextRun, Snapshot, discard, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
@@ -85,13 +88,15 @@ try:
     from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
     from celery import bootsteps, signals
     from celery._state import get_current_worker_task
+    from celery.app.trace import task_has_custom
     from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
-    from celery.states import EXCEPTION_STATES
+    from celery.states import EXCEPTION_STATES, FAILURE
     from celery.utils import uuid
     from kombu import VERSION as KOMBU
     from kombu import exceptions as kombu_exceptions
     from kombu.exceptions import OperationalError
     from kombu.transport import virtual
+    from kombu.transport.virtual.exchange import TopicExchange
 except ModuleNotFoundError as error:
     if error.name not in ("billiard", "celery", "kombu"):
         raise
@@ -114,8 +119,6 @@ _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo":
 
 BatchPublishError: Any = getattr(kombu_exceptions, "BatchPublishError", OperationalError)  # kombu 5.7
 
-_AWAY_S: Final = 0.5
-
 _REPLY_S: Final = 1.0
 """Seconds in which workers answer a revocation."""
 
@@ -123,6 +126,7 @@ _NO_LIMIT_S: Final = 10**8
 """The time limit of a task without one, in seconds. Celery takes 0 for the limit of all tasks."""
 
 T = TypeVar("T")
+_Perform = Callable[[Callable[..., Any], Any, Any], Any]
 
 
 def attach(
@@ -151,6 +155,10 @@ class _RefusedError(Ignore):  # type: ignore[misc]
         self.cause = cause
 
 
+class _IdTakenError(ValueError):
+    """A lone job has the id of a job of a Task."""
+
+
 @dataclass(slots=True)
 class _Performed:
     """The job that this thread performs."""
@@ -161,6 +169,7 @@ class _Performed:
     job: CurrentJob
     process: EngineProcess | Performer
     chain: Chain
+    called: bool = False  # its ``run`` was called
     retry_error: BaseException | None = None
     retrying: bool = False  # Celery's ``retry`` runs
     state: tuple[str, Any] | None = None  # of its own in Celery's backend, with what it says of it
@@ -284,6 +293,8 @@ class CeleryEngine:
         self._concurrency = 1
         self._holds = 0
         self._lock = threading.Lock()
+        self._importing = threading.RLock()
+        self._has_imported = False
         self._line = _Line(celery_app)
         self._thread = threading.local()
         self._log = get_logger("asynctask.celery")
@@ -305,6 +316,9 @@ class CeleryEngine:
             (signals.worker_shutting_down, lambda **_: self._quiet()),
             (signals.worker_shutdown, lambda **_: self._stop_worker()),
             (signals.task_failure, self._task_failed),
+            (signals.task_internal_error, self._task_broken),
+            (signals.task_rejected, self._task_rejected),
+            (signals.task_postrun, self._task_ended),
             (signals.task_revoked, self._task_revoked),
             (signals.task_unknown, self._task_unknown),
         ):
@@ -315,9 +329,29 @@ class CeleryEngine:
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """The tracked tasks as workers, by name. Finalizes the Celery application."""
+        """The tracked tasks as workers, by name. Finalizes the Celery application, and imports its modules. Raises
+        :class:`ConfigError` if one cannot be imported."""
+        self._import_modules()
         self._celery.finalize()
         return self._tracked.listed
+
+    def _import_modules(self) -> None:
+        """Imports what Celery's own commands import: the modules of ``include`` and ``imports``, those that
+        ``autodiscover_tasks`` finds, and, of a Django project, its applications. Once; a module that asks for the workers
+        while it is imported gets those that are known by then."""
+        loader = self._celery.loader
+        with self._importing:
+            if self._has_imported or loader.worker_initialized:
+                return
+            self._has_imported = True
+            try:
+                loader.import_default_modules()
+            except Exception as error:
+                self._has_imported = False
+                raise ConfigError(
+                    f"a module of the Celery application {self._celery.main!r} cannot be imported: {type(error).__name__}:"
+                    f" {error}; it is named by include, imports or autodiscover_tasks(), and `celery worker` needs it too"
+                ) from error
 
     def name_of(self, target: object) -> str | None:
         name = getattr(target, "name", None)
@@ -376,10 +410,10 @@ class CeleryEngine:
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
         return self._line.use(lambda line: {queue: line.count(own_name(queue)) for queue in queues})
 
-    def may_hold(self, queue: str) -> bool:
+    def may_hold(self, queue: str, worker: str) -> bool:
         """An idle worker may hold jobs of a task with a rate limit in its memory, and of what replaces a job the step with
         its id is sent by the steps before it."""
-        return own_name(queue) == SEVERAL or any(self._celery.tasks[name].rate_limit for name in self._tracked)
+        return own_name(queue) == SEVERAL or bool(getattr(self._celery.tasks.get(worker), "rate_limit", None))
 
     def revoke(self, job_id: str, queue: str) -> str | None:
         """Workers that know the id as revoked drop the job when they reach it. One that has begun is found afterwards."""
@@ -470,14 +504,38 @@ class CeleryEngine:
             limits = {"time_limit": _NO_LIMIT_S, "soft_time_limit": _NO_LIMIT_S}
             self._track(self._celery.task(name=MERGER, shared=False, **own, **limits)(merge_function(self._app)))
 
+    def _queue_to(self, options: Mapping[str, Any], own: str) -> str:
+        """The queue of a job that is sent with these options; ``own``: that of its task."""
+        queue = options.get("queue")
+        if queue is not None:
+            return str(getattr(queue, "name", queue))
+        if options.get("exchange") is None and options.get("routing_key") is None:
+            return own
+        known = self._celery.amqp.queues.get(own)
+        exchange = options.get("exchange") or (known.exchange if known is not None else "")
+        return self._queue_of({**options, "exchange": exchange}, own)
+
+    def _queue_of(self, delivery: Mapping[str, Any], own: str) -> str:
+        """The queue of a message with this exchange and routing key, by the bindings that Celery knows; ``own``, that of
+        its task, if several or none are bound so."""
+        exchange, key = delivery.get("exchange"), str(delivery.get("routing_key") or "")
+        exchange = str(getattr(exchange, "name", exchange) or "")
+        if not exchange:  # the default one, where the routing key is the name of the queue
+            return key or own
+        queues = self._celery.amqp.queues
+        if own in queues and _is_bound(queues[own], exchange, key):
+            return own
+        bound = [name for name, queue in queues.items() if _is_bound(queue, exchange, key)]
+        return bound[0] if len(bound) == 1 else own
+
     def _worker(self, task: Any) -> Worker:
         function = getattr(task, "_orig_run", task.run)
-        queue = self._celery.amqp.router.route({}, task.name).get("queue") or self._celery.conf.task_default_queue
+        route = self._celery.amqp.router.route({}, task.name)
         return engine_worker(
             NAME,
             task.name,
             function,
-            str(getattr(queue, "name", queue)),
+            self._queue_to(route, self._celery.conf.task_default_queue),
             failed_on=getattr(task, "failed_on", ()),
             max_item_bytes=self._app.config.max_item_bytes,
             columns=getattr(task, "export_columns", None),
@@ -490,11 +548,15 @@ class CeleryEngine:
             setattr(task, inner, self._writing(task, worker, getattr(task, inner)))
         if worker is not None and hasattr(task, "_orig_run"):
             task._orig_run = self._letting_refusals_through(worker, task._orig_run)
-        self._wrap_performing(task, worker)
+        self._wrap_calls(task, worker)
+        self._wrap_sending(task, worker)
         self._wrap_asking(task)
-        if worker is not None and self._late_ack:
+        if worker is None:
+            return
+        task.throws = (*(task.throws or ()), NormalException, *worker.failed_on)  # Celery logs them without a traceback
+        if self._late_ack:
             task.acks_late = task.reject_on_worker_lost = True
-        if worker is not None and self._request is not None:
+        if self._request is not None:
             task.Request = self._request
 
     def _replacing(self, task: Any) -> Worker:
@@ -511,7 +573,7 @@ class CeleryEngine:
         if known is None:
             raise InputError(f"{step.task} is no task of this worker, which would not record its end: register it here")
         _mark(step, ticket.job_id, None)
-        queue = engine_queue(NAME, _queue_name(step.options) or own_name(self._queue_of(known)))
+        queue = engine_queue(NAME, self._queue_to(step.options, self._own_queue(known)))
         delay_s = self._delay_of(sig.options)
         if ticket.elsewhere and step is not sig:
             run = NextRun(step.task, queue, delay_s=delay_s, signature=[])
@@ -532,17 +594,8 @@ class CeleryEngine:
             ticket.next_run = None
             raise
 
-    def _wrap_performing(self, task: Any, worker: Worker | None) -> None:
-        run, apply_async = task.run, task.apply_async
-
-        @functools.wraps(run)
-        def tracked_run(*args: Any, **kwargs: Any) -> Any:
-            request = task.request
-            if request.called_directly or request.is_eager or not is_job_id(request.id or ""):
-                return run(*args, **kwargs)
-            if worker is None and _resent_id(getattr(request, AGAIN, None)) != request.id:
-                return run(*args, **kwargs)
-            return self._perform(task, worker or self._replacing(task), run, args, kwargs)
+    def _wrap_sending(self, task: Any, worker: Worker | None) -> None:
+        apply_async = task.apply_async
 
         @functools.wraps(apply_async)
         def tracked_apply_async(args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
@@ -552,7 +605,7 @@ class CeleryEngine:
                 return apply_async(args, kwargs, task_id=task_id, **options)
             return self._send(task, self._by_task(apply_async), args, kwargs, task_id or uuid(), options)
 
-        task.run, task.apply_async = tracked_run, tracked_apply_async
+        task.apply_async = tracked_apply_async
 
     def _wrap_asking(self, task: Any) -> None:
         """Wraps what a running job says of itself to Celery."""
@@ -593,6 +646,60 @@ class CeleryEngine:
 
         return send
 
+    def _wrap_calls(self, task: Any, worker: Worker | None) -> None:
+        """Records all that Celery calls for a job: ``run``, and ``before_start`` and ``__call__`` if the task or its base
+        class has its own. The first of them begins the job, so what any of them raises is its outcome, as for Celery."""
+        run, before_start = task.run, task.before_start
+        has_start = task_has_custom(task, "before_start")
+
+        def perform(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            request = task.request
+            if not self._is_recorded(request, worker) or self._current(request.id) is not None:
+                return function(*args, **kwargs)
+
+            def start_and_call() -> Any:
+                if has_start:
+                    before_start(request.id, args, kwargs)
+                return function(*args, **kwargs)
+
+            return self._perform(task, worker or self._replacing(task), start_and_call, args, kwargs)
+
+        task.run = self._tracked_run(task, run, perform)
+
+        def start_later(task_id: str, args: Any, kwargs: Any) -> None:
+            if not self._is_recorded(task.request, worker):
+                before_start(task_id, args, kwargs)
+
+        if has_start:
+            task.before_start = start_later
+        if task_has_custom(task, "__call__"):
+            task.__class__ = _calling_through(type(task), perform)
+
+    def _tracked_run(self, task: Any, run: Callable[..., Any], perform: _Perform) -> Callable[..., Any]:
+        def call_run(*args: Any, **kwargs: Any) -> Any:
+            current = self._current(task.request.id)
+            if current is None or current.called:
+                return run(*args, **kwargs)
+            current.called = True
+            try:
+                return run(*_revived(current, args), **kwargs)
+            except _RefusedError as error:
+                raise error.cause from None
+
+        @functools.wraps(run)
+        def tracked_run(*args: Any, **kwargs: Any) -> Any:
+            return perform(call_run, args, kwargs)
+
+        return tracked_run
+
+    @staticmethod
+    def _is_recorded(request: Any, worker: Worker | None) -> bool:
+        """Whether a call is a job of a worker, and not one by a program or in Celery's eager mode. A task that leaves no
+        Events (None) is recorded where it replaces a job."""
+        if request.called_directly or request.is_eager or not is_job_id(request.id or ""):
+            return False
+        return worker is not None or bool(_resent_id(getattr(request, AGAIN, None)) == request.id)
+
     def _writing(self, task: Any, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that writes a shard in a job of the task, and yields its rows if a program calls it."""
         write = shard_writer(self._app, worker, function)
@@ -631,7 +738,7 @@ class CeleryEngine:
             return self._send_itself(current, task, apply_async, args, kwargs, options)
         if not is_job_id(task_id):
             return apply_async(args, kwargs, task_id=task_id, **options)
-        queue = engine_queue(NAME, _queue_name(options) or own_name(self._tracked[task.name].queue))
+        queue = engine_queue(NAME, self._queue_to(options, own_name(self._tracked[task.name].queue)))
         job = Arrival(task_id, None, task.name, queue, self._params(task_id, args, kwargs))
         # Between the functions of jobs Celery sends by itself: the next step of a chain, the body of a chord.
         by_celery = getattr(self._thread, "current", None) is None and get_current_worker_task() is not None
@@ -659,14 +766,14 @@ class CeleryEngine:
         """Sends the job that runs here once more: a retry, which Celery asks for at its end, or a send under its own id,
         after which it continues."""
         ticket, request, delay_s = current.ticket, current.task.request, self._delay_of(options)
-        queue = _queue_name(options)
-        is_same = current.retrying and task is current.task and queue is None and getattr(request, AGAIN, None) is None
+        here = self._queue_of(request.delivery_info or {}, self._own_queue(current.task))
+        queue = self._queue_to(options, here if task is current.task else self._own_queue(task))
+        is_same = current.retrying and task is current.task and queue == here and getattr(request, AGAIN, None) is None
         if not is_same or (list(args or ()), dict(kwargs or {})) != (list(request.args or ()), dict(request.kwargs or {})):
-            of_task = engine_queue(NAME, queue or str((request.delivery_info or {}).get("routing_key") or ""))
-            if queue is None and task is not current.task:
-                of_task = self._queue_of(task)
             values = [plain(arg) for arg in args or ()], {name: plain(arg) for name, arg in (kwargs or {}).items()}
-            send_itself(ticket, NextRun(task.name, of_task, *values, delay_s, int(options.get("retries") or 0)))
+            send_itself(
+                ticket, NextRun(task.name, engine_queue(NAME, queue), *values, delay_s, int(options.get("retries") or 0))
+            )
         elif (pause := pause_s(delay_s, ticket.retries)) > delay_s and ticket.elsewhere:
             options["countdown"], options["eta"] = pause, None
         if current.retrying:
@@ -692,22 +799,22 @@ class CeleryEngine:
             return float(eta.timestamp() - self._app.clock.now() / SECOND)
         return float(options.get("countdown") or 0)
 
-    def _queue_of(self, task: Any) -> str:
+    def _own_queue(self, task: Any) -> str:
+        """The queue of a task's jobs that name none."""
         if (worker := self._tracked.get(task.name)) is not None:
-            return worker.queue
-        queue = self._celery.amqp.router.route({}, task.name).get("queue") or self._celery.conf.task_default_queue
-        return engine_queue(NAME, str(getattr(queue, "name", queue)))
+            return own_name(worker.queue)
+        return self._queue_to(self._celery.amqp.router.route({}, task.name), self._celery.conf.task_default_queue)
 
     def _params(self, task_id: str, args: Any, kwargs: Any) -> Any:
         return kept_params(task_id, args or (), kwargs or {}, self._app.config.max_item_bytes)
 
     # -- performing
 
-    def _perform(self, task: Any, worker: Worker, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _perform(self, task: Any, worker: Worker, function: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         request = task.request
         attempt = _attempt(vars(request), request.id)
         delivery = request.delivery_info or {}
-        queue = str(delivery.get("routing_key") or own_name(worker.queue))
+        queue = self._queue_of(delivery, own_name(worker.queue))
         params = self._params(request.id, args, kwargs)
         snapshot = None if request.retries else Snapshot.parse(getattr(request, SNAPSHOT, None), request.id)
         redelivered = bool(delivery.get("redelivered"))
@@ -719,6 +826,7 @@ class CeleryEngine:
             request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot, anew=is_unannounced
         )
         process, ticket = self._begin(arrival, redelivered=redelivered)
+        self._thread.begun = request.id
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
         own: dict[str, Any] = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": queue, "payload": payload}
         own["should_stop"] = lambda: process.should_stop
@@ -730,7 +838,7 @@ class CeleryEngine:
         job.local[TICKET] = ticket
         job.resume(ticket.checkpoint)
         current = _Performed(task, worker, ticket, job, process, self._chain)
-        return self._call(current, lambda: run(*_revived(current, args), **kwargs))
+        return self._call(current, function)
 
     def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess | Performer, Ticket]:
         """The ticket of a job that may be performed. Raises what makes Celery acknowledge one that may not, or keep one
@@ -744,12 +852,12 @@ class CeleryEngine:
             raise
         except Exception as error:
             self._log.exception("not_begun", job_id=arrival.job_id)
-            threading.Event().wait(_AWAY_S)
+            threading.Event().wait(AWAY_S)
             raise Reject(error, requeue=True) from error
         if ticket.verdict is not Begin.RUN:
             raise Ignore(f"job {arrival.job_id} has ended, or the ledger has taken it back")
         if not ticket.is_lone and arrival.attempt is None:
-            raise ValueError(f"{arrival.job_id} is the id of another job, which the ledger keeps")
+            raise _IdTakenError(f"{arrival.job_id} is the id of another job, which the ledger keeps")
         return process, ticket
 
     def _call(self, current: _Performed, function: Callable[[], Any]) -> Any:
@@ -760,9 +868,6 @@ class CeleryEngine:
         def inner() -> Any:
             try:
                 return calls(function)
-            except _RefusedError as error:
-                raised.append(error.cause)
-                raise error.cause from None
             except BaseException as error:
                 raised.append(error)
                 raise
@@ -786,14 +891,28 @@ class CeleryEngine:
             reset_current_job(token)
             if isinstance(current.process, EngineProcess):
                 current.process.forget(current.job.job_id, None if current.ticket.elsewhere else current.ticket.attempt)
-        answered = _is_answered(current.task)
-        if self._request is None or answered or current.process.should_stop:
+        is_refused = current.ticket.status is Status.FAILED
+        if not is_refused and _is_answered(current.task):
+            self._thread.returned = current  # Celery may still fail it: see _task_ended
+        elif self._request is None or current.process.should_stop or not current.task.acks_on_failure_or_timeout:
             self._settle(current)
         else:
             self._settle_later(current)
-        if current.ticket.status is Status.FAILED and raised and answered:
-            raise raised[-1]  # otherwise Celery would treat it as a success and use the result
-        return None if current.ticket.status is Status.FAILED else result
+        if is_refused and raised:
+            raise raised[-1]  # Celery would treat it as a success, and call hooks and callbacks of one
+        return None if is_refused else result
+
+    def _task_ended(self, task_id: str = "", state: str = "", retval: Any = None, **_: Any) -> None:
+        """Records a job whose result Celery uses, when that is done: if the result cannot be encoded or stored, or what
+        follows cannot be sent, Celery fails the job."""
+        current: _Performed | None = getattr(self._thread, "returned", None)
+        self._thread.returned = None
+        if current is None or current.job.job_id != task_id:
+            return
+        error = sys.exception() or (retval if state == FAILURE else None)
+        if isinstance(error, BaseException) and not isinstance(error, Ignore | Reject):
+            self._set_outcome(current, error)
+        self._settle(current)
 
     def _settle(self, current: _Performed, delay_s: float | None = None) -> None:
         """Records the outcome; committed on return. ``delay_s``: another try follows in this many seconds."""
@@ -888,6 +1007,34 @@ class CeleryEngine:
             )
         elif isinstance(exception, WorkerLostError):
             self._end(task_id, "its process died, and Celery does not deliver it again", lone_only=True)
+        else:
+            self._fail_unbegun(task_id, exception, vars(sender.request))
+
+    def _task_broken(
+        self, sender: Any = None, task_id: str = "", exception: Any = None, request: Any = None, **_: Any
+    ) -> None:
+        if sender is not None and sender.name in self._tracked:
+            self._fail_unbegun(task_id, exception, request or {})
+
+    def _task_rejected(self, message: Any = None, exc: Any = None, **_: Any) -> None:
+        """A worker has dropped a message whose content it does not accept."""
+        headers = message.headers or {}
+        if headers.get("task") in self._tracked:
+            self._fail_unbegun(str(headers.get("id")), exc, headers)
+
+    def _fail_unbegun(self, job_id: str, error: Any, headers: Mapping[str, Any]) -> None:
+        """Ends a job that Celery has failed before any code of its task was called: its content cannot be read, or its
+        start cannot be stored."""
+        if getattr(self._thread, "begun", None) == job_id or isinstance(error, _IdTakenError) or not is_job_id(job_id):
+            return
+        why, attempt = f"Celery failed it before it began: {type(error).__name__}: {error}", _attempt(headers, job_id)
+        if not isinstance(attempt, int):
+            self._end(job_id, why, lone_only=bool(headers))
+            return
+        try:
+            discard(self._app.ledger, {(job_id, attempt): why})
+        except Unavailable as away:
+            self._log.error("end_not_recorded", job_id=job_id, error=str(away))
 
     def _task_revoked(self, sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
         if sender is not None and request is not None and sender.name in self._tracked:
@@ -977,7 +1124,7 @@ class CeleryEngine:
             return
         if request.eta is not None or not is_job_id(request.id):
             return
-        name = str(request.delivery_info.get("routing_key") or own_name(worker.queue))
+        name = self._queue_of(request.delivery_info, own_name(worker.queue))
         attempt = _attempt(request.request_dict, request.id)
         if attempt is None or isinstance(attempt, int):
             params = self._params(request.id, *request.message.payload[:2])
@@ -995,6 +1142,8 @@ class CeleryEngine:
             self._running_process(wait=False)
         except Unavailable as error:
             self._log.retrying("ledger_away", error=str(error))
+            # Lists are dispatched to registered workers only, so no job would come that could make it try again.
+            threading.Thread(target=self._running_process, name="start", daemon=True).start()
         except RecordingGone:
             self._log.error("recording_process_gone")  # the worker is about to end; meanwhile its jobs go back
 
@@ -1019,7 +1168,7 @@ class CeleryEngine:
                     if not wait:
                         raise
                     self._log.retrying("ledger_away", error=str(error))
-            pause.wait(_AWAY_S)
+            pause.wait(AWAY_S)
 
     def _engine_process(self) -> EngineProcess:
         return EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues, holds=self._holds)
@@ -1247,10 +1396,29 @@ def _ends_worker(error: SystemExit) -> bool:
     return isinstance(error, WorkerShutdown | WorkerTerminate) or is_signal
 
 
-def _queue_name(options: Mapping[str, Any]) -> str | None:
-    """The queue that a sender names."""
-    queue = options.get("queue")
-    return None if queue is None else str(getattr(queue, "name", queue))
+def _is_bound(queue: Any, exchange: str, key: str) -> bool:
+    """Whether an exchange puts messages with this routing key into a queue."""
+    bindings = [(each.exchange, each.routing_key) for each in queue.bindings or ()] or [(queue.exchange, queue.routing_key)]
+    for source, pattern in bindings:
+        if source.name != exchange:
+            continue
+        if source.type == "topic":
+            topics: Any = TopicExchange
+            if re.fullmatch(topics(None).key_to_pattern(pattern or ""), key):
+                return True
+        elif source.type != "direct" or pattern == key:
+            return True
+    return False
+
+
+def _calling_through(kind: Any, perform: _Perform) -> type:
+    """The class of a task whose own ``__call__`` is performed by ``perform``: Celery calls that of the class."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return perform(functools.partial(kind.__call__, self), args, kwargs)
+
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind,), {**names, "__call__": call})
 
 
 def _limit(task: Any, which: int) -> float:

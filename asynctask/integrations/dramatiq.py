@@ -42,12 +42,14 @@ from asynctask.errors import (
     JobInterrupted,
     JobTimeout,
     NormalException,
+    SchemaOutdated,
     Unavailable,
     not_installed,
 )
 from asynctask.exports.run import MERGER, check_columns
 from asynctask.integrations.base import (
     AT_ONCE,
+    AWAY_S,
     HOLDS_ANY,
     SNAPSHOT,
     Attachable,
@@ -130,20 +132,26 @@ class ExportRefused(ConfigError, MiddlewareError):
 
 
 def attach(
-    broker: dramatiq.Broker, app: Attachable, *, actors: Collection[str] | None = None, name: str = NAME
+    broker: dramatiq.Broker,
+    app: Attachable,
+    *,
+    actors: Collection[str] | None = None,
+    failed_on: Collection[type[BaseException]] = (),
+    name: str = NAME,
 ) -> TaskEvents:
     """Records every message of ``broker``'s tracked actors as an Event of ``app``, and makes those actors workers of
-    ``app``: lists can be submitted for them. Call it once, in the module that creates the broker, before actors are
-    declared that use the options below.
+    ``app``: lists can be submitted for them. Call it once, in the module that creates the broker. Dramatiq takes the
+    options of an actor below from then on; actors that are declared before may have none of them.
 
-    Arguments: ``actors``, the names of the tracked actors; None tracks all. An actor's own option ``use_task_event=True``
-    or ``False`` takes precedence; ``failed_on=(MyError, ...)`` lists exceptions that are business refusals;
-    ``export_columns=["sku", ...]`` makes an actor that yields rows an export. ``name``: 1 to 8 small letters, for a second
-    Dramatiq broker of the application. Returns the middleware. Raises :class:`ConfigError` if it is attached already.
+    Arguments: ``actors``, the names of the tracked actors; None tracks all. ``failed_on=(MyError, ...)``: exceptions that
+    are business refusals, of all actors. An actor's own options: ``use_task_event=True`` or ``False`` takes precedence over
+    ``actors``; ``failed_on`` adds to those of all; ``export_columns=["sku", ...]`` makes an actor that yields rows an
+    export. ``name``: 1 to 8 small letters, for a second Dramatiq broker of the application. Returns the middleware. Raises
+    :class:`ConfigError` if it is attached already.
     """
     if any(isinstance(each, TaskEvents) for each in broker.middleware):
         raise ConfigError("asynctask is attached to this broker already; attach it once, where the broker is made")
-    middleware = TaskEvents(app, broker, actors=actors, name=name)
+    middleware = TaskEvents(app, broker, actors=actors, failed_on=failed_on, name=name)
     app.attach(middleware.engine)
     consume = broker.consume
     broker.consume = lambda *args, **options: _Consumer(consume(*args, **options), middleware)  # type: ignore[method-assign]
@@ -221,7 +229,7 @@ class DramatiqEngine:
         """Acknowledges messages of a consumer of Dramatiq."""
         self._server.acknowledge(consumer, messages)
 
-    def may_hold(self, queue: str) -> bool:
+    def may_hold(self, queue: str, worker: str) -> bool:
         return False
 
     def revoke(self, job_id: str, queue: str) -> str | None:
@@ -501,13 +509,22 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     """The middleware added by :func:`attach`."""
 
     def __init__(
-        self, app: Attachable, broker: dramatiq.Broker, *, actors: Collection[str] | None = None, name: str = NAME
+        self,
+        app: Attachable,
+        broker: dramatiq.Broker,
+        *,
+        actors: Collection[str] | None = None,
+        failed_on: Collection[type[BaseException]] = (),
+        name: str = NAME,
     ) -> None:
         self._app = app
         self.engine = DramatiqEngine(broker, name)
         self._actors = None if actors is None else frozenset(actors)
+        self._failed_on = tuple(failed_on)
         self._lone_events = LoneEvents(app, name)
         self._process: EngineProcess | None = None
+        self._has_started = threading.Event()  # of a worker
+        self._works = False  # this process is a worker
         self._thread = threading.local()
         self._workers = self.engine.performed
         self._claims: dict[str, threading.Event] = {}
@@ -535,7 +552,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         if columns is None:
             return
         try:
-            check_columns(columns, actor.fn)
+            check_columns(columns, _declared(actor.fn))
         except ConfigError as error:
             raise ExportRefused(str(error)) from None
         if not self.tracks(actor):
@@ -550,9 +567,9 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         worker = engine_worker(
             self.engine.name,
             actor.actor_name,
-            function,
+            _declared(function),
             actor.queue_name,
-            failed_on=_kinds(actor.options.get("failed_on")),
+            failed_on=(*self._failed_on, *_kinds(actor.options.get("failed_on"))),
             max_item_bytes=self._app.config.max_item_bytes,
             columns=actor.options.get("export_columns"),
         )
@@ -668,11 +685,12 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     def before_process_message(self, broker: dramatiq.Broker, message: Any) -> None:
         self._thread.message = None
         actor = broker.actors.get(message.actor_name)
-        if actor is None or not self.tracks(actor) or self._process is None or not _is_id(message.message_id):
+        if actor is None or not self.tracks(actor) or not self._works or not _is_id(message.message_id):
             return
+        process = self._running_process()
         self._claim(message.message_id)
         try:
-            self._thread.message = self._begin(self._process, message, actor)
+            self._thread.message = self._begin(process, message, actor)
         except SkipMessage:
             self._unclaim(message)
             raise
@@ -795,7 +813,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         try:
             if not current.ticket.settled:
                 self._set_outcome(current, exception)
-                never = not current.called and exception is None
+                never = not current.called and exception is None and message.failed
                 self._settle(current, discarded="a middleware of Dramatiq failed it before it began" if never else None)
             elif not current.retry_sent and current.ticket.elsewhere:
                 self._discard_lost_retry(current)
@@ -843,47 +861,87 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def before_nack(self, broker: dramatiq.Broker, message: Any) -> None:
         """A message without an actor in this process goes to the dead letters; its Event, if any, is discarded."""
-        if message.actor_name in broker.actors or self._process is None or not _is_id(message.message_id):
+        if message.actor_name in broker.actors or not self._works or not _is_id(message.message_id):
             return
+        process = self._running_process()
         attempt, why = _attempt(message), f"no actor is declared as {message.actor_name!r}"
         if attempt is not None:
-            self._process.put_off(Arrival(message.message_id, attempt, message.actor_name, ""), why, UNKNOWN_S)
+            process.put_off(Arrival(message.message_id, attempt, message.actor_name, ""), why, UNKNOWN_S)
             return
-        ticket = self._process.known(message.message_id)
+        ticket = process.known(message.message_id)
         if ticket is not None and ticket.verdict is Begin.RUN and ticket.is_lone:
-            self._process.settle(ticket, discarded=why)
+            process.settle(ticket, discarded=why)
 
     # -- the worker process
 
     def before_worker_boot(self, broker: dramatiq.Broker, worker: Any) -> None:
+        """Starts what records. While the ledger is unavailable, the worker takes messages and begins none of them."""
         queues = sorted(set(broker.get_declared_queues()) & set(worker.consumer_whitelist or broker.get_declared_queues()))
+        process = functools.partial(
+            EngineProcess,
+            self._app,
+            self.engine.name,
+            concurrency=worker.worker_threads,
+            queues=queues,
+            holds=self.engine.holds(worker),
+        )
+        self._has_started.clear()
+        self._works = True
+        self.acks.start()
         try:
-            process = EngineProcess(
-                self._app,
-                self.engine.name,
-                concurrency=worker.worker_threads,
-                queues=queues,
-                holds=self.engine.holds(worker),
-            )
-            process.start()
+            self._start(process)
+        except Unavailable as error:
+            self._log.retrying("ledger_away", error=str(error))
+            threading.Thread(target=self._start_later, args=(process,), name="start", daemon=True).start()
+        except (SchemaOutdated, ConfigError) as error:
+            raise SystemExit(str(error)) from error
         except Exception as error:
             raise TrackingUnavailable(f"the worker cannot start, for it could record nothing: {error}") from error
+
+    def _start(self, make: Callable[[], EngineProcess]) -> None:
+        process = make()
+        process.start()
         self._process = process
-        self.acks.start()
+        self._has_started.set()
+
+    def _start_later(self, make: Callable[[], EngineProcess]) -> None:
+        pause = threading.Event()
+        while self._works:
+            try:
+                self._start(make)
+                return
+            except Unavailable as error:
+                self._log.retrying("ledger_away", error=str(error))
+            except Exception:  # an outdated schema, for example: an operator mends that, and the messages wait
+                self._log.exception("not_started")
+            pause.wait(AWAY_S)
+
+    def _running_process(self) -> EngineProcess:
+        """What records in this worker. Blocks until it has started: no message is processed unrecorded."""
+        while self._process is None:
+            self._has_started.wait(AWAY_S)
+        return self._process
 
     def before_worker_shutdown(self, broker: dramatiq.Broker, worker: Any) -> None:
         if self._process is not None:
             self._process.quiet()
 
     def after_worker_shutdown(self, broker: dramatiq.Broker, worker: Any) -> None:
+        self._works = False
         process, self._process = self._process, None
         if process is not None:
             process.stop()
-            self.acks.stop()
+        self.acks.stop()
 
 
 def _is_id(message_id: object) -> bool:
     return isinstance(message_id, str) and 0 < len(message_id) <= MAX_JOB_ID
+
+
+def _declared(function: Any) -> Callable[..., Any]:
+    """The function of an actor whose parameters count: of an actor that is a class, its ``perform``."""
+    declared: Callable[..., Any] = function.perform if isinstance(function, dramatiq.GenericActor) else function
+    return declared
 
 
 def _attempt(message: Any) -> int | None:

@@ -276,7 +276,7 @@ class RqEngine:
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
 
-    def may_hold(self, queue: str) -> bool:
+    def may_hold(self, queue: str, worker: str) -> bool:
         return False
 
     def revoke(self, job_id: str, queue: str) -> str | None:

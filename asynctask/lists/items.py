@@ -553,6 +553,13 @@ class MixedShape(ItemShape):
     def __init__(self, find: Callable[[str], Worker | None], max_item_bytes: int = 65_536) -> None:
         super().__init__(None, max_item_bytes=max_item_bytes)
         self._find = find
+        self._unfit: dict[str, str | None] = {}
+
+    def _unfit_for_an_item(self, worker: Worker) -> str | None:
+        """The parameters of a worker that cannot be called with one item; None of one that can."""
+        if worker.name not in self._unfit:
+            self._unfit[worker.name] = worker.unfit_for(1)
+        return self._unfit[worker.name]
 
     def validate(self, row: RawRow, binding: Binding | None, compared: Collection[str] = ()) -> NewItem | Refused:
         """The item as its worker's shape takes it, or all problems of the row. It carries the key of its worker, too."""
@@ -565,6 +572,10 @@ class MixedShape(ItemShape):
             name = jsonable(values["worker"])
             problem = fault(row.number, "worker", "unknown_worker", "option.worker", value=shorten(name))
             return Refused(row.number, (problem,), {"worker": name})
+        if (takes := self._unfit_for_an_item(worker)) is not None:
+            text, params = "option.worker_arguments", {"takes": takes}
+            problem = fault(row.number, "worker", "invalid_worker", text, params, worker.name)
+            return Refused(row.number, (problem,), {"worker": worker.name})
         compared = [*compared, worker.key] if worker.key is not None else compared
         found = worker.shape.validate(replace(row, values=values["item"]), None, compared)
         if isinstance(found, Refused):

@@ -54,6 +54,12 @@ LOOK_EVERY: Final = 3
 """Ticks of a tenth of a second between two queries for stopped jobs."""
 
 
+_NO_EVENT: Final = (
+    "it is dropped unrun: another ledger dispatched it, or this one was restored or purged since; give all programs of a"
+    " queue one database_url, or other ledgers other queues"
+)
+
+
 class AttemptLost(AsyncTaskError):
     """The attempt of this thread is obsolete.
 
@@ -211,6 +217,7 @@ class Tracker:
         self._lock = threading.Lock()
         self._finished = Note("finish", ledger.catalogue("finish"))
         self._working_text = ledger.catalogue("working")
+        self._log = get_logger("asynctask.tracker")
 
     def now(self) -> int:
         """The ledger's time, in microseconds."""
@@ -228,17 +235,30 @@ class Tracker:
 
     def arrive(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
         """Tickets for jobs of which the ledger may not know, in order: one without an Event (pushed by hand, or by another
-        program) gets a stand-alone one. Raises LedgerUnavailable, and InputError as :meth:`enqueue`."""
+        program) gets a stand-alone one. Raises LedgerUnavailable, and InputError as :meth:`enqueue`.
+
+        A copy with an attempt was dispatched by a ledger that has its Event. If this one has not, the copy is another
+        ledger's, or older than a restored backup or a purge: it is dropped. Its own ledger, if there is one, finds it lost.
+        """
         keys = [(arrival.job_id, arrival.attempt) for arrival in arrivals]
         tickets = self.begin(keys)
         if None in tickets:
-            self.enqueue([arrival for arrival, ticket in zip(arrivals, tickets, strict=True) if ticket is None])
+            self.enqueue(
+                [each for each, ticket in zip(arrivals, tickets, strict=True) if ticket is None and not each.attempt]
+            )
             tickets = self.begin(keys)
         for arrival, ticket in zip(arrivals, tickets, strict=True):
             snapshot = arrival.snapshot
             if ticket is not None and snapshot is not None and ticket.attempt > 1 and snapshot.at < ticket.sent_at:
                 ticket.verdict = Begin.DROP  # a late copy of an earlier run under this id
-        return [ticket for ticket in tickets if ticket is not None]
+        return [ticket or self._dropped(each) for each, ticket in zip(arrivals, tickets, strict=True)]
+
+    def _dropped(self, arrival: Arrival) -> Ticket:
+        self._log.error(
+            "copy_of_no_event", job_id=arrival.job_id, attempt=arrival.attempt, worker=arrival.worker_name,
+            queue=arrival.queue, hint=_NO_EVENT,
+        )  # fmt: skip
+        return Ticket(Begin.DROP, arrival.job_id, 0, None, arrival.attempt or 1)
 
     def reopen(self, arrival: Arrival, is_new: Callable[[str | None], bool]) -> bool:
         """Opens the ended Event of a lone job for another job under its id, if ``is_new`` says so of the Event's options;
@@ -327,11 +347,8 @@ class Tracker:
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
-        """Creates stand-alone Events for jobs that are in their engine's queue already; skips known ids.
-
-        A copy that outlived its Event gets one at its own attempt; otherwise its fence would drop it, and the Event would
-        wait for ever. Raises :class:`~asynctask.errors.InputError` for values that the database cannot store.
-        """
+        """Creates stand-alone Events for jobs that are in their engine's queue already; skips known ids. Raises
+        :class:`~asynctask.errors.InputError` for values that the database cannot store."""
         engine = engine_of(self._ledger.identity)
         enqueue(self._ledger, arrivals, options=None if engine is None else {ENGINE: engine})
 

@@ -364,7 +364,7 @@ class Intake:
         return self._begin_unknown(others, asked) if others else set()
 
     def _begin_unknown(self, executions: Sequence[Execution], asked: float) -> set[int]:
-        """:meth:`_begin` for jobs that other programs pushed, and those whose Event is gone."""
+        """:meth:`_begin` for jobs that other programs pushed, and those without an Event here, which are dropped."""
         refused: set[int] = set()
         arrivals: list[tuple[Execution, Arrival, str | None]] = []
         for each in executions:

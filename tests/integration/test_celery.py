@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -32,7 +33,8 @@ from support.world import World, settings
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
-from asynctask.errors import BrokerUnavailable, Conflict, IdInUse, InputError, LedgerUnavailable, NotFound
+from asynctask.dispatch.outbox import Router
+from asynctask.errors import BrokerUnavailable, ConfigError, Conflict, IdInUse, InputError, LedgerUnavailable, NotFound
 from asynctask.integrations import celery as integration
 from asynctask.integrations.base import HeldAcks
 from asynctask.task import TaskHandle
@@ -153,6 +155,132 @@ def test_a_refusal_is_failed_and_celery_does_not_retry_it(engine: CeleryWorld, k
     event = engine.ended(sent.id)
     assert (event["status"], said(event)[-1]) == ("failed", ("failed", f"Failed: {text}", 1))
     assert engine.world.shop.lines() == [["did", kind]]
+
+
+HOOKS = {
+    "before_start": ("error", "Error: ValueError: at before_start"),
+    "before": ("error", "Error: ValueError: at before"),
+    "run": ("error", "Error: ValueError: at run"),
+    "after": ("error", "Error: ValueError: at after"),
+    "before_start_refused": ("failed", "Failed: sold out at before_start"),
+    "after_refused": ("failed", "Failed: sold out at after"),
+    "run_refused": ("failed", "Failed: sold out at run"),
+    "on_success": ("finish", "Done"),
+}
+"""Where a job fails -> how its Event ends: as Celery says, for which a hook after the record is no failure."""
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_what_a_hook_of_the_task_raises_is_its_outcome(engine: CeleryWorld, pool: str) -> None:
+    """The Event of a lone job waited for ever, that of a list's was dispatched again every 20 seconds, and one that failed
+    behind ``super().__call__()`` ended ``finish``; a refusal called ``on_success``."""
+    engine.worker(pool)
+    lone = {place: engine.task("hooked").delay({"at": place}) for place in HOOKS}
+    listed = engine.app.submit("hooked", [{"at": place} for place in HOOKS])
+    ends = {place: engine.ended(sent.id) for place, sent in lone.items()}
+    assert {place: (event["status"], said(event)[-1][1]) for place, event in ends.items()} == HOOKS
+    assert all(said(event)[0][1] == "In progress" and event["attempt"] == 1 for event in ends.values())
+    listed.wait(timeout=60)
+    ended = {event["params"]["at"]: event for event in listed.events()}
+    assert {place: (event["status"], said(event)[-1][1]) for place, event in ended.items()} == HOOKS
+    wait_for(lambda: hooks_called(engine, "on_") == 2 * len(HOOKS), "Celery has called all hooks")
+    wrong = ("on_success", "on_failure")
+    for what, place in (line[:2] for line in engine.world.shop.lines()):
+        if what in wrong:
+            assert (what == "on_success") == (HOOKS[place][0] == "finish"), (what, place)
+    assert all(line[2] for line in engine.world.shop.lines() if line[0] == "before_start"), "a hook has the job"
+
+
+def hooks_called(engine: CeleryWorld, prefix: str) -> int:
+    return sum(line[0].startswith(prefix) for line in engine.world.shop.lines())
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_result_that_celery_cannot_encode_fails_the_job_here_too(engine: CeleryWorld, pool: str) -> None:
+    """It ended ``finish``."""
+    engine.worker(pool)
+    sent, listed = engine.task("opaque").delay({}), engine.app.submit("opaque", [{}])
+    listed.wait(timeout=60)
+    for event in (engine.ended(sent.id), *listed.events()):
+        assert (event["status"], "EncodeError" in said(event)[-1][1]) == ("error", True)
+    assert sent.get(timeout=30, propagate=False).__class__.__name__ == "EncodeError"
+    assert len(engine.world.shop.lines()) == 2, "each ran once"
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_job_whose_content_a_worker_does_not_accept_ends_with_that_reason(engine: CeleryWorld, pool: str) -> None:
+    """Its Event waited for ever."""
+    engine.celery.conf.accept_content = ["json", "yaml"]
+    sent = engine.task("noted").apply_async(("x",), serializer="yaml")
+    engine.worker(pool)
+    event = engine.ended(sent.id)
+    assert (event["status"], "ContentDisallowed" in said(event)[-1][1]) == ("error", True)
+
+
+@pytest.mark.parametrize("name", ["pair", "named"])
+def test_a_task_that_is_not_called_with_one_item_takes_no_list_and_no_callback(engine: CeleryWorld, name: str) -> None:
+    """It was offered, and each of its jobs ended in ``error`` when it was dispatched."""
+    assert name not in engine.app.list_workers()
+    with pytest.raises(InputError, match=r"its parameters are \(item, .*seller\)"):
+        engine.app.submit(name, [{}])
+    with pytest.raises(InputError, match=r"on_complete.*cannot be called back.*parameters are"):
+        engine.app.submit("noted", [1], on_complete=name)
+    mixed = engine.app.submit_jobs([("noted", 1), (name, 2)], dry_run=True)
+    assert [(each.code, "seller" in each.message) for each in mixed.problems] == [("invalid_worker", True)]
+    client = client_of(engine.app)
+    answer = client.post("/api/tasks", json={"worker": name, "items": [1]})
+    assert (answer.status_code, answer.json["code"]) == (422, "invalid_worker")
+    engine.app.submit("noted", [1], on_complete={"worker": "pair", "args": ["first"]})
+
+
+def test_a_job_that_is_sent_with_a_routing_key_is_in_the_queue_that_this_is_bound_to(
+    world: World, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The routing key was taken for the name of the queue, so a restart went to a queue that nobody works."""
+    monkeypatch.setenv("TEST_TOPICS", "1")
+    engine = CeleryWorld(world, redis_server)
+    own, orders = (f"{engine.namespace}-{name}" for name in ("default", "orders"))
+    try:
+        sent = engine.task("noted").apply_async((1,), routing_key="orders.eu")
+        assert engine.event(sent.id)["queue"] == f"celery/{orders}"
+        on_celery: Any = engine.app.engines["celery"]
+        arrived = {"": own, "orders.eu": orders, "default": own, "elsewhere": own}
+        topics = {"exchange": f"{engine.namespace}-topics"}
+        assert {key: on_celery._queue_of({**topics, "routing_key": key}, own) for key in arrived} == arrived
+        assert on_celery._queue_of({"exchange": "", "routing_key": orders}, own) == orders
+    finally:
+        engine.close()
+
+
+def test_in_eager_mode_a_task_is_called_with_its_hooks_and_nothing_is_recorded(engine: CeleryWorld) -> None:
+    engine.celery.conf.update(task_always_eager=True, task_eager_propagates=True)
+    noted, hooked = engine.task("noted"), engine.task("hooked")
+    assert [noted.delay(1).get(), noted.apply((2,)).get(), noted(3)] == [1, 2, 3]
+    with pytest.raises(ValueError, match="at after"):
+        hooked.delay({"at": "after"})
+    assert hooked.apply(({"at": "before"},), throw=False).state == "FAILURE"
+    assert engine.world.one("SELECT COUNT(*) FROM events") == 0
+
+
+def test_only_jobs_of_a_task_with_a_rate_limit_may_be_held_by_an_idle_worker(engine: CeleryWorld) -> None:
+    """One such task kept lost copies of all tasks from being searched for, in every queue."""
+    queue = f"celery/{engine.namespace}-default"
+    router = Router(engine.app.broker, engine.app.engines, engine.app.clock)
+    engine.app.list_workers()
+    keys = {("a" * 24, 1): (queue, "noted"), ("b" * 24, 1): (queue, "limited")}
+    assert router.held(keys, ()) == {("b" * 24, 1)}
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_job_of_another_ledger_is_dropped_unrun(engine: CeleryWorld, pool: str) -> None:
+    """It was performed and recorded as a lone one."""
+    engine.celery.send_task("noted", ("foreign",), task_id="foreign", headers={"asynctask_attempt": 2})
+    engine.worker(pool)
+    engine.ended(engine.task("noted").delay("own").id)
+    wait_for(lambda: "copy_of_no_event" in engine.world.said(), "the log says why")
+    assert engine.world.shop.lines() == [["noted", "own"]]
+    with pytest.raises(NotFound):
+        engine.event("foreign")
 
 
 def retried(event: dict[str, Any]) -> bool:
@@ -623,6 +751,38 @@ def test_the_first_job_of_a_task_that_was_declared_before_attaching_has_its_even
     try:
         assert not celery.finalized
         assert app.event(task.delay(1).id)["status"] == "enqueue"
+    finally:
+        app.close()
+
+
+@pytest.mark.parametrize("how", ["include", "imports", "autodiscover"])
+def test_the_tasks_of_a_project_in_modules_are_known_to_programs_that_import_none_of_them(
+    engine: CeleryWorld, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were unknown outside of a worker, so no list could be handed in."""
+    package = f"shop_by_{how}"
+    (engine.world.folder / package).mkdir()
+    (engine.world.folder / package / "__init__.py").touch()
+    module = engine.world.folder / package / "tasks.py"
+    module.write_text("raise RuntimeError('no such library')")
+    monkeypatch.syspath_prepend(str(engine.world.folder))
+    celery = Celery("shop", broker=engine.server.url, set_as_current=False)
+    if how == "autodiscover":
+        celery.autodiscover_tasks([package])
+    else:
+        setattr(celery.conf, how, [f"{package}.tasks"])
+    app = AsyncTask(**settings(engine.world.folder, database_url=engine.world.store.url))
+    integration.attach(celery, app)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"a module of the Celery application 'shop' cannot be imported: .*no such lib"
+        ):
+            app.list_workers()
+        module.write_text("from celery import shared_task\n\n\n@shared_task\ndef enrol_all(item: dict) -> None: ...\n")
+        importlib.invalidate_caches()
+        name = f"{package}.tasks.enrol_all"
+        assert name in app.list_workers()
+        assert app.submit(name, [{"n": 1}]).progress()["counts"]["total"] == 1
     finally:
         app.close()
 

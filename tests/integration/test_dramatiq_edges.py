@@ -16,11 +16,11 @@ import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import AgeLimit, CurrentMessage, Middleware, SkipMessage
-from support.dramatiq_app import build
-from support.world import Shop
+from support.dramatiq_app import Product, SoldOutError, build
+from support.world import Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
-from asynctask.errors import ConfigError, IdInUse, LedgerUnavailable, NotFound
+from asynctask.errors import ConfigError, IdInUse, InputError, LedgerUnavailable, NotFound, SchemaOutdated
 from asynctask.integrations import dramatiq as integration
 from asynctask.integrations.base import SNAPSHOT, EngineProcess
 from asynctask.integrations.dramatiq import TrackingUnavailable, attach
@@ -379,6 +379,100 @@ def test_arguments_that_are_too_large_for_the_ledger_are_not_kept(stub: Stub) ->
     assert stub.app.event(message.message_id)["params"] is None
 
 
+# -- actors of every kind
+
+
+def test_an_actor_that_is_a_class_is_tracked(stub: Stub) -> None:
+    """``attach`` and the declaration raised TypeError."""
+
+    class Enrol(dramatiq.GenericActor):
+        class Meta:
+            broker = stub.broker
+            max_retries = 0
+
+        def perform(self, item: Product) -> str:
+            return item.sku
+
+    made: Any = Enrol
+    assert stub.app.workers["Enrol"].model is Product
+    with stub.working():
+        assert stub.ended(made.send({"sku": "A-1"}))["status"] == "error", "a lone message has what it was sent with"
+        task = stub.app.submit("Enrol", [{"sku": "A-2"}])
+        task.wait(timeout=30)
+        (event,) = task.events()
+        assert (event["status"], event["result"]) == ("finish", "A-2")
+
+
+def test_refusals_of_actors_that_are_declared_before_are_named_at_attach(tmp_path: Path) -> None:
+    """``failed_on=`` of such an actor is an error of Dramatiq: its broker does not know the option yet."""
+    broker = StubBroker(fail_fast_default=False)
+    raising: list[type[Exception]] = [SoldOutError, KeyError]
+
+    def refuses(number: int) -> None:
+        raise raising[number]("sold out")
+
+    declared: dramatiq.Actor[Any, Any] = actor(refuses, broker=broker, max_retries=0)
+    app = AsyncTask(**settings(tmp_path))
+    attach(broker, app, failed_on=(SoldOutError,))
+    app.ensure_schema()
+    worker = dramatiq.Worker(broker, worker_timeout=20, worker_threads=1)
+    worker.start()
+    try:
+        sent = [declared.send(number) for number in (0, 1)]
+        listed = app.submit("refuses", [0, 1])
+        listed.wait(timeout=30)
+        assert [app.event(each.message_id)["status"] for each in sent] == ["failed", "error"]
+        assert [event["status"] for event in listed.events()] == ["failed", "error"]
+    finally:
+        worker.stop()
+        app.close()
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_what_the_class_of_an_actor_raises_is_its_outcome(stub: Stub, place: str) -> None:
+    class Careful(dramatiq.Actor):  # type: ignore[type-arg]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if place == "before":
+                raise ValueError("before the function")
+            super().__call__(*args, **kwargs)
+            raise ValueError("after the function")
+
+    made = stub.actor(lambda n: n, actor_name="careful", actor_class=Careful)
+    with stub.working():
+        sent, listed = made.send(1), stub.app.submit("careful", [1])
+        listed.wait(timeout=30)
+        for event in (stub.ended(sent), *listed.events()):
+            assert (event["status"], event["messages"][-1]["message"]) == (
+                "error",
+                f"Error: ValueError: {place} the function",
+            )
+
+
+def test_an_actor_that_is_not_called_with_one_item_takes_no_list(stub: Stub) -> None:
+    async def pair(item: Any, seller: str) -> None: ...
+
+    def named(item: Any, *, seller: str) -> None: ...
+
+    for function in (pair, named):
+        name = stub.actor(function).actor_name
+        assert name not in stub.app.list_workers()
+        with pytest.raises(InputError, match="its parameters are"):
+            stub.app.submit(name, [1])
+
+
+def test_a_message_of_another_ledger_is_dropped_unrun(stub: Stub) -> None:
+    """It was performed and recorded as a lone one."""
+    heard = stub.broker.get_actor("heard")
+    foreign = heard.message_with_options(args=("foreign",), asynctask_attempt=2)
+    with stub.working():
+        stub.broker.enqueue(foreign)
+        stub.ended(heard.send("own"))
+        stub.settled()
+    assert "foreign" not in str(stub.shop.lines())
+    with pytest.raises(NotFound):
+        stub.app.event(foreign.message_id)
+
+
 # -- the ledger away
 
 
@@ -393,12 +487,33 @@ def test_nothing_is_sent_that_has_no_event(stub: Stub, monkeypatch: pytest.Monke
     assert stub.broker.queues["default"].empty()
 
 
-def test_a_worker_that_could_record_nothing_does_not_start(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineProcess, "start", away)
+def test_a_worker_that_starts_without_the_ledger_waits_for_it(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It exited with a traceback."""
+    message = stub.broker.get_actor("heard").send("x")
+    tried = threading.Event()
+
+    def not_yet(process: EngineProcess) -> None:
+        tried.set()
+        away()
+
+    monkeypatch.setattr(EngineProcess, "start", not_yet)
+    with stub.working():
+        wait_for(stub.broker.queues["default"].empty, "a thread has taken the message")
+        assert tried.is_set()
+        assert (stub.app.event(message.message_id)["status"], stub.shop.lines()) == ("enqueue", [])
+        monkeypatch.undo()
+        assert stub.ended(message)["status"] == "finish"
+        stub.settled()
+
+
+def test_a_worker_whose_schema_is_old_exits_with_the_command_to_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outdated(process: EngineProcess) -> None:
+        raise SchemaOutdated("run asynctask db upgrade")
+
+    monkeypatch.setattr(EngineProcess, "start", outdated)
     worker = dramatiq.Worker(stub.broker, worker_timeout=20, worker_threads=1)
-    with pytest.raises(TrackingUnavailable, match="the worker cannot start"):
+    with pytest.raises(SystemExit, match="asynctask db upgrade"):
         worker.start()
-    monkeypatch.undo()
 
 
 def test_a_delayed_message_is_performed_when_it_is_due(stub: Stub) -> None:

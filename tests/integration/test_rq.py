@@ -136,6 +136,46 @@ def items(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_rq_does_behind_the_function_decides_the_outcome(engine: RqWorld, kind: str) -> None:
+    """RQ fails a job whose on_success raises; a result that it cannot serialize fails none."""
+    engine.worker(kind)
+    outcomes = {"opaque": ("finish", "Done"), "praised": ("error", "Error: ValueError: in on_success")}
+    for name, outcome in outcomes.items():
+        sent, listed = getattr(engine.jobs, name).delay(1), engine.app.submit(name, [1])
+        listed.wait(timeout=60)
+        for event in (engine.ended(sent.id), *listed.events()):
+            assert (event["status"], event["messages"][-1]["message"]) == outcome
+        assert sent.get_status() == ("finished" if outcome[0] == "finish" else "failed")
+
+
+def test_a_queue_that_is_not_asynchronous_calls_the_function_and_records_nothing(engine: RqWorld) -> None:
+    queue = engine.engine.queue(engine.jobs.queue, is_async=False)
+    assert queue.enqueue(engine.jobs.opaque, 1).get_status() == "finished"
+    assert engine.world.one("SELECT COUNT(*) FROM events") == 0
+
+
+def test_a_function_that_is_not_called_with_one_item_takes_no_list(engine: RqWorld) -> None:
+    assert "pair" not in engine.app.list_workers()
+    with pytest.raises(InputError, match=r"its parameters are \(item, seller\)"):
+        engine.app.submit("pair", [1])
+
+
+def test_a_job_of_another_ledger_is_dropped_unrun(engine: RqWorld) -> None:
+    """It was performed and recorded as a lone one."""
+    queue = engine.engine.queue(engine.jobs.queue)
+    foreign = rq.Queue(queue.name, connection=engine.jobs.redis, serializer=queue.serializer).enqueue(
+        "support.rq_app.lone", "foreign", job_id="foreign-2", meta={"asynctask": ["foreign", 2]}
+    )
+    sent = engine.jobs.lone.delay("own")
+    engine.worker("TrackedSimpleWorker")
+    engine.ended(sent.id)
+    assert [line[1] for line in engine.world.shop.lines()] == ["own"]
+    with pytest.raises(NotFound):
+        engine.event("foreign")
+    assert not rq.job.Job.exists(foreign.id, connection=engine.jobs.redis)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_lone_job_has_its_event_before_any_worker_runs_and_its_whole_life_afterwards(engine: RqWorld, kind: str) -> None:
     sent = engine.jobs.lone.delay("A-1", quantity=3)
     waiting = engine.event(sent.id)

@@ -166,7 +166,7 @@ class Engine:
             raise BrokerUnavailable("the broker of Celery does not answer")
         return dict.fromkeys(queues, 0)
 
-    def may_hold(self, queue: str) -> bool:
+    def may_hold(self, queue: str, worker: str) -> bool:
         return False
 
 

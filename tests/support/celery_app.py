@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, group
+import kombu
+from celery import Celery, Task, group
 from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel, Field
 from support.charges import Charge, charge
@@ -41,7 +42,20 @@ def build(broker_url: str, prefix: str, folder: Path, **more: Any) -> tuple[Cele
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=False,
         task_ignore_result=True,
+        **({"result_backend": broker_url} if broker_url.startswith("redis") else {}),
+        result_backend_transport_options={"global_keyprefix": f"{prefix}:"},
     )
+    if "TEST_TOPICS" in os.environ:
+        of_kombu: Any = kombu
+        topics, queue = of_kombu.Exchange(f"{prefix}-topics", type="topic"), of_kombu.Queue
+        celery.conf.update(
+            task_default_exchange=topics.name,
+            task_default_exchange_type="topic",
+            task_queues=[
+                queue(f"{prefix}-default", topics, routing_key="default"),
+                queue(f"{prefix}-orders", topics, routing_key="orders.*"),
+            ],
+        )
     app = AsyncTask(**settings(folder, **more))
     attach(celery, app, late_ack="TEST_EARLY_ACK" not in os.environ)
     declare(celery, folder)
@@ -133,6 +147,56 @@ def declare(celery: Any, folder: Path) -> None:
         """Ends its process at once."""
         shop.note("began", number)
         os._exit(9)
+
+    class Hooked(Task):  # type: ignore[misc]
+        """A base class with hooks of its own: the item names the one that fails."""
+
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            if not self.request.is_eager:
+                shop.note("before_start", args[0]["at"], current_job().job_id == task_id)
+            fail_at("before_start", args[0])
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            fail_at("before", args[0])
+            result = super().__call__(*args, **kwargs)
+            fail_at("after", args[0])
+            return result
+
+        def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+            shop.note("on_success", args[0]["at"])
+            fail_at("on_success", args[0])
+
+        def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+            shop.note("on_failure", args[0]["at"])
+
+    def fail_at(place: str, item: dict[str, Any]) -> None:
+        if item["at"] == place:
+            raise ValueError(f"at {place}")
+        if item["at"] == f"{place}_refused":
+            raise SoldOutError(f"sold out at {place}")
+
+    @task(name="hooked", base=Hooked, failed_on=(SoldOutError,))
+    def hooked(item: dict[str, Any]) -> str:
+        shop.note("did", item["at"])
+        fail_at("run", item)
+        return "through"
+
+    @task(name="opaque", ignore_result=False)
+    def opaque(item: dict[str, Any]) -> Any:
+        """Its result cannot be encoded."""
+        shop.note("did", "opaque")
+        return object()
+
+    @task(name="limited", rate_limit="1/h")
+    def limited(item: Any) -> None: ...
+
+    @task(name="pair")
+    def pair(item: Any, seller: str) -> None:
+        """Is not called with one item."""
+
+    @task(name="named")
+    def named(item: Any, *, seller: str) -> None:
+        """The same."""
 
     @task(name="unseen", use_task_event=False)
     def unseen(number: int) -> None:

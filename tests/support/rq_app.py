@@ -120,6 +120,22 @@ if NAMESPACE in os.environ:
         return number
 
     @engine.job(queue)
+    def opaque(number: int) -> Any:
+        """Its result is no JSON; RQ stores that it cannot store it."""
+        return {(1, 2): 3}
+
+    def unable(rq_job: Any, connection: Any, result: Any) -> None:
+        raise ValueError("in on_success")
+
+    @engine.job(queue, on_success=rq.Callback(unable))
+    def praised(number: int) -> int:
+        return number
+
+    @engine.job(queue)
+    def pair(item: Any, seller: str) -> None:
+        """Is not called with one item."""
+
+    @engine.job(queue)
     def asking(breaks: int) -> Any:
         """Asks for another try by what it returns."""
         return Retry(max=2) if current_job().attempt <= breaks else "through"

@@ -248,6 +248,32 @@ def test_a_misspelt_variable_is_told_with_the_nearest_setting() -> None:
     assert "ASYNCTASK_MAX_ROWS" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ASYNCTASK_URL", "http://127.0.0.1:8000"),
+        ("ASYNCTASK_PORT", "tcp://10.0.0.1:80"),
+        ("ASYNCTASK_PORT_80_TCP", "tcp://10.0.0.1:80"),
+        ("ASYNCTASK_PORT_80_TCP_ADDR", "10.0.0.1"),
+        ("ASYNCTASK_SERVICE_HOST", "10.0.0.1"),
+        ("ASYNCTASK_SERVICE_PORT_HTTP", "80"),
+        ("ASYNCTASK_WEB_SERVICE_PORT", "80"),
+        ("ASYNCTASK_WEB_PORT", "tcp://10.0.0.1:80"),
+    ],
+)
+def test_a_variable_of_another_program_in_a_shared_environment_is_passed_over(name: str, text: str) -> None:
+    """It was refused as an unknown setting: of workers in Ruby, and of a service in Kubernetes that is named asynctask."""
+    code, out, err = call("config", "--json", environ={name: text})
+    assert (code, err) == (0, "")
+    assert {each["origin"] for each in settings_of(out).values()} == {"default"}
+
+
+@pytest.mark.parametrize("name", ["ASYNCTASK_TOKEN", "ASYNCTASK_WEB_PORT", "ASYNCTASK_PORT_80", "ASYNCTASK_URLS"])
+def test_other_names_are_refused(name: str) -> None:
+    code, _, err = call("config", environ={name: "80"})
+    assert (code, f"{name} is no setting" in err) == (2, True)
+
+
 def test_settings_stand_in_the_environment_for_as_long_as_the_block_lasts() -> None:
     environ = {"ASYNCTASK_PORT": "1"}
     with environment({"port": 2, "locale": "ja", "app": None}, environ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -166,3 +167,66 @@ def test_a_method_of_an_iterable_that_a_call_would_not_perform_is_refused(name: 
         methods = {"items": lambda self, cursor, item: [], "each": lambda self, item: None, name: method}
         with pytest.raises(ConfigError, match=f"{name} must be a plain method"):
             app.worker(type("Walk", (app.Iterable,), methods))
+
+
+# -- with how many arguments
+
+
+class Pair:
+    def perform(self, item: str, seller: str) -> None: ...
+
+
+class CalledObject:
+    def __call__(self, item: str) -> None: ...
+
+
+def named(item: str, *, seller: str) -> None: ...
+
+
+def injecting(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(item: str) -> Any:
+        return function(item, "a session")
+
+    return call
+
+
+def of_a_coroutine(function: Any) -> Any:
+    """As Dramatiq wraps an ``async def`` actor."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> None: ...
+
+    return call
+
+
+@injecting
+def given_a_session(item: str, session: str) -> None: ...
+
+
+@of_a_coroutine
+async def waits_for_two(item: str, seller: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "fits"),
+    [
+        (mail, {1, 2, 3}),
+        (Import, {1, 2}),
+        (Pair, {2}),
+        (CalledObject(), {1}),
+        (partial(mail, "you"), {0, 1, 2}),
+        (named, set()),
+        (given_a_session, {1}),
+        (waits_for_two, {2}),
+        (lambda: None, {0}),
+        (lambda *numbers: None, {0, 1, 2, 3}),
+    ],
+)
+def test_a_worker_knows_with_how_many_arguments_it_can_be_called(target: Any, fits: set[int]) -> None:
+    worker = worker_of(target, Pushed())
+    assert {count for count in range(4) if worker.unfit_for(count) is None} == fits
+
+
+def test_it_names_its_parameters_where_it_cannot() -> None:
+    assert worker_of(named, Pushed()).unfit_for(1) == "(item, *, seller)"
