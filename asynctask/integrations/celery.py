@@ -458,7 +458,10 @@ class CeleryEngine:
         def sent(name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
             task_id, task = options.get("task_id"), self._celery.tasks.get(name) if options.get("task_id") else None
             known = task is not None and (name in self._tracked or self._current(task_id) is not None)
-            if more or not known or getattr(self._thread, "sending", False) or getattr(self._thread, "pushing", False):
+            is_copy = ATTEMPT in (options.get("headers") or {}) or getattr(
+                self._thread, "pushing", False
+            )  # of a dispatcher
+            if more or not known or is_copy or getattr(self._thread, "sending", False):
                 return send_task(name, args, kwargs, *more, **options)
             del options["task_id"]
 
