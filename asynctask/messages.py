@@ -134,6 +134,13 @@ def append(messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
     return merged
 
 
+def revealed(item: Any) -> Any:
+    """An item as its sender gave it: the secrets that are marked in it."""
+    if not isinstance(item, dict):
+        return item
+    return {key: each[SECRET] if isinstance(each, dict) and each.keys() == {SECRET} else each for key, each in item.items()}
+
+
 def masked(value: Any) -> Any:
     """A parsed JSON value as people see it: :data:`MASK` in place of each secret. Changes lists and objects in place."""
     holder = {"": value}

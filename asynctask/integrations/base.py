@@ -44,6 +44,7 @@ from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, Snapshot, reopen
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
+from asynctask.messages import revealed
 from asynctask.middleware.tracker import Stops, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
@@ -178,6 +179,7 @@ def pushed_job(copy: Copy) -> PushedJob:
     is_lone = copy.task_id is None and CALLBACK_OF not in job
     if is_lone:  # see `_lone_arguments` of the outbox
         args, kwargs = args
+        args, kwargs = [*map(revealed, args[:1]), *args[1:]], {name: revealed(each) for name, each in kwargs.items()}
     attempt = None if is_lone else copy.attempt
     queue = copy.queue.partition("/")[2]
     retries = int(job.get("retry_count", -1)) + 1
@@ -255,8 +257,12 @@ def merge_function(app: Exporting) -> Callable[..., Any]:
     return merge_parts
 
 
-def kept_params(job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:
-    """The arguments of a lone job as its Event stores them; None if they are not JSON or over ``limit`` bytes."""
+def kept_params(worker: Worker | None, job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:
+    """The arguments of a lone job as its Event stores them, with secrets of an item marked; None if they are not JSON or
+    over ``limit`` bytes."""
+    if worker is not None and worker.shape is not None:
+        conceal = worker.shape.conceal
+        args, kwargs = [*map(conceal, args[:1]), *args[1:]], {name: conceal(each) for name, each in kwargs.items()}
     params: Any = {"args": list(args), "kwargs": dict(kwargs)} if kwargs else list(args)
     try:
         kept = len(dumps(params)) <= limit

@@ -742,7 +742,8 @@ class CeleryEngine:
         if not is_job_id(task_id):
             return apply_async(args, kwargs, task_id=task_id, **options)
         queue = engine_queue(NAME, self._queue_to(options, own_name(self._tracked[task.name].queue)))
-        job = Arrival(task_id, None, task.name, queue, self._params(task_id, args, kwargs))
+        params = self._params(self._tracked[task.name], task_id, args, kwargs)
+        job = Arrival(task_id, None, task.name, queue, params)
         # Between the functions of jobs Celery sends by itself: the next step of a chain, the body of a chord.
         by_celery = getattr(self._thread, "current", None) is None and get_current_worker_task() is not None
         headers = options.get("headers") or {}
@@ -808,8 +809,8 @@ class CeleryEngine:
             return own_name(worker.queue)
         return self._queue_to(self._celery.amqp.router.route({}, task.name), self._celery.conf.task_default_queue)
 
-    def _params(self, task_id: str, args: Any, kwargs: Any) -> Any:
-        return kept_params(task_id, args or (), kwargs or {}, self._app.config.max_item_bytes)
+    def _params(self, worker: Worker, task_id: str, args: Any, kwargs: Any) -> Any:
+        return kept_params(worker, task_id, args or (), kwargs or {}, self._app.config.max_item_bytes)
 
     # -- performing
 
@@ -818,7 +819,7 @@ class CeleryEngine:
         attempt = _attempt(vars(request), request.id)
         delivery = request.delivery_info or {}
         queue = self._queue_of(delivery, own_name(worker.queue))
-        params = self._params(request.id, args, kwargs)
+        params = self._params(worker, request.id, args, kwargs)
         snapshot = None if request.retries else Snapshot.parse(getattr(request, SNAPSHOT, None), request.id)
         redelivered = bool(delivery.get("redelivered"))
         # A program that records nothing sent it: if its id was used before, this is another run.
@@ -1130,7 +1131,7 @@ class CeleryEngine:
         name = self._queue_of(request.delivery_info, own_name(worker.queue))
         attempt = _attempt(request.request_dict, request.id)
         if attempt is None or isinstance(attempt, int):
-            params = self._params(request.id, *request.message.payload[:2])
+            params = self._params(worker, request.id, *request.message.payload[:2])
             told = None if request.request_dict.get("retries") else request.request_dict.get(SNAPSHOT)
             snapshot = Snapshot.parse(told, request.id)
             queue = engine_queue(NAME, name)

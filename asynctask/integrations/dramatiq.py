@@ -678,7 +678,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         self._settle(current, retry_at=self._app.ledger.now() + (delay or 0) * 1_000)
 
     def _params(self, message: Any) -> Any:
-        return kept_params(message.message_id, message.args, message.kwargs, self._app.config.max_item_bytes)
+        worker, limit = self._workers.get(message.actor_name), self._app.config.max_item_bytes
+        return kept_params(worker, message.message_id, message.args, message.kwargs, limit)
 
     # -- performing
 

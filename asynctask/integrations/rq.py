@@ -392,7 +392,7 @@ class RqEngine:
         if getattr(job, "repeats_left", None):
             raise ConfigError(f"{tracked.path} is tracked, and each run has an Event of its own: do not repeat= one job")
         self._lone_events.announce(
-            Arrival(job.id, None, tracked.worker.name, engine_queue(NAME, job.origin), self._params(job))
+            Arrival(job.id, None, tracked.worker.name, engine_queue(NAME, job.origin), self._params(tracked.worker, job))
         )
 
     def _performs(self, job: Any) -> _Performed | None:
@@ -432,8 +432,8 @@ class RqEngine:
             why = f"it could not be sent: {type(error).__name__}: {error}"
             end_elsewhere(self._app.ledger, job.id, why, lone_only=True)
 
-    def _params(self, job: Any) -> Any:
-        return kept_params(job.id, job.args, job.kwargs, self._app.config.max_item_bytes)
+    def _params(self, worker: Worker, job: Any) -> Any:
+        return kept_params(worker, job.id, job.args, job.kwargs, self._app.config.max_item_bytes)
 
     # -- performing
 
@@ -450,7 +450,7 @@ class RqEngine:
             if why:
                 recording.lost(turn, _arrival(job), why=why, delay_s=_next_try(job))
             return None if is_lone else why
-        name, params = tracked.worker.name, self._params(job) if is_lone else None
+        name, params = tracked.worker.name, self._params(tracked.worker, job) if is_lone else None
         ticket = recording.begin(turn, replace(_arrival(job, name, params), anew=is_lone and job.started_at is None))
         if isinstance(ticket, str):
             return ticket

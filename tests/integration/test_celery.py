@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 from redis import ConnectionError, Redis
 from redis.client import Pipeline
 from support.celery_app import build
-from support.charges import GIVEN, Charge, check_events
+from support.charges import GIVEN, Charge, check_events, check_lone
 from support.engine_worker import family
 from support.engines import LONE_ENDS
 from support.forked import Program
@@ -1190,3 +1190,5 @@ def test_items_reach_the_worker_as_they_were_given(engine: CeleryWorld) -> None:
     assert (refused["row"], refused["errors"][0]["column"]) == (2, "price")
     task.wait(timeout=60)
     check_events(task.events())
+    lone = engine.task("charge").delay(GIVEN).id
+    check_lone(engine.event(lone))

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import dramatiq
 import pytest
-from support.charges import GIVEN, Charge, check_events
+from support.charges import GIVEN, Charge, check_events, check_lone
 from support.dramatiq_app import build, redis_broker
 from support.engines import LONE_ENDS
 from support.forked import Program
@@ -599,3 +599,5 @@ def test_items_reach_the_worker_as_they_were_given(engine: Dramatiq) -> None:
     assert (refused["row"], refused["errors"][0]["column"]) == (2, "price")
     task.wait(timeout=60)
     check_events(task.events())
+    lone = engine.send("charge", GIVEN)
+    check_lone(engine.event(lone))

@@ -17,7 +17,7 @@ import rq
 from rq.command import send_stop_job_command
 from rq.exceptions import DuplicateJobError
 from rq.suspension import resume, suspend
-from support.charges import GIVEN, Charge, check_events
+from support.charges import GIVEN, Charge, check_events, check_lone
 from support.drawn import examples
 from support.engines import LONE_ENDS
 from support.faults import stop
@@ -860,3 +860,5 @@ def test_items_reach_the_worker_as_they_were_given(engine: RqWorld) -> None:
     assert (refused["row"], refused["errors"][0]["column"]) == (2, "price")
     task.wait(timeout=60)
     check_events(task.events())
+    lone = engine.jobs.charged.delay(GIVEN).id
+    check_lone(engine.event(lone))
