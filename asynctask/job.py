@@ -399,6 +399,8 @@ def refuse_work(result: T) -> T:
     """A function's result, if it is a value. Raises :class:`~asynctask.errors.NotPerformed` for work that is still to be
     performed: what can be awaited, and iterators that call functions as they go."""
     if type(result) not in _DONE and is_work(result):
+        if isinstance(result, Coroutine | Generator):
+            result.close()  # the error says it; a warning of the garbage collector would come at any time
         raise NotPerformed(
             f"it returned work that nobody performs ({type(result).__name__}): await it, or go through it, before you"
             " return"

@@ -170,7 +170,7 @@ class Submitter:
             digest = _digest(worker, options, _program_body(items), callbacks)
         rows = self._rows(worker, items, unique, key)
         if options.dry_run:
-            return check_rows(rows(), self._limits.max_rows, strict=strict)
+            return check_rows(rows(), self._shape(worker), self._limits.max_rows, strict=strict)
         new = self._new_task(worker, options, digest, callbacks)
         if isinstance(items, Collection) and self._splitter.may_fit(len(items), None):
             whole = self._gather(new, rows, strict=strict)

@@ -513,7 +513,9 @@ class DryRunResult(_Out):
     rejected: int
     errors: list[Fault] = Field(description="The first 1,000.")
     errors_truncated: bool
-    first_items: list[JsonValue] = Field(description="Up to five items as they would be kept, with secrets masked.")
+    first_items: list[JsonValue] = Field(
+        description="Up to five items as the worker would be given them, with secrets masked."
+    )
 
 
 class PageLinks(_Out):

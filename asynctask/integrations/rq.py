@@ -67,7 +67,8 @@ try:
     import rq
     from redis.exceptions import RedisError
     from rq import decorators
-    from rq.exceptions import AbandonedJobError, DuplicateJobError, InvalidJobOperation, NoSuchJobError
+    from rq import exceptions as rq_exceptions
+    from rq.exceptions import AbandonedJobError, InvalidJobOperation, NoSuchJobError
     from rq.executions import Execution
     from rq.job import JobStatus, Retry, get_current_job
     from rq.serializers import JSONSerializer, resolve_serializer
@@ -554,9 +555,9 @@ class TrackedQueue(rq.Queue):
         return job
 
     def enqueue_call(self, *args: Any, **options: Any) -> Any:
-        job_id = options.get("job_id")
-        if options.get("unique") and job_id and rq.job.Job.exists(job_id, connection=self.connection):
-            raise DuplicateJobError(f"a job with the id {job_id} exists in RQ")  # as RQ does, before its Event is touched
+        job_id, kind = options.get("job_id"), getattr(rq_exceptions, "DuplicateJobError", None)  # not in the oldest RQ
+        if kind and options.get("unique") and job_id and rq.job.Job.exists(job_id, connection=self.connection):
+            raise kind(f"a job with the id {job_id} exists in RQ")  # as RQ does, before its Event is touched
         return super().enqueue_call(*args, **options)
 
     def enqueue_job(self, job: Any, *args: Any, **options: Any) -> Any:

@@ -19,7 +19,6 @@ from asynctask.lists.problems import render, say
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
-from asynctask.messages import masked
 
 KEPT_PROBLEMS: Final = 1_000
 """Largest number of problems that a response names."""
@@ -51,7 +50,8 @@ class DryRun:
     """The result that a list would have.
 
     ``accepted`` and ``rejected`` count rows; ``problems`` are the first 1,000, ``truncated`` if there are more;
-    ``first_items`` are the inputs of up to five items, with secrets masked.
+    ``first_items`` are up to five items as the worker would get them (of a model, a dict by field name), with secrets
+    masked.
     ``strict``: one refused row refuses all.
     """
 
@@ -62,11 +62,11 @@ class DryRun:
     first_items: list[Any] = field(default_factory=list)
     strict: bool = False
 
-    def add(self, row: NewItem | Refused) -> None:
+    def add(self, row: NewItem | Refused, shape: ItemShape) -> None:
         if isinstance(row, NewItem):
             self.accepted += 1
             if len(self.first_items) < FIRST_ITEMS:
-                self.first_items.append(masked(row.values))
+                self.first_items.append(shape.preview(row))
             return
         self.rejected += 1
         room = KEPT_PROBLEMS - len(self.problems)
@@ -91,7 +91,12 @@ class DryRun:
 
 
 def check_rows(
-    rows: Iterable[NewItem | Refused], max_rows: int, *, strict: bool, check_time: Callable[[], None] = lambda: None
+    rows: Iterable[NewItem | Refused],
+    shape: ItemShape,
+    max_rows: int,
+    *,
+    strict: bool,
+    check_time: Callable[[], None] = lambda: None,
 ) -> DryRun:
     """Validates a list and writes nothing. ``check_time`` is called for each row and may raise.
 
@@ -100,7 +105,7 @@ def check_rows(
     found = DryRun(strict=strict)
     for row in rows:
         check_time()
-        found.add(row)
+        found.add(row, shape)
         if found.accepted + found.rejected > max_rows:
             raise too_many_items(max_rows)
     if not found.accepted and not found.rejected:
@@ -141,7 +146,7 @@ class Checker:
             rows = opened.checked()
             if source.resubmit_of is not None:
                 rows = still_failed(self._ledger, source.resubmit_of, rows)
-            return check_rows(rows, self._limits.max_rows, strict=source.strict, check_time=check_time)
+            return check_rows(rows, shape, self._limits.max_rows, strict=source.strict, check_time=check_time)
 
     def answer(self, source: ListSource, shape: ItemShape) -> bytes:
         """The child's answer: the result of :meth:`check_here`, or its error, as JSON."""

@@ -31,7 +31,7 @@ from asynctask.lists.coerce import (
 from asynctask.lists.problems import fault, from_pydantic, in_order
 from asynctask.lists.readers.base import CellError, Formatted, RawRow, normalise, report_block, shorten
 from asynctask.lists.written_cells import field_json, fields_of, item_text, jsonable, plain_json, secret_json, storable
-from asynctask.messages import MASK, SECRET
+from asynctask.messages import MASK, SECRET, masked
 from asynctask.worker import Worker, is_model
 
 if TYPE_CHECKING:
@@ -268,6 +268,15 @@ class ItemShape:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults)
             raise UnfitItem(f"the item does not fit {self.model.__name__}: {said}") from None
+
+    def preview(self, row: NewItem) -> Any:
+        """An accepted item as the worker gets it, JSON-ready: of a model, as it shows itself."""
+        if self.model is None:
+            return masked(row.values)
+        try:
+            return self.revive(row.values).model_dump(mode="json", round_trip=True, warnings=False)
+        except Exception:  # a serializer of the model that refuses the value, or an answer that changes
+            return masked(row.values)
 
     def conceal(self, params: Any) -> Any:
         """An item that another program sent, JSON-ready, as it is kept: its secrets are marked."""
@@ -592,6 +601,11 @@ class MixedShape(ItemShape):
 
     def _worker(self, name: Any) -> Worker | None:
         return self._find(name) if isinstance(name, str) else None
+
+    def preview(self, row: NewItem) -> Any:
+        worker = self._worker(row.worker_name)
+        found = None if worker is None else worker.shape
+        return found.preview(row) if isinstance(found, ItemShape) else masked(row.values)
 
     def key_field(self, item: NewItem) -> str | None:
         """The field that is the key of the worker of an accepted item; None without one."""

@@ -264,7 +264,8 @@ def checked(
     """
     compared = unique if key is None else (*unique, key)
     keyed = key is not None or isinstance(shape, MixedShape)
-    validate: Validate = partial(_Keyed(shape, binding, key).validate if keyed else shape.validate, compared=compared)
+    check = _Keyed(shape, binding, key).validate if keyed else shape.validate
+    validate: Validate = partial(check, compared=compared) if compared else check
     if numbers is not None:
         validate = _numbered(validate, numbers)
     if not unique:
@@ -381,7 +382,7 @@ class _Keyed:
         self._shape, self._key = shape, key
         self._names = {field: header for header, field in binding.fields.items()} if binding else {}
 
-    def validate(self, raw: RawRow, binding: Binding | None, compared: Sequence[str]) -> NewItem | Refused:
+    def validate(self, raw: RawRow, binding: Binding | None, compared: Sequence[str] = ()) -> NewItem | Refused:
         """The row as the shape takes it, with its key."""
         row = self._shape.validate(raw, binding, compared)
         if isinstance(row, Refused):

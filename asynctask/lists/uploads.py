@@ -154,7 +154,7 @@ def items_body(items: Any) -> bytes:
     try:
         return item_text(items, plain_json)
     except TypeError as error:
-        if "64 bits" in str(error):
+        if "64-bit" in str(error):
             return json.dumps(items).encode()
         raise _not_json(items, error) from error
 

@@ -137,7 +137,7 @@ def _fault_of(value: Any) -> str | None:
         return None if math.isfinite(value) else f"the number {value} is no JSON number"
     if isinstance(value, int):
         large = not -(2**63) <= value < 2**64
-        return f"the number {shorten(str(value))} is no JSON number of up to 64 bits: give it as text" if large else None
+        return f"the number {shorten(str(value))} exceeds the 64-bit range of JSON: give it as text" if large else None
     if is_model(type(value)):
         value = fields_of(value)
     elif is_dataclass(value) and not isinstance(value, type):

@@ -265,7 +265,7 @@ def test_of_a_batch_with_others_in_it_every_job_gets_its_ticket(world: World) ->
     task_id, _, tracker, _ = begun(app, 3)
     world.sql("UPDATE events SET deaths = 1 WHERE seq = 1")
     known = [job_id for (job_id,) in world.sql("SELECT job_id FROM events WHERE task_id = ? ORDER BY seq", task_id)]
-    arrivals = [Arrival(job_id, 1, "note", "default") for job_id in [*known, "a-stranger"]]
+    arrivals = [*(Arrival(job_id, 1, "note", "default") for job_id in known), Arrival("a-stranger", 0, "note", "default")]
     tickets = tracker.arrive(arrivals)
     assert [ticket.job_id for ticket in tickets] == [arrival.job_id for arrival in arrivals]
     assert [ticket.watched for ticket in tickets] == [False, True, False, False]

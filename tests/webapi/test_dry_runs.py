@@ -49,7 +49,7 @@ def test_a_dry_run_says_what_the_list_would_come_to_and_writes_nothing(
              "message": f"is the same as in row {first}; change it, or delete one of the two rows"},
             {"row": first + 3, "column": "sku", "code": "missing", "value": None, "message": "is required; fill it in"},
         ],
-        "first_items": [{"sku": "A", "quantity": 1}],
+        "first_items": [{"sku": "A", "quantity": 1, "note": None}],
     }  # fmt: skip
     assert client.get("/api/tasks").json["tasks"] == []
     assert stored(app) == []
@@ -127,7 +127,7 @@ def test_a_large_list_is_dry_run_in_a_child_with_the_same_answer(large: AsyncTas
     assert answer.status_code == 200, answer.json
     assert (answer.json["accepted"], answer.json["rejected"]) == (1, 3)
     assert answer.json["errors"][1]["message"] == "2 行目と同じ値です。変更するか、どちらかの行を削除してください"
-    assert answer.json["first_items"] == [{"sku": "A", "quantity": 1}]
+    assert answer.json["first_items"] == [{"sku": "A", "quantity": 1, "note": None}]
     refused = client.post("/api/tasks", **form("Quantity,x\n1,1\n", dry_run="true"), headers={"Accept-Language": "zh-CN"})
     assert (refused.status_code, refused.json["code"]) == (422, "missing_columns")
     assert refused.json["detail"].startswith("表中缺少这些列：sku")

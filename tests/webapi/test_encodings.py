@@ -41,7 +41,7 @@ def test_a_text_is_read_in_the_encoding_that_is_named(client: Client, form: Form
 
 def test_a_dry_run_and_the_report_read_it_in_that_encoding_too(client: Client, form: Form) -> None:
     dry = client.post("/api/tasks", **form(KOREAN, encoding="euc-kr", dry_run="true"))
-    assert [item.get("note") for item in dry.json["first_items"]] == ["서울", None]
+    assert [item["note"] for item in dry.json["first_items"]] == ["서울", None]
     answer = client.post("/api/tasks", **form(KOREAN, encoding="euc-kr"))
     report = client.get(f"/api/tasks/{answer.json['task_id']}/report.csv?rows=all").data.decode("utf-8-sig")
     assert "A,서울" in report
@@ -94,7 +94,7 @@ def test_the_option_is_described_for_files_and_raw_bodies(client: Client) -> Non
 
 def test_a_program_names_it_the_same_way(app: AsyncTask) -> None:
     stored = app.uploads.store(io.BytesIO(KOREAN), "list.csv")
-    assert [item.get("note") for item in app.check_file("enroll", stored, encoding="euc-kr").first_items] == ["서울", None]
+    assert [item["note"] for item in app.check_file("enroll", stored, encoding="euc-kr").first_items] == ["서울", None]
 
 
 def test_a_doubtful_text_is_refused_with_what_it_may_be_and_taken_with_one_of_them(client: Client, form: Form) -> None:

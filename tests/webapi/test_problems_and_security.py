@@ -140,7 +140,9 @@ def pages(client: Client, task_id: int) -> list[Response]:
 
 def test_nothing_that_users_send_becomes_markup(app: AsyncTask, client: Client, form: Callable[..., Any]) -> None:
     filename = f"{EVIL}.csv".replace("/", "-")
-    answer = client.post("/api/tasks", **form(f'sku,note\nA,"{EVIL}"\n', filename=filename, title=EVIL))
+    answer = client.post(
+        "/api/tasks", **form('sku,note\nA,"' + EVIL.replace('"', '""') + '"\n', filename=filename, title=EVIL)
+    )
     assert answer.status_code == 202, answer.json
     for page in pages(client, answer.json["task_id"]):
         text = page.get_data(as_text=True)
