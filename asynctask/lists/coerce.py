@@ -273,7 +273,7 @@ def _read(text: str, notation: Notation, *, whole: bool) -> str:
     if found == COMMA:
         return str(comma)
     # Whole numbers have no decimals: there 12.000 remains uncertain until another cell of the column tells.
-    told = found & BETWEEN and ("," in text or not whole) or (found & JSON and "," not in text and not whole)
+    told = (found & BETWEEN and ("," in text or not whole)) or (found & JSON and "," not in text and not whole)
     if not found & COMMA and (found & POINT or told):
         return point
     raise Unclear("ambiguous_number", "ambiguous_number")
