@@ -199,10 +199,11 @@ class ItemShape:
         hidden = self._secret_keys | {key for key in values if normalise(str(key)) in self._secret_names}
         within = tuple(f"{key}." for key in hidden)
         cells = {key: MASK if key in hidden and each is not None else each for key, each in values.items()}
+        texts = sorted(_texts([each for key, each in values.items() if key in hidden]) - {MASK}, key=len, reverse=True)
         shown = [
-            replace(problem, value=MASK)
+            replace(_without(problem, texts), value=MASK)
             if problem.value is not None and (problem.column in hidden or str(problem.column).startswith(within))
-            else problem
+            else _without(problem, texts)
             for problem in problems
         ]
         return Refused(row.number, in_order(shown, values), jsonable(cells))
@@ -260,6 +261,7 @@ class ItemShape:
             return params
         from pydantic import ValidationError  # with a model, pydantic is loaded already
 
+        hidden: dict[str, Any] = {}
         if self.secrets and isinstance(params, Mapping):
             hidden = {key: params[key][SECRET] for key in self._secret_keys if _is_kept(params.get(key))}
             params = {**params, **hidden}
@@ -268,6 +270,8 @@ class ItemShape:
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults)
+            for text in _texts(list(hidden.values())):
+                said = said.replace(text, MASK)
             raise UnfitItem(f"the item does not fit {self.model.__name__}: {said}") from None
 
     def conceal(self, params: Any) -> Any:
@@ -360,7 +364,10 @@ class ItemShape:
             if not wrong:
                 return self._by_model(row, data, [], None, compared)
             if attempt == 0:
-                written = given.model_dump(mode="json", round_trip=True, include=wrong, warnings=False)
+                try:
+                    written = given.model_dump(mode="json", round_trip=True, include=wrong, warnings=False)
+                except Exception:  # bytes that are no text, or a serializer of the model
+                    break
                 data |= {name: written.get(name, every[name]) if name in data else every[name] for name in wrong}
         assert self.model is not None
         params = {"model": self.model.__name__, "fields": ", ".join(sorted(wrong))}
@@ -741,6 +748,36 @@ def _is_masked(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_is_masked, value.values()))
     return isinstance(value, list | tuple | set | frozenset) and any(map(_is_masked, value))
+
+
+_TOLD: Final = 3
+"""Characters from which a text of a secret is looked for in messages."""
+
+
+def _texts(value: Any) -> set[str]:
+    """The texts and numbers in the value of a field that holds secrets, as a message may have them."""
+    value = secret_json(value) if callable(getattr(value, "get_secret_value", None)) else value
+    if is_model(type(value)):
+        value = fields_of(value)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        return {text} if len(text) >= _TOLD and not isinstance(value, bool | None) else set()
+    return set[str]().union(*map(_texts, value))
+
+
+def _without(problem: Problem, texts: Iterable[str]) -> Problem:
+    """A problem that does not tell these texts: a validator may have said what it was given."""
+    message, params = problem.message, dict(problem.params)
+    for text in texts:
+        message = message.replace(text, MASK)
+        params = {name: each.replace(text, MASK) if isinstance(each, str) else each for name, each in params.items()}
+    return (
+        problem
+        if message == problem.message and params == problem.params
+        else replace(problem, message=message, params=params)
+    )
 
 
 def _changed(given: Any, built: Any) -> Iterable[tuple[type, set[str]]]:

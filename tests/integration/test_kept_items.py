@@ -39,7 +39,7 @@ from support.world import World
 
 from asynctask import AsyncTask, NormalException
 from asynctask.errors import ConfigError, InputError
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Refused, UnfitItem
 from asynctask.lists.readers import RawRow
 from asynctask.reports.files import iter_csv
 from asynctask.testing import wait_for
@@ -577,3 +577,54 @@ def test_a_model_with_secrets_under_any_name_is_refused_at_declaration(app: Asyn
     for model in (Rest, RootModel[dict[str, SecretStr]]):
         with pytest.raises(ConfigError, match="under names that no field has"):
             app.worker(name="rest")(_annotated(charge, model))
+
+
+class Told(BaseModel):
+    secret: Annotated[SecretStr, BeforeValidator(lambda said: _too_short(said))] = SecretStr("")
+    pins: list[Secret[Annotated[int, BeforeValidator(lambda said: _too_short(said))]]] = []
+    note: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def whole(cls, said: Any) -> Any:
+        return _too_short(said["secret"]) if said.get("note") else said
+
+
+def _too_short(said: Any) -> Any:
+    raise ValueError(f"{said!r} is too short")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"secret": "hunter2"},
+        {"secret": b"hunter2"},
+        {"pins": [770077, "hunter2"]},
+        {"secret": "hunter2", "note": "x"},
+        {"SECRET": "hunter2", "secret": "hunter2+", "pins": [770077]},
+    ],
+)
+def test_a_validator_that_says_the_secret_does_not_tell_it(given: dict[str, Any]) -> None:
+    found = ItemShape(Told).validate(RawRow(1, given), None)
+    assert isinstance(found, Refused)
+    assert "too short" in found.problems[0].message
+    assert not any(secret in str(found) for secret in ("hunter2", "770077"))
+    with pytest.raises(UnfitItem, match="too short") as caught:
+        ItemShape(Told).revive({key: {"$secret": _json(each)} for key, each in given.items() if key != "note"})
+    assert not any(secret in str(caught.value) for secret in ("hunter2", "770077"))
+
+
+def _json(said: Any) -> Any:
+    return said.decode() if isinstance(said, bytes) else said
+
+
+def test_an_instance_with_bytes_that_are_no_text_is_refused_by_its_field() -> None:
+    """Without it the whole list fails with UnicodeDecodeError."""
+
+    class Raw(BaseModel):
+        raw: bytes
+        count: int = 0
+
+    found = ItemShape(Raw).validate(RawRow(1, Raw(raw=b"\xff")), None)
+    assert isinstance(found, Refused)
+    assert found.problems[0].text == "instance"
