@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 import orjson
@@ -376,7 +378,7 @@ class ItemShape:
     def _changed_instances(self, row: RawRow, data: Mapping[str, Any], item: Any) -> Iterable[Problem]:
         """The problems of values that hold instances which their own validators have changed again."""
         for key, value in data.items():
-            if isinstance(value, str | int | float) or key not in self._json_columns:
+            if _is_json(value) or key not in self._json_columns:
                 continue
             built = getattr(item, self._json_columns[key].field, None)
             for kind, names in _changed(value, built):
@@ -778,6 +780,21 @@ def _without(problem: Problem, texts: Iterable[str]) -> Problem:
         if message == problem.message and params == problem.params
         else replace(problem, message=message, params=params)
     )
+
+
+_SCALARS: Final = frozenset({str, int, float, bool, type(None), datetime, date, Decimal})
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value holds no instance of a class, as that of a parsed text."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return True
+    if kind is dict:
+        value = value.values()
+    elif kind is not list:
+        return False
+    return all(map(_is_json, value))
 
 
 def _changed(given: Any, built: Any) -> Iterable[tuple[type, set[str]]]:
