@@ -56,6 +56,7 @@ _EXACT: Final = 1e15
 """Below it a spreadsheet's 15 digits include the units."""
 _DEEPEST: Final = 32
 """Nesting of JSON in a cell."""
+_SIZE: Final = re.compile(r"\s*\d*\.?\d+\s*\w*\s*")
 _WITH_TIME: Final = {
     "date_cell": "datetime_cell", "date_unreadable": "datetime_unreadable", "ambiguous_date": "ambiguous_datetime",
 }  # fmt: skip
@@ -129,9 +130,19 @@ def is_number(annotation: Any) -> bool:
     return bool(found) and all(_kind(each) in _NUMBERS for each in found)
 
 
-def by_model(coerce: Coercer) -> Coercer:
-    """``coerce`` for a field that reads texts by a validator of its own: a text reaches it as it is."""
-    return lambda value: value if isinstance(value, str) else coerce(value)
+def by_model(coerce: Coercer, annotation: Any) -> Coercer:
+    """``coerce`` for a field that reads texts by a validator of its own: a text reaches it as it is. But ``ByteSize`` reads
+    the beginning of a text: 1 of 1,5 GB."""
+    sizes = any(getattr(each, "byte_string_re", None) is not None for each in members(annotation))
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str):
+            return coerce(value)
+        if sizes and not _SIZE.fullmatch(value):
+            raise Unclear("wrong_type", "number")
+        return value
+
+    return convert
 
 
 def own_syntax(model: type[BaseModel]) -> frozenset[str]:
@@ -177,6 +188,13 @@ def members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+_MOMENTS: Final = {
+    "PastDate": date, "FutureDate": date, "PastDatetime": datetime, "FutureDatetime": datetime,
+    "AwareDatetime": datetime, "NaiveDatetime": datetime,
+}  # fmt: skip
+"""Pydantic's dates that are no subclass of one."""
+
+
 def _kind(annotation: Any) -> Any:
     if get_origin(annotation) is Literal:
         return str if all(isinstance(each, str) for each in get_args(annotation)) else None
@@ -184,6 +202,8 @@ def _kind(annotation: Any) -> Any:
         return None
     if issubclass(annotation, Enum):
         return str if all(isinstance(each.value, str) for each in annotation) else None
+    if annotation.__module__ == "pydantic.types" and annotation.__name__ in _MOMENTS:
+        return _MOMENTS[annotation.__name__]
     kinds = (bool, int, float, Decimal, datetime, date, time, timedelta, str)
     return next((kind for kind in kinds if issubclass(annotation, kind)), None)
 
@@ -253,7 +273,7 @@ def _read(text: str, notation: Notation, *, whole: bool) -> str:
     if found == COMMA:
         return str(comma)
     # Whole numbers have no decimals: there 12.000 remains uncertain until another cell of the column tells.
-    told = found & (BETWEEN if "," in text or not whole else 0) or (found & JSON and "," not in text)
+    told = (found & BETWEEN and ("," in text or not whole)) or (found & JSON and "," not in text and not whole)
     if not found & COMMA and (found & POINT or told):
         return point
     raise Unclear("ambiguous_number", "ambiguous_number")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 import orjson
@@ -124,6 +126,9 @@ class ItemShape:
         self._json_columns = self._plan_json()
         keys = {field: {field, *aliases(info, whole=False)} for field, info in self._fields.items()}
         self._secret_keys = frozenset[str]().union(*(keys[field] for field in self.secrets))
+        mapped = [header for header, field in self._columns.items() if field in self.secrets]
+        named = [name for field in self.secrets for name in self._names[field]]
+        self._secret_names = frozenset(normalise(name) for name in (*mapped, *named, *self._secret_keys))
         self._drawn = [name for name, info in self._fields.items() if info.default_factory not in _SAME]
         self._keys = frozenset[str]().union(*keys.values()) if model is not None and _reads_fields_only(model) else None
 
@@ -179,7 +184,7 @@ class ItemShape:
             return self._plain(row, values, binding, compared)
         if binding is not None:
             data, problems = _take_cells(row.number, values, binding.columns)
-        elif type(row.values) is self.model:
+        elif isinstance(row.values, self.model):
             return self._instance(row, row.values, compared)
         else:
             data, problems = self._take_json(row.number, values)
@@ -192,23 +197,22 @@ class ItemShape:
             return Refused(row.number, tuple(problems), {"value": jsonable(values)})
         if not self.secrets:
             return Refused(row.number, in_order(tuple(problems), values), jsonable(values))
-        hidden: Collection[str] = self._secret_keys
-        if binding is not None:
-            hidden = {column.header for column in binding.columns if column.field in self.secrets}
+        # Also what is meant as one, in another spelling than JSON has it or in a column that another one replaces.
+        hidden = self._secret_keys | {key for key in values if normalise(str(key)) in self._secret_names}
+        within = tuple(f"{key}." for key in hidden)
         cells = {key: MASK if key in hidden and each is not None else each for key, each in values.items()}
+        texts = sorted(_texts([each for key, each in values.items() if key in hidden]) - {MASK}, key=len, reverse=True)
         shown = [
-            replace(problem, value=MASK)
-            if problem.value is not None and (problem.column in hidden or str(problem.column).partition(".")[0] in hidden)
-            else problem
+            replace(_without(problem, texts), value=MASK)
+            if problem.value is not None and (problem.column in hidden or str(problem.column).startswith(within))
+            else _without(problem, texts)
             for problem in problems
         ]
         return Refused(row.number, in_order(shown, values), jsonable(cells))
 
     def secret_names(self) -> tuple[str, ...]:
         """The normalised names of the columns that hold secrets."""
-        mapped = [header for header, field in self._columns.items() if field in self.secrets]
-        names = [name for field in self.secrets for name in self._names[field]]
-        return tuple(sorted({normalise(name) for name in (*mapped, *names, *self._secret_keys)}))
+        return tuple(sorted(self._secret_names))
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -259,6 +263,7 @@ class ItemShape:
             return params
         from pydantic import ValidationError  # with a model, pydantic is loaded already
 
+        hidden: dict[str, Any] = {}
         if self.secrets and isinstance(params, Mapping):
             hidden = {key: params[key][SECRET] for key in self._secret_keys if _is_kept(params.get(key))}
             params = {**params, **hidden}
@@ -267,6 +272,8 @@ class ItemShape:
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults)
+            for text in _texts(list(hidden.values())):
+                said = said.replace(text, MASK)
             raise UnfitItem(f"the item does not fit {self.model.__name__}: {said}") from None
 
     def preview(self, row: NewItem) -> Any:
@@ -305,12 +312,13 @@ class ItemShape:
         kept, item = b"", cast("Any", None)
         problems += [
             fault(row.number, self._users_name(key, self.values(row), binding), "masked_secret", "masked_secret")
-            for key in self._secret_keys
-            if data.get(key) == MASK
+            for key in self._secret_keys & data.keys()
+            if _is_masked(data[key])
         ]
         try:
             body, kept = self._kept(data)
             item = self._build(body)
+            problems += self._changed_instances(row, data, item) if binding is None else []
         except TypeError as error:
             problems += self._no_json(row, data, error, binding)
         except ValidationError as error:
@@ -321,10 +329,14 @@ class ItemShape:
             problems.append(fault(row.number, None, "invalid", "unchecked", {"words": words}))
         if problems:
             return self.refused(row, problems, binding)
-        if drawn := {name: getattr(item, name) for name in self._drawn if name not in item.model_fields_set}:
+        given = getattr(item, "model_fields_set", self._drawn)  # a validator of the model may return anything
+        if drawn := {name: getattr(item, name) for name in self._drawn if name not in given}:
             kept = self._with_drawn(data, drawn) or kept
         values = {name: getattr(item, name, None) for name in compared}
-        return self._stored(row, kept, binding, orjson.loads(item_text(values, secret_json)) if values else None)
+        try:
+            return self._stored(row, kept, binding, orjson.loads(item_text(values, secret_json)) if values else None)
+        except TypeError as error:
+            return self.refused(row, self._no_json(row, values, error, binding), binding)
 
     def _with_drawn(self, data: Mapping[str, Any], drawn: Mapping[str, Any]) -> bytes | None:
         """The text to keep of an input with what default factories made for it, so that every attempt has the same ids and
@@ -354,6 +366,8 @@ class ItemShape:
         (``Json``, ``Base64Bytes``) that form.
         """
         every = fields_of(given)
+        if self._keys is not None:  # of a subclass, what the model reads
+            every = {name: each for name, each in every.items() if name in self._fields}
         names = given.model_fields_set | (given.__pydantic_extra__ or {}).keys()
         data, wrong = {name: each for name, each in every.items() if name in names}, set[str]()
         for attempt in range(2):
@@ -361,11 +375,24 @@ class ItemShape:
             if not wrong:
                 return self._by_model(row, data, [], None, compared)
             if attempt == 0:
-                written = given.model_dump(mode="json", round_trip=True, include=wrong, warnings=False)
+                try:
+                    written = given.model_dump(mode="json", round_trip=True, include=wrong, warnings=False)
+                except Exception:  # bytes that are no text, or a serializer of the model
+                    break
                 data |= {name: written.get(name, every[name]) if name in data else every[name] for name in wrong}
         assert self.model is not None
         params = {"model": self.model.__name__, "fields": ", ".join(sorted(wrong))}
         return self.refused(row, [fault(row.number, min(wrong), "invalid", "instance", params)], None)
+
+    def _changed_instances(self, row: RawRow, data: Mapping[str, Any], item: Any) -> Iterable[Problem]:
+        """The problems of values that hold instances which their own validators have changed again."""
+        for key, value in data.items():
+            if _is_json(value) or key not in self._json_columns:
+                continue
+            built = getattr(item, self._json_columns[key].field, None)
+            for kind, names in _changed(value, built):
+                params = {"model": kind.__name__, "fields": ", ".join(sorted(names))}
+                yield fault(row.number, key, "invalid", "instance", params)
 
     def _differing(self, every: Mapping[str, Any], data: Mapping[str, Any]) -> set[str]:
         """The names of an instance's values, ``every``, that another one built of ``data`` does not have."""
@@ -488,7 +515,7 @@ class ItemShape:
         coerce = coercer_for(annotation, sheet=sheet, notation=written)
         if coerce is not None and not own and kind_of(annotation) is float:
             coerce = _as_float(coerce)
-        return _Column(header, field, by_model(coerce) if own and coerce is not None else coerce, nullable)
+        return _Column(header, field, by_model(coerce, info.annotation) if own and coerce is not None else coerce, nullable)
 
     def _match(self, present: Mapping[str, str]) -> dict[str, str]:
         """Field -> header. ``columns`` takes precedence over the names of the model."""
@@ -725,6 +752,99 @@ def holds_secret(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
     return False
 
 
+def _is_masked(value: Any) -> bool:
+    """Whether the value of a field that holds secrets shows the mask in place of one, at any depth."""
+    value = secret_json(value) if callable(getattr(value, "get_secret_value", None)) else value
+    if isinstance(value, bytes):
+        return value.strip() == MASK.encode()
+    if isinstance(value, str):
+        return value.strip() == MASK
+    if is_model(type(value)):
+        value = fields_of(value)
+    if isinstance(value, Mapping):
+        return any(map(_is_masked, value.values()))
+    return isinstance(value, list | tuple | set | frozenset) and any(map(_is_masked, value))
+
+
+_TOLD: Final = 3
+"""Characters from which a text of a secret is looked for in messages."""
+
+
+def _texts(value: Any) -> set[str]:
+    """The texts and numbers in the value of a field that holds secrets, as a message may have them."""
+    value = secret_json(value) if callable(getattr(value, "get_secret_value", None)) else value
+    if is_model(type(value)):
+        value = fields_of(value)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        return {text} if len(text) >= _TOLD and not isinstance(value, bool | None) else set()
+    return set[str]().union(*map(_texts, value))
+
+
+def _without(problem: Problem, texts: Iterable[str]) -> Problem:
+    """A problem that does not tell these texts: a validator may have said what it was given."""
+    message, params = problem.message, dict(problem.params)
+    for text in texts:
+        message = message.replace(text, MASK)
+        params = {name: each.replace(text, MASK) if isinstance(each, str) else each for name, each in params.items()}
+    return (
+        problem
+        if message == problem.message and params == problem.params
+        else replace(problem, message=message, params=params)
+    )
+
+
+_SCALARS: Final = frozenset({str, int, float, bool, type(None), datetime, date, Decimal})
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value holds no instance of a class, as that of a parsed text."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return True
+    if kind is dict:
+        value = value.values()
+    elif kind is not list:
+        return False
+    return all(map(_is_json, value))
+
+
+def _changed(given: Any, built: Any) -> Iterable[tuple[type, set[str]]]:
+    """The class and the changed fields of each instance in ``given`` that its class makes another one of when it is built
+    of its own values, as it was for ``built``."""
+    kind = type(built)
+    if is_model(kind) or is_dataclass(built):
+        if isinstance(given, kind):
+            names = _unlike(vars(given), vars(built))
+            if names and (not (again := _built_again(given, kind)) or _unlike(vars(given), again)):
+                yield kind, names
+        elif isinstance(given, Mapping):
+            for key in given.keys() & vars(built).keys():
+                yield from _changed(given[key], vars(built)[key])
+    elif isinstance(given, Mapping) and isinstance(built, Mapping):
+        for key in given.keys() & built.keys():
+            yield from _changed(given[key], built[key])
+    elif isinstance(given, list | tuple) and isinstance(built, list | tuple):
+        for each, made in zip(given, built, strict=False):
+            yield from _changed(each, made)
+
+
+def _unlike(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
+    return {name for name, each in theirs.items() if name not in mine or mine[name] != each}
+
+
+def _built_again(given: Any, kind: type) -> Mapping[str, Any] | None:
+    """The values of an instance that is built of those of another one; None if they build none."""
+    from pydantic import TypeAdapter  # with a model, pydantic is loaded already
+
+    try:
+        return vars(TypeAdapter(kind).validate_json(item_text(given, secret_json), by_alias=True, by_name=True))
+    except Exception:  # of a validator, or a value without JSON
+        return None
+
+
 def is_secret_text(annotation: Any) -> bool:
     """Whether an annotation is ``SecretStr`` or ``SecretBytes``, or one of them or None."""
     from pydantic import SecretBytes, SecretStr  # with a model, pydantic is loaded already
@@ -765,6 +885,8 @@ def unfit_model(model: type[pydantic.BaseModel]) -> str | None:
     """Why no input of a model can be kept as JSON, a required field of a type that JSON does not build; None if one can."""
     if not model.__pydantic_complete__ and model.model_rebuild(raise_errors=False) is not True:
         return f"{model.__name__} names a type that is not defined yet; define it before the worker"
+    if holds_secret(_unnamed(model)):
+        return f"{model.__name__} holds secrets under names that no field has, where they cannot be hidden; declare fields"
     schema: Any = model.__pydantic_core_schema__
     known = {each["ref"]: each for each in schema.get("definitions", ())}
     field = _unread(schema, known, frozenset())
@@ -774,6 +896,16 @@ def unfit_model(model: type[pydantic.BaseModel]) -> str | None:
         f"{model.__name__}: no JSON builds a value for the field {field or '(root)'}, which is required; give it a type"
         " that JSON has, a validator that makes the value of such a one, or a default"
     )
+
+
+def _unnamed(model: type[pydantic.BaseModel]) -> Any:
+    """The annotation of the values of a model that have no field of their own."""
+    if model.__pydantic_root_model__:
+        return model.model_fields["root"].annotation
+    try:
+        return get_type_hints(model, include_extras=True).get("__pydantic_extra__")
+    except NameError:  # an annotation that exists for type checkers only
+        return None
 
 
 def _reads_fields_only(model: type[pydantic.BaseModel]) -> bool:

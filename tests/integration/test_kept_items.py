@@ -8,11 +8,13 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import openpyxl
+import pydantic.dataclasses
 import pytest
 from pydantic import (
     AfterValidator,
@@ -24,6 +26,7 @@ from pydantic import (
     ConfigDict,
     Field,
     Json,
+    RootModel,
     Secret,
     SecretBytes,
     SecretStr,
@@ -36,7 +39,7 @@ from support.world import World
 
 from asynctask import AsyncTask, NormalException
 from asynctask.errors import ConfigError, InputError
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Refused, UnfitItem
 from asynctask.lists.readers import RawRow
 from asynctask.reports.files import iter_csv
 from asynctask.testing import wait_for
@@ -415,3 +418,213 @@ def test_one_name_is_one_field(app: AsyncTask) -> None:
     assert [each["row"] for each in task.rejects()] == [2]
     worker = app.worker(name="one", failed_on=KeyError, checks=lambda *_: None)(_annotated(charge, Charge))
     assert (worker.failed_on, len(worker.checks)) == ((KeyError,), 1)
+
+
+# -- instances within items, and of subclasses
+
+
+class Line(BaseModel):
+    price: Annotated[int, AfterValidator(lambda said: said * 100)] = 1
+    note: str = ""
+
+
+class Order(BaseModel):
+    line: Line
+    lines: list[Line] = []
+    by_name: dict[str, Line] = {}
+
+
+class LongLine(Line):
+    more: int = 2
+
+
+@pydantic.dataclasses.dataclass
+class Part:
+    price: Annotated[int, AfterValidator(lambda said: said * 100)]
+
+
+class Machine(BaseModel):
+    part: Part
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "column"),
+    [
+        (Line, LongLine(price=3), "price"),
+        (Order, {"line": Line(price=3)}, "line"),
+        (Order, {"line": LongLine(price=3)}, "line"),
+        (Order, {"line": {"price": 3}, "lines": [{"price": 3}, Line(price=3)]}, "lines"),
+        (Order, {"line": {"price": 3}, "by_name": {"a": Line(price=3)}}, "by_name"),
+        (Machine, {"part": Part(price=3)}, "part"),
+    ],
+)
+def test_an_instance_within_an_item_or_of_a_subclass_is_not_validated_twice(
+    model: type[BaseModel], given: Any, column: str
+) -> None:
+    """Without the comparison of what is built: 30000 in the worker."""
+    found = ItemShape(model).validate(RawRow(1, given), None)
+    assert isinstance(found, Refused)
+    assert [(each.column, each.text) for each in found.problems] == [(column, "instance")]
+
+
+def test_an_instance_within_an_item_that_is_built_equal_is_kept() -> None:
+    class Plain(BaseModel):
+        day: date
+        password: SecretStr
+
+    class Outer(BaseModel):
+        plain: Plain
+        count: int = 0
+
+        @model_validator(mode="after")
+        def later(self) -> Outer:
+            self.plain.day = date(2026, 3, 6)
+            return self
+
+    Outer.model_rebuild(_types_namespace=locals())
+    shape = ItemShape(Outer)
+    found = shape.validate(RawRow(1, {"plain": Plain(day=date(2026, 3, 5), password=SecretStr("hunter2"))}), None)
+    assert not isinstance(found, Refused)
+    assert shape.revive(found.values).plain == Plain(day=date(2026, 3, 6), password=SecretStr("hunter2"))
+
+    class Longer(Plain):
+        more: int = 1
+
+    kept = ItemShape(Plain).validate(RawRow(1, Longer(day=date(2026, 3, 5), password=SecretStr("x"))), None)
+    assert not isinstance(kept, Refused)
+    assert kept.values == {"day": "2026-03-05", "password": {"$secret": "x"}}
+
+
+# -- what a model makes of an input need not be JSON
+
+
+class Made(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    blob: Base64Bytes = b""
+    rate: Annotated[float, AfterValidator(lambda said: float("inf") if said else 0.0)] = 0.0
+    handle: Annotated[object, BeforeValidator(lambda _: object())] = None
+
+
+@pytest.mark.parametrize(("field", "value"), [("blob", base64.b64encode(b"\xff").decode()), ("rate", 1), ("handle", 1)])
+def test_a_value_that_cannot_be_compared_refuses_its_row_only(app: AsyncTask, field: str, value: Any) -> None:
+    """Without it the submission raises TypeError."""
+    app.worker(name="made")(_annotated(charge, Made))
+    task = app.submit("made", [{field: value}, {}], unique=field)
+    (refused,) = task.rejects()
+    assert (refused["row"], refused["errors"][0]["column"], refused["errors"][0]["code"]) == (1, field, "invalid")
+
+
+def test_a_validator_that_forgets_to_return_the_model_is_no_crash_of_the_list(app: AsyncTask) -> None:
+    class Forgetful(BaseModel):
+        ref: UUID = Field(default_factory=uuid4)
+
+        @model_validator(mode="after")
+        def check(self) -> Any:
+            pass
+
+    shape = ItemShape(Forgetful)
+    found = shape.validate(RawRow(1, {}), None)
+    assert not isinstance(found, Refused)
+    assert shape.revive(found.values) is None
+
+
+# -- masks that come back, and secrets under other names
+
+
+@pytest.mark.parametrize(
+    ("given", "column"),
+    [
+        (Login(**{"user": "a", "Pass word": "**********"}), "password"),
+        ({"user": "a", "Pass word": SecretStr("**********")}, "Pass word"),
+        ({"user": "a", "Pass word": b"**********"}, "Pass word"),
+        ({"user": "a", "Pass word": " **********\n"}, "Pass word"),
+        ({"user": "a", "Pass word": "hunter2", "keys": ["hunter2", "**********"]}, "keys"),
+        ({"user": "a", "Pass word": "hunter2", "keys": [SecretStr("**********")]}, "keys"),
+    ],
+)
+def test_a_mask_is_no_secret_in_any_form(given: Any, column: str) -> None:
+    found = ItemShape(Login).validate(RawRow(1, given), None)
+    assert isinstance(found, Refused)
+    assert [(each.column, each.code) for each in found.problems] == [(column, "masked_secret")]
+    assert "hunter2" not in str(found)
+
+
+class Strict(Login):
+    model_config = ConfigDict(extra="forbid")
+
+
+@pytest.mark.parametrize("model", [Login, Strict])
+@pytest.mark.parametrize("name", ["PASS WORD", "Pass  Word", "Password"])
+def test_a_secret_under_a_name_in_another_spelling_is_masked(model: type[BaseModel], name: str) -> None:
+    found = ItemShape(model).validate(RawRow(1, {"user": "a", name: "hunter2"}), None)
+    assert isinstance(found, Refused)
+    assert "hunter2" not in str(found)
+
+
+def test_a_column_of_secrets_that_another_one_replaces_is_masked() -> None:
+    shape = ItemShape(Login, {"PW": "password"})
+    cells = {"user": "a", "PW": "x", "Pass word": "hunter2"}
+    found = shape.validate(RawRow(2, cells), shape.bind(list(cells)))
+    assert isinstance(found, Refused)
+    assert "hunter2" not in str(found)
+
+
+def test_a_model_with_secrets_under_any_name_is_refused_at_declaration(app: AsyncTask) -> None:
+    class Rest(BaseModel):
+        model_config = ConfigDict(extra="allow")
+        __pydantic_extra__: dict[str, SecretStr]
+
+    for model in (Rest, RootModel[dict[str, SecretStr]]):
+        with pytest.raises(ConfigError, match="under names that no field has"):
+            app.worker(name="rest")(_annotated(charge, model))
+
+
+class Told(BaseModel):
+    secret: Annotated[SecretStr, BeforeValidator(lambda said: _too_short(said))] = SecretStr("")
+    pins: list[Secret[Annotated[int, BeforeValidator(lambda said: _too_short(said))]]] = []
+    note: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def whole(cls, said: Any) -> Any:
+        return _too_short(said["secret"]) if said.get("note") else said
+
+
+def _too_short(said: Any) -> Any:
+    raise ValueError(f"{said!r} is too short")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"secret": "hunter2"},
+        {"secret": b"hunter2"},
+        {"pins": [770077, "hunter2"]},
+        {"secret": "hunter2", "note": "x"},
+        {"SECRET": "hunter2", "secret": "hunter2+", "pins": [770077]},
+    ],
+)
+def test_a_validator_that_says_the_secret_does_not_tell_it(given: dict[str, Any]) -> None:
+    found = ItemShape(Told).validate(RawRow(1, given), None)
+    assert isinstance(found, Refused)
+    assert "too short" in found.problems[0].message
+    assert not any(secret in str(found) for secret in ("hunter2", "770077"))
+    with pytest.raises(UnfitItem, match="too short") as caught:
+        ItemShape(Told).revive({key: {"$secret": _json(each)} for key, each in given.items() if key != "note"})
+    assert not any(secret in str(caught.value) for secret in ("hunter2", "770077"))
+
+
+def _json(said: Any) -> Any:
+    return said.decode() if isinstance(said, bytes) else said
+
+
+def test_an_instance_with_bytes_that_are_no_text_is_refused_by_its_field() -> None:
+    """Without it the whole list fails with UnicodeDecodeError."""
+
+    class Raw(BaseModel):
+        raw: bytes
+        count: int = 0
+
+    found = ItemShape(Raw).validate(RawRow(1, Raw(raw=b"\xff")), None)
+    assert isinstance(found, Refused)
+    assert found.problems[0].text == "instance"

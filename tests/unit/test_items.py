@@ -19,7 +19,20 @@ import pytest
 import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    NaiveDatetime,
+    PastDate,
+    PastDatetime,
+    create_model,
+    field_validator,
+)
 from support.drawn import examples
 
 from asynctask.clock import SystemIds
@@ -397,7 +410,7 @@ class TestDecimalsAndThousands:
         for text, value in (("1.355", "1.355"), ("1,234.5", "1234.5"), ("12", "12")):
             assert coerced(float, text, sheet=False) == value
         for kind in (int, float, Decimal):
-            for text in ("173,900", "1,5", "0,250"):
+            for text in ("173,900", "1,5", "0,250", *(["12.000", "-1.200", "１.200"] if kind is int else [])):
                 with pytest.raises(Unclear) as caught:
                     coerced(kind, text, sheet=False)
                 assert caught.value.code == "ambiguous_number"
@@ -503,6 +516,26 @@ class TestOwnSyntax:
         wanted = {"size": 1024, "least": 2_000_000, "code": 7, "day": dt.date(2026, 3, 4), "rate": 0.25, "count": 1201}
         assert dict(shape.revive(accepted(RawRow(2, cells), shape.bind(names), shape))) == wanted
         assert dict(shape.revive(accepted(RawRow(1, {**cells, "count": "1200"}), None, shape))) == wanted
+
+    @pytest.mark.parametrize("text", ["1,200", "1,5 GB", "0,250", "1.200.000", "1 200 kB"])
+    def test_a_size_of_which_only_the_beginning_would_be_read_is_refused(self, text: str) -> None:
+        """Without it 1 of "1,5 GB": pydantic reads the beginning."""
+        shape = ItemShape(Own)
+        for field in ("size", "least"):
+            for binding in (shape.bind([field]), None):
+                (problem,) = refused(RawRow(2, {field: text}), binding, shape).problems
+                assert (problem.column, problem.code) == (field, "wrong_type")
+
+    @pytest.mark.parametrize("kind", [PastDate, PastDatetime, AwareDatetime, NaiveDatetime, PastDate | None])
+    def test_a_number_is_no_timestamp_for_a_day_of_pydantic_either(self, kind: Any) -> None:
+        """Without it 86400 is the second of January 1970."""
+        shape = ItemShape(create_model("Dated", day=(kind, ...)))
+        binding = shape.bind(["day"])
+        for value in (86_400, 46_000.5, "05/03/2024"):
+            (problem,) = refused(RawRow(2, {"day": value}), binding, shape).problems
+            assert problem.code == ("wrong_type" if not isinstance(value, str) else "ambiguous_date")
+        if kind is not AwareDatetime:
+            assert accepted(RawRow(2, {"day": "13.03.2024"}), binding, shape)["day"].startswith("2024-03-13")
 
     def test_and_the_numbers_and_days_of_a_workbook_too(self) -> None:
         shape = ItemShape(Own)
