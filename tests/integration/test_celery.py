@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, signals
@@ -22,7 +23,7 @@ from kombu.exceptions import OperationalError
 from redis import ConnectionError, Redis
 from redis.client import Pipeline
 from support.celery_app import build
-from support.charges import GIVEN, Charge, check_events, check_lone
+from support.charges import CHARGED, GIVEN, Charge, check_events, check_lone
 from support.engine_worker import family
 from support.engines import LONE_ENDS
 from support.forked import Program
@@ -1192,3 +1193,39 @@ def test_items_reach_the_worker_as_they_were_given(engine: CeleryWorld) -> None:
     check_events(task.events())
     lone = engine.task("charge").delay(GIVEN).id
     check_lone(engine.event(lone))
+
+
+@KIND
+def test_an_item_that_its_job_sends_again_is_as_it_was_given(engine: CeleryWorld, kind: str) -> None:
+    """In a list, stars for the password and cents times 100, in a dict; of a lone one people saw the password."""
+    engine.worker("prefork")
+    event = run(engine, kind, "recharged", GIVEN)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", CHARGED, 3)
+    assert GIVEN["password"] not in str(event)
+
+
+def test_an_item_that_the_dispatching_process_does_not_know_is_one_of_its_model(engine: CeleryWorld) -> None:
+    """Marked as what replaces a job it reached the function as a dict, with the mark of its secret."""
+    task = engine.app.submit("charge", [GIVEN])
+    engine.celery.tasks.pop("charge")
+    engine.app.engines["celery"]._tracked.pop("charge")  # type: ignore[attr-defined]
+    engine.worker()
+    check_events(finished(engine, task).events())
+
+
+def test_an_id_may_be_a_uuid(engine: CeleryWorld) -> None:
+    """As for Celery alone; it was a TypeError."""
+    order = uuid4()
+    engine.task("noted").apply_async(("a",), task_id=order)
+    with pytest.raises(IdInUse):
+        engine.celery.send_task("noted", ("b",), task_id=order)
+    engine.worker()
+    assert engine.ended(str(order))["result"] == "a"
+
+
+def test_a_person_cannot_have_the_last_step_run_again_with_the_arguments_of_the_first(engine: CeleryWorld) -> None:
+    engine.worker("prefork")
+    event = run(engine, "lone", "replaced", {"by": "broken chain"})
+    assert event["params"] is None
+    with pytest.raises(Conflict, match="its arguments were not kept"):
+        engine.app.operations.act_on_job(event["job_id"], "restart")

@@ -248,6 +248,12 @@ def declare_again(task: Any, shop: Shop) -> None:
             raise self.retry(args=[{**item, "n": item["n"] + 1}], kwargs={"page": page + 10}, countdown=0)
         return [item["n"], page]
 
+    @task(name="recharged", bind=True, max_retries=5)
+    def recharged(self: Any, item: Charge, page: int = 0) -> Any:
+        if page < 2:
+            raise self.retry(args=[item, page + 1], countdown=0)
+        return charge(Charge(**item) if isinstance(item, dict) else item)
+
     @task(name="moved", bind=True, max_retries=2)
     def moved(self: Any, item: dict[str, Any]) -> str:
         if not self.request.retries:
