@@ -1229,3 +1229,13 @@ def test_a_person_cannot_have_the_last_step_run_again_with_the_arguments_of_the_
     assert event["params"] is None
     with pytest.raises(Conflict, match="its arguments were not kept"):
         engine.app.operations.act_on_job(event["job_id"], "restart")
+
+
+def test_a_dead_run_of_a_task_that_leaves_no_events_is_recorded_when_a_person_has_it_run_again(engine: CeleryWorld) -> None:
+    """It ran unrecorded, and the Event waited for ever."""
+    engine.worker()
+    event = run(engine, "lone", "replaced", {"by": "broken"})
+    assert (event["status"], event["worker"], event["params"]) == ("error", "breaks", [7])
+    engine.app.operations.act_on_job(event["job_id"], "restart")
+    wait_for(lambda: engine.event(event["job_id"])["attempt"] == 3, "it is sent again")
+    assert engine.ended(event["job_id"])["status"] == "error"

@@ -229,6 +229,7 @@ def declare_again(task: Any, shop: Shop) -> None:
             "untracked chain": noted.s(7) | quiet.s(),
             "group": group(noted.s(7), noted.s(8)),
             "broken chain": breaks.s(7) | noted.s(),
+            "broken": breaks.s(7),
         }
         raise self.replace(steps[item["by"]])
 
