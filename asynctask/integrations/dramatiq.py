@@ -616,7 +616,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             if not current.performing:
                 self._record_retry(current, delay)
         elif self._has_no_event(message):
-            name = engine_queue(self.engine.name, actor.queue_name)
+            name = engine_queue(self.engine.name, _queue_of(message))
             job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
             running: _Message | None = getattr(self._thread, "message", None)
             # Beside the function of a job, Dramatiq sends by itself: the next message of a pipeline.
@@ -639,9 +639,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                 f"{message.actor_name} leaves no Events, so its run under the id of this job would not be recorded: send it"
                 " with another id, or track it"
             )
-        queue = message.queue_name.removesuffix(".DQ")
         worker, own = self._workers.get(message.actor_name), current.message.args
-        retries, name = int(message.options.get("retries") or 0), engine_queue(self.engine.name, queue)
+        retries, name = int(message.options.get("retries") or 0), engine_queue(self.engine.name, _queue_of(message))
         try:
             values = sent_values(worker, message.args, message.kwargs, own=own, is_lone=current.ticket.elsewhere)
             send_itself(current.ticket, NextRun(message.actor_name, name, *values, (delay or 0) / 1_000, retries))
@@ -711,7 +710,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             process.expect(self._arrival(message, actor))
 
     def _arrival(self, message: Any, actor: dramatiq.Actor[Any, Any]) -> Arrival:
-        name = engine_queue(self.engine.name, actor.queue_name)
+        name = engine_queue(self.engine.name, _queue_of(message))
         snapshot = Snapshot.parse(message.options.get(SNAPSHOT), message.message_id)
         return Arrival(
             message.message_id, _attempt(message), actor.actor_name, name, self._params(message), snapshot=snapshot
@@ -745,7 +744,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             message.message_id,
             task_id=ticket.task_id,
             attempt=ticket.attempt,
-            queue=actor.queue_name,
+            queue=_queue_of(message),
             payload=dict(message.asdict()),
             should_stop=lambda: process.should_stop,
         )
@@ -936,6 +935,11 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         if process is not None:
             process.stop()
         self.acks.stop()
+
+
+def _queue_of(message: Any) -> str:
+    """The queue that a message was sent to, which need not be that of its actor; a delayed one waits beside it."""
+    return str(message.queue_name).removesuffix(".DQ")
 
 
 def _is_id(message_id: object) -> bool:

@@ -1204,13 +1204,15 @@ def test_an_item_that_its_job_sends_again_is_as_it_was_given(engine: CeleryWorld
     assert GIVEN["password"] not in str(event)
 
 
-def test_an_item_that_the_dispatching_process_does_not_know_is_one_of_its_model(engine: CeleryWorld) -> None:
-    """Marked as what replaces a job it reached the function as a dict, with the mark of its secret."""
-    task = engine.app.submit("charge", [GIVEN])
-    engine.celery.tasks.pop("charge")
-    engine.app.engines["celery"]._tracked.pop("charge")  # type: ignore[attr-defined]
-    engine.worker()
-    check_events(finished(engine, task).events())
+def test_an_item_for_a_task_that_the_dispatching_process_does_not_know_is_sent_as_an_item(engine: CeleryWorld) -> None:
+    """Marked as what replaces a job, it reached the function as a dict, with the mark of its secret."""
+    pushed = copies(engine, 1)
+    engine.celery.tasks.pop("lone")
+    engine.app.engines["celery"]._tracked.pop("lone")  # type: ignore[attr-defined]
+    engine.app.engines["celery"].push(pushed)
+    (message,) = engine.redis().lrange(f"{engine.namespace}:{engine.namespace}-default", 0, -1)
+    headers = json.loads(message)["headers"]
+    assert (headers[integration.ATTEMPT], headers.get(integration.AGAIN)) == (1, None)
 
 
 def test_an_id_may_be_a_uuid(engine: CeleryWorld) -> None:

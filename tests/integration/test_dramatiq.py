@@ -615,3 +615,14 @@ def test_a_message_that_could_not_be_put_back_ends_with_its_run(engine: Dramatiq
     engine.worker()
     event = engine.ended(engine.send("unsent", "a"))
     assert (event["status"], event["attempt"], event["params"]) == ("finish", 1, ["a"])
+
+
+def test_the_event_of_a_message_names_the_queue_that_it_was_sent_to(engine: Dramatiq) -> None:
+    """It named that of the actor, where a person's restart sent it to."""
+    actor = engine.broker.get_actor("enroll")
+    low = f"{actor.queue_name}-low"
+    engine.broker.declare_queue(low)
+    message = engine.broker.enqueue(actor.message("a").copy(queue_name=low))
+    assert engine.event(message)["queue"] == f"dramatiq/{low}"
+    later = engine.broker.enqueue(actor.message("a").copy(queue_name=low), delay=3_600_000)
+    assert engine.event(later)["queue"] == f"dramatiq/{low}"
