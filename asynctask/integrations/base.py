@@ -27,6 +27,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeVar
 
+import orjson
+
 from asynctask.brokers.base import Copy
 from asynctask.clock import Clock, micros
 from asynctask.config import Config
@@ -35,20 +37,22 @@ from asynctask.core.transitions import Begin
 from asynctask.database.engine import read_time
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
-from asynctask.errors import IdInUse, Unavailable
+from asynctask.errors import IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, Snapshot, reopen, send
 from asynctask.ledger.tasks import CALLBACK_RETRIES
-from asynctask.lists.items import ItemShape
+from asynctask.lists.items import ItemShape, Refused, UnfitItem
+from asynctask.lists.readers import RawRow
+from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
 from asynctask.messages import revealed
 from asynctask.middleware.tracker import Stops, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
-from asynctask.worker import Worker, describe
+from asynctask.worker import Worker, describe, is_model
 
 EARLY_S: Final = 0.5
 """Seconds for which a ticket is valid that was requested before a thread was free."""
@@ -156,7 +160,8 @@ class PushedJob:
     """A job as the dispatcher pushes it: the worker's ``name``, the engine's own name of the ``queue``, the arguments.
 
     ``attempt`` is its fence, which must travel with it; None for a lone job. ``retries``: the number of its retries.
-    ``snapshot``: for the header :data:`SNAPSHOT`, if the message can have it. ``signature``: to be sent in its place, see
+    ``snapshot``: for the header :data:`SNAPSHOT`, if the message can have it. ``replaces``: it is what a job of a Task sent
+    under its id, and not its item; ``signature``: to be sent in its place, see
     :class:`~asynctask.ledger.standalone.NextRun`.
     """
 
@@ -168,6 +173,7 @@ class PushedJob:
     attempt: int | None
     retries: int
     snapshot: Sequence[Any] | None
+    replaces: bool = False
     signature: Any = None
 
 
@@ -185,7 +191,7 @@ def pushed_job(copy: Copy) -> PushedJob:
     retries = int(job.get("retry_count", -1)) + 1
     if (again := job.get(AGAIN)) is not None:
         kwargs, retries, signature = again["kwargs"], max(0, retries - again["before"]), again["signature"]
-        return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, None, signature)
+        return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, None, True, signature)
     return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, copy.snapshot)
 
 
@@ -260,9 +266,7 @@ def merge_function(app: Exporting) -> Callable[..., Any]:
 def kept_params(worker: Worker | None, job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:
     """The arguments of a lone job as its Event stores them, with secrets of an item marked; None if they are not JSON or
     over ``limit`` bytes."""
-    if worker is not None and worker.shape is not None:
-        conceal = worker.shape.conceal
-        args, kwargs = [*map(conceal, args[:1]), *args[1:]], {name: conceal(each) for name, each in kwargs.items()}
+    args, kwargs = _concealed(worker, args, kwargs)
     params: Any = {"args": list(args), "kwargs": dict(kwargs)} if kwargs else list(args)
     try:
         kept = len(dumps(params)) <= limit
@@ -271,6 +275,19 @@ def kept_params(worker: Worker | None, job_id: str, args: Sequence[Any], kwargs:
     if not kept:
         get_logger("asynctask.engine").info("params_not_kept", job_id=job_id)
     return params if kept else None
+
+
+def _concealed(worker: Worker | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments with the secrets of an item marked."""
+    if worker is None or worker.shape is None:
+        return list(args), dict(kwargs)
+    conceal = worker.shape.conceal
+    return [*map(conceal, args[:1]), *args[1:]], {name: conceal(each) for name, each in kwargs.items()}
+
+
+def revived_arguments(worker: Worker, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a job of a Task, as its function gets them: its item, the first, is converted to its model."""
+    return args if worker.shape is None or not args else (worker.shape.revive(args[0]), *args[1:])
 
 
 # -- what several threads ask the ledger at the same time, they ask together
@@ -607,10 +624,43 @@ class LoneEvents(Together):
         return found
 
 
-def plain(value: Any) -> Any:
-    """An argument as it is sent: a model as its JSON values."""
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else value
+def sent_values(
+    worker: Worker | None, args: Sequence[Any], kwargs: Mapping[str, Any], *, own: Sequence[Any], is_lone: bool
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments that a running job sends under its own id, for its next run of ``worker``; ``own``: those that it got.
+
+    Of a job of a Task, its item in its model is kept as it was given, and another one as that of a list is; other models by
+    the values of their fields. People see the arguments of a lone job, so its secrets are marked. Raises
+    :class:`InputError` for a model that JSON cannot represent.
+    """
+    sent = [_by_fields(arg) for arg in args], {name: _by_fields(arg) for name, arg in kwargs.items()}
+    if is_lone:
+        return _concealed(worker, *sent)
+    if args and worker is not None and worker.model is not None and type(args[0]) is worker.model:
+        sent[0][0] = _kept_item(worker, args[0], own)
+    return sent
+
+
+def _kept_item(worker: Worker, item: Any, own: Sequence[Any]) -> Any:
+    assert isinstance(worker.shape, ItemShape)
+    with suppress(UnfitItem):  # what it got is none of this worker
+        if own and isinstance(own[0], Mapping) and worker.shape.revive(dict(own[0])) == item:
+            return own[0]
+    found = worker.shape.validate(RawRow(1, item), None)
+    if isinstance(found, Refused):
+        said = "; ".join(f"{each.column}: {each.message}" if each.column else each.message for each in found.problems)
+        raise InputError(f"the job cannot send this item under its own id: {said}", code="invalid_item")
+    return found.values
+
+
+def _by_fields(value: Any) -> Any:
+    if not is_model(type(value)):
+        return value
+    try:
+        return orjson.loads(item_text(value, secret_json))
+    except TypeError as error:
+        why = f"the ledger cannot keep what the job sends under its own id ({error}): send JSON values"
+        raise InputError(why, code="not_json") from None
 
 
 # -- the process

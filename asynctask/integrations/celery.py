@@ -64,8 +64,9 @@ from asynctask.integrations.base import (
     holdable,
     kept_params,
     merge_function,
-    plain,
     pushed_job,
+    revived_arguments,
+    sent_values,
     shard_writer,
 )  # fmt: skip
 from asynctask.integrations.recording import (
@@ -383,7 +384,7 @@ class CeleryEngine:
         if job.signature is not None:
             self._push_signature(job)
             return
-        if job.attempt is not None and job.name not in self._tracked:
+        if job.name not in self._tracked and (job.replaces or job.attempt is None):
             headers[AGAIN] = [job.job_id, job.attempt]
         known = self._celery.tasks.get(job.name)  # a worker may have a newer release than this process
         send = functools.partial(self._celery.send_task, job.name) if known is None else known.apply_async
@@ -456,7 +457,8 @@ class CeleryEngine:
 
         @functools.wraps(send_task)
         def sent(name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-            task_id, task = options.get("task_id"), self._celery.tasks.get(name) if options.get("task_id") else None
+            task_id = str(options["task_id"]) if options.get("task_id") else None
+            task = None if task_id is None else self._celery.tasks.get(name)
             known = task is not None and (name in self._tracked or self._current(task_id) is not None)
             is_copy = ATTEMPT in (options.get("headers") or {}) or getattr(
                 self._thread, "pushing", False
@@ -581,7 +583,7 @@ class CeleryEngine:
         if ticket.elsewhere and step is not sig:
             run = NextRun(step.task, queue, delay_s=delay_s, signature=[])
         elif ticket.elsewhere:
-            args = [plain(arg) for arg in sig.args], {name: plain(arg) for name, arg in sig.kwargs.items()}
+            args = sent_values(self._tracked.get(step.task), sig.args, sig.kwargs, own=(), is_lone=True)
             run = NextRun(step.task, queue, *args, delay_s)
         else:
             where = queue if step is sig else engine_queue(NAME, SEVERAL)
@@ -604,6 +606,7 @@ class CeleryEngine:
         def tracked_apply_async(args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
             if self._celery.conf.task_always_eager or getattr(self._thread, "pushing", False):
                 return apply_async(args, kwargs, task_id=task_id, **options)
+            task_id = None if task_id is None else str(task_id)  # Celery takes a UUID, too
             if worker is None and (task_id is None or self._current(task_id) is None):
                 return apply_async(args, kwargs, task_id=task_id, **options)
             return self._send(task, self._by_task(apply_async), args, kwargs, task_id or uuid(), options)
@@ -774,7 +777,8 @@ class CeleryEngine:
         queue = self._queue_to(options, here if task is current.task else self._own_queue(task))
         is_same = current.retrying and task is current.task and queue == here and getattr(request, AGAIN, None) is None
         if not is_same or (list(args or ()), dict(kwargs or {})) != (list(request.args or ()), dict(request.kwargs or {})):
-            values = [plain(arg) for arg in args or ()], {name: plain(arg) for name, arg in (kwargs or {}).items()}
+            worker, own = self._tracked.get(task.name), request.args or ()
+            values = sent_values(worker, args or (), kwargs or {}, own=own, is_lone=ticket.elsewhere)
             send_itself(
                 ticket, NextRun(task.name, engine_queue(NAME, queue), *values, delay_s, int(options.get("retries") or 0))
             )
@@ -786,8 +790,8 @@ class CeleryEngine:
             self._settle(current, delay_s)
         if not ticket.elsewhere:  # the ledger dispatches it again when it is due
             return task.AsyncResult(ticket.job_id)
-        own = {SNAPSHOT: None} if task.name in self._tracked else {AGAIN: [ticket.job_id, None]}
-        options["headers"] = {**(options.get("headers") or {}), **own}
+        marks = {SNAPSHOT: None} if task.name in self._tracked else {AGAIN: [ticket.job_id, None]}
+        options["headers"] = {**(options.get("headers") or {}), **marks}
         try:
             return apply_async(args, kwargs, task_id=ticket.job_id, **options)
         except Exception as error:
@@ -1441,6 +1445,4 @@ def _is_answered(task: Any) -> bool:
 def _revived(current: _Performed, args: tuple[Any, ...]) -> Sequence[Any]:
     """The arguments of the task; an item of a Task is converted to its model."""
     is_item = current.ticket.task_id is not None and getattr(current.task.request, AGAIN, None) is None
-    if not is_item or current.worker.shape is None or len(args) != 1:
-        return args
-    return (current.worker.shape.revive(args[0]),)
+    return revived_arguments(current.worker, args) if is_item else args

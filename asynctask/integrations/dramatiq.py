@@ -38,7 +38,6 @@ from asynctask.errors import (
     ConfigError,
     FinalError,
     IdInUse,
-    InputError,
     JobInterrupted,
     JobTimeout,
     NormalException,
@@ -62,8 +61,9 @@ from asynctask.integrations.base import (
     holdable,
     kept_params,
     merge_function,
-    plain,
     pushed_job,
+    revived_arguments,
+    sent_values,
     shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
@@ -413,6 +413,7 @@ class _Message:
     job: CurrentJob
     called: bool = False  # the actor's function was called
     performing: bool = False  # it has not returned yet
+    next_run: NextRun | None = None  # that the broker has taken
     retry_sent: bool = False
 
     @property
@@ -598,9 +599,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def _revived(self, current: _Message, args: tuple[Any, ...]) -> Sequence[Any]:
         """The arguments of the actor; an item of a Task is converted to its model."""
-        if current.ticket.task_id is None or current.worker.shape is None or len(args) != 1:
-            return args
-        return (current.worker.shape.revive(args[0]),)
+        return args if current.ticket.task_id is None else revived_arguments(current.worker, args)
 
     # -- sending
 
@@ -617,7 +616,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             if not current.performing:
                 self._record_retry(current, delay)
         elif self._has_no_event(message):
-            name = engine_queue(self.engine.name, actor.queue_name)
+            name = engine_queue(self.engine.name, _queue_of(message))
             job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
             running: _Message | None = getattr(self._thread, "message", None)
             # Beside the function of a job, Dramatiq sends by itself: the next message of a pipeline.
@@ -640,13 +639,13 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                 f"{message.actor_name} leaves no Events, so its run under the id of this job would not be recorded: send it"
                 " with another id, or track it"
             )
-        queue = message.queue_name.removesuffix(".DQ")
-        values = [plain(arg) for arg in message.args], {name: plain(arg) for name, arg in message.kwargs.items()}
-        retries, name = int(message.options.get("retries") or 0), engine_queue(self.engine.name, queue)
+        worker, own = self._workers.get(message.actor_name), current.message.args
+        retries, name = int(message.options.get("retries") or 0), engine_queue(self.engine.name, _queue_of(message))
         try:
+            values = sent_values(worker, message.args, message.kwargs, own=own, is_lone=current.ticket.elsewhere)
             send_itself(current.ticket, NextRun(message.actor_name, name, *values, (delay or 0) / 1_000, retries))
-        except (IdInUse, InputError) as error:
-            raise SendRefused(str(error)) from None
+        except Exception as error:  # Dramatiq would send it nevertheless
+            raise SendRefused(str(error)) from error
         if not current.ticket.elsewhere:
             message.options[ATTEMPT] = current.ticket.attempt  # dropped on arrival: the ledger dispatches the next one
 
@@ -659,7 +658,9 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     def after_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
         self._thread.sending = None
         current = self._current(message)
-        if current is not None and not current.performing:
+        if current is not None and current.performing:
+            current.next_run = current.ticket.next_run
+        elif current is not None:
             current.retry_sent = True
 
     def _current(self, message: Any) -> _Message | None:
@@ -709,7 +710,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             process.expect(self._arrival(message, actor))
 
     def _arrival(self, message: Any, actor: dramatiq.Actor[Any, Any]) -> Arrival:
-        name = engine_queue(self.engine.name, actor.queue_name)
+        name = engine_queue(self.engine.name, _queue_of(message))
         snapshot = Snapshot.parse(message.options.get(SNAPSHOT), message.message_id)
         return Arrival(
             message.message_id, _attempt(message), actor.actor_name, name, self._params(message), snapshot=snapshot
@@ -743,7 +744,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             message.message_id,
             task_id=ticket.task_id,
             attempt=ticket.attempt,
-            queue=actor.queue_name,
+            queue=_queue_of(message),
             payload=dict(message.asdict()),
             should_stop=lambda: process.should_stop,
         )
@@ -777,6 +778,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         finally:
             reset_current_job(token)
             current.performing = False
+            current.ticket.next_run = current.next_run
         if current.ticket.status is not Status.FAILED:
             return result if current.answered or current.is_watched else None  # Dramatiq warns of one that it does not use
         if current.answered and raised:  # Dramatiq would treat it as a success and use the result
@@ -933,6 +935,11 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         if process is not None:
             process.stop()
         self.acks.stop()
+
+
+def _queue_of(message: Any) -> str:
+    """The queue that a message was sent to, which need not be that of its actor; a delayed one waits beside it."""
+    return str(message.queue_name).removesuffix(".DQ")
 
 
 def _is_id(message_id: object) -> bool:

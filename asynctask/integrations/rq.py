@@ -51,8 +51,9 @@ from asynctask.integrations.base import (
     engine_worker,
     kept_params,
     merge_function,
-    plain,
     pushed_job,
+    revived_arguments,
+    sent_values,
     shard_writer,
 )
 from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
@@ -73,7 +74,7 @@ try:
     from rq.job import JobStatus, Retry, get_current_job
     from rq.serializers import JSONSerializer, resolve_serializer
     from rq.timeouts import JobTimeoutException
-    from rq.utils import now
+    from rq.utils import now, utcformat
 except ModuleNotFoundError as error:
     if error.name not in ("redis", "rq"):
         raise
@@ -409,7 +410,7 @@ class RqEngine:
                 f"{job.func_name} is not tracked, so its run under the id of this job would not be recorded: send it with"
                 " another id, or decorate it"
             )
-        values = [plain(arg) for arg in job.args], {name: plain(arg) for name, arg in job.kwargs.items()}
+        values = sent_values(tracked.worker, job.args, job.kwargs, own=performed.rq_job.args, is_lone=performed.is_lone)
         send_itself(performed.ticket, NextRun(tracked.worker.name, engine_queue(NAME, job.origin), *values))
         if performed.is_lone:
             performed.rq_job.data = job.data  # RQ saves the running job at its end, over what was sent
@@ -452,7 +453,7 @@ class RqEngine:
                 recording.lost(turn, _arrival(job), why=why, delay_s=_next_try(job))
             return None if is_lone else why
         name, params = tracked.worker.name, self._params(tracked.worker, job) if is_lone else None
-        ticket = recording.begin(turn, replace(_arrival(job, name, params), anew=is_lone and job.started_at is None))
+        ticket = recording.begin(turn, replace(_arrival(job, name, params), anew=is_lone and _is_anew(job)))
         if isinstance(ticket, str):
             return ticket
         payload = {"class": name, "args": list(job.args), "kwargs": dict(job.kwargs), "jid": ticket.job_id}
@@ -474,8 +475,8 @@ class RqEngine:
     ) -> Any:
         """Calls the function through the middleware, and sets the outcome; RQ's own steps record it."""
         worker, job = performed.tracked.worker, performed.job
-        if not performed.is_lone and worker.shape is not None and len(args) == 1:
-            args = (worker.shape.revive(args[0]),)
+        if not performed.is_lone:
+            args = (*revived_arguments(worker, args),)
         raised: list[BaseException] = []
         result: Any = None
         exits = functools.partial(run, is_engines=lambda _: self.is_ending)
@@ -546,12 +547,15 @@ class TrackedQueue(rq.Queue):
     """
 
     engine: RqEngine | None = None
+    _made: list[Any] | None = None  # the jobs of a call of enqueue_many
 
     def create_job(self, *args: Any, **options: Any) -> Any:
         job: Any = super().create_job(*args, **options)
         if self.is_async:
             _engine_of(self).enqueue(job)
             job.is_announced = True
+            if self._made is not None:
+                self._made.append(job)
         return job
 
     def enqueue_call(self, *args: Any, **options: Any) -> Any:
@@ -559,6 +563,19 @@ class TrackedQueue(rq.Queue):
         if kind and options.get("unique") and job_id and rq.job.Job.exists(job_id, connection=self.connection):
             raise kind(f"a job with the id {job_id} exists in RQ")  # as RQ does, before its Event is touched
         return super().enqueue_call(*args, **options)
+
+    def enqueue_many(self, *args: Any, **options: Any) -> Any:
+        """If one of them is refused, or cannot be sent, none of those that RQ has not sent waits in the ledger."""
+        kept, self._made = self._made, []
+        try:
+            return super().enqueue_many(*args, **options)
+        except Exception as error:
+            for job in self._made:
+                if not _is_sent(job, self.connection):
+                    _engine_of(self).not_sent(job, error)
+            raise
+        finally:
+            self._made = kept
 
     def enqueue_job(self, job: Any, *args: Any, **options: Any) -> Any:
         """Also sends a job that was made elsewhere, again for example."""
@@ -898,6 +915,13 @@ def _engine_of(owner: Any) -> RqEngine:
     return cast(RqEngine, owner.engine or _attached[0])
 
 
+def _is_sent(job: Any, connection: Any) -> bool:
+    """Whether RQ keeps this very job, and no earlier one of its id; False if Redis does not answer."""
+    with suppress(RedisError):
+        return bool(connection.hget(job.key, "created_at") == utcformat(job.created_at).encode())
+    return False
+
+
 def _fence(job: Any) -> tuple[str, int] | None:
     """The job id and the attempt of a job of a Task; None for a job that a program sent."""
     match job.meta.get(FENCE):
@@ -910,6 +934,13 @@ def _arrival(job: Any, name: str = "", params: Any = None) -> Arrival:
     """A job of RQ as the tracker knows it."""
     job_id, attempt = _fence(job) or (job.id, None)
     return Arrival(job_id, attempt, name, engine_queue(NAME, job.origin), params)
+
+
+def _is_anew(job: Any) -> bool:
+    """Whether a job was sent since RQ has recorded the end of its last try: one that RQ finds abandoned has none."""
+    if job.started_at is None:
+        return True
+    return bool(job.ended_at and job.enqueued_at and job.started_at <= job.ended_at < job.enqueued_at)
 
 
 def _turn(job: Any) -> str:

@@ -124,14 +124,14 @@ class NextRun(NamedTuple):
     def columns(self, *, is_lone: bool, tries: int) -> dict[str, Any]:
         """The columns of the Event that change with it. ``tries``: the Event's count of tries then.
 
-        A lone job becomes the job that was sent. A row of a list stays the row: its item remains in ``params``.
+        A lone job becomes the job that was sent; if its arguments are not known, it has none, and a person cannot have it
+        run again. A row of a list stays the row: its item remains in ``params``.
         """
         if is_lone:
             columns = {"worker_name": clean(self.worker_name)[:_MAX_NAME], "queue": clean(self.queue)[:_MAX_NAME]}
-            if self.signature is not None:
-                return columns
             params: Any = {"args": list(self.args), "kwargs": dict(self.kwargs)} if self.kwargs else list(self.args)
-            return columns if _unfit_params(params) else {**columns, "params": dumps(params)}
+            is_known = self.signature is None and not _unfit_params(params)
+            return {**columns, "params": dumps(params) if is_known else None}
         run: dict[str, Any] = {"class": self.worker_name, "args": list(self.args), "kwargs": dict(self.kwargs)}
         run |= {"before": tries - self.retries, "signature": self.signature}
         return {"options": dumps({AGAIN: run}), "queue": clean(self.queue)[:_MAX_NAME]}

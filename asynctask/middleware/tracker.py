@@ -581,7 +581,7 @@ class Tracker:
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, retry_at, then, ticket.elsewhere,
             ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED and place is None else None,
             ticket.awaited, worker=ticket.worker, notes=notes, failure=ticket.failure,
-            values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place, **columns),
+            values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place) | columns,
             seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
             marks=news.marks, failures=news.failures, told=ticket.told,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, signals
@@ -22,7 +23,7 @@ from kombu.exceptions import OperationalError
 from redis import ConnectionError, Redis
 from redis.client import Pipeline
 from support.celery_app import build
-from support.charges import GIVEN, Charge, check_events, check_lone
+from support.charges import CHARGED, GIVEN, Charge, check_events, check_lone
 from support.engine_worker import family
 from support.engines import LONE_ENDS
 from support.forked import Program
@@ -1192,3 +1193,51 @@ def test_items_reach_the_worker_as_they_were_given(engine: CeleryWorld) -> None:
     check_events(task.events())
     lone = engine.task("charge").delay(GIVEN).id
     check_lone(engine.event(lone))
+
+
+@KIND
+def test_an_item_that_its_job_sends_again_is_as_it_was_given(engine: CeleryWorld, kind: str) -> None:
+    """In a list, stars for the password and cents times 100, in a dict; of a lone one people saw the password."""
+    engine.worker("prefork")
+    event = run(engine, kind, "recharged", GIVEN)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", CHARGED, 3)
+    assert GIVEN["password"] not in str(event)
+
+
+def test_an_item_for_a_task_that_the_dispatching_process_does_not_know_is_sent_as_an_item(engine: CeleryWorld) -> None:
+    """Marked as what replaces a job, it reached the function as a dict, with the mark of its secret."""
+    pushed = copies(engine, 1)
+    engine.celery.tasks.pop("lone")
+    engine.app.engines["celery"]._tracked.pop("lone")  # type: ignore[attr-defined]
+    engine.app.engines["celery"].push(pushed)
+    (message,) = engine.redis().lrange(f"{engine.namespace}:{engine.namespace}-default", 0, -1)
+    headers = json.loads(message)["headers"]
+    assert (headers[integration.ATTEMPT], headers.get(integration.AGAIN)) == (1, None)
+
+
+def test_an_id_may_be_a_uuid(engine: CeleryWorld) -> None:
+    """As for Celery alone; it was a TypeError."""
+    order = uuid4()
+    engine.task("noted").apply_async(("a",), task_id=order)
+    with pytest.raises(IdInUse):
+        engine.celery.send_task("noted", ("b",), task_id=order)
+    engine.worker()
+    assert engine.ended(str(order))["result"] == "a"
+
+
+def test_a_person_cannot_have_the_last_step_run_again_with_the_arguments_of_the_first(engine: CeleryWorld) -> None:
+    engine.worker("prefork")
+    event = run(engine, "lone", "replaced", {"by": "broken chain"})
+    assert event["params"] is None
+    with pytest.raises(Conflict, match="its arguments were not kept"):
+        engine.app.operations.act_on_job(event["job_id"], "restart")
+
+
+def test_a_dead_run_of_a_task_that_leaves_no_events_is_recorded_when_a_person_has_it_run_again(engine: CeleryWorld) -> None:
+    """It ran unrecorded, and the Event waited for ever."""
+    engine.worker()
+    event = run(engine, "lone", "replaced", {"by": "broken"})
+    assert (event["status"], event["worker"], event["params"]) == ("error", "breaks", [7])
+    engine.app.operations.act_on_job(event["job_id"], "restart")
+    wait_for(lambda: engine.event(event["job_id"])["attempt"] == 3, "it is sent again")
+    assert engine.ended(event["job_id"])["status"] == "error"

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import dramatiq
 import pytest
-from support.charges import GIVEN, Charge, check_events, check_lone
+from support.charges import CHARGED, GIVEN, Charge, check_events, check_lone
 from support.dramatiq_app import build, redis_broker
 from support.engines import LONE_ENDS
 from support.forked import Program
@@ -601,3 +601,28 @@ def test_items_reach_the_worker_as_they_were_given(engine: Dramatiq) -> None:
     check_events(task.events())
     lone = engine.send("charge", GIVEN)
     check_lone(engine.event(lone))
+
+
+def test_people_see_no_secret_of_a_message_that_is_put_back(engine: Dramatiq) -> None:
+    engine.worker()
+    event = engine.ended(engine.send("recharged", GIVEN))
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", CHARGED, 3)
+    assert GIVEN["password"] not in str(event)
+
+
+def test_a_message_that_could_not_be_put_back_ends_with_its_run(engine: Dramatiq) -> None:
+    """Its Event waited for ever for a run that the broker had not taken."""
+    engine.worker()
+    event = engine.ended(engine.send("unsent", "a"))
+    assert (event["status"], event["attempt"], event["params"]) == ("finish", 1, ["a"])
+
+
+def test_the_event_of_a_message_names_the_queue_that_it_was_sent_to(engine: Dramatiq) -> None:
+    """It named that of the actor, where a person's restart sent it to."""
+    actor = engine.broker.get_actor("enroll")
+    low = f"{actor.queue_name}-low"
+    engine.broker.declare_queue(low)
+    message = engine.broker.enqueue(actor.message("a").copy(queue_name=low))
+    assert engine.event(message)["queue"] == f"dramatiq/{low}"
+    later = engine.broker.enqueue(actor.message("a").copy(queue_name=low), delay=3_600_000)
+    assert engine.event(later)["queue"] == f"dramatiq/{low}"

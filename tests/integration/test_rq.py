@@ -17,7 +17,7 @@ import rq
 from rq.command import send_stop_job_command
 from rq.exceptions import DuplicateJobError
 from rq.suspension import resume, suspend
-from support.charges import GIVEN, Charge, check_events, check_lone
+from support.charges import CHARGED, GIVEN, Charge, check_events, check_lone
 from support.drawn import examples
 from support.engines import LONE_ENDS
 from support.faults import stop
@@ -862,3 +862,37 @@ def test_items_reach_the_worker_as_they_were_given(engine: RqWorld) -> None:
     check_events(task.events())
     lone = engine.jobs.charged.delay(GIVEN).id
     check_lone(engine.event(lone))
+
+
+def test_jobs_that_are_sent_together_and_one_of_them_refused_leave_none_waiting(engine: RqWorld) -> None:
+    """The first one waited for ever, and its id could not be used again."""
+    queue = engine.engine.queue(engine.jobs.queue)
+    noted = engine.jobs.noted
+    queue.enqueue(noted, "open", job_id="open")
+    with pytest.raises(IdInUse):
+        queue.enqueue_many([queue.prepare_data(noted, (name,), job_id=name) for name in ("first", "open", "last")])
+    assert queue.get_job_ids() == ["open"]
+    assert (engine.event("first")["status"], engine.event("open")["status"]) == ("error", "enqueue")
+    assert [job.id for job in queue.enqueue_many([queue.prepare_data(noted, ("again",), job_id="first")])] == ["first"]
+    engine.worker()
+    assert engine.ended("first")["result"] == "again"
+
+
+def test_a_program_that_records_nothing_sends_an_ended_job_of_rq_again(engine: RqWorld) -> None:
+    """RQ failed it, because it had begun before."""
+    queue = rq.Queue(engine.jobs.queue, connection=engine.jobs.redis, serializer="json")
+    engine.worker()
+    sent = engine.jobs.noted.delay("once")
+    engine.ended(sent.id)
+    wait_for(lambda: sent.get_status() == "finished", "RQ knows it")
+    queue.enqueue_job(rq.job.Job.fetch(sent.id, connection=engine.jobs.redis, serializer=queue.serializer))
+    wait_for(lambda: engine.event(sent.id)["attempt"] == 2, "it is another run")
+    assert engine.ended(sent.id)["status"] == "finish"
+    assert [line[1] for line in engine.world.shop.lines()] == ["once", "once"]
+
+
+def test_people_see_no_secret_of_a_job_that_sends_itself_again(engine: RqWorld) -> None:
+    engine.worker()
+    event = engine.ended(engine.jobs.recharged.delay(GIVEN).id)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", CHARGED, 3)
+    assert GIVEN["password"] not in str(event)

@@ -229,6 +229,7 @@ def declare_again(task: Any, shop: Shop) -> None:
             "untracked chain": noted.s(7) | quiet.s(),
             "group": group(noted.s(7), noted.s(8)),
             "broken chain": breaks.s(7) | noted.s(),
+            "broken": breaks.s(7),
         }
         raise self.replace(steps[item["by"]])
 
@@ -247,6 +248,12 @@ def declare_again(task: Any, shop: Shop) -> None:
         if item["n"] < 2:
             raise self.retry(args=[{**item, "n": item["n"] + 1}], kwargs={"page": page + 10}, countdown=0)
         return [item["n"], page]
+
+    @task(name="recharged", bind=True, max_retries=5)
+    def recharged(self: Any, item: Charge, page: int = 0) -> Any:
+        if page < 2:
+            raise self.retry(args=[item, page + 1], countdown=0)
+        return charge(Charge(**item) if isinstance(item, dict) else item)
 
     @task(name="moved", bind=True, max_retries=2)
     def moved(self: Any, item: dict[str, Any]) -> str:

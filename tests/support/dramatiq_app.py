@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,21 @@ def declare(broker: dramatiq.Broker, folder: Path) -> None:
     @dramatiq.actor(broker=broker, max_retries=0)
     def heard(*words: Any) -> None:
         shop.note("heard", *words)
+
+    @dramatiq.actor(broker=broker)
+    def unsent(value: str) -> None:
+        own = CurrentMessage.get_current_message()
+        assert own is not None
+        with suppress(TypeError):  # the broker cannot encode it
+            broker.enqueue(own.copy(args=({value},)))
+
+    @dramatiq.actor(broker=broker)
+    def recharged(item: Charge, page: int = 0) -> Any:
+        own = CurrentMessage.get_current_message()
+        assert own is not None
+        if page < 2:
+            broker.enqueue(own.copy(args=(item, page + 1)))
+        return charge(Charge(**item) if isinstance(item, dict) else item)
 
     @dramatiq.actor(broker=broker, actor_name="charge")
     def charged(item: Charge) -> dict[str, Any]:

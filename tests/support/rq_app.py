@@ -77,6 +77,14 @@ if NAMESPACE in os.environ:
             raise NormalException("seller is not qualified")
         return {"enrolled": item.sku}
 
+    @engine.job(queue)
+    def recharged(item: Charge, page: int = 0) -> Any:
+        own = get_current_job()
+        assert own is not None
+        if page < 2:
+            engine.queue(queue).enqueue_call(recharged, args=(item, page + 1), job_id=own.id)
+        return charge(Charge(**item) if isinstance(item, dict) else item)
+
     @engine.job(queue, name="charge")
     def charged(item: Charge) -> dict[str, Any]:
         return charge(item)
