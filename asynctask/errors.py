@@ -239,7 +239,8 @@ class FinalError(AsyncTaskError):
 
 
 class JobExit(FinalError):
-    """Job code called ``sys.exit()`` with another code than 0 or None. ``exit_code``: as a shell would see it."""
+    """Job code called ``sys.exit()`` with another code than 0 or None. ``exit_code``: as a shell would see it;
+    of a multiple of 256, for which a shell sees 0, the number itself."""
 
     code = "exited"
 
@@ -249,7 +250,7 @@ class JobExit(FinalError):
 
 
 class NotPerformed(FinalError):
-    """Job code returned work that nobody performs: a coroutine, a generator, a ``map``."""
+    """Job code returned work that nobody performs: a coroutine, a generator, a ``map``, a function."""
 
     code = "not_performed"
 

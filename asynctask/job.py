@@ -11,7 +11,7 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from types import coroutine
+from types import FunctionType, MethodType, coroutine
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from asynctask.errors import InputError, JobExit, JobInterrupted, JobTimeout, NotPerformed, carries
@@ -373,6 +373,8 @@ def run(function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit
         if is_engines(error):
             raise
         code, text = _exit_code(error)
+        if not code and error.code:  # of 256 a shell sees 0, but it was no success
+            code = int(error.code)
         if carries(error, JobInterrupted) or carries(error, JobTimeout):  # its end is the runtime's doing
             text = text or "the runtime had ended it"
         elif not code:
@@ -391,13 +393,16 @@ def performed(
 
 
 _DONE: Final = frozenset({type(None), bool, int, float, str, dict, list, tuple})
-_LAZY: Final = (Generator, AsyncGenerator, map, filter, zip, enumerate)
-_LAZY_MODULES: Final = frozenset({"itertools", "concurrent.futures._base"})
+_LAZY: Final = (
+    Generator, AsyncGenerator, map, filter, zip, enumerate, FunctionType, MethodType, functools.partial,
+)  # fmt: skip
+_LAZY_MODULES: Final = frozenset({"itertools", "concurrent.futures._base", "contextlib"})
 
 
 def refuse_work(result: T) -> T:
     """A function's result, if it is a value. Raises :class:`~asynctask.errors.NotPerformed` for work that is still to be
-    performed: what can be awaited, and iterators that call functions as they go."""
+    performed: what can be awaited, iterators that call functions as they go, context managers made of a generator function,
+    and functions, which a decorator returns that was written without its parentheses."""
     if type(result) not in _DONE and is_work(result):
         if isinstance(result, Coroutine | Generator):
             result.close()  # the error says it; a warning of the garbage collector would come at any time

@@ -284,7 +284,10 @@ class Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and self.no_args_is_help and not ctx.resilient_parsing:  # click would raise its help as an error
-            ctx.find_object(Session).out.line(ctx.get_help())  # type: ignore[union-attr]
+            out = ctx.find_object(Session).out  # type: ignore[union-attr]
+            if out.json:  # a program reads no help
+                ctx.fail("Missing command.")
+            out.line(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)
 

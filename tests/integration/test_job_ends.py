@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import gc
 import os
@@ -188,6 +189,12 @@ PUT_OFF: dict[str, Callable[..., Any]] = {
     "generator of an async function": ordinary(steps),
     "map": lambda item: map(steps, [item]),
     "filter": lambda item: filter(steps, [item]),
+    "context manager": contextlib.contextmanager(steps),
+    "async context manager": contextlib.asynccontextmanager(steps_later),
+    "a decorator that lacks its parentheses": lambda item: ordinary(item),
+    "method": lambda item: Later().method,
+    "partial": lambda item: functools.partial(steps, item),
+    "functions in a list": lambda item: [lambda: steps(item)],
     "coroutines in a list": lambda item: [later(item)],
     "coroutines in a dict": lambda item: {"all": [[later(item)]]},
     "coroutines in a set": lambda item: [{later(item)}],
@@ -300,6 +307,7 @@ WELL: dict[str, Callable[..., Any]] = {
 BADLY: dict[str, tuple[Callable[..., Any], str]] = {
     "3": (leaving(3), "exit code 3"),
     "-1": (leaving(-1), "exit code 255"),
+    "256": (leaving(256), "exit code 256"),
     "a text": (leaving("no such sheet"), "exit code 1: no such sheet"),
     "async": (leave_later, "exit code 3"),
     "a task of an async one": (leave_in_a_task, "exit code 3"),

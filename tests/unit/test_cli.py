@@ -169,6 +169,14 @@ def test_a_group_without_a_command_prints_its_help(group: str) -> None:
     assert "Missing command" in json.loads(err)["error"]["message"]
 
 
+@pytest.mark.parametrize("argv", ["--json", "--json db", "db --json", "--json middleware"])
+def test_a_program_that_names_no_command_is_told_so(argv: str) -> None:
+    """Taken out: the look whether a program reads. `asynctask --json db` said nothing, with exit code 0."""
+    code, out, err = call(*argv.split())
+    assert (code, out) == (2, "")
+    assert json.loads(err)["error"]["code"] == "usage"
+
+
 def progress(**changes: Any) -> dict[str, Any]:
     counts = dict.fromkeys(("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"), 0)
     counts |= changes.pop("counts", {"finish": 10})
