@@ -358,7 +358,12 @@ def _exit_code(error: SystemExit) -> tuple[int, str]:
     """The exit code that Python would give the process, and the text that it would write."""
     if error.code is None:
         return 0, ""
-    return (error.code & 0xFF, "") if isinstance(error.code, int) else (1, str(error.code))
+    if isinstance(error.code, int):
+        return error.code & 0xFF, ""
+    try:
+        return 1, str(error.code)
+    except Exception as unsaid:
+        return 1, f"an object of {type(error.code).__name__}, which raises {type(unsaid).__name__} for its text"
 
 
 def run(function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit], bool] = lambda _: False) -> T | None:

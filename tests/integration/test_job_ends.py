@@ -158,7 +158,7 @@ AWAITED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_can_be_awaited_is_awaited(world: World, shape: str) -> None:
     events = ended(world, world.app(), AWAITED, shape)
-    assert ends_of(events, "status", "attempt", "said") == dict.fromkeys(AWAITED, ("finish", 1, "Done"))
+    assert ends_of(events, "status", "retries", "said") == dict.fromkeys(AWAITED, ("finish", 0, "Done"))
     assert PERFORMED["later"] == len(AWAITED) * (2 if shape == "slice" else 1)
     if shape in ("lone", "list"):
         assert ends_of(events, "result") == dict.fromkeys(AWAITED, ("x is through",))
@@ -208,7 +208,7 @@ def test_work_that_nobody_performs_is_one_error_and_not_a_success(world: World, 
     if shape == "batch":  # of which only a list has results
         del targets["coroutines in a dict"]
     events = ended(world, world.app(), targets, shape)
-    assert ends_of(events, "status", "attempt", "result") == dict.fromkeys(targets, ("error", 1, None))
+    assert ends_of(events, "status", "retries", "result") == dict.fromkeys(targets, ("error", 0, None))
     for name, event in events.items():
         assert "returned work that nobody performs" in str(event["messages" if shape == "lone" else "added_messages"]), name
     if shape != "slice":
@@ -231,7 +231,7 @@ def test_elements_of_an_iterable_that_are_not_performed_are_an_error(world: Worl
         task = app.submit("Walk", [{"n": 1}])
         task.wait(60)
     (event,) = task.events()
-    assert (event["status"], event["problem"], event["attempt"]) == ("error", "not_performed", 1)
+    assert (event["status"], event["problem"], event["retries"]) == ("error", "not_performed", 0)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -319,7 +319,7 @@ BADLY: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_job_that_exits_well_is_finished(world: World, shape: str) -> None:
     events = ended(world, world.app(), WELL, shape)
-    assert ends_of(events, "status", "attempt", "said") == dict.fromkeys(WELL, ("finish", 1, "Done"))
+    assert ends_of(events, "status", "retries", "said") == dict.fromkeys(WELL, ("finish", 0, "Done"))
     assert PERFORMED["did"] == len(WELL) * (2 if shape == "slice" else 1)
 
 
@@ -327,10 +327,10 @@ def test_a_job_that_exits_well_is_finished(world: World, shape: str) -> None:
 def test_a_job_that_exits_with_a_code_is_one_error_that_names_it(world: World, shape: str) -> None:
     events = ended(world, world.app(), {name: target for name, (target, _) in BADLY.items()}, shape)
     if shape == "slice":
-        assert ends_of(events, "status", "attempt", "said") == {n: ("error", 1, says) for n, (_, says) in BADLY.items()}
+        assert ends_of(events, "status", "retries", "said") == {n: ("error", 0, says) for n, (_, says) in BADLY.items()}
         return
-    assert ends_of(events, "status", "attempt", "problem", "said") == {
-        name: ("error", 1, "exited", f"Error: {says}") for name, (_, says) in BADLY.items()
+    assert ends_of(events, "status", "retries", "problem", "said") == {
+        name: ("error", 0, "exited", f"Error: {says}") for name, (_, says) in BADLY.items()
     }
 
 
@@ -364,7 +364,7 @@ def test_coroutines_of_other_jobs_outlive_an_exit_in_a_task_of_a_job(world: Worl
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_exit_can_be_a_refusal_of_the_business(world: World, shape: str) -> None:
     event = ended(world, world.app(), {"leave": leaving(2)}, shape, failed_on=(SystemExit,))["leave"]
-    assert (event["status"], event["attempt"]) == ("failed", 1)
+    assert (event["status"], event["retries"]) == ("failed", 0)
     assert "exit code 2" in event["said"]
 
 
@@ -424,7 +424,7 @@ def test_an_exception_of_the_systems_kind_is_an_error_like_any(world: World, sha
     targets |= {f"{name} later": breaking_later(error) for name, error in SYSTEMS.items()}
     del targets["StopIteration later"]  # Python makes a RuntimeError of it
     events = ended(world, world.app(), targets, shape, retry=1)
-    assert ends_of(events, "status", "attempt") == dict.fromkeys(targets, ("error", 2))
+    assert ends_of(events, "status", "retries") == dict.fromkeys(targets, ("error", 1))
     for name, event in events.items():
         assert event["said"].removeprefix("Error: ") == name.partition(" ")[0]
     assert PERFORMED["did"] == 2 * len(targets) * (2 if shape == "slice" else 1)
@@ -485,8 +485,8 @@ def test_a_forked_process_ends_with_the_function_and_the_job_is_its_parents(worl
     targets: dict[str, Callable[..., Any]] = {name: forks(end) for name, (end, _) in ENDS.items()}
     targets |= {f"{name} later": later_too(forks(end)) for name, (end, _) in ENDS.items()}
     events = ended(world, world.app(), targets, shape)
-    assert ends_of(events, "status", "attempt", "result") == {
-        name: ("finish", 1, {"child": ENDS[name.removesuffix(" later")][1]}) for name in targets
+    assert ends_of(events, "status", "retries", "result") == {
+        name: ("finish", 0, {"child": ENDS[name.removesuffix(" later")][1]}) for name in targets
     }
 
 
