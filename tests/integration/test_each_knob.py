@@ -210,7 +210,8 @@ def an_interval_set_and_taken_away(bench: Bench) -> None:
         task.update(interval=LATER)
         bench.stands_still()
         assert counts(task)["enqueue"] > 0
-        assert [each.code for each in bench.operations.wait_reasons(task.id)] == ["interval"]
+        reasons = bench.operations.wait_reasons
+        wait_for(lambda: [each.code for each in reasons(task.id)] == ["interval"], "it says that its interval is why")
         task.update(interval=0)
         bench.goes_on(task)
         bench.end(task)

@@ -51,7 +51,7 @@ def test_a_number_format_that_is_part_of_a_text_comes_back(
         "/api/tasks", **form_of(report, filename=f"a.{suffix}", resubmit_of=str(made["task_id"]), dry_run="true")
     )
     assert (answer.json["errors"], answer.json["accepted"]) == ([], 1)
-    assert answer.json["first_items"] == [{"sku": "NO-001-234", "quantity": 3}]
+    assert answer.json["first_items"] == [{"sku": "NO-001-234", "quantity": 3, "note": None}]
 
 
 @pytest.mark.parametrize("door", ["form", "raw"])
