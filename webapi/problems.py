@@ -6,7 +6,7 @@ import difflib
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from apiflask import APIFlask
 from apiflask.exceptions import HTTPError
@@ -73,6 +73,14 @@ def problem_response(
     if headers is not None:
         response.headers.extend(headers)
     return response
+
+
+class Refusal(NamedTuple):
+    """An answer of the server itself: status, code and message."""
+
+    status: int
+    code: str
+    detail: str
 
 
 def server_problem(status: int, code: str, detail: str) -> tuple[list[tuple[str, str]], bytes]:
