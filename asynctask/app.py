@@ -783,9 +783,9 @@ class AsyncTask(OnDemand):
             )
 
     def changed(self, known: Mapping[int, str | None]) -> dict[int, Changed]:
-        """Which of these Tasks have changed: those with another mark than in ``known``, by id; None stands for no mark yet.
+        """Which of these Tasks have changed: those with another mark than in ``known``, by id; None is no mark.
 
-        The answer has the new mark and the progress object of each. Poll with it for many readers of many Tasks: a Task that
+        The answer has the new mark and the progress object of each. Poll with it for many readers of many Tasks: one that
         has not changed costs a part of one statement.
         """
         core = self._made()

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,8 +27,7 @@ from asynctask.ledger.progress import Changed
 from asynctask.runtime.supervisor import Child, Wakeup, listen
 from webapi import create_app
 from webapi.context import Slots, register_slots
-from webapi.following import Notifier
-from webapi.front import IN_MEMORY, Front
+from webapi.front import IN_MEMORY, Front, Notifier
 from webapi.problems import Refusal, server_problem
 from webapi.reading import longest_upload
 
@@ -118,6 +118,7 @@ class HttpServer(uvicorn.Server):
         self._listener = listener
         self._beat = beat
         self._most = most or _most_connections()
+        self._slowed = deque[Connection]()
         self._threads = ThreadPoolExecutor(threads, "http")
         # A thread of its own: followers do not wait until the others have answered polls.
         self._reader = ThreadPoolExecutor(1, "follow")
@@ -173,6 +174,20 @@ class HttpServer(uvicorn.Server):
             if waiting:
                 min(waiting, key=lambda each: (each.received > IN_MEMORY, each.since)).transport.abort()
 
+    def slow_down(self, connection: Connection) -> None:
+        """Reads on from a connection that costs much to parse when its turn comes: one of all such each :data:`TURN_S`."""
+        connection.transport.pause_reading()
+        self._slowed.append(connection)
+        if len(self._slowed) == 1:
+            asyncio.get_running_loop().call_later(TURN_S, self._next_turn)
+
+    def _next_turn(self) -> None:
+        connection = self._slowed.popleft()
+        if not connection.transport.is_closing():
+            connection.transport.resume_reading()
+        if self._slowed:
+            asyncio.get_running_loop().call_later(TURN_S, self._next_turn)
+
     def _open(self) -> list[Connection]:
         return [each for each in list(self.server_state.connections) if isinstance(each, Connection)]
 
@@ -224,7 +239,12 @@ LINGER_S: Final = 10.0
 LINGER_BYTES: Final = 1_073_741_824
 """Bytes of a refused client's request that are still read and dropped: otherwise it would not read the answer."""
 
-_RECEIVE: Final = 65_536
+MAX_PIECES: Final = 256
+TURN_S: Final = 0.02
+"""Connections that send more pieces of a body at once, in tiny chunks, are read one after the other, with this pause: a
+chunk costs the same however short it is."""
+
+_RECEIVE: Final = 16_384
 _LATE: Final = Refusal(
     408,
     "request_timeout",
@@ -270,6 +290,7 @@ class Connection(HttpToolsProtocol):
         self._server = server
         self._receiving = self._in_head = False  # whether a request has begun and is not complete
         self._head_bytes = 0
+        self._pieces = 0  # of bodies, in what was received last
         self._unparsed = 0  # bytes received since the last head or piece of a body was complete
         self._unanswered = 0
         self._half_closed = False
@@ -327,6 +348,7 @@ class Connection(HttpToolsProtocol):
             self.received += len(data)
             return
         self._unparsed += len(data)
+        self._pieces = 0
         try:
             super().data_received(data)
         except Exception as error:  # whatever it is, it ends this connection alone
@@ -334,6 +356,9 @@ class Connection(HttpToolsProtocol):
         self.received += len(data)
         if self._unparsed > MAX_HEADER_BYTES:
             self._refuse(_LONG_CHUNK if not self._in_head else _LONG_LINE if not self.headers else _LONG_HEAD)
+
+        if self._pieces > MAX_PIECES:
+            self._server.slow_down(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         self._half_closed = True
@@ -377,6 +402,7 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._unparsed = 0
+        self._pieces += 1
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

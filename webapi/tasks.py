@@ -44,7 +44,7 @@ from webapi.context import (
     who,
     with_links,
 )
-from webapi.following import FOLLOW, HEARTBEAT_S, STREAM_HEARTBEAT, STREAM_START, TICK_S, Following, stream_event
+from webapi.front import FOLLOW, HEARTBEAT_S, STREAM_HEARTBEAT, STREAM_START, TICK_S, Following, stream_event
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
 from webapi.reading import FORM, JSON, ApiRequest, current_request
 from webapi.shapes import (

@@ -23,7 +23,7 @@ from asynctask.errors import LedgerUnavailable, NotFound
 from asynctask.ledger.progress import Changed
 from asynctask.testing import wait_for
 from webapi.context import Slots, progress_tag
-from webapi.following import TICK_S, Notifier
+from webapi.front import TICK_S, Notifier
 
 
 class Sent(NamedTuple):

@@ -294,7 +294,7 @@ def test_a_client_that_has_closed_its_side_gets_its_answers(talk: Talk) -> None:
 
 def test_a_client_that_sends_requests_without_end_is_refused(talk: Talk) -> None:
     talk.send(b"GET /x HTTP/1.1\r\nHost: here\r\n\r\n" * 200)
-    statuses = []
+    statuses = list[int]()
     while not statuses or statuses[-1] == 200:
         statuses.append(talk.answer()[0])
     assert statuses[-1] == 400
