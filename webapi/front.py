@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import io
-import logging
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from urllib.parse import unquote_to_bytes
 
 from asynctask.errors import Unavailable
 from asynctask.ledger.progress import Changed
+from asynctask.logs import get_logger
 from webapi.context import BODY_LIMIT, GONE, HEAD_ONLY, json_text, progress_tag, retry_after, with_links
 from webapi.problems import Refusal, server_problem
 
@@ -42,7 +42,7 @@ _BUSY: Final = Refusal(503, "busy", "too many large bodies are coming in at once
 _UNPREFIXED: Final = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
+_log: Final = get_logger("asynctask.web")
 
 
 class ClientGone(ConnectionResetError):
@@ -119,8 +119,8 @@ class Front:
                 await self._refuse(exchange, refusal)
         except ConnectionResetError:  # of this client, or of the application, which has noticed it first
             connection.abort()
-        except Exception:
-            _log.exception("%s %s failed", scope["method"], scope["path"])
+        except Exception as error:
+            _log.exception("request_failed", method=scope["method"], path=scope["path"], error=type(error).__name__)
             if exchange.started:
                 connection.abort()
             else:
@@ -534,8 +534,8 @@ class Notifier:
                 await self._tick()
             except Unavailable:  # the database is away; streams stay open
                 pass
-            except Exception:  # the reader must survive, or no follower hears anything more
-                _log.exception("the Tasks that clients follow could not be read")
+            except Exception as error:  # the reader must survive, or no follower hears anything more
+                _log.exception("followed_tasks_unread", error=type(error).__name__)
             await asyncio.sleep(TICK_S)
         self._reader = None
 

@@ -24,6 +24,7 @@ from asynctask.app import AsyncTask
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
 from asynctask.ledger.progress import Changed
+from asynctask.logs import get_logger
 from asynctask.runtime.supervisor import Child, Wakeup, listen
 from webapi import create_app
 from webapi.context import Slots, register_slots
@@ -41,7 +42,7 @@ MOST_FILES: Final = 64
 """Results of exports that are sent at a time; each costs an open file or a connection to a bucket, but no thread."""
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-_log = logging.getLogger(__name__)
+_log: Final = get_logger("asynctask.web")
 
 
 def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable[[str], None] | None = None) -> None:
@@ -499,7 +500,7 @@ class _Parent:
             if self._ended():
                 self._replace()
             elif self._monotonic() - self._child.heard > HELD_S:
-                _log.error("the event loop of the serving process %d is blocked; the process is killed", self._pid)
+                _log.error("web_process_blocked", pid=self._pid)
                 os.kill(self._pid, signal.SIGKILL)
         self._listener.close()
         self._stop()
@@ -557,7 +558,7 @@ class _Parent:
         if self._hopeless:
             self._listener.close()
             raise Unavailable("the serving process does not start; its output says why")
-        _log.error("the serving process %d died; another one starts in %g s", self._pid, pause)
+        _log.error("web_process_died", pid=self._pid, restart_in_s=pause)
         until = self._monotonic() + pause
         while not self._wakeup.is_set and (left := until - self._monotonic()) > 0:
             self._wakeup.wait(left)
