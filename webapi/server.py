@@ -120,9 +120,9 @@ class HttpServer(uvicorn.Server):
         self._beat = beat
         self._most = most or _most_connections()
         self._slowed = deque[Connection]()
-        self._threads = ThreadPoolExecutor(threads, "http")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="http")
         # A thread of its own: followers do not wait until the others have answered polls.
-        self._reader = ThreadPoolExecutor(1, "follow")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="follow")
         self._notifier = Notifier(lambda known: asyncio.get_running_loop().run_in_executor(self._reader, changed, known))
         front = Front(application, self._notifier, pool=self._threads, threads=threads, storage=storage)
         protocol: Any = partial(Connection, self)
