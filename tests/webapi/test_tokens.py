@@ -196,7 +196,9 @@ def test_a_corrected_list_is_logged_with_its_own_requester(guarded: tuple[AsyncT
 def test_a_body_cannot_name_its_requester(guarded: tuple[AsyncTask, Client], field: str) -> None:
     app, client = guarded
     headers = {"Authorization": f"Bearer {ANN}"}
-    body = {"worker": "anything", "items": [1], field: FORGED}
-    assert client.post("/api/tasks", headers=headers, json=body).status_code == 422
-    assert client.post(f"/api/tasks?worker=anything&{field}=x", headers=headers, data=b"n\n1\n").status_code in (415, 422)
+    body = {"worker": "anything", "items": [{"n": 1}], field: FORGED}
+    answer = client.post("/api/tasks", headers=headers, json=body)
+    assert (answer.status_code, field in answer.json["detail"]) == (422, True)
+    query = {"path": f"/api/tasks?worker=anything&{field}=x", "data": b"n\n1\n", "content_type": "text/csv"}
+    assert client.post(**query, headers=headers).status_code == 422
     assert app.tasks() == []
