@@ -211,17 +211,21 @@ def record_jobs(body: RecordBatch) -> Response:
 @blueprint.post("/jobs/<job_id>/record")
 @blueprint.input(Record, location="json", arg_name="body")
 @blueprint.output(RecordResult)
-@blueprint.doc(operation_id="recordJob", responses=[400, 403, 413, 415, 503])
+@blueprint.doc(operation_id="recordJob", responses=[400, 403, 409, 413, 415, 503])
 def record_job(job_id: str, body: Record) -> Response:
     """Record what a worker in another language did with a job
 
-    404 if the job is unknown and no `worker` is named.
+    404 if the job is unknown and no `worker` is named; 422 `no_attempt` if the ledger keeps the job and the record names no
+    attempt; 409 `other_attempt` if it names another than the current one; 409 `held_elsewhere` if nobody else than the
+    application can have the job.
     """
     if len(job_id) > _MAX_JOB_ID or "\0" in job_id:
         raise NotFound("there is no job of such an id")
     (result,), _ = asynctask_app().record_all([body.record(job_id)])
     if result.status is None:
         raise NotFound(f"there is no job {job_id!r}; name its worker to have an Event made")
+    if (error := result.refusal()) is not None:
+        raise error
     return json_response(asdict(result))
 
 
