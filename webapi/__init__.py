@@ -44,6 +44,7 @@ def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None =
     security.register(flask_app)
     openapi.register(flask_app, app)
     register_slots(flask_app, app.config.web_threads if threads is None else threads)
+    workers.register(flask_app)
     for each in (tasks, reports, workers, operations):
         flask_app.register_blueprint(each.blueprint)
     flask_app.register_blueprint(tasks.exports)
@@ -96,7 +97,7 @@ def jobs() -> ResponseReturnValue:
     return render_template("jobs.html", workers=sorted(asynctask_app().workers))
 
 
-@pages.get("/jobs/<job_id>")
+@pages.get("/jobs/<job:job_id>")
 def job(job_id: str) -> ResponseReturnValue:
     """One job."""
     try:

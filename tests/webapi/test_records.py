@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from celery import Celery
+from support.serving import Shop, get
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
@@ -504,3 +508,39 @@ def test_a_program_in_python_may_record_too(app: AsyncTask) -> None:
     for wrong in (JobRecord("a", "cancelled"), JobRecord("", "finish"), JobRecord("\ud800", "finish")):
         with pytest.raises(InputError):
             app.record_all([wrong])
+
+
+# -- ids as engines make them
+
+IDS = ["a/b", "/a", "a/", "a//b", "stop", "a/stop", "a/stop/record", "a b?#%2F", "é\n\u2028", "a/../b", "x" * 63 + "/"]
+
+
+@pytest.mark.parametrize("job_id", IDS)
+def test_a_job_is_reached_by_any_id_that_an_engine_may_give_it(client: Client, job_id: str) -> None:
+    path = f"/api/jobs/{quote(job_id, safe='')}"
+    for status in ("working", "error"):
+        answer = client.post(f"{path}/record", json={"status": status, "worker": "W", "args": [1]})
+        assert (answer.status_code, answer.json["job_id"], answer.json["status"]) == (200, job_id, status)
+    assert (client.get(path).json["job_id"], client.get(path).json["status"]) == (job_id, "error")
+    for verb, code in (
+        ("restart", "other_engine"),
+        ("stop", "other_engine"),
+        ("start", "other_engine"),
+        ("kill", "conflict"),
+    ):
+        answer = client.post(f"{path}/{verb}")
+        assert (answer.status_code, answer.json["code"]) == (409, code), "it is found, and its own engine keeps it"
+    page = client.get(f"/jobs/{quote(job_id, safe='')}")
+    assert (page.status_code, f'data-job="{path}"' in page.text) == (200, True), "the page asks for this very job"
+
+
+def test_a_server_finds_a_job_whose_id_has_a_slash(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    with (
+        closing(AsyncTask(environ={}, database_url=shop.environ["ASYNCTASK_DATABASE_URL"])) as app,
+        shop.web() as (_, said),
+    ):
+        app.record("nightly/2026-11", "working")
+        url = f"{said['url'].rstrip('/')}/api/jobs"
+        for job_id in ("nightly%2F2026-11", "nightly/2026-11"):
+            assert get(f"{url}/{job_id}")["job_id"] == "nightly/2026-11"
