@@ -885,8 +885,8 @@ class AsyncTask(OnDemand):
     @property
     def operations(self) -> Operations:
         """Operations on queues, retries, scheduled and dead jobs, and processes."""
-        core = self._made()
-        return Operations(core.services, core.broker, self.engines, self.workers)
+        core, named = self._made(), (self.config.callback_queue, *self.config.queue_weights())
+        return Operations(core.services, core.broker, self.engines, self.workers, named)
 
     # -- processes
 

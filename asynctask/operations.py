@@ -7,7 +7,7 @@ entry is named by its job id, an untracked one by the broker's key.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -85,7 +85,7 @@ class WaitReason:
 
 class Operations:
     """The operations of one application. ``engines``: the attached ones by name, whose queues are counted; ``workers``: the
-    registered ones by name, whose checks are asked.
+    registered ones by name, whose checks are asked; ``queues``: those that its settings name.
 
     Every method may raise :class:`Unavailable`, and :class:`InputError` for an invalid name, limit or text. ``who`` is
     written to the log of the Tasks concerned.
@@ -97,8 +97,10 @@ class Operations:
         broker: Broker,
         engines: Mapping[str, Engine] = MappingProxyType({}),
         workers: Mapping[str, Worker] = MappingProxyType({}),
+        queues: Collection[str] = (),
     ) -> None:
         self._services = services
+        self._queues = queues
         self._workers = workers
         self._engines = engines
         self._router = Router(broker, engines, services.clock)
@@ -193,12 +195,29 @@ class Operations:
 
     def pause(self, queue: str) -> bool:
         """Stops taking jobs from the queue until :meth:`unpause`. False if paused already. Raises :class:`Conflict` if
-        the broker cannot pause."""
-        return self._admin.pause(self._own_queue(queue))
+        the broker cannot pause, :class:`NotFound` for a queue that nobody knows."""
+        return self._admin.pause(self._known_queue(queue))
 
     def unpause(self, queue: str) -> bool:
-        """Undoes :meth:`pause`."""
-        return self._admin.unpause(queue_name(queue))
+        """Undoes :meth:`pause`. Raises as it does."""
+        return self._admin.unpause(self._known_queue(queue))
+
+    def _known_queue(self, queue: str) -> str:
+        """The name of a queue of the broker that a setting, a registered worker, a living process, the broker or a job
+        names. Raises :class:`NotFound` for any other, which may be misspelt."""
+        name = self._own_queue(queue)
+        if name in self._queues or any(name in (w.queue, w.options.get("retry_queue")) for w in self._workers.values()):
+            return name
+        if name in self._admin.paused([name]) or any(each.name == name for each in self._admin.queues()):
+            return name
+        if any(each["alive"] and name in each["queues"] for each in self.processes()):
+            return name
+        with self._ledger.database.read() as connection:
+            if queries.has_queue(connection, name):
+                return name
+        raise NotFound(
+            f"there is no queue {plain(name)!r}: no worker is registered for it, no process works it, and no job is in it"
+        )
 
     def _own_queue(self, queue: str) -> str:
         """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""

@@ -519,6 +519,13 @@ def find(connection: Connection, set_name: str, now: int, job_ids: Sequence[str]
     return {str(job_id): int(i) for job_id, i in found}
 
 
+def has_queue(connection: Connection, queue: str) -> bool:
+    """Whether a Task, or a waiting job without a Task, is of this queue."""
+    waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
+    of_task, alone = sa.select(_t.id).where(_t.queue == queue), sa.select(_e.id).where(waits, _e.queue == queue)
+    return any(connection.execute(found.limit(1)).first() is not None for found in (of_task, alone))
+
+
 def performers(connection: Connection, event_ids: Iterable[int]) -> dict[int, tuple[str, str]]:
     """Event id -> the worker and the queue of its job."""
     queue = sa.func.coalesce(_e.queue, _t.queue)

@@ -154,6 +154,8 @@ def test_a_job_is_deleted_from_its_queue_by_its_key(app: AsyncTask, call: Caller
         (("retries", "restart", "x", "--all"), "name the jobs by their keys, or say --all"),
         (("dead", "kill", "x"), "No such command 'kill'"),
         (("queues", "pause", "default"), "cannot be paused"),
+        (("queues", "pause", "defualt"), "there is no queue 'defualt'"),
+        (("queues", "unpause", "defualt"), "there is no queue 'defualt'"),
         (("processes", "quiet", "nobody"), "there is no live process"),
         (("retries", "--limit", "0"), "--limit"),
         (("dead", "search", ""), "search for 1 to 255"),

@@ -13,6 +13,7 @@ from support.webshop import Client, build_app, client_of
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Copy, Held
 from asynctask.clock import SECOND
+from asynctask.errors import NotFound
 from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import untracked
 
@@ -227,3 +228,13 @@ def test_a_recorded_job_that_this_application_cannot_give_back_to_its_program_is
         answer = client.post(f"/api/jobs/{job}/restart")
         assert (answer.status_code, answer.json["code"]) == (409, code), "nothing takes jobs from the database but us"
         assert client.get(f"/api/jobs/{job}").json["status"] == "error"
+
+
+@pytest.mark.parametrize("verb", ["pause", "unpause"])
+def test_a_queue_that_nobody_knows_is_not_paused(app: AsyncTask, client: Client, verb: str) -> None:
+    answer = client.post(f"/api/queues/defualt/{verb}")
+    assert (answer.status_code, answer.json["code"]) == (404, "not_found")
+    assert "'defualt'" in answer.json["detail"]
+    with pytest.raises(NotFound):
+        getattr(app.operations, verb)("defualt")
+    assert client.post(f"/api/queues/default/{verb}").status_code == 409, "it is there, and the database cannot pause it"
