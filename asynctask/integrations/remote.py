@@ -209,8 +209,9 @@ class RemoteTracker:
         self, records: Sequence[JobRecord], known: Mapping[str, EventRecord]
     ) -> tuple[Collection[int], dict[str, _Bar]]:
         """The Events of jobs that an engine of their own keeps; and which jobs' records do not count, with the reason."""
+        lone = [event.id for event in known.values() if event.is_lone]
         with self._ledger.database.read() as connection:
-            apart = queries.engines(connection, [event.id for event in known.values() if event.is_lone])
+            apart = queries.engines(connection, lone) if lone else {}
             shared = processes.own_queues(connection, self._ledger.now())
         barred: dict[str, _Bar] = {}
         doubtful: dict[Key, EventRecord] = {}
