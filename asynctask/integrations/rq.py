@@ -58,7 +58,7 @@ from asynctask.integrations.base import (
 )
 from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
-from asynctask.ledger.standalone import Arrival, NextRun, end_elsewhere, is_job_id
+from asynctask.ledger.standalone import Arrival, Fence, NextRun, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
@@ -415,9 +415,7 @@ class RqEngine:
         if performed.is_lone:
             performed.rq_job.data = job.data  # RQ saves the running job at its end, over what was sent
         else:
-            job.meta[FENCE] = list(
-                _fence(performed.rq_job) or ()
-            )  # dropped by its fence: the ledger dispatches the next one
+            job.meta[FENCE] = performed.rq_job.meta[FENCE]  # dropped by its fence: the ledger dispatches the next one
 
     def scheduled_for(self, job: Any, at: datetime) -> None:
         """Notes when the next run of the running job is to start."""
@@ -922,18 +920,21 @@ def _is_sent(job: Any, connection: Any) -> bool:
     return False
 
 
-def _fence(job: Any) -> tuple[str, int] | None:
-    """The job id and the attempt of a job of a Task; None for a job that a program sent."""
-    match job.meta.get(FENCE):
-        case [str(job_id), int(attempt)] if attempt > 0:
-            return job_id, attempt
-    return None
+def _fence(job: Any) -> tuple[str, Fence] | None:
+    """The job id and the fence of a job of a Task; None for a job that a program sent, which may have given it the meta of
+    another one."""
+    if not isinstance(job.meta, dict) or FENCE not in job.meta:
+        return None
+    match job.meta[FENCE]:
+        case [job_id, attempt] if is_job_id(job_id):
+            return (job_id, Fence.parse(attempt)) if job.id.startswith(f"{job_id}-") else None
+    return job.id, Fence(broken="no pair of a job id and an attempt")
 
 
 def _arrival(job: Any, name: str = "", params: Any = None) -> Arrival:
     """A job of RQ as the tracker knows it."""
-    job_id, attempt = _fence(job) or (job.id, None)
-    return Arrival(job_id, attempt, name, engine_queue(NAME, job.origin), params)
+    job_id, (attempt, broken) = _fence(job) or (job.id, Fence())
+    return Arrival(job_id, attempt, name, engine_queue(NAME, job.origin), params, broken=broken)
 
 
 def _is_anew(job: Any) -> bool:
