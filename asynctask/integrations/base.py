@@ -273,12 +273,13 @@ def merge_function(app: Exporting) -> Callable[..., Any]:
 
 def kept_params(worker: Worker | None, job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:
     """The arguments of a lone job as its Event stores them, with secrets of an item marked; None if they are not JSON or
-    over ``limit`` bytes."""
-    args, kwargs = _concealed(worker, args, kwargs)
-    params: Any = {"args": list(args), "kwargs": dict(kwargs)} if kwargs else list(args)
+    over ``limit`` bytes, or no arguments, as a message may hold."""
+    params: Any = None
     try:
+        args, kwargs = _concealed(worker, args, kwargs)
+        params = {"args": args, "kwargs": kwargs} if kwargs else args
         kept = len(dumps(params)) <= limit
-    except TypeError:  # the engine has another serializer
+    except (TypeError, ValueError):  # the engine has another serializer
         kept = False
     if not kept:
         get_logger("asynctask.engine").info("params_not_kept", job_id=job_id)

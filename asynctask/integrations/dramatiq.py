@@ -688,7 +688,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             return
         process = self._running_process()
         if broken := _fence(message).broken:  # before it waits for another copy
-            process.refuse(Arrival(message.message_id, None, actor.actor_name, _queue_of(message), broken=broken))
+            name = engine_queue(self.engine.name, _queue_of(message))
+            process.refuse(Arrival(message.message_id, None, actor.actor_name, name, broken=broken))
             raise SkipMessage(f"message {message.message_id} names no valid attempt")
         self._claim(message.message_id)
         try:

@@ -37,6 +37,7 @@ from asynctask.errors import (
     BrokerUnavailable,
     ConfigError,
     IdInUse,
+    InputError,
     JobInterrupted,
     JobTimeout,
     UnknownWorker,
@@ -58,7 +59,7 @@ from asynctask.integrations.base import (
 )
 from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
-from asynctask.ledger.standalone import Arrival, Fence, NextRun, end_elsewhere, is_job_id
+from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, Fence, NextRun, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
@@ -100,6 +101,8 @@ _HARD_S: Final = 60
 
 _KEPT: Final = ("timeout", "result_ttl", "failure_ttl", "meta", "on_success", "on_failure", "on_stopped")
 """Options of a function's lone jobs that its other jobs have, too."""
+
+_NO_ID: Final = f"the id of a tracked job has at most {MAX_JOB_ID} characters: send it with a shorter job_id"
 
 _attached: Final[list[RqEngine]] = []
 
@@ -389,8 +392,10 @@ class RqEngine:
             if performed.performing:  # else RQ sends it, which retries or repeats it
                 self._send_itself(performed, job, tracked)
             return
-        if tracked is None or not is_job_id(job.id):
+        if tracked is None:
             return
+        if not is_job_id(job.id):
+            raise InputError(_NO_ID, code="not_recordable")
         if getattr(job, "repeats_left", None):
             raise ConfigError(f"{tracked.path} is tracked, and each run has an Event of its own: do not repeat= one job")
         self._lone_events.announce(
@@ -444,18 +449,20 @@ class RqEngine:
         try:
             tracked = self.find(job)
             why = "" if tracked is not None or is_lone else "its function is not tracked in this worker"
+            args, kwargs = list(job.args), dict(job.kwargs)
         except Exception as error:  # RQ fails a lone job for the same reason
             tracked, why = None, f"RQ cannot make it out: {type(error).__name__}: {error}"
         if tracked is None:
             if why:
                 recording.lost(turn, _arrival(job), why=why, delay_s=_next_try(job))
             return None if is_lone else why
+        if is_lone and not is_job_id(job.id):
+            return _NO_ID
         name, params = tracked.worker.name, self._params(tracked.worker, job) if is_lone else None
         ticket = recording.begin(turn, replace(_arrival(job, name, params), anew=is_lone and _is_anew(job)))
         if isinstance(ticket, str):
             return ticket
-        payload = {"class": name, "args": list(job.args), "kwargs": dict(job.kwargs), "jid": ticket.job_id}
-        payload |= {"queue": job.origin}
+        payload = {"class": name, "args": args, "kwargs": kwargs, "jid": ticket.job_id, "queue": job.origin}
         own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
         current = ticket.job = SavedElsewhere(
             ticket.job_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,7 @@ from support.servers import RedisServer
 from asynctask.brokers.base import Copy
 from asynctask.database.tables import events
 from asynctask.dispatch.demand import Load
-from asynctask.errors import NotFound
+from asynctask.errors import InputError, NotFound
 from asynctask.integrations.celery import ATTEMPT
 from asynctask.integrations.rq import FENCE
 from asynctask.ledger.standalone import Arrival, enqueue
@@ -43,6 +44,7 @@ KINDS: Final = {
     "celery prefork": Kind("celery", (*CELERY, "-P", "prefork")),
     "dramatiq": Kind("dramatiq", DRAMATIQ),
     "rq": Kind("rq", (*RQ, "asynctask.integrations.rq.TrackedWorker")),
+    "rq in one process": Kind("rq", (*RQ, "asynctask.integrations.rq.TrackedSimpleWorker")),
 }
 
 
@@ -103,7 +105,7 @@ class Forger:
             return list(connection.execute(sa.select(events.c.job_id).where(is_open)).scalars())
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[name for name in KINDS if name != "rq in one process"])
 def forger(
     request: pytest.FixtureRequest, tmp_path: Path, databases: Databases, redis_server: RedisServer, monkeypatch: Any
 ) -> Iterator[Forger]:
@@ -163,3 +165,28 @@ def test_a_broken_attempt_is_one_error_and_each_job_is_performed_once(
     with pytest.raises(NotFound):
         app.event("unknown")
     assert (forger.errors(), forger.harness.has_ended(), app.doctor()) == (3 * many + 2, False, [])
+
+
+@pytest.mark.parametrize("forger", ["rq", "rq in one process"], indirect=True)
+def test_a_job_of_rq_that_no_event_can_have_is_failed_and_its_worker_works_on(forger: Forger) -> None:
+    """A worker without work-horses ended by each, on a database that refuses the id."""
+    app, engine, long = forger.app, forger.harness.engine, "x" * 65
+    with pytest.raises(InputError, match="at most 64 characters: send it with a shorter job_id"):
+        engine.queue(forger.queue).enqueue_call("support.engines.rq_act", ({"n": 1},), job_id=long)
+    forger.send_rq(long, {}, {"n": 2})
+    forger.send_rq("no-arguments", {}, {"n": 3})
+    raw = engine.serializer.dumps(["support.engines.rq_act", None, 5, {}])
+    engine.connection.hset("rq:job:no-arguments", "data", zlib.compress(raw))
+    for number, meta in enumerate(([1, 2], "xy", {FENCE: 7}, {FENCE: [1, 2, 3]}, {FENCE: ["other", 3]}), 10):
+        forger.send_rq(f"meta-{number}", {}, {"n": number})
+        engine.connection.hset(f"rq:job:meta-{number}", "meta", engine.serializer.dumps(meta))
+    forger.harness.start(1)
+    forger.send_rq("last", {}, {"n": 4})
+    wait_for(lambda: 4 in performed(forger.folder, "did"), f"the worker works on: {forger.harness.said()}", 60)
+    wait_for(lambda: not forger.still_open(), "each job ends")
+    failed = rq.Queue(forger.queue, connection=engine.connection).failed_job_registry
+    assert sorted(failed.get_job_ids()) == ["no-arguments", long]
+    assert sorted(performed(forger.folder, "did")) == [4, 10, 11, 14], "a meta of another job is no fence"
+    assert (forger.errors(), forger.harness.has_ended()) == (2, False)
+    with pytest.raises(NotFound):
+        app.event(long)
