@@ -288,8 +288,9 @@ def kept_params(worker: Worker | None, job_id: str, args: Sequence[Any], kwargs:
 
 def _concealed(worker: Worker | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Arguments with the secrets of an item marked."""
+    args, kwargs = list(args), dict(kwargs)
     if worker is None or worker.shape is None:
-        return list(args), dict(kwargs)
+        return args, kwargs
     conceal = worker.shape.conceal
     return [*map(conceal, args[:1]), *args[1:]], {name: conceal(each) for name, each in kwargs.items()}
 

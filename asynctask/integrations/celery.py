@@ -469,9 +469,10 @@ class CeleryEngine:
             task_id = str(options["task_id"]) if options.get("task_id") else None
             task = None if task_id is None else self._celery.tasks.get(name)
             known = task is not None and (name in self._tracked or self._current(task_id) is not None)
-            is_copy = ATTEMPT in (options.get("headers") or {}) or getattr(
-                self._thread, "pushing", False
-            )  # of a dispatcher
+            has_fence = ATTEMPT in (options.get("headers") or {})  # of a dispatcher, or that of the job that sends this one
+            is_copy = getattr(self._thread, "pushing", False) or (
+                has_fence and getattr(self._thread, "current", None) is None
+            )
             if more or not known or is_copy or getattr(self._thread, "sending", False):
                 return send_task(name, args, kwargs, *more, **options)
             del options["task_id"]
@@ -763,7 +764,7 @@ class CeleryEngine:
             return apply_async(args, kwargs, task_id=task_id, **options)
         snapshot = self._lone_events.announce(job, by_engine=by_celery)
         own = None if snapshot is None else snapshot.header(task_id)
-        options["headers"] = {**headers, SNAPSHOT: own}
+        options["headers"] = {**{name: headers[name] for name in headers if name != ATTEMPT}, SNAPSHOT: own}
         try:
             return apply_async(args, kwargs, task_id=task_id, **options)
         except Exception as error:

@@ -609,13 +609,16 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             return
         if not self.engine.is_pushing:
             message.options.pop(SNAPSHOT, None)
+        running: _Message | None = getattr(self._thread, "message", None)
         if current is not None and not self.engine.is_pushing:
             if not current.performing:
                 self._record_retry(current, delay)
-        elif self._has_no_event(message):
+            return
+        if running is not None and running.performing and not self.engine.is_pushing:
+            message.options.pop(ATTEMPT, None)  # of the job that sends this one, with its options
+        if self._has_no_event(message):
             name = engine_queue(self.engine.name, _queue_of(message))
             job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
-            running: _Message | None = getattr(self._thread, "message", None)
             # Beside the function of a job, Dramatiq sends by itself: the next message of a pipeline.
             by_engine = running is not None and not running.performing
             is_second_try = getattr(self._thread, "sending", None) == message.message_id  # the broker was away

@@ -59,7 +59,7 @@ class Forger:
     def take(self, items: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> list[Copy]:
         """The copies of a list's jobs, which are dispatched and lost on their way to the engine's broker."""
         taken: list[Copy] = []
-        load = Load("test", frozenset([f"{self.kind}/{self.queue}"]), len(items), 0.0)
+        load = Load("test", [f"{self.kind}/{self.queue}"], len(items), 0.0)
         with monkeypatch.context() as patch:
             patch.setattr(self.app.engines[self.kind], "push", taken.extend)
             self.app.dispatcher.attach(lambda: load)
@@ -131,12 +131,13 @@ def test_a_broken_attempt_is_one_error_and_each_job_is_performed_once(
     copies = forger.take([{"n": n} for n in range(many)], monkeypatch)
     for copy, value in zip(copies, BROKEN, strict=True):
         forger.forge(copy.jid, value, json.loads(copy.payload)["args"][0])
-    lone = [f"lone-{n}" for n in range(many)]
-    for n, (job_id, value) in enumerate(zip(lone, BROKEN, strict=True), many):
+    lone = {f"lone-{n}": value for n, value in enumerate((*BROKEN, 7))}  # 7: a valid one, and no lone job has any
+    for n, (job_id, value) in enumerate(lone.items(), many):
         forger.event_of_lone(job_id, {"n": n})
         forger.forge(job_id, value, {"n": n})
     forger.event_of_lone("unkept", None)
-    for n, (job_id, value) in enumerate((("unkept", 0), ("unknown", -1)), 2 * many):
+    refused, last = many + len(lone) + 2, many + len(lone)
+    for n, (job_id, value) in enumerate((("unkept", 0), ("unknown", -1)), last):
         forger.forge(job_id, value, {"n": n})
 
     forger.harness.start(2)
@@ -144,13 +145,13 @@ def test_a_broken_attempt_is_one_error_and_each_job_is_performed_once(
     (running,) = wait_for(lambda: [each for each in runs.events() if each["status"] == "working"], "one runs")
     for value in BROKEN:
         forger.forge(running["job_id"], value, {"n": 99})
-    wait_for(lambda: forger.errors() > 2 * many + 2, "one for the running job is refused")
+    wait_for(lambda: forger.errors() > refused, "one for the running job is refused")
     assert app.event(running["job_id"])["status"] == "working"
     (forger.folder / "gate").touch()
 
     wait_for(lambda: not forger.still_open(), "each job ends", 60)
-    wait_for(lambda: forger.errors() == 3 * many + 2, "each message is refused")
-    assert sorted(performed(forger.folder, "did")) == [*range(2 * many), 99]
+    wait_for(lambda: forger.errors() == refused + many, "each message is refused")
+    assert sorted(performed(forger.folder, "did")) == [*range(last), 99]
     assert {app.event(copy.jid)["status"] for copy in copies} == {"finish"}
     assert app.event(running["job_id"])["attempt"] == 1
     for job_id in lone:
@@ -164,7 +165,7 @@ def test_a_broken_attempt_is_one_error_and_each_job_is_performed_once(
     )
     with pytest.raises(NotFound):
         app.event("unknown")
-    assert (forger.errors(), forger.harness.has_ended(), app.doctor()) == (3 * many + 2, False, [])
+    assert (forger.errors(), forger.harness.has_ended(), app.doctor()) == (refused + many, False, [])
 
 
 @pytest.mark.parametrize("forger", ["rq", "rq in one process"], indirect=True)
