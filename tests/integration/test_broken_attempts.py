@@ -16,20 +16,36 @@ import sqlalchemy as sa
 from support import engines
 from support.databases import Databases
 from support.engine_worker import CELERY, DRAMATIQ, RQ, Harness
+from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
+from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.database.tables import events
 from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError, NotFound
-from asynctask.integrations.celery import ATTEMPT
+from asynctask.integrations.celery import AGAIN, ATTEMPT
 from asynctask.integrations.rq import FENCE
 from asynctask.ledger.standalone import Arrival, enqueue
+from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 from asynctask.testing.engine_suite import performed
 
 BROKEN: Final = (0, -1, 2**31, 2**63, 10**30, True, "1", 1.5, None, [1], {"a": 1}, "x" * 100_000)
 """What a message may name in the place of an attempt."""
+
+
+def taken(app: AsyncTask, broker: Any, queue: str, count: int, patch: pytest.MonkeyPatch) -> tuple[TaskHandle, list[Copy]]:
+    """A list, and the copies of its jobs, which are dispatched and lost on their way to the broker."""
+    found: list[Copy] = []
+    load = Load("test", [queue], count, 0.0)
+    with patch.context() as within:
+        within.setattr(broker, "push", found.extend)
+        app.dispatcher.attach(lambda: load)
+        task = app.submit("act", [{"n": n} for n in range(count)])
+        wait_for(lambda: len(found) == count, "all are dispatched")
+        app.dispatcher.attach(None)
+    return task, found
 
 
 class Kind(NamedTuple):
@@ -56,18 +72,6 @@ class Forger:
         self.queue = engines.queue_of(folder)
         self._numbers = count(100)  # RQ keeps one job of each id
 
-    def take(self, items: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> list[Copy]:
-        """The copies of a list's jobs, which are dispatched and lost on their way to the engine's broker."""
-        taken: list[Copy] = []
-        load = Load("test", [f"{self.kind}/{self.queue}"], len(items), 0.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(self.app.engines[self.kind], "push", taken.extend)
-            self.app.dispatcher.attach(lambda: load)
-            self.app.submit("act", items)
-            wait_for(lambda: len(taken) == len(items), "all are dispatched")
-            self.app.dispatcher.attach(None)
-        return taken
-
     def event_of_lone(self, job_id: str, item: dict[str, Any] | None) -> None:
         """The Event of a lone job, without its message. Without an ``item``, its arguments are not kept."""
         params = None if item is None else [item]
@@ -79,7 +83,9 @@ class Forger:
         getattr(self, f"_forge_{self.kind}")(job_id, attempt, item)
 
     def _forge_celery(self, job_id: str, attempt: Any, item: dict[str, Any]) -> None:
-        self.harness.engine.send_task("act", [item], task_id=job_id, headers={ATTEMPT: attempt})
+        is_again = next(self._numbers) % 2 and attempt is not None
+        headers = {AGAIN: [job_id, attempt]} if is_again else {ATTEMPT: attempt}
+        self.harness.engine.send_task.__wrapped__("act", [item], task_id=job_id, headers=headers)
 
     def _forge_dramatiq(self, job_id: str, attempt: Any, item: dict[str, Any]) -> None:
         options = {ATTEMPT: attempt}
@@ -128,7 +134,7 @@ def test_a_broken_attempt_is_one_error_and_each_job_is_performed_once(
     """Celery's children put a message with a number of 100 bits back for ever, and the worker of RQ ended by it. RQ
     performed a job under the id of an older copy, as a lone one; the Event of a lone job waited for ever."""
     app, many = forger.app, len(BROKEN)
-    copies = forger.take([{"n": n} for n in range(many)], monkeypatch)
+    task, copies = taken(app, app.engines[forger.kind], f"{forger.kind}/{forger.queue}", many, monkeypatch)
     for copy, value in zip(copies, BROKEN, strict=True):
         forger.forge(copy.jid, value, json.loads(copy.payload)["args"][0])
     lone = {f"lone-{n}": value for n, value in enumerate((*BROKEN, 7))}  # 7: a valid one, and no lone job has any
@@ -152,7 +158,7 @@ def test_a_broken_attempt_is_one_error_and_each_job_is_performed_once(
     wait_for(lambda: not forger.still_open(), "each job ends", 60)
     wait_for(lambda: forger.errors() == refused + many, "each message is refused")
     assert sorted(performed(forger.folder, "did")) == [*range(last), 99]
-    assert {app.event(copy.jid)["status"] for copy in copies} == {"finish"}
+    assert task.wait(timeout=60)["counts"]["finish"] == many
     assert app.event(running["job_id"])["attempt"] == 1
     for job_id in lone:
         event = app.event(job_id)
@@ -191,3 +197,24 @@ def test_a_job_of_rq_that_no_event_can_have_is_failed_and_its_worker_works_on(fo
     assert (forger.errors(), forger.harness.has_ended()) == (2, False)
     with pytest.raises(NotFound):
         app.event(long)
+
+
+def test_a_broken_attempt_in_redis_is_none_and_each_job_is_performed_once(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = RedisWorld(tmp_path, redis_server)
+    app, done = world.app(), list[int]()
+
+    @app.worker(name="act", retry=0)
+    def act(item: dict[str, Any]) -> None:
+        done.append(item["n"])
+
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.2)
+    task, copies = taken(app, app.broker, "default", len(BROKEN), monkeypatch)
+    for copy, value in zip(copies, BROKEN, strict=True):
+        envelope = {"jid": copy.jid, "attempt": value, "task_id": copy.task_id}
+        world.raw.lpush("queue:default", json.dumps({**json.loads(copy.payload), "asynctask": envelope}))
+    with world.working(app):
+        assert task.wait(timeout=60)["counts"]["finish"] == len(BROKEN)
+    assert (sorted(done), app.doctor()) == ([*range(len(BROKEN))], [])
+    world.close()

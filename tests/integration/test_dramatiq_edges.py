@@ -477,7 +477,6 @@ def test_a_job_of_a_list_sends_another_one_with_the_options_of_its_own_message(s
     """It got no Event, and was dropped as a copy that another ledger had dispatched."""
     children: list[str] = []
 
-    @actor(broker=stub.broker, max_retries=0)
     def parent(word: str) -> None:
         own = CurrentMessage.get_current_message()
         assert own is not None
@@ -485,6 +484,7 @@ def test_a_job_of_a_list_sends_another_one_with_the_options_of_its_own_message(s
         children.append(child.message_id)
         stub.broker.enqueue(child)
 
+    stub.actor(parent)
     with stub.working():
         stub.app.submit("parent", ["x"]).wait(timeout=30)
         wait_for(lambda: stub.app.event(children[0])["status"] == "finish", "the child ends")
