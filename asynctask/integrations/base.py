@@ -91,8 +91,8 @@ _FLUSH_S: Final = 5.0
 _MANY: Final = 50
 
 _BROKEN: Final = (
-    "its message is dropped: a program has changed or written it, where only AsyncTask writes; the ledger, which knows the"
-    " attempt, sends the job again"
+    "the message is dropped unrun: only AsyncTask writes an attempt into one, so find the program that has changed or made"
+    " it; the job runs by another message, or the ledger sends it again"
 )
 
 _FIRST: Final = ((None, True), (1, False))
