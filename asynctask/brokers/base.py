@@ -112,10 +112,12 @@ class Broker(Protocol):
         """Returns unfinished copies to the head of their queues (within their priority), with their current ``deaths``."""
         ...
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
-        """Moves copies that this process cannot perform to the end of their queue, unchanged, for other processes.
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
+        """Leaves untracked copies that this process cannot perform in their queues, unchanged, to others.
 
-        From the process's list to the queue in one step, in the order given; skips copies that are not in the list.
+        From the process's list to the queue in one step, in the order given; skips copies that are not in the list. They are
+        no work ahead of others' in this process: :meth:`waiting` does not count them, and :meth:`exchange` passes them, with
+        all untracked jobs of the queue but those of the workers ``known``.
         """
         ...
 
@@ -135,7 +137,8 @@ class Broker(Protocol):
         ...
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
-        """The number of waiting copies: queue -> priority -> count, without empty queues.
+        """The number of waiting copies: queue -> priority -> count, without empty queues, and without those that are left to
+        others (:meth:`defer`).
 
         May stop at 100,000 per queue, smallest priorities first. A broker without priorities may count all under one.
         """
