@@ -115,9 +115,9 @@ class Broker(Protocol):
     def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
         """Leaves untracked copies that this process cannot perform in their queues, unchanged, to others.
 
-        From the process's list to the queue in one step, in the order given; skips copies that are not in the list. They are
-        no work ahead of others' in this process: :meth:`waiting` does not count them, and :meth:`exchange` passes them, with
-        all untracked jobs of the queue but those of the workers ``known``.
+        From the process's list to the queue in one step, in the order given; skips copies that are not in the list. They
+        hold up nothing: :meth:`waiting` does not count them, and :meth:`exchange` passes them in this process, as it may
+        all untracked jobs of their queue but those of the workers ``known``.
         """
         ...
 
@@ -137,7 +137,7 @@ class Broker(Protocol):
         ...
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
-        """The number of waiting copies: queue -> priority -> count, without empty queues, and without those that are left to
+        """The number of waiting copies: queue -> priority -> count, without empty queues, and without what is left to
         others (:meth:`defer`).
 
         May stop at 100,000 per queue, smallest priorities first. A broker without priorities may count all under one.

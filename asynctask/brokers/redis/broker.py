@@ -28,7 +28,7 @@ from asynctask.brokers.base import About, Capabilities, Copy, Held, Key, Presenc
 from asynctask.brokers.redis.admin import RedisOperations, Sets
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
 from asynctask.brokers.redis.presence import Counters, RedisPresence, Statistics
-from asynctask.brokers.redis.server import Server
+from asynctask.brokers.redis.server import Server, count_of
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
@@ -44,7 +44,7 @@ LOOKED_THROUGH: Final = 10_000
 """The longest queue that is read to check for a tracked copy; a longer one is assumed to hold it."""
 
 PASSED_AT_ONCE: Final = 1_000
-"""The most jobs of a queue with others' jobs that one fetch looks at: the server does nothing else for a few milliseconds."""
+"""The most jobs that one fetch looks at in a queue with jobs of others: the server does nothing else for milliseconds."""
 
 PASSING_WAIT_S: Final = 1.0
 """The longest wait beside others' jobs. A pop and a push just before it leave the length of a queue as it was."""
@@ -298,8 +298,8 @@ class RedisBroker:
         names = list(dict.fromkeys(queues))
         if not names:
             return {}
-        lengths = (("LLEN", self._keys.queue(name)) for name in names)
-        *lengths, passed = self._server.ask(*lengths, ("MGET", *map(self._keys.passed, names)))
+        asked = [("LLEN", self._keys.queue(name)) for name in names]
+        *lengths, passed = self._server.ask(*asked, ("MGET", *map(self._keys.passed, names)))
         counts = (length - count_of(theirs) for length, theirs in zip(lengths, passed, strict=True))
         return {name: {0: count} for name, count in zip(names, counts, strict=True) if count > 0}
 
@@ -409,11 +409,6 @@ def _acknowledged(done: Sequence[Copy]) -> list[Any]:
     untracked = [copy.handle or "" for copy in done if not copy.attempt]
     tracked = [word for copy in done if copy.attempt for word in (copy.handle or "", held_key(copy.key))]
     return [len(untracked), *untracked, len(tracked) // 2, *tracked]
-
-
-def count_of(raw: bytes | None) -> int:
-    """A number that a script wrote; 0 for any other text."""
-    return int(raw) if raw is not None and raw.isdigit() and len(raw) < 16 else 0
 
 
 def _renamed_text(copy: Copy) -> str:

@@ -235,6 +235,11 @@ def _unwrapped(error: redis.exceptions.RedisError) -> redis.exceptions.RedisErro
     return error if found is None else _NAMED[found[2]](found[1])
 
 
+def count_of(raw: bytes | None) -> int:
+    """A number that a script wrote; 0 for any other text."""
+    return int(raw) if raw is not None and raw.isdigit() and len(raw) < 16 else 0
+
+
 def _shown(url: str) -> str:
     """Host and port of a URL, without its password. Raises :class:`ConfigError`."""
     try:
