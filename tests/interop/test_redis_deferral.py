@@ -119,9 +119,8 @@ def test_a_job_that_asks_to_be_tracked_ends_in_error_where_nobody_knows_its_work
     assert json.dumps(world.waiting()) == "[]"
 
 
-def test_the_waiting_list_and_the_queue_say_what_is_left_to_others(world: RedisWorld) -> None:
+def test_the_queue_says_what_is_left_to_others(world: RedisWorld) -> None:
     app = world.app()
-    app.worker(name="tracked")(lambda item: None)
     for n in range(6):
         world.push("Shop::HardWorker" if n else "Mail", n)
     with world.working(app):
@@ -129,14 +128,6 @@ def test_the_waiting_list_and_the_queue_say_what_is_left_to_others(world: RedisW
         (queue,) = app.operations.queues()
         assert queue["other_workers"] == ["Shop::HardWorker", "Mail"]
         assert (queue["length"], queue["waiting"], queue["workers_wanted"], queue["unattended"]) == (6, 0, 0, False)
-        app.operations.pause("default")
-        wait_for(lambda: app.broker.operations.paused(["default"]), "it is paused")
-        task = app.submit("tracked", [{"n": 1}])
-        assert [each.code for each in app.operations.wait_reasons(task.id)] == ["queue_paused"]
-        app.operations.unpause("default")
-        wait_for(lambda: task.progress()["done"], "it runs")
-    text = "In the queue default wait jobs that its processes do not perform: 6, for Shop::HardWorker (5), Mail (1)"
-    assert [(each.code, each.message) for each in app.operations._beside_others("default")] == [("jobs_of_others", text)]
 
 
 # -- how a fetch passes them
