@@ -65,10 +65,12 @@ def test_a_list_begins_beside_jobs_of_others_which_keep_their_order(world: Redis
     theirs = [world.push("Theirs", n) for n in range(6)]
     with world.working(app, concurrency=concurrency):
         for first in range(0, 9, 3):
+            wait_for(lambda: app.operations.queues()[0]["jobs_of_others"] == len(theirs), "theirs are passed")
             task = app.submit("tracked", [{"n": first}, {"n": first + 1}])
-            world.push("ours", first + 2)
+            wait_for(lambda: task.progress()["done"], "the list is done")  # noqa: B023 - asked at once
             theirs += [world.push("Theirs", n) for n in range(6)]
-            wait_for(lambda: task.progress()["done"] and first + 2 in ran, "it is done")  # noqa: B023 - asked at once
+            world.push("ours", first + 2)
+            wait_for(lambda: first + 2 in ran, "ours ran")  # noqa: B023 - asked at once
         assert sorted(ran) == list(range(9))
         assert world.waiting() == theirs
 
@@ -211,6 +213,15 @@ def test_equal_texts_without_a_jid_are_no_place_to_begin_behind(world: RedisWorl
         world.push_text(text)
     assert fetched(at_rest) == ["ours"]
     assert world.waiting() == [text] * 6
+
+
+def test_any_number_of_jobs_without_a_jid_is_passed(world: RedisWorld, at_rest: RedisBroker) -> None:
+    for _ in range(3 * PASSED_AT_ONCE):
+        world.push_text('{"class":"Cron","args":[]}')
+    world.push("ours", 1)
+    assert fetched(at_rest) == ["ours"]
+    world.push("ours", 2)
+    assert fetched(at_rest) == ["ours"]
 
 
 def test_a_long_queue_is_looked_through_once_and_in_parts(world: RedisWorld, at_rest: RedisBroker) -> None:

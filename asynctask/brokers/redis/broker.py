@@ -54,10 +54,10 @@ PASSING_BACKOFF_S: Final = 0.1
 
 AGAIN_S: Final = 30.0
 """Seconds after which a queue with others' jobs is looked through from its head, at least; one second for each
-:data:`_AGAIN_JOBS` of these. Others may have put something back behind what was passed."""
+:data:`_AGAIN_JOBS` of these. Others may have put something back among what was passed, or the place was the wrong one."""
 
 _AGAIN_JOBS: Final = 100
-_ANCHOR_BYTES: Final = 4_096
+_ANCHOR_BYTES: Final = 65_536
 _WITHDRAWN_AT_ONCE: Final = 2_000
 _MAX_BACKOFF_S: Final = 0.015
 _BACKOFF_S: Final = 0.001

@@ -136,7 +136,8 @@ local function pass(i, wanted)
       place, looked = place + 1, looked + 1
       if is_left(part[j]) then
         n = n + 1
-        if #part[j] <= longest and string.find(part[j], '"jid":', 1, true) then -- no other job has the same text
+        -- No other job has the same text; behind many without a jid it is one of those: there it may be the wrong one.
+        if #part[j] <= longest and (string.find(part[j], '"jid":', 1, true) or n - anchored >= 500) then
           anchor, anchored = part[j], n
         end
       else
