@@ -65,7 +65,8 @@ def test_a_list_begins_beside_jobs_of_others_which_keep_their_order(world: Redis
     theirs = [world.push("Theirs", n) for n in range(6)]
     with world.working(app, concurrency=concurrency):
         for first in range(0, 9, 3):
-            wait_for(lambda: app.operations.queues()[0]["jobs_of_others"] == len(theirs), "theirs are passed")
+            count = len(theirs)
+            wait_for(lambda: app.operations.queues()[0]["jobs_of_others"] == count, "passed")  # noqa: B023 - asked at once
             task = app.submit("tracked", [{"n": first}, {"n": first + 1}])
             wait_for(lambda: task.progress()["done"], "the list is done")  # noqa: B023 - asked at once
             theirs += [world.push("Theirs", n) for n in range(6)]
