@@ -14,11 +14,12 @@ Attempt 0 is an untracked job: its jid alone identifies it, and its retries live
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asynctask.errors import InputError, Problem, TooLarge
+from asynctask.wire.activejob import worker_name
 
 if TYPE_CHECKING:
     from asynctask.brokers.admin import Operations
@@ -269,6 +270,26 @@ class Presence(Protocol):
     def prune(self) -> None:
         """Removes visible processes that are dead; one process at a time does it."""
         ...
+
+
+def why_left(job: Mapping[str, Any], known: Container[str]) -> str | None:
+    """Why the untracked job of a payload is left to others than a process with the workers ``known``; None for one that it
+    performs.
+
+    A job of a batch would leave that batch open for ever, and an encrypted one cannot be read. A job that asks to be
+    tracked is taken though nobody knows its worker: its Event says so. ``brokers/redis/exchange.lua`` decides the same.
+    """
+    if _is_set(job.get("bid")):
+        return "it belongs to a batch of Sidekiq Pro (bid)"
+    if _is_set(job.get("encrypt")):
+        return "its arguments are encrypted by Sidekiq Enterprise (encrypt)"
+    if worker_name(job) not in known and job.get("use_task_event") is not True:
+        return "no worker of this name is registered here"
+    return None
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None and value is not False  # truth as in Ruby
 
 
 def refuse_unstorable(copy: Copy, problems: Sequence[Problem]) -> None:

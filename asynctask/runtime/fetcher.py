@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import orjson
 
-from asynctask.brokers.base import DEAD, Broker, Copy, Held
+from asynctask.brokers.base import DEAD, Broker, Copy, Held, why_left
 from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
-from asynctask.dispatch.outbox import buried, job_of, options_of, pushed_at, worker_name
+from asynctask.dispatch.outbox import buried, job_of, options_of, pushed_at
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger.reservations import Ready
@@ -28,6 +28,7 @@ from asynctask.messages import clean
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
+from asynctask.wire.activejob import worker_name
 from asynctask.wire.payload import parse
 from asynctask.wire.ruby_json import dump_any
 from asynctask.worker import Worker
@@ -417,7 +418,7 @@ class Intake:
         name = worker_name(payload)
         worker = self._workers.get(name)
         if copy.attempt == 0:
-            why = why_not_ours(payload, worker)
+            why = why_left(payload, self._workers)
             if why is not None:
                 return DeferredCopy(copy, name, why)
 
@@ -511,26 +512,6 @@ class DeferredCopy:
     copy: Copy
     name: str
     why: str
-
-
-def why_not_ours(payload: Mapping[str, Any], worker: Worker | None) -> str | None:
-    """Why an untracked job is left to others; None for one that this process performs.
-
-    A job of a batch would leave that batch open for ever, and an encrypted one cannot be read. A job that asks to be
-    tracked is taken though nobody knows its worker: its Event says so. A broker decides the same where it passes jobs
-    (``brokers/redis/exchange.lua``).
-    """
-    if _is_set(payload.get("bid")):
-        return "it belongs to a batch of Sidekiq Pro (bid)"
-    if _is_set(payload.get("encrypt")):
-        return "its arguments are encrypted by Sidekiq Enterprise (encrypt)"
-    if worker is None and payload.get("use_task_event") is not True:
-        return "no worker of this name is registered here"
-    return None
-
-
-def _is_set(value: Any) -> bool:
-    return value is not None and value is not False  # truth as in Ruby
 
 
 class UntrackedDeferral:

@@ -23,8 +23,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.brokers.admin import Operations, class_of, peeked
-from asynctask.brokers.base import About, Capabilities, Copy, Held, Key
+from asynctask.brokers.admin import Operations, peeked
+from asynctask.brokers.base import About, Capabilities, Copy, Held, Key, why_left
 from asynctask.brokers.sql.admin import SqlOperations
 from asynctask.brokers.sql.copies import ASIDE, COPY, LAST, Heads, Row, copy_of, parts, put_back, row_of
 from asynctask.brokers.sql.dialects import JobsTable, MariadbJobs, PostgresqlJobs, SqliteJobs
@@ -51,6 +51,7 @@ LOOK_ASIDE_S: Final = 1.0
 """Seconds between two looks at the jobs that processes left to others, among which this one may know some."""
 
 _ASIDE_AT_ONCE: Final = 100
+_SET_ASIDE_AT_ONCE: Final = 1_000
 _PUSHED_AT_ONCE: Final = 1_000
 _BACKOFF_S: Final = 0.01
 _MAX_BACKOFF_S: Final = 0.15
@@ -138,32 +139,42 @@ class SqlBroker:
                 self._put_back(process, copies)
 
     @repeatable
-    def _put_back(self, process: str, copies: Sequence[Copy]) -> None:
+    def _put_back(self, process: str, copies: Sequence[Copy], aside: bool = False) -> None:
         groups: dict[tuple[int, int], list[Copy]] = {}
         for copy in copies:
             groups.setdefault((copy.deaths, copy.priority), []).append(copy)
         with self._database.write() as connection:
             for (deaths, priority), group in groups.items():
+                waits = ASIDE if aside else put_back(priority)
                 for part in parts([copy.handle for copy in group]):
                     held = jobs.update().where(_j.id.in_(part), _j.process == process)
-                    connection.execute(held.values(process=None, deaths=deaths, waits=put_back(priority)))
+                    connection.execute(held.values(process=None, deaths=deaths, waits=waits))
             notify(connection, JOBS)
 
     def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
-        """Puts them behind all others of their queue, where a process that has left none finds them, and this one at times
-        those that it knows."""
+        """Puts them behind all others of their queue, with those that follow and would be deferred, too. A process that has
+        left none finds them there, and this one at times those that it knows."""
         if copies:
             with self._translated():
-                self._defer(process, copies)
-            self._known, self._heads.until = known, ASIDE
+                self._put_back(process, copies, aside=True)
+                self._known, self._heads.until = known, ASIDE
+                for queue in {copy.queue for copy in copies}:
+                    self._set_aside(queue)
 
     @repeatable
-    def _defer(self, process: str, copies: Sequence[Copy]) -> None:
+    def _set_aside(self, queue: str) -> None:
+        next_ones = sa.select(_j.id, _j.payload).where(_j.queue == queue, _j.waits < ASIDE, _j.attempt == 0)
         with self._database.write() as connection:
-            moved = self._remove_held(connection, process, copies)
-            rows = [{**row_of(copy), "waits": ASIDE} for copy in moved]
-            if rows:  # as new rows, whose ids are behind all others of the same ``waits``
-                self._add(connection, rows)
+            found = connection.execute(next_ones.order_by(_j.waits, _j.id).limit(_SET_ASIDE_AT_ONCE))
+            theirs = [row_id for row_id, payload in found if self._is_left(payload)]
+            if theirs:  # a claim that was faster has cleared ``waits``
+                still = jobs.update().where(_j.id.in_(theirs), _j.waits < ASIDE)
+                connection.execute(still.values(waits=ASIDE))
+
+    def _is_left(self, payload: str) -> bool:
+        job = peeked(payload)
+        is_job = isinstance(job.get("class"), str) and isinstance(job.get("args"), list)
+        return is_job and why_left(job, self._known) is not None
 
     def _look_aside(self, queues: Sequence[str]) -> None:
         """Returns to their queues those of the next few jobs left to others that this process performs."""
@@ -178,15 +189,11 @@ class SqlBroker:
                 self._aside[queue] = found[-1][0]
             else:
                 self._aside.pop(queue, None)
-            if known := [row_id for row_id, payload in found if self._is_known(payload)]:
+            if known := [row_id for row_id, payload in found if not self._is_left(payload)]:
                 with self._translated():
                     self._return(known)
         if not is_any:
             self._heads.until = LAST
-
-    def _is_known(self, payload: str) -> bool:
-        job = peeked(payload)
-        return class_of(payload) in self._known and not job.get("bid") and not job.get("encrypt")
 
     @repeatable
     def _return(self, ids: Sequence[int]) -> None:
