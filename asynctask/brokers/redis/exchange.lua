@@ -113,8 +113,14 @@ local function pass(i, wanted)
   local n, anchor = tonumber(ARGV[passing + 2 + 2 * i]), ARGV[passing + 3 + 2 * i]
   local length, popped = redis.call('LLEN', key), {}
   if n > 0 and redis.call('LINDEX', key, -n) ~= anchor then
-    local place = redis.call('LPOS', key, anchor, 'RANK', -1, 'MAXLEN', n + 1000)
-    n = place and length - place or 0
+    local first = math.min(n, length)
+    local near = redis.call('LRANGE', key, -first, -math.max(1, first - 200)) -- a few were taken: quicker than LPOS
+    local at = #near
+    while at > 0 and near[at] ~= anchor do
+      at = at - 1
+    end
+    local place = at == 0 and redis.call('LPOS', key, anchor, 'RANK', -1, 'MAXLEN', n + 1000)
+    n = at > 0 and first - at + 1 or place and length - place or 0
   end
   while n > 0 and #popped < wanted do -- what was put back lies before those
     local head = redis.call('LINDEX', key, -1)
@@ -152,7 +158,8 @@ local function pass(i, wanted)
     end
   until #part < 100 or #popped >= wanted or looked >= most
   if n > 0 then
-    redis.call('SET', KEYS[5 + queues + i], n, 'EX', 15)
+    local before = looked >= most and tonumber(redis.call('GET', KEYS[5 + queues + i]) or 0) or 0
+    redis.call('SET', KEYS[5 + queues + i], math.max(n, before), 'EX', 15) -- until it has looked at all of them again
   else
     redis.call('DEL', KEYS[5 + queues + i])
   end
