@@ -249,6 +249,24 @@ def test_a_job_that_the_script_takes_for_ours_makes_a_pause(world: RedisWorld, a
     assert [copy.jid for copy in at_rest.exchange("p", [], ["default"], 10)] == ["c"]
 
 
+def test_a_full_server_or_a_key_of_another_program_loses_nothing_beside_them(
+    world: RedisWorld, at_rest: RedisBroker
+) -> None:
+    texts = world.waiting()
+    texts += [world.push("Theirs", n) for n in range(3)]
+    world.push("ours", 1)
+    world.raw.lpush("asynctask:passed:default", "another program's")
+    assert at_rest.waiting(["default"]) == {"default": {0: 5}}
+    world.raw.config_set("maxmemory", 1)
+    try:
+        (copy,) = at_rest.exchange("p", [], ["default"], 10)
+    finally:
+        world.raw.config_set("maxmemory", 0)
+    assert world.fetched() == 1
+    at_rest.drop("p", [copy])
+    assert world.waiting() == texts
+
+
 class Taker:
     """A broker that takes everything."""
 

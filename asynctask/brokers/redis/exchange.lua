@@ -111,7 +111,9 @@ local function pass(i, wanted)
   end
   local key, most, longest = KEYS[5 + i], tonumber(ARGV[passing]), tonumber(ARGV[passing + 1])
   local n, anchor = tonumber(ARGV[passing + 2 + 2 * i]), ARGV[passing + 3 + 2 * i]
-  local length, popped = redis.call('LLEN', key), {}
+  local length, popped, count = redis.call('LLEN', key), {}, KEYS[5 + queues + i]
+  local before = tonumber(redis.pcall('GET', count)) or 0
+  redis.call('DEL', count) -- a full server refuses writes that add something, unless the script has written before
   if n > 0 and redis.call('LINDEX', key, -n) ~= anchor then
     local first = math.min(n, length)
     local near = redis.call('LRANGE', key, -first, -math.max(1, first - 200)) -- a few were taken: quicker than LPOS
@@ -157,11 +159,8 @@ local function pass(i, wanted)
       length = length - taken
     end
   until #part < 100 or #popped >= wanted or looked >= most
-  if n > 0 then
-    local before = looked >= most and tonumber(redis.call('GET', KEYS[5 + queues + i]) or 0) or 0
-    redis.call('SET', KEYS[5 + queues + i], math.max(n, before), 'EX', 15) -- until it has looked at all of them again
-  else
-    redis.call('DEL', KEYS[5 + queues + i])
+  if n > 0 then -- until it has looked at all of them again, they are as many as before
+    redis.call('SET', count, looked >= most and math.max(n, before) or n, 'EX', 15)
   end
   passed[i] = {n, anchored, anchor, length, looked >= most and 1 or 0}
   return popped
