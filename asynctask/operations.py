@@ -54,6 +54,9 @@ MOVES_S: Final = 5
 TARGET_S: Final = 60.0
 """Default seconds within which the wanted processes finish what waits."""
 
+OTHERS_NAMED: Final = 10
+"""The most workers that are named of jobs that are left to others."""
+
 MIN_TARGET_S: Final = 1
 MAX_TARGET_S: Final = 86_400
 
@@ -115,9 +118,11 @@ class Operations:
         that one, even if empty.
 
         Of the broker's queue: its length, the wait of its oldest job in seconds, whether it is paused, how many processes
-        work it (``unattended``: none), and the worker of the next job. Of everything that could start, most of which waits
-        in the ledger: ``waiting``, ``oldest_s``, ``rate_per_s`` of the processes that work it, ``workers_wanted`` (worker
-        processes that would finish it within ``target_s`` seconds), and ``backlog``, the same by worker and priority.
+        work it (``unattended``: none), the worker of the next job, and how many jobs these processes leave to others
+        (``jobs_of_others``), with up to :data:`OTHERS_NAMED` of their workers (``other_workers``). Of everything that could
+        start, most of which waits in the ledger: ``waiting``, ``oldest_s``, ``rate_per_s`` of the processes that work it,
+        ``workers_wanted`` (worker processes that would finish it within ``target_s`` seconds), and ``backlog``, the same by
+        worker and priority.
         Raises :class:`InputError` for a ``target_s`` that is not from 1 to 86,400.
         """
         if not MIN_TARGET_S <= target_s <= MAX_TARGET_S:
@@ -140,10 +145,16 @@ class Operations:
         return [
             {
                 **_queue_object(facts.get(name) or QueueFacts(name, 0, None, False, None), works[name], now),
+                "other_workers": list(self._others(name)) if name in facts and facts[name].others else [],
                 **_backlog_object(facts.get(name), parts[name], performing.get(name, ()), target_s, now),
             }
             for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))
         ]
+
+    def _others(self, queue: str) -> dict[str, int]:
+        """The workers of the first jobs of a queue that are left to others, the most frequent first, with their numbers."""
+        found = Counter(self._admin.others(queue)).most_common(OTHERS_NAMED)
+        return {plain(name)[:_MAX_NAME]: count for name, count in found}
 
     def _engine_queues(self, names: Iterable[str]) -> dict[str, QueueFacts]:
         """The queues of attached engines that a process works. Only their lengths are known."""
@@ -258,7 +269,8 @@ class Operations:
             moved = now - queries.moved_at(connection, task_id) < MOVES_S * SECOND
         if moved and progress["progress"]["rate_per_s"]:
             return []  # rows end: the start of a short job is not recorded
-        return self._of_jobs(task, now) or self._behind_others(queue, task["priority"])
+        reasons = self._of_jobs(task, now) or self._behind_others(queue, task["priority"])
+        return reasons + self._beside_others(queue)
 
     def _not_called(self, job_id: str) -> list[WaitReason]:
         """Why a callback does not begin."""
@@ -327,6 +339,16 @@ class Operations:
             text = f"All threads that work the queue {plain(queue)} are busy"
             return [WaitReason("busy", text, "wait for them, or start more workers")]
         return []
+
+    def _beside_others(self, queue: str) -> list[WaitReason]:
+        """What waits in a queue for workers that its processes lack. It keeps no row of ours, but may be meant for them."""
+        count = next((each.others for each in self._admin.queues() if each.name == queue), 0)
+        if not count:
+            return []
+        names = ", ".join(f"{name or '?'} ({number:,})" for name, number in self._others(queue).items())
+        text = f"In the queue {plain(queue)} wait jobs that its processes do not perform: {count:,}, for {names}"
+        mend = "register these workers, start the program that performs them, or delete the jobs (asynctask queues delete)"
+        return [WaitReason("jobs_of_others", text, mend)]
 
     # -- one tracked job
 
@@ -869,6 +891,7 @@ def _queue_object(facts: QueueFacts, processes: int, now: int) -> dict[str, Any]
         "processes": processes,
         "unattended": not processes,
         "next_worker": facts.next_class,
+        "jobs_of_others": facts.others,
     }
 
 
@@ -879,7 +902,7 @@ def _backlog_object(
     rows: list[tuple[str | None, int | None, int, float | None]]
     rows = [(part.worker or None, part.priority, part.waiting, _age_s(part.oldest_at, now)) for part in parts]
     if facts is not None:
-        age_s = _age_s(facts.oldest_at, now)
+        age_s = None if facts.others else _age_s(facts.oldest_at, now)  # the oldest may be one of theirs
         rows += [(None, priority, count, age_s) for priority, count in sorted(_alone(facts, parts).items()) if count > 0]
     waiting = sum(count for _, _, count, _ in rows)
     limited = [each for part in parts for each in part.limited]
@@ -897,7 +920,7 @@ def _alone(facts: QueueFacts, parts: Sequence[queries.Backlog]) -> dict[int | No
     as a process may hold some of these, this is a lower bound."""
     if facts.alone is not None:
         return {priority: count for priority, count in facts.alone.items()}  # noqa: C416 - a wider type of key
-    return {None: facts.length - sum(part.of_tasks for part in parts)}
+    return {None: facts.length - facts.others - sum(part.of_tasks for part in parts)}
 
 
 def _age_s(at: int | None, now: int) -> float | None:

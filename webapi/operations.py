@@ -92,6 +92,8 @@ class QueueInfo(_Out):
     processes: int = Field(description="Live processes that work it.")
     unattended: bool = Field(description="No live process works it.")
     next_worker: str | None = Field(description="The worker of the next job in the broker.")
+    jobs_of_others: int = Field(description="Jobs in the broker that the live processes leave to others. Not in `waiting`.")
+    other_workers: list[str] = Field(description="Up to ten workers of these, which the processes do not have.")
     waiting: int = Field(description="Jobs that could start now, in the ledger and in the broker.")
     oldest_s: float | None = Field(description="Seconds since the first of these could start, where it is known.")
     rate_per_s: float = Field(description="Jobs that the processes which work it finish in a second.")
@@ -267,7 +269,7 @@ def _known(name: str, what: str) -> str:
 def queues(query: QueuesQuery) -> Response:
     """The queues, how much waits in each and for how long, and how many workers are wanted
 
-    `unattended` marks one that no live process works.
+    `unattended` marks one that no live process works; `jobs_of_others` counts jobs whose workers its processes lack.
     """
     return _uncached({"queues": _operations().queues(target_s=query.target_s, only=query.queue)})
 

@@ -34,6 +34,9 @@ MAX_OFFSET: Final = 1_000_000
 LOOKED_THROUGH: Final = 100_000
 """The most members of a set, or jobs of a queue, that a search looks at."""
 
+COUNTED_OTHERS: Final = 1_000
+"""The most jobs left to others whose workers are read."""
+
 ACTED_AT_ONCE: Final = 500
 """Entries per step of an action on all."""
 
@@ -74,7 +77,8 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
     """A queue. ``oldest_at``: when its oldest job was pushed, in microseconds (None: unknown); ``next_class``: the worker
-    of the next job; ``alone``: how many of its jobs belong to no Task, by priority (None: the broker cannot tell)."""
+    of the next job; ``alone``: how many of its jobs belong to no Task, by priority (None: the broker cannot tell);
+    ``others``: how many are left to others, not counted in ``alone``."""
 
     name: str
     length: int
@@ -82,6 +86,7 @@ class QueueFacts:
     paused: bool
     next_class: str | None
     alone: Mapping[int, int] | None = None
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,10 @@ class Operations(Protocol):
 
     def queues(self) -> list[QueueFacts]:
         """The known queues by name, at most 1,000."""
+        ...
+
+    def others(self, queue: str) -> Mapping[str, int]:
+        """The workers of the first 1,000 jobs of a queue that are left to others, and how many of these are for each."""
         ...
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:

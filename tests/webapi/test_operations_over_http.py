@@ -14,6 +14,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Copy, Held
 from asynctask.clock import SECOND
 from asynctask.errors import NotFound
+from asynctask.ledger import processes
 from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import untracked
 
@@ -50,6 +51,18 @@ def test_entries_are_restarted_killed_and_deleted_by_their_keys(app: AsyncTask, 
     assert (queue["name"], queue["length"], queue["unattended"]) == ("default", 1, True)
     assert client.post("/api/retries/delete-all").json["done"] == 1
     assert client.post("/api/dead/restart-all").json["done"] == 1
+
+
+def test_queues_and_a_waiting_task_say_what_is_left_to_others(app: AsyncTask, client: Client) -> None:
+    processes.register(app.ledger, app.host, kind="worker", pid=1, lease_s=600, concurrency=1, queues=["default"])
+    app.broker.push([Copy(f"{n:024x}", 0, "default", '{"class":"Mail","args":[]}') for n in range(6)])
+    app.broker.defer("p", app.broker.exchange("p", [], ["default"], 9), ())
+    (queue,) = client.get("/api/queues").json["queues"]
+    assert (queue["jobs_of_others"], queue["other_workers"], queue["waiting"]) == (6, ["Mail"], 0)
+    task_id = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}]}).json["task_id"]
+    (reason,) = client.get(f"/api/tasks/{task_id}/waiting").json["reasons"]
+    assert reason["code"] == "jobs_of_others"
+    assert "6, for Mail (6)" in reason["message"]
 
 
 def test_a_dead_tracked_job_runs_again_and_its_outcome_is_not_deleted(

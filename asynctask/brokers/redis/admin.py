@@ -7,10 +7,12 @@ others back; here a script removes the one member by its text, and nothing else 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from asynctask.brokers.admin import (
+    COUNTED_OTHERS,
     LOOKED_THROUGH,
     MOST_NAMES,
     SETS,
@@ -31,7 +33,7 @@ from asynctask.brokers.admin import (
 from asynctask.brokers.base import DEAD, Copy, Held
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
 from asynctask.brokers.redis.presence import process_facts
-from asynctask.brokers.redis.server import Keys, Server
+from asynctask.brokers.redis.server import Command, Keys, Server, count_of
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
 from asynctask.wire.payload import Malformed, dump, parse, write_time
@@ -70,15 +72,27 @@ class RedisOperations:
         answers = iter(self._server.ask(*commands)) if commands else iter(())
         facts = []
         for name in names:
-            length, oldest = next(answers), next(answers)
+            length, oldest, others = next(answers), next(answers), count_of(next(answers))
             text = opened(oldest, name).payload if oldest else ""
             at, next_class = (enqueued_at(text), class_of(text)) if text else (None, None)
-            facts.append(QueueFacts(name, int(length), at, name in paused, next_class))
+            facts.append(QueueFacts(name, int(length), at, name in paused, next_class, others=min(others, length)))
         return facts
 
-    def _facts_commands(self, name: str) -> tuple[tuple[str, str], tuple[str, str, int]]:
+    def _facts_commands(self, name: str) -> tuple[Command, ...]:
         key = self._keys.queue(name)
-        return ("LLEN", key), ("LINDEX", key, -1)
+        return ("LLEN", key), ("LINDEX", key, -1), ("GET", self._keys.passed(name))
+
+    def others(self, queue: str) -> Mapping[str, int]:
+        """They are the next to run: a fetch passes them."""
+        key = self._keys.queue(queue)
+        (found,) = self._server.ask(("GET", self._keys.passed(queue)))
+
+        def part(first: int, size: int) -> list[bytes]:
+            (texts,) = self._server.ask(("LRANGE", key, -first - size, -first - 1))
+            return list(texts[::-1])
+
+        texts = _bounded(part, len, 0, min(count_of(found), COUNTED_OTHERS))
+        return Counter(class_of(opened(raw, queue).payload) or "" for raw in texts)
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         checked_window(offset, limit)

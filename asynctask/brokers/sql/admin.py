@@ -6,6 +6,7 @@ Every action compares both, and the set, in the statement that acts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.brokers.admin import (
+    COUNTED_OTHERS,
     LOOKED_THROUGH,
     MOST_NAMES,
     SETS,
@@ -33,7 +35,7 @@ from asynctask.brokers.admin import (
     pushed_again,
 )
 from asynctask.brokers.base import BIGINT, DEAD, Copy
-from asynctask.brokers.sql.copies import COPY, Row, copy_of, parts, row_of
+from asynctask.brokers.sql.copies import ASIDE, COPY, Row, copy_of, parts, row_of
 from asynctask.clock import Clock
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database
@@ -78,17 +80,20 @@ class SqlOperations:
         alone = sa.func.sum(sa.case((_j.task_id.is_(None), 1), else_=0))
         waiting = sa.select(_j.queue, _j.waits, sa.func.count(), alone).where(_j.waits.is_not(None))
         lengths: dict[str, int] = {}
-        others: dict[str, dict[int, int]] = {}
+        alone_in: dict[str, dict[int, int]] = {}
+        aside: dict[str, int] = {}
         for name, waits, count, count_alone in self._query(waiting.group_by(_j.queue, _j.waits).order_by(_j.queue)):
             if name not in lengths and len(lengths) == MOST_NAMES:
                 break
             lengths[name] = lengths.get(name, 0) + int(count)
-            if count_alone:
-                by_priority, priority = others.setdefault(name, {}), int(waits) // 2
+            if int(waits) == ASIDE:
+                aside[name] = int(count)
+            elif count_alone:
+                by_priority, priority = alone_in.setdefault(name, {}), int(waits) // 2
                 by_priority[priority] = by_priority.get(priority, 0) + int(count_alone)
-        return [self._facts(name, length, others.get(name, {})) for name, length in lengths.items()]
+        return [self._facts(name, length, alone_in.get(name, {}), aside.get(name, 0)) for name, length in lengths.items()]
 
-    def _facts(self, name: str, length: int, alone: Mapping[int, int]) -> QueueFacts:
+    def _facts(self, name: str, length: int, alone: Mapping[int, int], others: int) -> QueueFacts:
         """Finds the oldest at the head, and at the head of the least urgent, which urgent ones may pass for long."""
         waiting = sa.select(_j.payload, _j.waits).where(_j.queue == name, _j.waits.is_not(None))
         head = self._query(waiting.order_by(_j.waits, _j.id).limit(1))
@@ -96,7 +101,11 @@ class SqlOperations:
         last = self._query(waiting.where(_j.waits == least).order_by(_j.id).limit(1))
         times = [at for payload, _ in (*head, *last) if (at := enqueued_at(payload)) is not None]
         next_class = class_of(head[0][0]) if head else None
-        return QueueFacts(name, length, min(times, default=None), False, next_class, alone)
+        return QueueFacts(name, length, min(times, default=None), False, next_class, alone, others)
+
+    def others(self, queue: str) -> Mapping[str, int]:
+        aside = sa.select(_j.payload).where(_j.queue == queue, _j.waits == ASIDE).order_by(_j.id).limit(COUNTED_OTHERS)
+        return Counter(class_of(payload) or "" for (payload,) in self._query(aside))
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         checked_window(offset, limit)
