@@ -753,9 +753,9 @@ class AsyncTask(OnDemand):
         worker = self._worker_of(task_rows.read(core.ledger, task_id))
         return TaskHandle(core.services, task_id, worker.shape if worker and isinstance(worker.shape, ItemShape) else None)
 
-    def progress(self, task_id: int, errors: bool = False) -> dict[str, Any]:
+    def progress(self, task_id: int, errors: bool = False, *, take: queries.Take = list) -> dict[str, Any]:
         """The progress object of a Task, in one statement; see :meth:`TaskHandle.progress`. Raises :class:`NotFound`."""
-        return TaskHandle(self._made().services, task_id).progress(errors)
+        return TaskHandle(self._made().services, task_id).progress(errors, take=take)
 
     def tasks(
         self,
@@ -766,12 +766,14 @@ class AsyncTask(OnDemand):
         owner: str | None = None,
         after: int | None = None,
         limit: int = 50,
-    ) -> list[dict[str, Any]]:
-        """Progress objects, newest first; ``after`` is the last id of the previous page."""
+        take: queries.Take = list,
+    ) -> list[Any]:
+        """Progress objects, newest first; ``after`` is the last id of the previous page; ``take`` as of
+        :class:`TaskHandle`."""
         core = self._made()
-        with core.ledger.database.read() as connection:
-            return progress.progress_page(
-                connection,
+        return take(
+            progress.progress_page(
+                core.ledger.database,
                 core.ledger.now(),
                 ids=ids,
                 state=state,
@@ -780,6 +782,7 @@ class AsyncTask(OnDemand):
                 after=after,
                 limit=max(1, min(limit, 1_000)),
             )
+        )
 
     def event(self, job_id: str) -> dict[str, Any]:
         """One job: its Event as a dict. Raises :class:`NotFound`."""
@@ -794,22 +797,21 @@ class AsyncTask(OnDemand):
         resumable: bool = False,
         after: int | None = None,
         limit: int = 100,
-    ) -> list[dict[str, Any]]:
+        take: queries.Take = list,
+    ) -> list[Any]:
         """Jobs without a Task, newest first: their Events as dicts. ``resumable``: the stopped ones instead, including
         those of Tasks.
 
-        ``worker`` and ``status`` filter; ``after`` is the last id of the previous page; ``limit`` is at most 1,000. Raises
-        :class:`InputError` for an unknown status.
+        ``worker`` and ``status`` filter; ``after`` is the last id of the previous page; ``limit`` is at most 1,000;
+        ``take`` as of :class:`TaskHandle`. Raises :class:`InputError` for an unknown status.
         """
-        statuses = checked_statuses(status)
+        statuses, limit = checked_statuses(status), max(1, min(limit, MAX_PAGE))
         if resumable and statuses and Status.STOPPED not in statuses:
             return []
-        with self._made().ledger.database.read() as connection:
-            if resumable:
-                return queries.resumable_page(connection, worker=worker, after=after, limit=limit)
-            return queries.alone_page(
-                connection, worker=worker, statuses=statuses, after=after, limit=max(1, min(limit, MAX_PAGE))
-            )
+        database = self._made().ledger.database
+        if resumable:
+            return take(queries.resumable_page(database, worker=worker, after=after, limit=limit))
+        return take(queries.alone_page(database, worker=worker, statuses=statuses, after=after, limit=limit))
 
     def record(self, job_id: str, status: str, message: str = "") -> bool:
         """Records the status of a job, from anywhere; the middleware does the same.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final, Literal, NoReturn
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import orjson
 from apiflask import APIFlask
@@ -44,7 +44,8 @@ def find_task(task_id: int) -> TaskHandle:
 
 def find_progress(task_id: int, *, errors: bool = False) -> dict[str, Any]:
     """The Task's progress, in one statement; or :class:`NotFound` (404)."""
-    return asynctask_app().progress(_possible(task_id), errors)
+    app, task_id = asynctask_app(), _possible(task_id)
+    return app.progress(task_id, errors, take=JsonPage()) if errors else app.progress(task_id)
 
 
 def _possible(task_id: int) -> int:
@@ -121,6 +122,10 @@ def set_language(response: Response, locale: str) -> None:
 #
 # Built by hand: Flask's url_for takes longer than the SQL statement of a progress object.
 
+_IN_PATH: Final = "/:@!$&'()*+,;=~"
+_IN_QUERY: Final = _IN_PATH + "?%"
+"""What RFC 3986 has in a path and in a query as it is."""
+
 TASKS: Final = "/api/tasks"
 TASK_PAGES: Final = "/tasks"
 
@@ -151,11 +156,45 @@ def with_links(progress: dict[str, Any]) -> dict[str, Any]:
 
 def page_links(after: int | str | None) -> dict[str, str | None]:
     """This page and the next; ``after`` is the key of the last row here, None on the last page."""
-    path = request.script_root + request.path
+    path = quote(request.script_root + request.path, safe=_IN_PATH)
+    given = quote(request.query_string, safe=_IN_QUERY)
     following = None
     if after is not None:
         following = f"{path}?{urlencode({**request.args.to_dict(), 'after': str(after)})}"
-    return {"self": request.script_root + request.full_path.rstrip("?"), "next": following}
+    return {"self": f"{path}?{given}" if given else path, "next": following}
+
+
+# -- pages of rows, bounded by their bytes: one row may have a megabyte
+
+PAGE_BYTES: Final = 8_000_000
+"""Bytes of JSON at which a page ends, however few rows it has; one row is always in it."""
+
+
+class JsonPage:
+    """Takes rows as JSON until there are ``limit`` (None: any number), or until they reach :data:`PAGE_BYTES`.
+
+    ``after``: the ``place`` of the last one, if there may be more behind it; else None. Each row becomes a text at
+    once: the objects of a hostile one take twenty times as much memory.
+    """
+
+    def __init__(self, limit: int | None = None, place: Callable[[dict[str, Any]], int | str] = lambda _row: 0) -> None:
+        self._limit, self._place = limit, place
+        self.after: int | str | None = None
+
+    def __call__(self, rows: Iterable[dict[str, Any]]) -> list[orjson.Fragment]:
+        taken: list[orjson.Fragment] = []
+        size, after = 0, None
+        for row in rows:
+            text = bytes(memoryview(json_text(row)))  # a copy of its size: orjson reserves eight times as much and keeps it
+            size += len(text)
+            if taken and size > PAGE_BYTES:
+                self.after = after
+                return taken
+            taken.append(orjson.Fragment(text))
+            after = self._place(row)
+        if len(taken) == self._limit:
+            self.after = after
+        return taken
 
 
 # -- ETag, 304 and Retry-After
@@ -234,7 +273,7 @@ def slot(kind: Kind) -> Iterator[None]:
     """A slot, held until the answer is sent. Raises :class:`Busy` (503) if none is free."""
     slots: Slots = current_app.extensions[_SLOTS]
     if not slots.take(kind):
-        doing = "reports are being made" if kind == "download" else "clients follow Tasks"
+        doing = "reports and results are being sent" if kind == "download" else "clients follow Tasks"
         raise Busy(f"as many {doing} as the server can serve at once; ask again in a moment")
     try:
         yield
