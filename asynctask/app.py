@@ -39,7 +39,7 @@ from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
-from asynctask.lists.uploads import StoredFile
+from asynctask.lists.uploads import JsonItems, StoredFile
 from asynctask.logs import get_logger
 from asynctask.operations import Operations
 from asynctask.pushing import Pushing
@@ -290,7 +290,7 @@ class AsyncTask(OnDemand):
     def hand_in_export(
         self,
         worker: str | Worker[..., Any] | Actor | EngineTask,
-        shards: Sequence[Any],
+        shards: Sequence[Any] | JsonItems,
         form: str,
         options: Options,
         *,
@@ -312,7 +312,8 @@ class AsyncTask(OnDemand):
             *self._callbacks(found, options, is_export=True),
         ]
         submitter = self._made().submitter
-        return submitter.submit_items(found, list(shards), options, callbacks=callbacks, wait_s=wait_s)
+        items = shards if isinstance(shards, JsonItems) else list(shards)
+        return submitter.submit_items(found, items, options, callbacks=callbacks, wait_s=wait_s)
 
     def result(self, task_id: int) -> ResultFile:
         """The file of an export, with its manifest. Raises :class:`Conflict` if there is none yet, :class:`NotFound`."""
@@ -481,7 +482,9 @@ class AsyncTask(OnDemand):
         mixed, checked = self._mixed(like), self._checked(options)
         return self._made().submitter.submit(mixed, items, checked, callbacks=self._callbacks(mixed, checked))
 
-    def hand_in_jobs(self, jobs: Sequence[Any], options: Options, *, wait_s: float = 1.0) -> Submission | DryRun:
+    def hand_in_jobs(
+        self, jobs: Sequence[Any] | JsonItems, options: Options, *, wait_s: float = 1.0
+    ) -> Submission | DryRun:
         """Submits jobs as JSON, ``[{"worker": name, "item": ...}, ...]``; see :meth:`submit_jobs` and :meth:`hand_in`.
 
         The first job with a known worker determines priority and queue.
@@ -595,7 +598,7 @@ class AsyncTask(OnDemand):
     def hand_in(
         self,
         worker: Worker | str,
-        listed: StoredFile | Sequence[Any],
+        listed: StoredFile | Sequence[Any] | JsonItems,
         options: Options,
         source: ListSource | None = None,
         *,

@@ -22,7 +22,11 @@ from werkzeug.exceptions import ClientDisconnected
 
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound, Unavailable
-from asynctask.lists.readers.json import check_depth
+from asynctask.lists.readers import Limits
+from asynctask.lists.readers.encodings import BOM
+from asynctask.lists.readers.json import Piece, check_depth, check_values, cut_lists, values_in
+from asynctask.lists.rows import too_many_items
+from asynctask.lists.uploads import JsonItems, items_body
 from asynctask.messages import CATALOGUE
 from asynctask.task import TaskHandle
 
@@ -351,17 +355,82 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def parse_json(body: bytes, *, max_depth: int) -> Any:
-    """Parses ``body``, after a check of its depth, so that no nesting can exhaust the stack.
+_LISTS: Final = ("items", "jobs", "shards")
+"""The members of a body that may have as many values as fit in it."""
+
+_FEW_VALUES: Final = 100_000
+_BATCH: Final = 5_000
+_BATCH_BYTES: Final = 262_144
+
+
+def parse_body(body: bytes, limits: Limits) -> Any:
+    """:func:`parse_json` for the body of a request. A long list of items becomes :class:`JsonItems`: parsed and checked
+    in small parts, because as objects it would take up to 24 times the memory of the body.
+
+    Raises also :class:`TooLarge` for more than ``max_rows`` items.
+    """
+    kept: dict[str, JsonItems] = {}
+    if values_in(body) > _FEW_VALUES:
+        _decoded(body)
+        try:
+            body, kept = cut_lists(body.removeprefix(BOM), _LISTS, limits, lambda pieces: _items(pieces, limits))
+        except InputError as error:
+            if error.code == InvalidJson.code:
+                raise InvalidJson(str(error)) from None
+            raise
+    value = parse_json(body, max_depth=limits.max_json_depth)
+    return {**value, **{name: items for name, items in kept.items() if len(items)}} if kept else value
+
+
+def _items(pieces: Iterable[Piece], limits: Limits) -> JsonItems:
+    written: list[bytes] = []
+    count = 0
+    for some in _batches(pieces):
+        count += len(some)
+        if count > limits.max_rows:
+            raise too_many_items(limits.max_rows)
+        if some[0].size > max(_BATCH_BYTES, 16 * limits.max_item_bytes):
+            written.append(some[0].raw or b"")  # alone, and refused as it is: no reader parses so large an item
+        else:
+            written.append(items_body(_parsed(some, limits.max_json_depth))[1:-1])
+    return JsonItems(b"[" + b",".join(written) + b"]", count, limits)
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """The pieces in lists of at most :data:`_BATCH`, and of :data:`_BATCH_BYTES` or one piece."""
+    some: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if some and (size + piece.size > _BATCH_BYTES or len(some) == _BATCH):
+            yield some
+            some, size = [], 0
+        some.append(piece)
+        size += piece.size
+    if some:
+        yield some
+
+
+def _parsed(pieces: list[Piece], max_depth: int) -> Any:
+    texts = [piece.raw or b"" for piece in pieces]
+    try:
+        return parse_json(b"[" + b",".join(texts) + b"]", max_depth=max_depth)
+    except InputError:
+        for piece, text in zip(pieces, texts, strict=True):  # once more, for the place in the body
+            parse_json(text, max_depth=max_depth, line=piece.line, column=piece.column)
+        raise
+
+
+def parse_json(body: bytes, *, max_depth: int, line: int = 1, column: int = 1) -> Any:
+    """Parses ``body``, after checks of its depth and of how many values it has: no nesting can exhaust the stack, and no
+    short text the memory. It begins at this ``line`` and ``column``.
 
     Integers of any size stay exact. Raises :class:`InvalidJson` (400) with line and column, also for duplicate keys, NaN,
-    Infinity, numbers that overflow and lone surrogates; :class:`InputError` ``too_deep`` beyond ``max_depth``.
+    Infinity, numbers that overflow and lone surrogates; :class:`InputError` ``too_deep`` beyond ``max_depth``;
+    :class:`TooLarge` beyond 500,000 values.
     """
     check_depth(body, max_depth)
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"the JSON is not UTF-8: byte {error.start + 1} cannot be read; send it as UTF-8") from None
+    check_values(body)
+    text = _decoded(body)
     finite = _finite if _MAY_OVERFLOW.search(body) else None
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=finite, object_pairs_hook=_each_once)
@@ -370,13 +439,21 @@ def parse_json(body: bytes, *, max_depth: int) -> Any:
             text.encode()
     except json.JSONDecodeError as error:
         cut = "; the body ends there: was it cut off?" if error.pos >= len(text.rstrip()) else ""
-        raise InvalidJson(f"no JSON at line {error.lineno}, column {error.colno}: {error.msg}{cut}") from None
+        place = f"line {line + error.lineno - 1}, column {error.colno + (column - 1 if error.lineno == 1 else 0)}"
+        raise InvalidJson(f"no JSON at {place}: {error.msg}{cut}") from None
     except UnicodeEncodeError:
         raise InvalidJson(r"the JSON holds half of a surrogate pair (\ud800 to \udfff), which is no character") from None
     except ValueError as error:
         # int() refuses numbers of more than 4,300 digits, which take quadratic time.
         raise InvalidJson(f"the JSON holds a number that cannot be taken: {error}") from None
     return value
+
+
+def _decoded(body: bytes) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"the JSON is not UTF-8: byte {error.start + 1} cannot be read; send it as UTF-8") from None
 
 
 def _no_constant(name: str) -> NoReturn:
