@@ -173,12 +173,8 @@ class SqlOperations:
         first = here.limit(LOOKED_THROUGH).subquery()
         position = sa.func.strpos if self._database.dialect == "postgresql" else sa.func.instr  # no wildcards, unlike LIKE
         holds = position(first.c.payload, checked_text(text)) > 0
-        ids = [
-            i
-            for (i,) in self._query(
-                sa.select(first.c.id).where(holds).order_by(first.c.run_at, first.c.id).limit(limit + 1)
-            )
-        ]
+        matching = sa.select(first.c.id).where(holds).order_by(first.c.run_at, first.c.id).limit(limit + 1)
+        ids = [int(i) for (i,) in self._query(matching)]
         found = self._rows_of(sa.select(*_COPY, _j.run_at), ids, limit)
         more = self._query(sa.select(_j.id).where(_j.held_in == set_name).offset(LOOKED_THROUGH).limit(1))
         return Found([_entry(row) for row in found], len(found) == len(ids) and not more)
