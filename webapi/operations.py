@@ -14,7 +14,7 @@ from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavai
 from asynctask.ledger.processes import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
 from asynctask.logs import get_logger
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
-from webapi.context import asynctask_app, json_response, page_links, who
+from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
 from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Query
 
@@ -279,9 +279,12 @@ def queues(query: QueuesQuery) -> Response:
 @blueprint.output(JobPage)
 @blueprint.doc(operation_id="listQueueJobs", responses=[503])
 def queue_jobs(name: str, query: JobQuery) -> Response:
-    """The jobs of a queue, those next to run first"""
-    queue = _known(name, "queue")
-    found = _operations().jobs(queue, after=query.after, limit=query.limit, newest=query.newest)
+    """The jobs of a queue, those next to run first
+
+    A page ends early, after at least one job, at about 8 MB.
+    """
+    queue, page = _known(name, "queue"), JsonPage()
+    found = _operations().jobs(queue, after=query.after, limit=query.limit, newest=query.newest, take=page)
     return _uncached({"jobs": found["jobs"], "total": found["total"], "links": page_links(found["next"])})
 
 
@@ -352,7 +355,7 @@ def _route(
 
 def _page_of(list_name: str) -> Callable[..., Response]:
     def view(given: ListQuery) -> Response:
-        found = _operations().listed(list_name, after=given.after, limit=given.limit)
+        found = _operations().listed(list_name, after=given.after, limit=given.limit, take=JsonPage())
         following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
         return _uncached({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
 
@@ -361,7 +364,7 @@ def _page_of(list_name: str) -> Callable[..., Response]:
 
 def _search_in(list_name: str) -> Callable[..., Response]:
     def view(given: SearchQuery) -> Response:
-        return _uncached(_operations().search(list_name, given.text, limit=given.limit))
+        return _uncached(_operations().search(list_name, given.text, limit=given.limit, take=JsonPage()))
 
     return view
 
@@ -389,7 +392,7 @@ def _register(list_name: str) -> None:
     _route(
         f"/{list_name}",
         f"The {title}",
-        f"{first}; tracked ones of the ledger and others of the broker.",
+        f"{first}; tracked ones of the ledger and others of the broker. A page ends early at about 8 MB.",
         _page_of(list_name),
         post=False,
         schema=ListQuery,
@@ -399,7 +402,7 @@ def _register(list_name: str) -> None:
     _route(
         f"/{list_name}/search",
         f"Find {title}",
-        "Those that contain a text (case-sensitive), among the first 100,000.",
+        "Those that contain a text (case-sensitive), among the first 100,000, up to about 8 MB.",
         _search_in(list_name),
         post=False,
         schema=SearchQuery,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from support.webshop import Client, build_app, client_of
@@ -34,6 +35,19 @@ def test_a_list_is_paged_by_its_links(app: AsyncTask, client: Client) -> None:
         seen += [entry["args"] for entry in page["entries"]]
         link = page["links"]["next"]
     assert seen == [[n] for n in range(5)]
+
+
+@pytest.mark.parametrize("name", ["a b \u00fc", "a%2Fb", "100%", "a?b#c", "a&b=c"])
+def test_the_links_of_a_queue_lead_back_to_it_whatever_its_name(app: AsyncTask, client: Client, name: str) -> None:
+    app.broker.push([untracked(n, queue=name) for n in range(3)])
+    link: str | None = f"/api/queues/{quote(name, safe='')}/jobs?limit=1"
+    seen: list[Any] = []
+    while link:
+        page = client.get(link).json
+        assert client.get(page["links"]["self"]).json == page
+        seen += [job["args"] for job in page["jobs"]]
+        link = page["links"]["next"]
+    assert seen == [[0], [1], [2]]
 
 
 def test_entries_are_restarted_killed_and_deleted_by_their_keys(app: AsyncTask, client: Client) -> None:

@@ -30,6 +30,7 @@ from asynctask.brokers.admin import (
     class_of,
     distinct,
     enqueued_at,
+    first_of,
     job_key,
     peeked,
     pushed_again,
@@ -37,7 +38,7 @@ from asynctask.brokers.admin import (
 from asynctask.brokers.base import BIGINT, DEAD, Copy
 from asynctask.brokers.sql.copies import ASIDE, COPY, Row, copy_of, parts, row_of
 from asynctask.clock import Clock
-from asynctask.database.batches import for_update
+from asynctask.database.batches import fetch_wide, for_update
 from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import jobs
@@ -66,6 +67,16 @@ class SqlOperations:
     def _rows(self, statement: Any) -> list[Any]:
         with self._database.read() as connection:
             return list(connection.execute(statement).all())
+
+    def _page(self, statement: Any, limit: int) -> list[Sequence[Any]]:
+        """The first rows of a statement that a page holds."""
+        ids = self._query(statement.with_only_columns(_j.id).limit(limit))
+        return self._rows_of(sa.select(*statement.selected_columns), [int(i) for (i,) in ids], limit)
+
+    def _rows_of(self, statement: Any, ids: Sequence[int], limit: int) -> list[Sequence[Any]]:
+        """The rows of these ids, as many as a page holds: payloads may be long."""
+        rows = fetch_wide(self._database, statement, _j.id, [_j.payload], ids)
+        return self._translated(lambda: first_of(((tuple(row.values()), len(row["payload"])) for row in rows), limit))
 
     @staticmethod
     def _translated(call: Callable[[], T]) -> T:
@@ -111,7 +122,7 @@ class SqlOperations:
         checked_window(offset, limit)
         here = (_j.queue == queue) & _j.waits.is_not(None)
         order = (_j.waits.desc(), _j.id.desc()) if newest else (_j.waits, _j.id)
-        found = self._query(sa.select(*_COPY).where(here).order_by(*order).offset(offset).limit(limit))
+        found = self._page(sa.select(*_COPY).where(here).order_by(*order).offset(offset), limit)
         ((total,),) = self._query(sa.select(sa.func.count()).select_from(jobs).where(here))
         return Page([_job(row) for row in found], int(total))
 
@@ -161,19 +172,21 @@ class SqlOperations:
         checked_window(offset, limit)
         here = _j.held_in == _checked(set_name)
         order = (_j.run_at.desc(), _j.id.desc()) if newest else (_j.run_at, _j.id)
-        found = self._query(sa.select(*_COPY, _j.run_at).where(here).order_by(*order).offset(offset).limit(limit))
+        found = self._page(sa.select(*_COPY, _j.run_at).where(here).order_by(*order).offset(offset), limit)
         ((total,),) = self._query(sa.select(sa.func.count()).select_from(jobs).where(here))
         return Page([_entry(row) for row in found], int(total))
 
     def find(self, set_name: str, text: str, *, limit: int = 100) -> Found:
         checked_window(0, limit)
-        here = sa.select(*_COPY, _j.run_at).where(_j.held_in == _checked(set_name)).order_by(_j.run_at, _j.id)
+        here = sa.select(_j.id, _j.payload, _j.run_at).where(_j.held_in == _checked(set_name)).order_by(_j.run_at, _j.id)
         first = here.limit(LOOKED_THROUGH).subquery()
         position = sa.func.strpos if self._database.dialect == "postgresql" else sa.func.instr  # no wildcards, unlike LIKE
         holds = position(first.c.payload, checked_text(text)) > 0
-        found = self._query(sa.select(first).where(holds).order_by(first.c.run_at, first.c.id).limit(limit + 1))
+        matching = sa.select(first.c.id).where(holds).order_by(first.c.run_at, first.c.id).limit(limit + 1)
+        ids = [int(i) for (i,) in self._query(matching)]
+        found = self._rows_of(sa.select(*_COPY, _j.run_at), ids, limit)
         more = self._query(sa.select(_j.id).where(_j.held_in == set_name).offset(LOOKED_THROUGH).limit(1))
-        return Found([_entry(row) for row in found[:limit]], len(found) <= limit and not more)
+        return Found([_entry(row) for row in found], len(found) == len(ids) and not more)
 
     def entry(self, set_name: str, key: str) -> Entry | None:
         here = (_j.held_in == _checked(set_name)) & _key_condition(key)
