@@ -184,7 +184,7 @@ class HttpServer(uvicorn.Server):
 
     def _next_turn(self) -> None:
         connection = self._slowed.popleft()
-        if not connection.transport.is_closing():
+        if not connection.transport.is_closing() and not connection.flow.read_paused:  # else uvicorn reads on when it can
             connection.transport.resume_reading()
         if self._slowed:
             asyncio.get_running_loop().call_later(TURN_S, self._next_turn)

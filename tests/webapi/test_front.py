@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asynctask.clock import SystemClock
+from asynctask.testing import wait_for
 from webapi.context import BODY_LIMIT, HEAD_ONLY
 from webapi.server import HttpServer
 
@@ -339,6 +340,22 @@ def test_a_tiny_chunk_costs_no_more_than_its_bytes(talk: Talk) -> None:
     body = b"x" * 50_000
     talk.send(post(b"".join(b"1\r\n%c\r\n" % each for each in body) + b"0\r\n\r\n", "Transfer-Encoding: chunked"))
     assert talk.answer()[2]["length"] == len(body)
+
+
+def test_a_connection_that_takes_turns_is_not_read_beyond_what_the_application_takes(server: Server) -> None:
+    gate, body = threading.Event(), b"x" * 95_000
+    server.loop._threads.submit(gate.wait, PATIENCE_S)  # the only thread
+    chunks = b"".join(b"28\r\n%b\r\n" % body[at : at + 40] for at in range(0, len(body), 40))
+    with closing(server.connect()) as talk:
+        talk.send(post(chunks + b"0\r\n\r\n", "Transfer-Encoding: chunked"))
+        try:
+            full = lambda: [each for each in server.loop._open() if each.flow.read_paused]  # noqa: E731
+            (connection,) = wait_for(full, "uvicorn keeps no more of the body")
+            wait_for(lambda: not server.loop._slowed, "its turn has come")
+            assert not connection.transport.is_reading()
+        finally:
+            gate.set()
+        assert talk.answer()[2]["length"] == len(body)
 
 
 # -- Slow clients -------------------------------------------------------------------------------------------------------
