@@ -793,7 +793,7 @@ class AsyncTask(OnDemand):
         """Which of these Tasks have changed: those with another mark than in ``known``, by id; None is no mark.
 
         The answer has the new mark and the progress object of each. Poll with it for many readers of many Tasks: one that
-        has not changed costs a part of one statement.
+        has not changed costs a part of one statement. Raises LedgerUnavailable.
         """
         core = self._made()
         with core.ledger.database.read() as connection:

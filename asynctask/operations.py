@@ -520,8 +520,8 @@ class Operations:
         with self._ledger.database.read() as connection:
             tracked_total = queries.count(connection, set_name, now)
             first = 0 if untracked_total else after  # a merge starts at the beginning
-            tracked = queries.places(connection, set_name, now, offset=first, limit=after + limit - first)
-        found: Iterator[_Place] = iter(tracked)
+            tracked = queries.listed_ids(connection, set_name, now, offset=first, limit=after + limit - first)
+        found: Iterator[_Listed] = iter(tracked)
         if untracked_total:
             found = self._merged(set_name, tracked, after, limit)
         entries = take(self._objects(found))
@@ -529,7 +529,7 @@ class Operations:
         following = bool(entries) and end < min(total, MAX_WINDOW)
         return {"entries": entries, "total": total, "next": end if following else None}
 
-    def _merged(self, set_name: str, tracked: Sequence[_Place], after: int, limit: int) -> Iterator[_Place]:
+    def _merged(self, set_name: str, tracked: Sequence[_Listed], after: int, limit: int) -> Iterator[_Listed]:
         """The ``limit`` jobs behind the first ``after`` of both lists, which are in order; entries are read as they are
         consumed."""
         newest = set_name == DEAD
@@ -538,7 +538,7 @@ class Operations:
         entries = self._entries(set_name, 0, after + limit, newest=newest)
         return islice(heapq.merge(tracked, entries, key=_time_of, reverse=newest), after, after + limit)
 
-    def _entries(self, set_name: str, offset: int, limit: int, *, newest: bool) -> Iterator[_Place]:
+    def _entries(self, set_name: str, offset: int, limit: int, *, newest: bool) -> Iterator[_Listed]:
         end = offset + limit
         while offset < end:
             page = self._admin.entries(set_name, offset=offset, limit=min(MAX_PAGE, end - offset), newest=newest)
@@ -547,11 +547,11 @@ class Operations:
             if not page.entries:
                 return
 
-    def _objects(self, found: Iterator[_Place]) -> Iterator[dict[str, Any]]:
-        """The jobs at these places, read as they are consumed; those that are gone meanwhile are left out."""
+    def _objects(self, found: Iterator[_Listed]) -> Iterator[dict[str, Any]]:
+        """What is shown of these jobs, read as it is consumed; those that are gone meanwhile are left out."""
         while some := list(islice(found, _SHOWN_AT_ONCE)):
             ids = [each for _, each in some if not isinstance(each, Entry)]
-            tracked = {row["id"]: tracked_object(row) for row in queries.waiting_rows(self._ledger.database, ids)}
+            tracked = {row["id"]: tracked_object(row) for row in queries.listed_rows(self._ledger.database, ids)}
             for _, each in some:
                 if isinstance(each, Entry):
                     yield untracked_object(each)
@@ -565,9 +565,9 @@ class Operations:
         found = self._admin.find(set_name, checked_text(text), limit=limit)
         with self._ledger.database.read() as connection:
             now = self._ledger.now()
-            tracked = queries.places(connection, set_name, now, limit=limit + 1, text=text)
+            tracked = queries.listed_ids(connection, set_name, now, limit=limit + 1, text=text)
             complete = found.complete and queries.count(connection, set_name, now) < queries.COUNTED
-        both: list[_Place] = [*tracked, *((each.at, each) for each in found.entries)]
+        both: list[_Listed] = [*tracked, *((each.at, each) for each in found.entries)]
         both.sort(key=_time_of, reverse=set_name == DEAD)
         entries = take(self._objects(iter(both[:limit])))
         return {"entries": entries, "complete": complete and len(entries) == len(both)}
@@ -946,15 +946,15 @@ def _age_s(at: int | None, now: int) -> float | None:
 
 # -- jobs and processes as JSON, bounded in size, for they may come from any program
 
-_Place = tuple[int | None, int | Entry]
-"""When a waiting job is due, or died, in microseconds; and its Event's id, or its entry in the broker."""
+_Listed = tuple[int | None, int | Entry]
+"""When a job of a list is due, or died, in microseconds; and its Event's id, or its entry in the broker."""
 
 _SHOWN_AT_ONCE: Final = 50
-"""Waiting jobs that are made ready to be shown at once."""
+"""Jobs of a list whose rows are read at once."""
 
 
-def _time_of(place: _Place) -> str:
-    return str(rfc3339(_shown_time(place[0])))
+def _time_of(listed: _Listed) -> str:
+    return str(rfc3339(_shown_time(listed[0])))
 
 
 SHOWN: Final = 16_384

@@ -58,8 +58,7 @@ def find_task(task_id: int) -> TaskHandle:
 
 def find_progress(task_id: int, *, errors: bool = False) -> dict[str, Any]:
     """The Task's progress, in one statement; or :class:`NotFound` (404)."""
-    app, task_id = asynctask_app(), _possible(task_id)
-    return app.progress(task_id, errors, take=JsonPage()) if errors else app.progress(task_id)
+    return asynctask_app().progress(_possible(task_id), errors, take=JsonPage())
 
 
 def _possible(task_id: int) -> int:

@@ -312,7 +312,7 @@ def register_tokens(flask_app: APIFlask, config: Config) -> None:
 
 
 class Allowance:
-    """So many at once, and then one in each period. Arguments: ``most``; ``period_s``, seconds. Not thread-safe."""
+    """A token bucket: ``most`` uses at once, then one each ``period_s`` seconds. Not thread-safe."""
 
     def __init__(self, most: int, period_s: float) -> None:
         self._most = most
@@ -325,7 +325,7 @@ class Allowance:
         return max(0.0, (self._used_at(now) + 1 - self._most) * self._period_s)
 
     def use(self, now: float) -> None:
-        """Takes one, allowed or not."""
+        """Counts a use, allowed or not."""
         self._used, self._at = min(self._used_at(now) + 1, self._most), now
 
     def _used_at(self, now: float) -> float:

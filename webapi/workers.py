@@ -13,6 +13,7 @@ from werkzeug.routing import BaseConverter
 
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
+from asynctask.ledger.standalone import is_job_id
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, reader_locale, set_language, who
 from webapi.reports import CSV, XLSX, attachment
@@ -29,8 +30,6 @@ from webapi.shapes import (
     ToldEvent,
     Workers,
 )
-
-_MAX_JOB_ID: Final = 64
 
 blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Workers")
 
@@ -49,7 +48,7 @@ class _JobId(BaseConverter):
 def register(flask_app: APIFlask) -> None:
     """Makes ``flask_app`` take every id of a job in a path."""
     flask_app.url_map.converters["job"] = _JobId
-    flask_app.url_map.merge_slashes = False  # a redirect to another id
+    flask_app.url_map.merge_slashes = False  # merging them would name another job
 
 
 @blueprint.get("/workers")
@@ -244,7 +243,7 @@ def record_job(job_id: str, body: Record) -> Response:
     attempt; 409 `other_attempt` if it names another than the current one; 409 `held_elsewhere` if nobody else than the
     application can have the job.
     """
-    if len(job_id) > _MAX_JOB_ID or "\0" in job_id:
+    if not is_job_id(job_id):
         raise NotFound("there is no job of such an id")
     (result,), _ = asynctask_app().record_all([body.record(job_id)])
     if result.status is None:

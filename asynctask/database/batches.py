@@ -35,10 +35,10 @@ _STATEMENT_BYTES: Final = 16_384
 LONGEST_TEXT: Final = 16_000_000
 """Bytes of rows that are fetched as one text."""
 
-WIDE_BYTES: Final = 2_000_000
-"""Characters of wide rows that one statement fetches; a longer row is alone."""
+WIDE_LENGTH: Final = 2_000_000
+"""Characters (MariaDB: bytes) of wide rows that one statement fetches; a longer row is alone."""
 
-_MEASURED: Final = 100
+MEASURED: Final = 100
 """Wide rows whose lengths one statement asks for: the database reads each of them whole."""
 
 _STATISTICS: Final = "SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'"
@@ -110,14 +110,14 @@ def fetch_wide(
     texts: Sequence[Any],
     keys: Sequence[int],
     *,
-    measured: int = _MEASURED,
+    measured: int = MEASURED,
 ) -> Iterator[dict[str, Any]]:
     """The rows of ``statement`` whose column ``key`` has these values, in their order, fetched as they are consumed.
 
     Few are in memory at a time, however long they are.
 
     ``texts``: the columns that may be long; ``measured``: of how many rows the lengths are asked for at once. No connection
-    is held between two rows. Rows that are gone meanwhile are left out.
+    is held between two rows. Rows that are gone meanwhile are left out. Raises LedgerUnavailable.
     """
     length = sum((sa.func.coalesce(sa.func.length(column), 0) for column in texts), sa.literal(0))
     lengths = statement.with_only_columns(key, length, maintain_column_froms=True)
@@ -133,11 +133,11 @@ def fetch_wide(
 
 
 def _wide_parts(keys: Sequence[int], sizes: Mapping[int, int]) -> Iterator[list[int]]:
-    """The keys in parts of at most :data:`WIDE_BYTES`, or of one key."""
+    """The keys in parts of at most :data:`WIDE_LENGTH`, or of one key."""
     part: list[int] = []
     total = 0
     for key in keys:
-        if part and total + sizes[key] > WIDE_BYTES:
+        if part and total + sizes[key] > WIDE_LENGTH:
             yield part
             part, total = [], 0
         part.append(key)

@@ -29,7 +29,7 @@ from asynctask.core.transitions import (
     start,
     stop,
 )
-from asynctask.database.batches import among, fetch_wide
+from asynctask.database.batches import MEASURED, among, fetch_wide
 from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
@@ -443,15 +443,14 @@ def rejects(
     c = task_rejects.c
     statement = sa.select(c.row, c.errors, c.cells if cells else sa.null().label("cells")).where(c.task_id == task_id)
     texts = (c.errors, c.cells) if cells else (c.errors,)
-    # All of them are wanted, so nothing is measured in vain.
-    more = {} if limit is not None else {"measured": _PAGE}
+    measured = _PAGE if limit is None else MEASURED  # a page may end early, and what it leaves is measured in vain
     after, left = in_range(after), limit
     while left is None or left > 0:
         size = _PAGE if left is None else min(_PAGE, left)
         numbers = statement.with_only_columns(c.row).where(c.row > after).order_by(c.row).limit(size)
         with database.read() as connection:
             page = [int(number) for number in connection.execute(numbers).scalars()]
-        for row in fetch_wide(database, statement, c.row, texts, page, **more):
+        for row in fetch_wide(database, statement, c.row, texts, page, measured=measured):
             yield Reject(row["row"], loads(row["errors"]), loads_shown(row["cells"]))
         if len(page) < size:
             return
@@ -505,7 +504,7 @@ def _order(set_name: str) -> tuple[Any, Any]:
     return (_e.finished_at.desc(), _e.id.desc()) if set_name == DEAD else (_e.due_at, _e.id)
 
 
-def places(
+def listed_ids(
     connection: Connection, set_name: str, now: int, *, offset: int = 0, limit: int = 100, text: str | None = None
 ) -> list[tuple[int, int]]:
     """(when it is due or died, Event id) of jobs of a list: first due first, or last dead first; with ``text``, those with
@@ -523,8 +522,8 @@ def places(
     return [(int(at or 0), int(i)) for at, i in connection.execute(listed.offset(offset).limit(limit)).all()]
 
 
-def waiting_rows(database: Database, event_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """The columns of jobs of a list, in this order, read as they are consumed."""
+def listed_rows(database: Database, event_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """What is shown of these jobs of a list, in this order, read as it is consumed."""
     return fetch_wide(database, _LISTED, _e.id, (_e.params, _e.added_messages), event_ids)
 
 

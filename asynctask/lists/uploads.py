@@ -164,7 +164,7 @@ class Uploads:
 class JsonItems:
     """A list of JSON items as :func:`items_body` writes it: as Python's objects it takes up to 24 times as much memory.
 
-    Arguments: the ``text``, and how many items it has.
+    Arguments: the ``text``; the ``count`` of its items; ``limits``, of which it takes those of an item.
     """
 
     __slots__ = ("_count", "_limits", "text")
