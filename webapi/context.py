@@ -58,7 +58,8 @@ def find_task(task_id: int) -> TaskHandle:
 
 def find_progress(task_id: int, *, errors: bool = False) -> dict[str, Any]:
     """The Task's progress, in one statement; or :class:`NotFound` (404)."""
-    return asynctask_app().progress(_possible(task_id), errors, take=JsonPage())
+    app, task_id = asynctask_app(), _possible(task_id)
+    return app.progress(task_id, errors, take=JsonPage()) if errors else app.progress(task_id)
 
 
 def _possible(task_id: int) -> int:
