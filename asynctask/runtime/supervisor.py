@@ -63,11 +63,38 @@ class Lease(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """What to write to stdout once ``host`` and ``port`` take connections."""
+    """What to write to stdout once the ``address`` takes connections: as of :func:`connect`."""
 
-    host: str
-    port: int
+    address: str | tuple[str, int]
     text: str
+
+
+def connect(address: str | tuple[str, int]) -> None:
+    """Connects to a server and closes the connection. Raises :class:`OSError` if that takes over a second or fails.
+
+    ``address``: the path of a Unix socket, or host and port.
+    """
+    import socket  # a worker's supervisor connects to nothing
+
+    if not isinstance(address, str):
+        socket.create_connection(address, timeout=1).close()
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        probe.connect(address)
+
+
+def refuse_served(path: str) -> None:
+    """Raises :class:`Unavailable` if a server listens on the Unix socket at ``path``, or may do so."""
+    from asynctask.errors import Unavailable
+
+    try:
+        connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):  # nothing is there, or the file of a server that has ended
+        return
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"cannot find out whether a server listens on unix:{path}: {error}; give another path") from error
+    raise Unavailable(f"a server listens on unix:{path} already: stop it, or give another path")
 
 
 C = TypeVar("C", bound="Child")
@@ -428,7 +455,7 @@ def supervising(
     plan = {
         "children": [[child.name, list(child.argv)] for child in children],
         "shutdown_s": shutdown_s,
-        "announcement": None if announcement is None else announcement._asdict(),
+        "announcement": announcement,
     }
     return [sys.executable, "-m", "asynctask.runtime.supervisor", *words], {_PLAN: json.dumps(plan)}
 
@@ -439,13 +466,13 @@ def main(environ: MutableMapping[str, str]) -> int:
     children = [ChildSpec(name, argv) for name, argv in plan["children"]]
     supervisor = Supervisor(children, environ=environ, shutdown_s=plan["shutdown_s"], logger=_logger_to_stderr)
     watch_parent(environ, supervisor.stop)
-    announced = plan["announcement"]
-    return supervisor.run(_announce_once(Announcement(**announced)) if announced else lambda: None)
+    if plan["announcement"] is None:
+        return supervisor.run(lambda: None)
+    address, text = plan["announcement"]
+    return supervisor.run(_announce_once(Announcement(address if isinstance(address, str) else tuple(address), text)))
 
 
 def _announce_once(announcement: Announcement) -> Callable[[], None]:
-    import socket  # a worker's supervisor announces nothing
-
     done = False
 
     def look() -> None:
@@ -453,7 +480,7 @@ def _announce_once(announcement: Announcement) -> Callable[[], None]:
         if done:
             return
         try:
-            socket.create_connection((announcement.host, announcement.port), timeout=1).close()
+            connect(announcement.address)
         except OSError:
             return
         done = True
