@@ -28,7 +28,7 @@ from asynctask.config import socket_path
 from asynctask.errors import Unavailable
 from asynctask.ledger.progress import Changed
 from asynctask.logs import get_logger
-from asynctask.runtime.supervisor import Child, Wakeup, listen, refuse_served
+from asynctask.runtime.supervisor import Child, Wakeup, check_socket, listen
 from webapi import create_app
 from webapi.context import Slots, register_slots
 from webapi.front import IN_MEMORY, Front, Notifier, log_request
@@ -659,7 +659,7 @@ def _listen_unix(path: str) -> socket.socket:
 
     Raises :class:`Unavailable` if another server listens there, or the path cannot be had.
     """
-    refuse_served(path)
+    check_socket(path)
     file, listener = Path(path), socket.socket(socket.AF_UNIX)
     try:
         if file.is_socket():
@@ -669,9 +669,7 @@ def _listen_unix(path: str) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise Unavailable(
-            f"cannot listen on unix:{path}: {error}; give a path where nothing is, in a folder of your own"
-        ) from error
+        raise Unavailable(f"cannot listen on unix:{path}: {error}; give another path") from error
     return listener
 
 

@@ -26,7 +26,7 @@ from asynctask.config import ENV_PREFIX, Config, socket_path
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
-from asynctask.runtime.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, refuse_served, watch_parent
+from asynctask.runtime.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, check_socket, watch_parent
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
@@ -253,7 +253,7 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     host, processes = session.setting(config, "host"), session.setting(config, "processes")
     path, port = socket_path(host), 0
     if path:
-        refuse_served(path)
+        check_socket(path)
     else:
         port = free_port(host, session.setting(config, "port"))
     _ensure_schema(session, config)  # once, before several children would do it

@@ -84,17 +84,28 @@ def connect(address: str | tuple[str, int]) -> None:
         probe.connect(address)
 
 
-def refuse_served(path: str) -> None:
-    """Raises :class:`Unavailable` if a server listens on the Unix socket at ``path``, or may do so."""
+def check_socket(path: str) -> None:
+    """Raises :class:`Unavailable` unless a server can make a Unix socket at ``path``, or replace that of one that has
+    ended."""
+    from pathlib import Path
+
     from asynctask.errors import Unavailable
 
+    file = Path(path)
     try:
         connect(path)
-    except (FileNotFoundError, ConnectionRefusedError):  # nothing is there, or the file of a server that has ended
-        return
+    except (FileNotFoundError, ConnectionRefusedError):
+        if file.exists() and not file.is_socket():
+            reason = "something else is there"
+        elif not os.access(file.parent, os.W_OK | os.X_OK):
+            reason = f"the folder {file.parent} does not exist, or this user may not write to it"
+        else:
+            return
     except (OSError, ValueError) as error:
-        raise Unavailable(f"cannot find out whether a server listens on unix:{path}: {error}; give another path") from error
-    raise Unavailable(f"a server listens on unix:{path} already: stop it, or give another path")
+        reason = f"whether a server listens there is unknown ({error})"
+    else:
+        reason = "a server listens there already"
+    raise Unavailable(f"cannot listen on unix:{path}: {reason}; give another path")
 
 
 C = TypeVar("C", bound="Child")
