@@ -214,6 +214,12 @@ def test_a_host_that_is_no_path_is_refused(host: str) -> None:
     assert Config(host="unix:/" + "a" * 99).host
 
 
+def test_the_demo_needs_an_address(tmp_path: Path) -> None:
+    words = ["asynctask", "demo", "--dir", str(tmp_path / "demo"), "--host", "unix:/web.sock"]
+    done = run_program(words, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, timeout=PATIENCE_S)
+    assert (done.returncode, "the demo's page needs an address" in done.stderr) == (2, True), done.stderr
+
+
 def test_the_longest_path_can_be_bound(path: Path) -> None:
     longest = path.with_name("a" * (100 - len(str(path.parent)) - 1))
     with _listen_unix(str(longest)), pytest.raises(Unavailable, match="already"):
