@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asynctask.clock import SystemClock
 from webapi.context import BODY_LIMIT, HEAD_ONLY
@@ -339,6 +341,99 @@ def test_a_tiny_chunk_costs_no_more_than_its_bytes(talk: Talk) -> None:
     body = b"x" * 50_000
     talk.send(post(b"".join(b"1\r\n%c\r\n" % each for each in body) + b"0\r\n\r\n", "Transfer-Encoding: chunked"))
     assert talk.answer()[2]["length"] == len(body)
+
+
+def test_a_client_that_is_gone_already_does_not_pass_for_one_of_a_unix_socket() -> None:
+    """Such a client has no address either, and may be a trusted proxy."""
+    seen = list[str]()
+
+    def noting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        seen.append(environ["REMOTE_ADDR"])
+        return application(environ, start_response)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as gone:
+            gone.sendall(b"GET /x HTTP/1.1\r\nHost: here\r\n\r\n")
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        server = HttpServer(noting, listener, threads=1, storage=10**9, clock=SystemClock())
+        thread = threading.Thread(target=server.run)
+        with closing(Talk(listener.getsockname())) as talk:
+            thread.start()
+            assert talk.get().answer()[0] == 200
+        server.stop()
+        thread.join(PATIENCE_S)
+    assert seen == ["127.0.0.1"]
+
+
+# -- The access log -----------------------------------------------------------------------------------------------------
+
+
+def logged(talks: Callable[[Server], None], **how: Any) -> list[tuple[Any, ...]]:
+    """The lines of the requests of ``talks``, once the server has ended."""
+    with capture_logs() as lines:
+        with serving(**{"access_log": True, **how}) as server:
+            talks(server)
+        found = [each for each in lines if each["event"] == "request"]
+    assert all(each["log_level"] == "info" and each["seconds"] >= 0 for each in found)
+    assert {(each["address"], each["name"]) for each in found} <= {("127.0.0.1", None)}
+    return [(each["method"], each["path"], each["status"]) for each in found]
+
+
+def test_each_request_is_a_line_of_the_access_log_without_its_query() -> None:
+    def talks(server: Server) -> None:
+        with closing(server.connect()) as talk:
+            talk.get("/x?token=secret").send(post(b"hello", "Content-Length: 5")).get("/%1b[31m" + "a" * 600).get("/bug")
+            assert [talk.answer()[0] for _ in range(4)] == [200, 200, 200, 500]
+
+    assert logged(talks) == [
+        ("GET", "/x", 200), ("POST", "/x", 200), ("GET", "/\\x1b[31m" + "a" * 494, 200), ("GET", "/bug", 500),
+    ]  # fmt: skip
+    assert logged(talks, access_log=False) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"\x16\x03\x01 no request\r\n\r\n", (None, None, 400)),
+        (b"GET /x HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", (None, None, 431)),
+        (b"GET /" + b"a" * 400_000, (None, None, 414)),
+        (b"GET /x HTTP/1.1\r\n\r\n", ("GET", "/x", 400)),
+        (post(b"x\r\n", "Transfer-Encoding: chunked"), ("POST", "/x", 400)),
+        (post(b"", "Content-Length: 200000"), ("POST", "/x", 413)),
+    ],
+)
+def test_what_the_server_itself_refuses_is_one_line_too(data: bytes, line: tuple[Any, ...]) -> None:
+    def talks(server: Server) -> None:
+        with closing(server.connect()) as talk:
+            assert talk.send(data).answer()[0] == line[2]
+
+    assert logged(talks) == [line]
+
+
+def test_a_body_that_is_late_or_cut_off_is_one_line_with_the_status_that_its_client_got() -> None:
+    def talks(server: Server) -> None:
+        with closing(server.connect()) as drips:
+            drips.send(post(b"", "Content-Length: 500", "Expect: 100-continue"))
+            assert drips.head()[0] == 100
+            server.clock.ahead += 100
+            assert drips.answer()[0] == 408
+        with closing(server.connect()) as cut, closing(server.connect()) as behind:
+            cut.send(post(b"he", "Content-Length: 5")).socket.shutdown(socket.SHUT_WR)
+            assert cut.answer()[0] == 400
+            behind.get("/first").send(post(b"he", "Content-Length: 5")).socket.shutdown(socket.SHUT_WR)
+            assert [behind.answer()[0] for _ in range(2)] == [200, 400]
+
+    assert sorted(logged(talks)) == [("GET", "/first", 200), ("POST", "/x", 400), ("POST", "/x", 400), ("POST", "/x", 408)]
+
+
+def test_a_client_that_goes_before_its_answer_is_a_line_without_a_status() -> None:
+    def talks(server: Server) -> None:
+        with closing(server.connect()) as goes:
+            goes.send(post(b"", "Content-Length: 5", "Expect: 100-continue"))
+            assert goes.head()[0] == 100
+            goes.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    assert logged(talks) == [("POST", "/x", None)]
 
 
 # -- Slow clients -------------------------------------------------------------------------------------------------------
