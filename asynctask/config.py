@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, NamedTuple, get_type_hints
+from urllib.parse import unquote
 
 from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
@@ -27,12 +28,14 @@ _ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 _REDIS: Final = ("redis://", "rediss://", "unix://")
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
-_SECRET = frozenset({"database_url", "broker_url", "results_url"})
+_URLS: Final = frozenset({"database_url", "broker_url", "results_url"})
 WEB_PREFIX: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)+")
 """A path before those of the web server. Nothing in it means something else in a URL, a header or HTML."""
 WEB_PATHS: Final = frozenset({"api", "docs", "healthz", "jobs", "metrics", "openapi.json", "readyz", "static", "tasks"})
 """First segments of the web server's own paths."""
-_SECRET_OPTION: Final = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|key|token)[^=&]*=)[^&]*", re.IGNORECASE)
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
+_OPTION: Final = re.compile(r"[\w.%-]+=[^\s&;\"'<>]+")
+_SECRET_NAME: Final = re.compile(r"pass|pwd|secret|key|token|credential|signature|\bsig\b", re.IGNORECASE)
 _TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(:read)?=([A-Za-z0-9._~-]{16,256})")
 
 
@@ -52,12 +55,16 @@ class Token(NamedTuple):
 class Config:
     """The settings of one application. Raises :class:`ConfigError` for invalid values."""
 
-    database_url: str = _field("sqlite:///asynctask.db", "URL of the ledger's database, in SQLAlchemy's form.")
-    broker_url: str = _field("", "URL of the queue: redis://, rediss:// or unix://; empty: a table of the database.")
+    database_url: str = _field("sqlite:///asynctask.db", "URL of the ledger's database, in SQLAlchemy's form.", shown=False)
+    broker_url: str = _field(
+        "", "URL of the queue: redis://, rediss:// or unix://; empty: a table of the database.", shown=False
+    )
     namespace: str = _field("", "Prefix of every key in Redis.")
     locale: str = _field("en", "Language of the messages that the middleware records: " + ", ".join(CATALOGUE) + ".")
     data_dir: str = _field("asynctask-data", "Folder for uploads and exports, shared by all processes.")
-    results_url: str = _field("", "URL of a bucket for exports, such as s3://bucket/prefix; empty: a folder of data_dir.")
+    results_url: str = _field(
+        "", "URL of a bucket for exports, such as s3://bucket/prefix; empty: a folder of data_dir.", shown=False
+    )
     app: str = _field("", "module:attribute of the application, for child processes.")
 
     concurrency: int = _field(5, "Threads of a worker process.", low=1, high=1000)
@@ -199,7 +206,8 @@ class Config:
             if parts is None or parts[1] in found or parts[3] in {token.secret for token in found.values()}:
                 raise ConfigError(
                     f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read=SECRET with spaces between, each name"
-                    " and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -"
+                    " and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -; to make one:"
+                    ' python -c "import secrets; print(secrets.token_urlsafe(24))"'
                 )
             found[parts[1]] = Token(parts[1], parts[3], parts[2] is not None)
         return list(found.values())
@@ -221,11 +229,43 @@ def shown(name: str, value: Any) -> Any:
     """The value of a setting with passwords left out."""
     if name == "tokens":
         return " ".join(f"{each.partition('=')[0]}=***" for each in str(value).split())
-    if name in _SECRET and isinstance(value, str):
-        scheme, colon, rest = value.partition("://")
-        place = f"***@{rest.rpartition('@')[2]}" if "@" in rest else rest
-        return scheme + colon + _SECRET_OPTION.sub(r"\1***", place)
-    return value
+    return masked_url(value) if name in _URLS and isinstance(value, str) else value
+
+
+def masked_url(url: str) -> str:
+    """A URL without its secrets: user and password, and the values of options whose names speak of one (``?password=``)."""
+    scheme, mark, rest = url.partition("://")
+    place, query_mark, query = rest.partition("?")
+    if url and (not mark or "@" in query):  # a password with "?" in it, or an option with "@"
+        return f"{scheme}://***" if mark else "***"
+    place = f"***@{place.rpartition('@')[2]}" if "@" in place else place
+    return scheme + mark + place + query_mark + "&".join(map(_masked_option, query.split("&")))
+
+
+def without_secrets(text: str, url: str) -> str:
+    """A text, such as a library's message, without the secrets of ``url`` and of all URLs in it."""
+    for secret in sorted(_secrets(url), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    text = _URL.sub(lambda found: masked_url(found[0]), text)
+    return _OPTION.sub(lambda found: _masked_option(found[0]), text)
+
+
+def _masked_option(option: str) -> str:
+    name, mark, value = option.partition("=")
+    return f"{name}=***" if mark and (_is_secret(name) or ("=" in value and _is_secret(value))) else option
+
+
+def _secrets(url: str) -> set[str]:
+    """The secrets of a URL, as they stand in it and decoded. A user's name is none if a password follows it."""
+    place, _, query = url.partition("://")[2].partition("?")
+    info = place.rpartition("@")[0]
+    options = (each.partition("=") for each in query.split("&"))
+    found = [info, info.partition(":")[2], *(value for name, _, value in options if _is_secret(name))]
+    return {form for each in found for form in (each, unquote(each)) if form}
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(unquote(name)) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +364,7 @@ def _check(name: str, value: Any, low: float | None, high: float | None) -> None
     kind = setting_types()[name]
     ok = isinstance(value, int | float) and not isinstance(value, bool) if kind is float else type(value) is kind
     if not ok:
-        given = type(value).__name__ if name == "tokens" or name in _SECRET else repr(value)
+        given = type(value).__name__ if name == "tokens" or name in _URLS else repr(value)
         raise ConfigError(f"{name} must be {kind.__name__}, not {given}")
     if (low is not None and not value >= low) or (high is not None and not value <= high):  # so that NaN is refused
         raise ConfigError(

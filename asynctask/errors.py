@@ -217,6 +217,12 @@ class BrokerUnavailable(Unavailable):
     code = "broker_unavailable"
 
 
+class StorageUnavailable(Unavailable):
+    """The bucket of exports does not answer."""
+
+    code = "storage_unavailable"
+
+
 class JobTimeout(BaseException):
     """Raised inside a job that exceeds its ``timeout``."""
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 import structlog
@@ -23,9 +25,27 @@ MAX_STACK: Final = 20_000
 REPEAT_S: Final = 10.0
 """Seconds between two lines of what is tried until it succeeds."""
 
+_C1_AND_BIDI: Final = "\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
+_UNSAFE: Final = re.compile(f"[\\x00-\\x1f{_C1_AND_BIDI}]")
+_UNSAFE_IN_JSON: Final = re.compile(f"[{_C1_AND_BIDI}]")
+
+
+def escaped(text: str, *, is_json: bool = False) -> str:
+    """A text without characters that steer a terminal, begin a line or change the order of reading: control characters
+    (C0, DEL, C1), bidirectional controls, line and paragraph separators and lone surrogates become escapes, ``\\x1b``.
+
+    ``is_json``: the text is a JSON document; the escapes are JSON's, and its line breaks stay, for they are its layout.
+    """
+    if is_json:
+        return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
 
 class Logger:
-    """The methods of a structlog logger that this package calls; none of them raises."""
+    """The methods of a structlog logger that this package calls; none of them raises.
+
+    The texts of a line are :func:`escaped`, whatever renders it: paths, names and messages of errors come from outside.
+    """
 
     __slots__ = ("_log", "_monotonic", "_repeats")
 
@@ -70,7 +90,7 @@ class Logger:
 
     def _say(self, method: str, event: str, values: dict[str, Any]) -> None:
         try:
-            getattr(self._log, method)(event, **values)
+            getattr(self._log, method)(event, **_escape(self._log, method, values))
         except Exception:  # there is nowhere to report it
             return
 
@@ -97,19 +117,47 @@ def open_missing_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
+def _escape(_logger: Any, _method: str, values: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A processor of structlog: escapes the texts of a line."""
+    for name, value in values.items():
+        if isinstance(value, str):
+            values[name] = escaped_stack(value) if name in ("stack", "exception") else escaped(value)
+    return values
+
+
+def escaped_stack(text: str) -> str:
+    """Lines with each but the first indented, so that no message of an exception looks like another line of the log."""
+    first, *others = map(escaped, text.split("\n"))
+    return "\n".join([first, *(line if line.startswith(" ") else f"  {line}" for line in others)])
+
+
+class _Escaping(logging.Formatter):
+    """Lines of :mod:`logging`, with or without a stack."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped_stack(super().format(record))
+
+
 def log_to_stderr() -> None:
-    """Logs to stderr, because stdout is the command's: lines for people on a terminal, else JSON."""
+    """Logs to stderr, because stdout is the command's: lines for people on a terminal, else JSON.
+
+    What libraries log (warnings and above) goes there too, unless the application configures :mod:`logging`.
+    """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Escaping())
     people = sys.stderr.isatty()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if people else [structlog.processors.format_exc_info]),
-            # Not structlog's default rendering: it is slow, and shows the arguments of jobs.
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-            if people
-            else structlog.processors.JSONRenderer(),
+            structlog.processors.format_exc_info,
+            # Not structlog's default rendering of an exception: it is slow, and shows the arguments of jobs.
+            *(
+                [_escape, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+                if people
+                else [structlog.processors.JSONRenderer()]
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),

@@ -16,6 +16,7 @@ from webapi import openapi, operations, problems, reading, reports, security, ta
 from webapi.context import (
     EXTENSION,
     TASK_PAGES,
+    Slots,
     asynctask_app,
     find_progress,
     reader_locale,
@@ -43,7 +44,8 @@ def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None =
     security.register_tokens(flask_app, app.config)
     security.register(flask_app)
     openapi.register(flask_app, app)
-    register_slots(flask_app, app.config.web_threads if threads is None else threads)
+    register_slots(flask_app, Slots.of_threads(app.config.web_threads if threads is None else threads))
+    reading.register_heads(flask_app)
     for each in (tasks, reports, workers, operations):
         flask_app.register_blueprint(each.blueprint)
     flask_app.register_blueprint(tasks.exports)

@@ -8,10 +8,11 @@ import math
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final, Literal, NoReturn
 from urllib.parse import urlencode
 
@@ -27,6 +28,15 @@ from asynctask.messages import CATALOGUE
 from asynctask.task import TaskHandle
 
 EXTENSION: Final = "asynctask"
+GONE: Final = "asynctask.gone"
+"""In the WSGI environment: a function that says whether the client has closed its connection."""
+
+HEAD_ONLY: Final = "asynctask.head_only"
+"""In the WSGI environment: the server has received the head alone, and asks whether it should receive the body."""
+
+BODY_LIMIT: Final = "asynctask.body_limit"
+"""The answer to that: the longest body, in bytes. Without it the response is a refusal."""
+
 _MAX_ID: Final = 2**63 - 1
 
 
@@ -130,9 +140,10 @@ def task_url(task_id: int) -> str:
     return f"{request.script_root}{TASKS}/{task_id}"
 
 
-def progress_links(task_id: int) -> dict[str, str]:
-    """The links of a progress object."""
-    url = task_url(task_id)
+def progress_links(task_id: int, root: str | None = None) -> dict[str, str]:
+    """The links of a progress object. ``root``: their prefix, by default the request's."""
+    root = request.script_root if root is None else root
+    url = f"{root}{TASKS}/{task_id}"
     return {
         "self": url,
         "events": f"{url}/events",
@@ -140,13 +151,13 @@ def progress_links(task_id: int) -> dict[str, str]:
         "report": f"{url}/report.xlsx",
         "result": f"{url}/result",
         "stream": f"{url}/stream",
-        "ui": f"{request.script_root}{TASK_PAGES}/{task_id}",
+        "ui": f"{root}{TASK_PAGES}/{task_id}",
     }
 
 
-def with_links(progress: dict[str, Any]) -> dict[str, Any]:
-    """The progress object with its links."""
-    return {**progress, "links": progress_links(int(progress["task_id"]))}
+def with_links(progress: dict[str, Any], root: str | None = None) -> dict[str, Any]:
+    """The progress object with its links; ``root`` as in :func:`progress_links`."""
+    return {**progress, "links": progress_links(int(progress["task_id"]), root)}
 
 
 def page_links(after: int | str | None) -> dict[str, str | None]:
@@ -161,8 +172,8 @@ def page_links(after: int | str | None) -> dict[str, str | None]:
 # -- ETag, 304 and Retry-After
 
 
-def progress_response(progress: dict[str, Any]) -> Response:
-    """A progress object with a weak ETag of its version, or 304 if the client has that version.
+def progress_response(progress: dict[str, Any], *, conditional: bool = True) -> Response:
+    """A progress object with a weak ETag of its version, or, if ``conditional``, 304 if the client has that version.
 
     While the Task is not done, ``Retry-After`` is ``poll_after_ms`` in whole seconds.
     """
@@ -170,7 +181,7 @@ def progress_response(progress: dict[str, Any]) -> Response:
     response.set_etag(progress_tag(progress), weak=True)
     if not progress["done"]:
         response.headers["Retry-After"] = retry_after(progress)
-    if request.method in ("GET", "HEAD"):
+    if conditional and request.method in ("GET", "HEAD"):
         response.make_conditional(request)
     return response
 
@@ -189,7 +200,9 @@ def retry_after(progress: dict[str, Any]) -> str:
 
 # -- answers that take long: limited in number, given up when the client disconnects
 
-Kind = Literal["download", "follow"]
+Kind = Literal["report", "file", "follow"]
+"""A report is made, a file is fetched, while it is sent; a stream or a long poll waits."""
+
 _SLOTS: Final = "asynctask.slots"
 
 
@@ -200,13 +213,19 @@ class Busy(Unavailable):
 
 
 class Slots:
-    """Which of the server's ``threads`` may be held for long: half by downloads, half by requests that follow a Task, three
-    quarters by both together. The others stay free for quick requests."""
+    """How many requests of each kind may take long at a time, and how many of all kinds together."""
 
-    def __init__(self, threads: int) -> None:
-        self._free: dict[Kind, int] = {"download": max(1, threads // 2), "follow": threads // 2}
-        self._left = max(1, threads * 3 // 4)
+    def __init__(self, free: Mapping[Kind, int], together: int | None = None) -> None:
+        self._free = dict(free)
+        self._left = sum(free.values()) if together is None else together
         self._lock = threading.Lock()
+
+    @classmethod
+    def of_threads(cls, threads: int) -> Slots:
+        """Those of a server that holds a thread for each: half for a kind, three quarters for all. The others stay free for
+        quick requests."""
+        half = max(1, threads // 2)
+        return cls({"report": half, "file": half, "follow": threads // 2}, max(1, threads * 3 // 4))
 
     def take(self, kind: Kind) -> bool:
         """Takes one, if one is free."""
@@ -224,9 +243,9 @@ class Slots:
             self._left += 1
 
 
-def register_slots(flask_app: APIFlask, threads: int) -> None:
-    """Gives the application the slots of a server with so many threads."""
-    flask_app.extensions[_SLOTS] = Slots(threads)
+def register_slots(flask_app: APIFlask, slots: Slots) -> None:
+    """Gives the application its slots."""
+    flask_app.extensions[_SLOTS] = slots
 
 
 @contextmanager
@@ -234,7 +253,7 @@ def slot(kind: Kind) -> Iterator[None]:
     """A slot, held until the answer is sent. Raises :class:`Busy` (503) if none is free."""
     slots: Slots = current_app.extensions[_SLOTS]
     if not slots.take(kind):
-        doing = "reports are being made" if kind == "download" else "clients follow Tasks"
+        doing = {"report": "reports are being made", "file": "files are being sent", "follow": "clients follow Tasks"}[kind]
         raise Busy(f"as many {doing} as the server can serve at once; ask again in a moment")
     try:
         yield
@@ -247,10 +266,12 @@ def client_check() -> Callable[[], None]:
 
     If the server does not expose the connection, it never raises.
     """
-    connection = request.environ.get("asynctask.socket") or request.environ.get("gunicorn.socket")
+    gone: Callable[[], bool] | None = request.environ.get(GONE)
+    if gone is None and (connection := request.environ.get("gunicorn.socket")) is not None:
+        gone = partial(_closed, connection)
 
     def check() -> None:
-        if connection is not None and _closed(connection):
+        if gone is not None and gone():
             raise ClientDisconnected
 
     return check

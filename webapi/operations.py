@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,6 +12,7 @@ from pydantic import Field, JsonValue, StringConstraints
 
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.ledger.processes import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
+from asynctask.logs import get_logger
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
 from webapi.context import asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
@@ -21,7 +21,7 @@ from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Qu
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-_log = logging.getLogger(__name__)
+_log: Final = get_logger("asynctask.web")
 
 # -- schemas of requests and responses
 
@@ -501,7 +501,7 @@ def readyz(query: NoQuery) -> Response:
         asynctask_app().check_ready()
     except (SchemaOutdated, Unavailable) as error:
         code = "unavailable" if isinstance(error, BrokerUnavailable) else error.code
-        _log.error("not ready: %s", error)
+        _log.error("not_ready", error=str(error))
         return problem_response(503, public_message(error), code=code, headers={"Retry-After": "2"})
     return json_response({"status": "ok"}, cache="no-store")
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Collection, Iterable, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from apiflask import APIFlask
 from apiflask.exceptions import HTTPError
@@ -22,15 +21,17 @@ from asynctask.errors import (
     LedgerUnavailable,
     Problem,
     SchemaOutdated,
+    StorageUnavailable,
 )
 from asynctask.lists.problems import fault, from_pydantic, render, render_whole
+from asynctask.logs import get_logger
 from webapi.context import json_text, reader_locale, set_language
 
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 10_000
 """Single faults in one answer; ``errors_total`` is their number if there are more."""
 
-_log = logging.getLogger(__name__)
+_log: Final = get_logger("asynctask.web")
 
 
 class MalformedBody(InputError):
@@ -73,6 +74,14 @@ def problem_response(
     if headers is not None:
         response.headers.extend(headers)
     return response
+
+
+class Refusal(NamedTuple):
+    """An answer of the server itself: status, code and message."""
+
+    status: int
+    code: str
+    detail: str
 
 
 def server_problem(status: int, code: str, detail: str) -> tuple[list[tuple[str, str]], bytes]:
@@ -118,7 +127,7 @@ def _from_asynctask(error: Exception) -> Response:
     status = 503 if isinstance(error, SchemaOutdated) else int(getattr(error, "status", 500))
     errors: Sequence[Problem] = getattr(error, "errors", ())
     if status >= 500:
-        _log.error("%s %s: %s", request.method, request.path, error)
+        _log.error("request_failed", method=request.method, path=request.path, error=str(error))
     headers = {"Retry-After": "2"} if status == 503 else getattr(error, "headers", None)
     detail = render_whole(error, reader_locale()) if isinstance(error, InputError) else public_message(error)
     members = {name: found for name in ("suggestions", "sheets") if (found := getattr(error, name, ()))}
@@ -127,7 +136,8 @@ def _from_asynctask(error: Exception) -> Response:
 
 def public_message(error: AsyncTaskError) -> str:
     """An error's message without internal addresses, roles and paths, which only the log has."""
-    for kind, what in ((LedgerUnavailable, "database"), (BrokerUnavailable, "broker")):
+    kinds = (LedgerUnavailable, "database"), (BrokerUnavailable, "broker"), (StorageUnavailable, "storage of exports")
+    for kind, what in kinds:
         if isinstance(error, kind):
             return f"the {what} does not answer; try again"
     return str(error)
@@ -167,7 +177,7 @@ def _from_apiflask(error: Exception) -> Response:
 
 def _from_bug(error: Exception) -> Response:
     # Details of a bug go to the log only.
-    _log.exception("%s %s failed", request.method, request.path, exc_info=error)
+    _log.exception("request_failed", method=request.method, path=request.path, error=type(error).__name__)
     detail = "something went wrong here, and it is in the server's log; nothing needs to be changed in the request"
     return problem_response(500, detail, code="internal_error")
 

@@ -21,7 +21,7 @@ from asynctask.app import AsyncTask
 from asynctask.clock import Clock
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
-from webapi.context import parse_json
+from webapi.context import BODY_LIMIT, HEAD_ONLY, parse_json
 from webapi.problems import MalformedBody
 
 JSON: Final = "application/json"
@@ -202,13 +202,29 @@ def longest_upload(config: Config) -> int:
     return max(config.max_body_bytes, config.max_file_bytes + FORM_OVERHEAD)
 
 
-def longest_body(config: Config, method: str, path: str, content_type: str) -> int:
-    """The longest body that is worth receiving, in bytes; a longer one is refused by its head."""
-    kind = content_type.partition(";")[0].strip().lower()
-    # A proxy may leave its prefix before the path.
-    if method != "POST" or not path.rstrip("/").endswith("/api/tasks") or kind == JSON:
-        return config.max_body_bytes
-    return longest_upload(config)
+def register_heads(flask_app: APIFlask) -> None:
+    """Makes ``flask_app`` judge a request by its head, for a server that asks before it receives the body
+    (:data:`webapi.context.HEAD_ONLY`). Call it after everything else that refuses requests."""
+
+    def admit() -> Response | None:
+        incoming = current_request()
+        if HEAD_ONLY not in incoming.environ or incoming.routing_exception is not None:
+            return None
+        incoming.environ[BODY_LIMIT] = limit = _longest_body(incoming)
+        if (incoming.content_length or 0) > limit:
+            # The view refuses it without reading.
+            del incoming.environ[BODY_LIMIT]
+            return None
+        return Response(status=204)
+
+    flask_app.before_request(admit)
+
+
+def _longest_body(incoming: ApiRequest) -> int:
+    """The longest body that is worth receiving, in bytes."""
+    if incoming.endpoint != "tasks.create" or incoming.mimetype == JSON:
+        return incoming.limits.max_body_bytes
+    return longest_upload(incoming.limits)
 
 
 def register(flask_app: APIFlask, app: AsyncTask) -> None:

@@ -113,7 +113,7 @@ def _report(
 def _streamed(task: TaskHandle, rows: str, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str) -> Response:
     """The report in the reader's language, sent while it is made."""
     with ExitStack() as stack:
-        stack.enter_context(slot("download"))
+        stack.enter_context(slot("report"))
         report = task.report(rows, reader_locale(), client_check())
         # It holds the original list until it is closed, even if its rows are not read to the end.
         stack.callback(report.close)

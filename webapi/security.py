@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import math
 import socket
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
@@ -22,6 +25,8 @@ from werkzeug.datastructures import Authorization
 
 from asynctask.config import WEB_PATHS, WEB_PREFIX, Config, Token
 from asynctask.errors import InputError
+from asynctask.logs import Logger, get_logger
+from webapi.context import EXTENSION
 from webapi.problems import CrossSite
 
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
@@ -272,15 +277,27 @@ class ReadOnly(InputError):
     status = 403
 
 
+class TooManyAttempts(InputError):
+    """Too many logins from this address failed just now."""
+
+    code = "too_many_attempts"
+    status = 429
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__("too many logins from this address failed: send a valid token after the seconds of Retry-After")
+        self.headers = (("Retry-After", str(max(1, math.ceil(wait_s)))),)
+
+
 def register_tokens(flask_app: APIFlask, config: Config) -> None:
     """Answers only to those whom ``config.tokens`` names, if it names any: with the secret as a bearer token (RFC 6750), or
-    with name and secret as user and password (RFC 7617), which browsers ask for."""
+    with name and secret as user and password (RFC 7617), which browsers ask for. Slows down those who guess."""
     known = [(token, _digest(token.secret)) for token in config.access()]
+    logins = Logins(known, flask_app.extensions[EXTENSION].clock.monotonic, get_logger("asynctask.web"))
 
     def refuse_strangers() -> None:
         if request.path in _PROBES:
             return
-        token = _token_of(request.authorization, known)
+        token = logins.token_of(request.authorization, request.remote_addr or "", request.path)
         if token is None:
             known_before = request.authorization is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
             raise (LoggedOut if known_before else Unauthorized)(
@@ -294,13 +311,123 @@ def register_tokens(flask_app: APIFlask, config: Config) -> None:
         flask_app.before_request(refuse_strangers)
 
 
-def _token_of(given: Authorization | None, known: Iterable[tuple[Token, bytes]]) -> Token | None:
-    """The token whose secret is given. Compares all of them in constant time."""
-    if given is None or given.type not in ("bearer", "basic"):
-        return None
-    secret = _digest((given.token if given.type == "bearer" else given.password) or "")
-    found = [token for token, digest in known if hmac.compare_digest(digest, secret)]
-    return next((each for each in found if given.type == "bearer" or each.name == given.username), None)
+class Allowance:
+    """So many at once, and then one in each period. Arguments: ``most``; ``period_s``, seconds. Not thread-safe."""
+
+    def __init__(self, most: int, period_s: float) -> None:
+        self._most = most
+        self._period_s = period_s
+        self._used = 0.0
+        self._at = -math.inf
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until the next one is allowed; 0: it is."""
+        return max(0.0, (self._used_at(now) + 1 - self._most) * self._period_s)
+
+    def use(self, now: float) -> None:
+        """Takes one, allowed or not."""
+        self._used, self._at = min(self._used_at(now) + 1, self._most), now
+
+    def _used_at(self, now: float) -> float:
+        return max(0.0, self._used - (now - self._at) / self._period_s)
+
+
+class _Failures:
+    """The failed logins of one address."""
+
+    def __init__(self) -> None:
+        self.allowed = Allowance(Logins.MOST, Logins.PERIOD_S)
+        self.lines = Allowance(1, Logins.LINE_S)
+        self.untold = 0
+
+
+class Logins:
+    """Compares the secrets of requests with the known tokens, and limits guessing for each address (IPv6: each /64).
+
+    An address may fail ten times at once, and then once a second. Beyond that its secrets are refused without a look, so
+    that a guess that is right tells nothing, except those that were valid from there before: who is logged in goes on. No
+    other address is affected. Of addresses, the 10,000 that failed last are kept. Thread-safe.
+
+    Arguments: the ``known`` tokens with the digests of their secrets; a ``monotonic`` clock in seconds; the ``log``, which
+    gets one line for an address in 10 s, with the number of failures since the last one, and one a second in all.
+    """
+
+    MOST: Final = 10
+    PERIOD_S: Final = 1.0
+    LINE_S: Final = 10.0
+    ADDRESSES: Final = 10_000
+
+    def __init__(self, known: Iterable[tuple[Token, bytes]], monotonic: Callable[[], float], log: Logger) -> None:
+        self._known = tuple(known)
+        self._monotonic = monotonic
+        self._log = log
+        self._lock = threading.Lock()
+        self._failed: OrderedDict[str, _Failures] = OrderedDict()
+        self._valid: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._lines = Allowance(self.MOST, 1.0)
+
+    def token_of(self, given: Authorization | None, address: str, path: str) -> Token | None:
+        """The token whose secret is given, if any is. ``address`` and ``path`` of the request, for the log.
+
+        Raises :class:`TooManyAttempts`.
+        """
+        if given is None or given.type not in ("bearer", "basic"):
+            return None
+        name = (given.username or "") if given.type == "basic" else None
+        secret = (given.token if given.type == "bearer" else given.password) or ""
+        if not secret:
+            return None
+        with self._lock:
+            token, wait_s, attempts = self._judge(_digest(secret), name, network_of(address))
+        if attempts:
+            # A secret that was typed into the field of the name is not for the log.
+            is_secret = name is not None and self._compare(_digest(name), None) is not None
+            shown = "***" if is_secret else name and name[:64]
+            self._log.warning("login_failed", address=address[:64], name=shown, path=path[:200], attempts=attempts)
+        if wait_s:
+            raise TooManyAttempts(wait_s)
+        return token
+
+    def _judge(self, secret: bytes, name: str | None, network: str) -> tuple[Token | None, float, int]:
+        """The token, the seconds to wait before a secret is compared again, and the failures to log."""
+        now, failures = self._monotonic(), self._failed.get(network)
+        wait_s = 0.0 if failures is None or (network, secret) in self._valid else failures.allowed.wait_s(now)
+        if not wait_s:
+            token = self._compare(secret, name)
+            if token is not None:
+                _keep(self._valid, (network, secret), None)
+                return token, 0.0, 0
+        if failures is None:
+            failures = _Failures()
+        _keep(self._failed, network, failures)
+        if not wait_s:
+            failures.allowed.use(now)
+        failures.untold += 1
+        if failures.lines.wait_s(now) or self._lines.wait_s(now):
+            return None, wait_s, 0
+        failures.lines.use(now)
+        self._lines.use(now)
+        told, failures.untold = failures.untold, 0
+        return None, wait_s, told
+
+    def _compare(self, secret: bytes, name: str | None) -> Token | None:
+        """Compares all of them in constant time."""
+        found = [token for token, digest in self._known if hmac.compare_digest(digest, secret)]
+        return next((each for each in found if name is None or each.name == name), None)
+
+
+def network_of(address: str) -> str:
+    """What one client has for itself: an IPv4 address, the /64 of an IPv6 address; else the text."""
+    found = _address_of(address)
+    return str(int(found) >> 64) if isinstance(found, ipaddress.IPv6Address) else str(found or address)
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    """Puts an entry at the end, and drops the first beyond the most."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > Logins.ADDRESSES:
+        kept.popitem(last=False)
 
 
 def _digest(secret: str) -> bytes:

@@ -1,28 +1,48 @@
-"""The web server: a child process answers; its parent keeps the port and replaces a child that died or hangs."""
+"""The web server: uvicorn in a child process; its parent keeps the port and replaces a child that died or hangs."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from http import HTTPStatus
+from typing import Any, Final
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from asynctask.app import AsyncTask
+from asynctask.clock import Clock
 from asynctask.errors import Unavailable
+from asynctask.ledger.progress import Changed
+from asynctask.logs import get_logger
 from asynctask.runtime.supervisor import Child, Wakeup, listen
 from webapi import create_app
-from webapi.http_loop import GRACE_S, HttpLoop
-from webapi.reading import longest_body, longest_upload
+from webapi.context import Slots, register_slots
+from webapi.front import IN_MEMORY, Front, Notifier
+from webapi.problems import Refusal, server_problem
+from webapi.reading import longest_upload
+
+GRACE_S: Final = 20.0
+"""Seconds that the current requests have at a stop."""
 
 HELD_S: Final = 60.0
 """Seconds without a turn of the child's loop after which it is killed: something holds its interpreter."""
 
+MOST_FILES: Final = 64
+"""Results of exports that are sent at a time; each costs an open file or a connection to a bucket, but no thread."""
+
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-_log = logging.getLogger(__name__)
+_log: Final = get_logger("asynctask.web")
 
 
 def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable[[str], None] | None = None) -> None:
@@ -41,23 +61,417 @@ def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable
 
 
 def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, beat: Callable[[], None]) -> None:
-    loop = HttpLoop(
-        create_app(app, host=host, threads=threads),
+    flask_app = create_app(app, host=host, threads=threads)
+    register_slots(flask_app, Slots({"report": max(1, threads // 2), "file": MOST_FILES, "follow": 0}))
+    server = HttpServer(
+        flask_app.wsgi_app,
         listener,
         threads=threads,
-        body_limit=partial(longest_body, app.config),
         storage=threads * longest_upload(app.config),
         clock=app.clock,
+        changed=app.changed,
         beat=beat,
     )
-    # Ctrl-C in a terminal reaches this process too and has the same effect as the parent's signal.
+    # Ctrl-C in a terminal reaches this process too and has the same effect as the parent's signal. uvicorn handles both
+    # while it serves, and raises them again at its end.
     for number in _STOPS:
-        signal.signal(number, lambda _number, _frame: loop.stop())
+        signal.signal(number, lambda _number, _frame: server.stop())
     app.start_services()
     try:
-        loop.run()
+        server.run()
     finally:
         app.stop_services()
+
+
+# -- the server in the child
+
+
+MAX_CONNECTIONS: Final = 2_000
+"""Beyond it, the connection that has waited longest for its next request is closed."""
+
+SPARE_DESCRIPTORS: Final = 256
+"""Reserved for databases, uploads and reports; a connection may need two: the socket and a temporary file."""
+
+_CHECK_S: Final = 1.0
+
+
+class HttpServer(uvicorn.Server):
+    """A server on ``listener`` for the WSGI ``application``, behind a :class:`Front` with ``threads`` threads.
+
+    ``storage``: as of :class:`Front`; ``changed``: which of the followed Tasks have changed
+    (:meth:`asynctask.app.AsyncTask.changed`); ``beat``: called once a second while it runs; ``most``: open connections, by
+    default as many as the limit of open files allows.
+    """
+
+    def __init__(
+        self,
+        application: Any,
+        listener: socket.socket,
+        *,
+        threads: int,
+        storage: int,
+        clock: Clock,
+        changed: Callable[[Mapping[int, str | None]], Mapping[int, Changed]] = lambda _: {},
+        beat: Callable[[], None] = lambda: None,
+        most: int | None = None,
+    ) -> None:
+        self.now = clock.monotonic
+        self._listener = listener
+        self._beat = beat
+        self._most = most or _most_connections()
+        self._slowed = deque[Connection]()
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="http")
+        # A thread of its own: followers do not wait until the others have answered polls.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="follow")
+        self._notifier = Notifier(lambda known: asyncio.get_running_loop().run_in_executor(self._reader, changed, known))
+        front = Front(application, self._notifier, pool=self._threads, threads=threads, storage=storage)
+        protocol: Any = partial(Connection, self)
+        super().__init__(
+            uvicorn.Config(
+                front,
+                http=protocol,
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level=logging.ERROR,  # a line for each malformed request would let anybody fill the disk
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=24 * 3600,  # its connections have time limits of their own
+            )
+        )
+
+    def stop(self) -> None:
+        """Makes :meth:`run` finish the current requests and return. Safe in a signal handler."""
+        self.should_exit = True
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until :meth:`stop`, then for at most :data:`GRACE_S` more."""
+        try:
+            super().run(sockets or [self._listener])
+        finally:
+            for each in (self._threads, self._reader):
+                each.shutdown(wait=False, cancel_futures=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts connections, and checks each second how long each has waited."""
+        self._watch = asyncio.get_running_loop().create_task(self._check())
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends streams and long polls, then waits for the other answers."""
+        asyncio.get_running_loop().call_later(GRACE_S, self._give_up)
+        await self._notifier.stop()
+        await super().shutdown(sockets)
+        self._watch.cancel()
+
+    def make_room(self) -> None:
+        """Closes the connection that has waited longest for its next request, uploads in progress last, if there are too
+        many."""
+        if len(self.server_state.connections) > self._most:
+            waiting = [each for each in self._open() if each.waits]
+            if waiting:
+                min(waiting, key=lambda each: (each.received > IN_MEMORY, each.since)).transport.abort()
+
+    def slow_down(self, connection: Connection) -> None:
+        """Reads on from a connection that costs much to parse when its turn comes: one of all such each :data:`TURN_S`."""
+        connection.transport.pause_reading()
+        self._slowed.append(connection)
+        if len(self._slowed) == 1:
+            asyncio.get_running_loop().call_later(TURN_S, self._next_turn)
+
+    def _next_turn(self) -> None:
+        connection = self._slowed.popleft()
+        if not connection.transport.is_closing():
+            connection.transport.resume_reading()
+        if self._slowed:
+            asyncio.get_running_loop().call_later(TURN_S, self._next_turn)
+
+    def _open(self) -> list[Connection]:
+        return [each for each in list(self.server_state.connections) if isinstance(each, Connection)]
+
+    def _give_up(self) -> None:
+        for each in self._open():
+            each.transport.abort()
+
+    async def _check(self) -> None:
+        while True:
+            self._beat()
+            now = self.now()
+            for each in self._open():
+                each.check(now)
+            await asyncio.sleep(_CHECK_S)
+
+
+def _most_connections() -> int:
+    """How many connections the limit of open files allows; raises the soft limit as far as needed and permitted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_CONNECTIONS + SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(16, min(MAX_CONNECTIONS, (soft - SPARE_DESCRIPTORS) // 2))
+
+
+# -- one connection
+#
+# uvicorn parses with llhttp, Node's parser. Neither has limits of size, nor of time but between requests: those are here.
+
+MAX_HEADER_BYTES: Final = 65_536
+"""Of a head, and of what comes between two pieces of a body: sizes of chunks, their extensions, the trailer."""
+
+MAX_LINE_BYTES: Final = 32_768
+"""Of the request line, which carries the options of a raw body: ``columns`` alone may have 10,000 characters."""
+
+MAX_PIPELINED: Final = 100
+"""Requests that a client may send before the first is answered."""
+
+IDLE_S: Final = 60.0
+"""A client's time for one request or answer, in addition to that of its bytes by :data:`BYTES_PER_S`."""
+
+BYTES_PER_S: Final = 1_000
+"""A client slower than this over its whole request or answer is disconnected."""
+
+LINGER_S: Final = 10.0
+LINGER_BYTES: Final = 1_073_741_824
+"""Bytes of a refused client's request that are still read and dropped: otherwise it would not read the answer."""
+
+MAX_PIECES: Final = 256
+TURN_S: Final = 0.02
+"""Connections that send more pieces of a body at once, in tiny chunks, are read one after the other, with this pause: a
+chunk costs the same however short it is."""
+
+_RECEIVE: Final = 16_384
+_LATE: Final = Refusal(
+    408,
+    "request_timeout",
+    f"the request took over {IDLE_S:g} s and one second for each {BYTES_PER_S:,} bytes; send it faster",
+)
+_LONG_LINE: Final = Refusal(
+    414,
+    "uri_too_long",
+    f"the first line of the request is over the limit of {MAX_LINE_BYTES:,} bytes; ask for less at once",
+)
+_LONG_HEAD: Final = Refusal(
+    431, "headers_too_large", f"the headers are over the limit of {MAX_HEADER_BYTES:,} bytes; send fewer or shorter ones"
+)
+_LONG_CHUNK: Final = Refusal(400, "malformed_request", "a size line or the trailer of the chunked body is too long")
+_PIPELINED: Final = Refusal(
+    400, "malformed_request", f"send no more than {MAX_PIPELINED} requests before you have read an answer"
+)
+
+
+class Refused(Exception):
+    """Raised in the parser's callbacks: the request is refused for a reason of its own."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.detail)
+        self.refusal = refusal
+
+
+class Connection(HttpToolsProtocol):
+    """One client of uvicorn's, with limits. ``server``: that which it belongs to; the other arguments are uvicorn's.
+
+    Whatever the parser raises is an answer to its connection alone, after those to the requests before it. A refused client
+    is read to its end, within limits: it reads the answer only after it has sent its request.
+    """
+
+    def __init__(self, server: HttpServer, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
+        super().__init__(config, server_state, {"connection": self}, _loop)
+        self.since = server.now()
+        """Start of what the connection waits for."""
+        self.received = 0
+        """Bytes received since then."""
+        self.sent = 0
+        """Bytes of the bodies of answers."""
+        self._server = server
+        self._receiving = self._in_head = False  # whether a request has begun and is not complete
+        self._head_bytes = 0
+        self._pieces = 0  # of bodies, in what was received last
+        self._unparsed = 0  # bytes received since the last head or piece of a body was complete
+        self._unanswered = 0
+        self._half_closed = False
+        self._refusal: Refusal | None = None  # waits for the answers to the requests before it
+        self._lingers_next = self._lingers = False
+        self._slow: tuple[float, int] | None = None  # since when bytes wait for the client, and how many it had got then
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has closed its side of the connection. Any thread may ask."""
+        return self._half_closed or self.transport.is_closing()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its client to send something, not for the application."""
+        return self._lingers or self._unanswered == (1 if self._receiving and not self._in_head else 0)
+
+    def abort(self) -> None:
+        """Closes the connection in the middle of an answer, so that it does not look complete."""
+        if not self._lingers:
+            self.transport.abort()
+
+    def linger(self) -> None:
+        """Makes the answer that has begun the last one, and drops what the client still sends."""
+        # uvicorn would close the socket after the answer; a client that still sends would lose the answer then.
+        self.cycle.keep_alive = self._lingers_next = True
+
+    def check(self, now: float) -> None:
+        """Refuses or closes the connection if its client is too slow."""
+        waiting = self.transport.get_write_buffer_size()
+        if not waiting:
+            self._slow = None
+        elif self._slow is None:
+            self._slow = now, self.sent - waiting
+        elif now > self._slow[0] + IDLE_S + (self.sent - waiting - self._slow[1]) / BYTES_PER_S:
+            self.transport.abort()
+        if self._lingers:
+            if now > self.since + (1.0 if self._server.should_exit else LINGER_S) or self.received > LINGER_BYTES:
+                self.transport.abort()
+        elif self.waits and now > self.since + IDLE_S + self.received / BYTES_PER_S:
+            if self._receiving:
+                self._refuse(_LATE)
+            else:
+                self.transport.close()
+
+    # -- what the event loop calls
+
+    def connection_made(self, transport: Any) -> None:
+        transport.max_size = _RECEIVE  # parsing tiny chunks must not hold the loop for long
+        super().connection_made(transport)
+        self._server.make_room()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers or self._refusal is not None:
+            self.received += len(data)
+            return
+        self._unparsed += len(data)
+        self._pieces = 0
+        try:
+            super().data_received(data)
+        except Exception as error:  # whatever it is, it ends this connection alone
+            self._refuse(_refusal_of(error))
+        self.received += len(data)
+        if self._unparsed > MAX_HEADER_BYTES:
+            self._refuse(_LONG_CHUNK if not self._in_head else _LONG_LINE if not self.headers else _LONG_HEAD)
+
+        if self._pieces > MAX_PIECES:
+            self._server.slow_down(self)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        self._half_closed = True
+        if self._receiving and not self._in_head and not self._lingers:
+            detail = f"the body was cut off after {self.received:,} bytes; send it again, whole"
+            self._refuse(Refusal(400, "malformed_body", detail))
+            return True
+        return self._unanswered > 0  # the client waits for the answers
+
+    # -- what the parser calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._receiving = self._in_head = True
+        self._head_bytes = 0
+        if not self._unanswered:
+            self.since, self.received = self._server.now(), 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEADER_BYTES:
+            raise Refused(_LONG_HEAD)
+        if self._in_head:  # a trailer of a body is no header: what a proxy removes from those may stand in it
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.url) > MAX_LINE_BYTES:
+            raise Refused(_LONG_LINE)
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise Refused(_PIPELINED)
+        authority = b""
+        if not self.url.startswith(b"/"):
+            parsed = httptools.parse_url(self.url)
+            authority = (parsed.host or b"") + (b":%d" % parsed.port if parsed.port else b"")
+        self.scope["state"] |= {"target": self.url, "authority": authority}
+        super().on_headers_complete()
+        self._in_head = False
+        self._unanswered += 1
+        self._unparsed = 0
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._unparsed = 0
+        self._pieces += 1
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._receiving = False
+        self._unparsed = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what the parser does not take; uvicorn calls it while it handles the parser's error."""
+        self._refuse(_refusal_of(sys.exception()))
+
+    # -- answers
+
+    def on_response_complete(self) -> None:
+        self._unanswered -= 1
+        self.since, self.received = self._server.now(), 0
+        if self._lingers_next:
+            self._linger()
+        elif self._refusal is not None and not self._unanswered:
+            self._send_refusal()
+        else:
+            super().on_response_complete()
+            if self._half_closed and not self._unanswered:
+                self.transport.close()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._refusal is not None or self._lingers or self.transport.is_closing():
+            return
+        self._refusal = refusal
+        if self._receiving and not self._in_head and not self._forget_request():
+            self.transport.abort()
+        elif not self._unanswered:
+            self._send_refusal()
+
+    def _forget_request(self) -> bool:
+        """Takes the incomplete request back from the application; False if its answer has begun."""
+        if self.cycle.response_started:
+            return False
+        if self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        self._unanswered -= 1
+        return True
+
+    def _send_refusal(self) -> None:
+        assert self._refusal is not None
+        headers, body = server_problem(*self._refusal)
+        status = self._refusal.status
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        self._lingers, self.since, self.received = True, self._server.now(), 0
+        self.flow.resume_reading()
+        self.transport.write_eof()
+
+
+def _refusal_of(error: BaseException | None) -> Refusal:
+    """The answer to what the parser raised; what a callback raised is its context."""
+    cause = error.__context__ if error is not None else None
+    if isinstance(cause, Refused):
+        return cause.refusal
+    return Refusal(400, "malformed_request", f"this is no HTTP request: {error}")
+
+
+# -- the parent
 
 
 class _Parent:
@@ -86,7 +500,7 @@ class _Parent:
             if self._ended():
                 self._replace()
             elif self._monotonic() - self._child.heard > HELD_S:
-                _log.error("the event loop of the serving process %d is blocked; the process is killed", self._pid)
+                _log.error("web_process_blocked", pid=self._pid)
                 os.kill(self._pid, signal.SIGKILL)
         self._listener.close()
         self._stop()
@@ -144,7 +558,7 @@ class _Parent:
         if self._hopeless:
             self._listener.close()
             raise Unavailable("the serving process does not start; its output says why")
-        _log.error("the serving process %d died; another one starts in %g s", self._pid, pause)
+        _log.error("web_process_died", pid=self._pid, restart_in_s=pause)
         until = self._monotonic() + pause
         while not self._wakeup.is_set and (left := until - self._monotonic()) > 0:
             self._wakeup.wait(left)

@@ -31,7 +31,6 @@ from webapi.context import (
     find_progress,
     find_task,
     json_response,
-    json_text,
     page_links,
     parse_json,
     progress_response,
@@ -45,6 +44,7 @@ from webapi.context import (
     who,
     with_links,
 )
+from webapi.front import FOLLOW, HEARTBEAT_S, STREAM_HEARTBEAT, STREAM_START, TICK_S, Following, stream_event
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
 from webapi.reading import FORM, JSON, ApiRequest, current_request
 from webapi.shapes import (
@@ -69,15 +69,6 @@ from webapi.shapes import (
 )
 
 EVENT_STREAM: Final = "text/event-stream"
-
-TICK_S: Final = 0.25
-"""Seconds between two looks at a Task that a client follows."""
-
-HEARTBEAT_S: Final = 15.0
-"""Seconds after which a silent stream sends a comment: proxies close connections on which nothing moves."""
-
-RECONNECT_MS: Final = 2_000
-"""Milliseconds after which a browser connects again."""
 
 blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
 
@@ -175,8 +166,13 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
     Task has a version other than the client's, or after so many seconds.
     """
     found = find_progress(task_id, errors=query.include == "errors")
-    if query.wait:
-        found = _another(found, query)
+    if query.wait and _is_known(found, query) and not found["done"]:
+        if FOLLOW not in request.environ:
+            found = _another(found, query)
+        elif (follow := request.environ[FOLLOW]) is not None:
+            plain = {name: value for name, value in found.items() if name != "errors"}
+            follow(Following(task_id, request.script_root, plain, progress_tag(plain), query.wait, "errors" in found))
+            return progress_response(with_links(found), conditional=False)
     if found.get("refusal") is not None:
         found["refusal"] = find_task(task_id).refusal_object(reader_locale())
     return progress_response(with_links(found))
@@ -184,11 +180,11 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
 
 def _another(found: dict[str, Any], query: OneTaskQuery) -> dict[str, Any]:
     """The progress object once it differs from the one that the client has; ``found``, or a later one, after ``wait``
-    seconds, if it is the last, if the server stops, and at once if too many requests wait."""
+    seconds, if it is the last, and at once if too many requests wait. Holds the thread."""
     monotonic, pause, gone = asynctask_app().clock.monotonic, threading.Event(), client_check()
     until = monotonic() + query.wait
     with suppress(Busy), slot("follow"):
-        while _is_known(found, query) and not found["done"] and not _server_stops() and (left := until - monotonic()) > 0:
+        while _is_known(found, query) and not found["done"] and (left := until - monotonic()) > 0:
             pause.wait(min(TICK_S, left))
             gone()
             found = find_progress(found["task_id"], errors="errors" in found)
@@ -200,11 +196,6 @@ def _is_known(progress: dict[str, Any], query: OneTaskQuery) -> bool:
     if query.version is not None:
         return bool(progress["version"] == query.version)
     return request.if_none_match.contains_weak(progress_tag(progress))
-
-
-def _server_stops() -> bool:
-    """Whether the server waits for its last answers. Another server than ours does not say so."""
-    return bool(request.environ.get("asynctask.stopping", bool)())
 
 
 @blueprint.get("/<int:task_id>/stream")
@@ -226,7 +217,10 @@ def stream(task_id: int, query: NoQuery) -> Response:
         return Response(status=204)
     with ExitStack() as stack:
         events: Iterator[bytes] = iter(())
-        if request.method != "HEAD":
+        follow = request.environ.get(FOLLOW)
+        if follow is not None and request.method != "HEAD":
+            follow(Following(task_id, request.script_root, found, known, None))
+        elif request.method != "HEAD":
             stack.enter_context(slot("follow"))
             events = _events(asynctask_app(), task_id, known)
         # The slot is held, and the request's context exists, until the last byte is sent.
@@ -238,12 +232,12 @@ def stream(task_id: int, query: NoQuery) -> Response:
 
 
 def _events(app: AsyncTask, task_id: int, known: str | None) -> Iterator[bytes]:
-    """Server-Sent Events (https://html.spec.whatwg.org/multipage/server-sent-events.html) until the Task is done. While the
-    database is away the stream stays open: a browser does not connect again after an answer of 503."""
-    monotonic, pause, gone = app.clock.monotonic, threading.Event(), client_check()
+    """Server-Sent Events until the Task is done, from a server that holds a thread for each stream. While the database is
+    away the stream stays open: a browser does not connect again after an answer of 503."""
+    monotonic, pause, gone, root = app.clock.monotonic, threading.Event(), client_check(), request.script_root
     sent_at = monotonic()
-    yield b"retry: %d\n\n" % RECONNECT_MS
-    while not _server_stops():
+    yield STREAM_START
+    while True:
         progress = None
         try:
             progress = app.progress(task_id)
@@ -253,10 +247,10 @@ def _events(app: AsyncTask, task_id: int, known: str | None) -> Iterator[bytes]:
             pass
         if progress is not None and (tag := progress_tag(progress)) != known:
             known, sent_at = tag, monotonic()
-            yield b"id: %b\ndata: %b\n\n" % (tag.encode(), json_text(with_links(progress)))
+            yield stream_event(progress, root)
         elif monotonic() - sent_at >= HEARTBEAT_S:
             sent_at = monotonic()
-            yield b":\n\n"
+            yield STREAM_HEARTBEAT
         if progress is not None and progress["done"]:
             return
         pause.wait(TICK_S)

@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Arguments: ``argv`` without the program's name, by default the process's.
     """
-    from asynctask.logs import log_to_stderr, open_missing_streams
+    from asynctask.logs import escaped_stack, log_to_stderr, open_missing_streams
 
     open_missing_streams()
     from asynctask.cli.output import INTERNAL
@@ -24,6 +24,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = run(sys.argv[1:] if argv is None else argv)
     except Exception:
         # Python's own exit code after a traceback, 1, would mean failed rows here.
-        traceback.print_exc()
+        sys.stderr.write(escaped_stack(traceback.format_exc().rstrip()) + "\n")
         code = INTERNAL
     sys.exit(code)

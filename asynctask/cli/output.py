@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Final, Self, TypeVar
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynctask.errors import AsyncTaskError, Problem, SchemaOutdated, Unavailable
+from asynctask.logs import escaped
 
 OK: Final = 0
 FAILURES: Final = 1
@@ -28,8 +28,7 @@ INTERNAL: Final = 70  # EX_SOFTWARE: a bug in AsyncTask
 DETACHED: Final = 130  # Ctrl-C, as in shells
 
 _SHOWN_PROBLEMS: Final = 10
-# Bidirectional controls: in a title they could make a line of output read differently.
-_BIDI: Final = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_BLANKS: Final = str.maketrans("\n\r\t", "   ")
 STYLES: Final = {
     "finish": "green",
     "finished": "green",
@@ -44,23 +43,15 @@ STYLES: Final = {
 
 
 def clean(value: Any, *, longest: int | None = None) -> str:
-    """A value as text for one line of a terminal; control characters are escaped.
+    """A value as text for one line of a terminal; line breaks become blanks, and other control characters are
+    :func:`~asynctask.logs.escaped`.
 
     Arguments: ``longest``, the most characters to keep. None becomes the empty text.
     """
     text = "" if value is None else str(value)
     if longest is not None and len(text) > longest:
         text = text[: longest - 1] + "…"
-    if text.isprintable() and not _BIDI.intersection(text):
-        return text
-    return "".join(_shown(c) for c in text)
-
-
-def _shown(character: str) -> str:
-    if character in "\n\r\t":
-        return " "
-    unsafe = character in _BIDI or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
-    return character.encode("unicode_escape").decode() if unsafe else character
+    return escaped(text.translate(_BLANKS))
 
 
 def number(value: int | float) -> str:
@@ -99,7 +90,7 @@ class Output:
     def document(self, value: Any) -> None:
         """Writes the JSON document of a command; nothing without ``--json``."""
         if self.json:
-            self._stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+            self._stdout.write(escaped(json.dumps(value, ensure_ascii=False, indent=2, default=str), is_json=True) + "\n")
             self._stdout.flush()
 
     def line(self, text: str = "", *, style: str = "") -> None:
@@ -171,7 +162,8 @@ class Output:
                 found["suggestions"] = list(suggested)
             if sheets := getattr(error, "sheets", ()):
                 found["sheets"] = list(sheets)
-            self._stderr.write(json.dumps({"error": found}, ensure_ascii=False, default=str) + "\n")
+            text = json.dumps({"error": found}, ensure_ascii=False, default=str)
+            self._stderr.write(escaped(text, is_json=True) + "\n")
         else:
             self._stderr.write(f"error: {clean(message)}\n")
             for problem in problems[:_SHOWN_PROBLEMS]:

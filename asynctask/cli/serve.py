@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -111,11 +114,23 @@ def child_argv(target: str, command: str, flags: Mapping[str, Any]) -> list[str]
     return words
 
 
-def _ensure_schema(config: Config) -> None:
+def _ensure_schema(session: Session, config: Config) -> None:
     """Checks the schema (and creates that of an empty SQLite file) on a connection of its own: the web server forks, and
     the application's open connections would not survive that."""
     with closing(Database(config.database_url, pool_size=config.database_connections)) as database:
         schema.ensure(database)
+        if LIFELINE not in session.environ:
+            warn_if_readable(Path(config.data_dir), database.path)
+
+
+def warn_if_readable(data_dir: Path, database: Path | None) -> None:
+    """Warns on stderr, also with --json, of lists that every user of this machine can read: an older version made them so,
+    or they were copied here. ``database``: the file of SQLite."""
+    for path, mend in ((data_dir, "chmod -R go= {}"), (database, "chmod go= {}*")):
+        if path is not None and path.exists() and path.stat().st_mode & stat.S_IROTH:
+            command = clean(mend.format(shlex.quote(str(path))))
+            sys.stderr.write(f"WARNING: every user of this machine can read {clean(path)}. To end that: {command}\n")
+    sys.stderr.flush()
 
 
 @click.command("web", cls=Command)
@@ -131,7 +146,7 @@ def web(session: Session) -> int:
     host, port = session.setting(app.config, "host"), session.setting(app.config, "port")
     if port:
         free_port(host, port)
-    _ensure_schema(app.config)
+    _ensure_schema(session, app.config)
 
     def ready(url: str) -> None:
         port = urlsplit(url).port or 0
@@ -194,7 +209,7 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     }
     # The flags of this command are validated like the application's settings.
     weights = replace(app.config, **settings).queue_weights()
-    _ensure_schema(app.config)
+    _ensure_schema(session, app.config)
     processes, shutdown_s = settings.pop("processes"), settings["shutdown_s"]
     if processes == 1 and LIFELINE in session.environ:
         _end_with_parent(session)
@@ -228,7 +243,7 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     config = app.config
     host, processes = session.setting(config, "host"), session.setting(config, "processes")
     port = free_port(host, session.setting(config, "port"))
-    _ensure_schema(config)  # once, before several children would do it
+    _ensure_schema(session, config)  # once, before several children would do it
     url = address(host, port)
     # Children get the flags from the environment too; on the command line they take precedence over the application's code.
     flags = session.flags

@@ -126,7 +126,7 @@ def show(session: Session, task_id: int, failed: bool, limit: int, after: str | 
     _print_task(session, progress)
     print_refusal(session, handle)
     if reason := why_still(session.app(), task_id):
-        session.out.line(reason, style="yellow")
+        session.out.line(clean(reason), style="yellow")
     if failed:
         _print_failures(session, progress, events, limit)
     return OK

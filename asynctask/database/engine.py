@@ -94,7 +94,8 @@ class Database:
             engine = sa.create_engine(
                 self.url, pool_size=pool_size, max_overflow=50, connect_args={"timeout": 30, "check_same_thread": False}
             )
-            lock = self._lock
+            lock, path = self._lock, self.path
+            event.listen(engine, "do_connect", lambda *_: make_private_file(path))
             event.listen(engine, "connect", lambda connection, _record: connect_sqlite(lock, connection))
             event.listen(engine, "begin", _sqlite_begin)
             return engine
@@ -511,6 +512,13 @@ def _sqlite_begin(connection: Connection) -> None:
 # -- SQLite: set-up of connections, and the writers' lock
 
 
+def make_private_file(path: Path) -> None:
+    """Makes a missing database for this user alone (0600); SQLite would make it for everyone whom the umask allows. The
+    files beside it get its mode, from SQLite or from us. An existing one stays as it is."""
+    with suppress(OSError):  # SQLite says what is wrong with the path
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
 class WriteLock:
     """A blocking lock between all threads of all processes that write one SQLite file.
 
@@ -540,7 +548,7 @@ class WriteLock:
 
     def _open(self) -> int:
         try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LedgerUnavailable(
                 f"the SQLite database cannot be written ({error.strerror}: {self._path}): let this user write its folder"

@@ -249,7 +249,7 @@ class SqliteChannel:
     def _open(self) -> int:
         with self._lock:
             if self._fd is None:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             return self._fd
 
     def _send(self, _connection: Any, topics: tuple[str, ...]) -> None:

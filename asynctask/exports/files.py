@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
 import tempfile
@@ -24,15 +25,20 @@ from urllib.parse import urlsplit
 import orjson
 
 from asynctask.clock import Ids
-from asynctask.config import Config
-from asynctask.errors import AsyncTaskError, Conflict, NotFound, Unavailable, not_installed
+from asynctask.config import Config, masked_url, without_secrets
+from asynctask.errors import AsyncTaskError, Conflict, NotFound, StorageUnavailable, Unavailable, not_installed
 from asynctask.exports.rows import Format, Part
+from asynctask.lists.uploads import make_private_folder, open_privately
+from asynctask.logs import get_logger
 
 _HEAD: Final = 64
 """Bytes before the body of a part: its description as JSON, padded with blanks."""
 
 _BLOCK: Final = 4 << 20
 """Bytes read from a bucket at once."""
+
+_BUFFER: Final = 1 << 16
+"""Bytes that are copied at once from what was read of a bucket."""
 
 _SCRATCH: Final = ".merge-"
 """Prefix of the folders for the temporary files of a merge."""
@@ -79,7 +85,7 @@ class Store(ABC):
 
     @abstractmethod
     def location(self, name: str) -> str:
-        """The path or URL, for people."""
+        """The path or URL, for people: without secrets."""
 
     @abstractmethod
     def scratch(self, folder: str) -> AbstractContextManager[Path]:
@@ -103,8 +109,8 @@ class Folder(Store):
         temporary = path.with_name(f".{self._ids.jid()}.tmp")
         try:
             with _writing(self._root):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with temporary.open("x+b") as out:
+                make_private_folder(path.parent)
+                with open(temporary, "x+b", opener=open_privately) as out:
                     yield out
                     out.flush()
                     os.fsync(out.fileno())
@@ -148,12 +154,15 @@ class Bucket(Store):
     """A bucket that fsspec reaches. Arguments: its URL, optionally with a prefix; a folder of this machine, for temporary
     files.
 
-    A file is written in the folder, unnamed, so that a killed process leaves nothing, and uploaded when complete.
+    A file is written in the folder, unnamed, so that a killed process leaves nothing, and uploaded when complete. The URL
+    and what the bucket's library says may hold secrets: an error has neither.
     """
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url = url.rstrip("/")
+        self._shown = masked_url(self._url)
         self._scratch = scratch
+        self._log = get_logger("asynctask.exports")
 
     def check(self) -> None:
         if importlib.util.find_spec("fsspec") is None:
@@ -172,7 +181,7 @@ class Bucket(Store):
     @contextmanager
     def written(self, name: str) -> Iterator[IO[bytes]]:
         with _writing(self._scratch):
-            self._scratch.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._scratch)
             with tempfile.TemporaryFile(dir=self._scratch) as out:
                 yield out
                 out.flush()
@@ -180,13 +189,15 @@ class Bucket(Store):
                 try:
                     with self._reached() as (files, root):
                         files.put_file(f"/dev/fd/{out.fileno()}", f"{root}/{name}")
-                except FileNotFoundError as error:
-                    raise Unavailable(f"the export could not be written: {error}; is there such a bucket?") from error
+                except FileNotFoundError:
+                    raise StorageUnavailable(
+                        f"the export could not be written to {self._shown}: is there such a bucket?"
+                    ) from None
 
     def open(self, name: str) -> IO[bytes]:
         with self._reached() as (files, root):
-            found: IO[bytes] = files.open(f"{root}/{name}", "rb", block_size=_BLOCK, cache_type="readahead")
-            return found
+            found = files.open(f"{root}/{name}", "rb", block_size=_BLOCK, cache_type="readahead")
+            return io.BufferedReader(_Remote(found, self._translated), _BUFFER)
 
     def size(self, name: str) -> int:
         with self._reached() as (files, root):
@@ -205,12 +216,12 @@ class Bucket(Store):
         return True
 
     def location(self, name: str) -> str:
-        return f"{self._url}/{name}"
+        return f"{self._shown}/{name}"
 
     @contextmanager
     def scratch(self, folder: str) -> Iterator[Path]:
         """A new folder, locked by its process; removes folders without a lock, whose process was killed."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._scratch)
         with _held(self._scratch, fcntl.LOCK_EX):  # nobody looks at a folder between its making and its lock
             for each in self._scratch.glob(f"{_SCRATCH}*"):
                 _remove_abandoned(each)
@@ -225,22 +236,59 @@ class Bucket(Store):
 
     @contextmanager
     def _reached(self) -> Iterator[tuple[Any, str]]:
-        """The file system, and the path of the URL in it. The library of a bucket may raise anything."""
+        """The file system, and the path of the URL in it."""
         self.check()
         import fsspec
 
-        try:
+        with self._translated():
             # A cached listing would lack the files of other processes.
             files, root = fsspec.url_to_fs(self._url, use_listings_cache=False)
             yield files, root
-        except FileNotFoundError:
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Converts errors of the bucket's library, which may raise anything; the log has what it says."""
+        try:
+            yield
+        except (FileNotFoundError, Unavailable):
             raise
         except Exception as error:
-            where = urlsplit(self._url)
-            raise Unavailable(
-                f"exports are kept in {where.scheme}://{where.hostname or ''}{where.path}, which cannot be used:"
-                f" {type(error).__name__}: {error}"[:500]
-            ) from error
+            said = without_secrets(f"{type(error).__name__}: {error}", self._url)
+            self._log.error("bucket_unavailable", bucket=self._shown, error=said[:1000])
+            raise StorageUnavailable(
+                f"exports are kept in {self._shown}, which cannot be used ({type(error).__name__}); the log has the reason"
+            ) from None
+
+
+class _Remote(io.RawIOBase):
+    """A file of a bucket, opened to read, whose library raises only what ``translated`` lets pass."""
+
+    def __init__(self, file: IO[bytes], translated: Callable[[], AbstractContextManager[None]]) -> None:
+        self._file = file
+        self._translated = translated
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self._translated():
+            read = self._file.read(len(buffer))
+        buffer[: len(read)] = read
+        return len(read)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 @contextmanager

@@ -287,9 +287,7 @@ class Recorder:
 
     def _record_refused(self, each: Outcome, error: Exception) -> None:
         """Records as much as possible of an outcome that the ledger refuses."""
-        self._log.error(
-            "outcome_refused", event_id=each.event_id, attempt=each.attempt, error=_brief(error), exc_info=error
-        )
+        self._log.exception("outcome_refused", event_id=each.event_id, attempt=each.attempt, error=_brief(error))
         if each.status is Status.WORKING:  # it did not begin by the ledger, and the waiting thread must not hang
             self._notify(each, False)
         elif isinstance(error, TooLarge) and each.marks is None and "result" in each.values:

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -35,6 +36,19 @@ ITEMS = "items.json"
 """The file name of a list of JSON items."""
 
 _CHUNK = 1 << 20
+
+
+def make_private_folder(folder: Path) -> None:
+    """Makes a folder of ``data_dir`` and those above it, for this user alone (0700); existing ones stay as they are. Raises
+    OSError."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_privately(path: str, flags: int) -> int:
+    """An ``opener`` of :func:`open`: the file that it makes is for this user alone (0600), whatever the umask allows."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +95,7 @@ class Uploads:
         path = self._make_folder() / name
         digest, size = hashlib.sha256(), 0
         try:
-            with path.open("xb") as out:
+            with open(path, "xb", opener=open_privately) as out:
                 while chunk := stream.read(_CHUNK):
                     size += len(chunk)
                     if size > limit:
@@ -140,7 +154,7 @@ class Uploads:
 
     def _make_folder(self) -> Path:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._folder)
         except OSError as error:
             raise Unavailable(f"data_dir cannot be written: {self._folder}: {error.strerror}") from error
         return self._folder
@@ -189,6 +203,8 @@ _PIPE_CHUNK: Final = 1 << 18
 _ANOTHER_VERSION: Final = 3  # as in workbook_child, which loads every reader
 _START: Final = "import sys; sys.path[:] = sys.argv[1:]; from asynctask.lists.workbook_child import main; sys.exit(main())"
 """The child imports from this process's paths, regardless of its working directory and environment."""
+_CHILD_ENVIRON: Final = re.compile(r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|DYLD_\w+")
+"""What a child needs of the environment: the libraries of its interpreter, the time zone and the language."""
 
 
 class ListFile(Protocol):
@@ -350,7 +366,9 @@ class Workbook:
 
     def _start(self) -> None:
         argv = [sys.executable, "-I", "-c", _START, *map(os.path.abspath, sys.path)]
-        environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # one arena: its memory is limited, its threads are few
+        # Not this process's own: a workbook could take over its reader, and there would find tokens and passwords.
+        environ = {name: value for name, value in os.environ.items() if _CHILD_ENVIRON.fullmatch(name)}
+        environ["MALLOC_ARENA_MAX"] = "1"  # one arena: its memory is limited, its threads are few
         try:
             child = self._child = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from support.export_app import ROWS, add_export
 from support.servers import unmet
 from support.world import World
 
-from asynctask.errors import ConfigError, Conflict, Unavailable
+from asynctask.errors import ConfigError, Conflict, StorageUnavailable, Unavailable
 from asynctask.exports.files import Bucket
 from asynctask.testing import wait_for
 
@@ -125,6 +127,72 @@ def test_a_bucket_that_is_not_there_is_named_by_the_shard(world: World, bucket: 
         wait_for(lambda: task.events()[0]["status"] == "error", "the shard has ended")
     (event,) = task.events()
     assert "is there such a bucket?" in event["added_messages"][-1]["message"]
+
+
+def test_no_secret_of_a_bucket_reaches_the_ledger_an_answer_or_the_log(world: World, bucket: Any) -> None:
+    """s3fs takes all before the slash for the bucket's name, and shows it in its error."""
+    import webapi
+
+    app = world.app(results_url="s3://GEHEIMKEY:GE%2FHEIM@shop/exports")
+
+    @app.export(columns=["n"], name="counted", retry=0)
+    def counted(shard: int) -> Iterator[list[int]]:
+        yield [shard]
+
+    with capture_logs() as lines:
+        task = app.submit_export(counted, [1])
+        with world.working(app):
+            wait_for(lambda: task.events()[0]["status"] == "error", "the shard has ended")
+        (event,) = task.events()
+        with pytest.raises(StorageUnavailable) as refused:
+            app.export_files.remove("abc")
+    said = event["added_messages"][-1]["message"]
+    assert "s3://***@shop/exports, which cannot be used (" in said
+    assert "the log has the reason" in said
+    assert "Invalid bucket name" in str([line for line in lines if line["event"] == "bucket_unavailable"])
+    shown = [lines, event, task.progress(), refused.value, app.config]
+    answers = [
+        webapi.create_app(app).test_client().get(f"/api/tasks/{task.id}{path}") for path in ("", "/events", "/result")
+    ]
+    for each in (*map(str, shown), repr(app.config), *(answer.text for answer in answers)):
+        assert "GEHEIM" not in each
+        assert "HEIM@" not in each
+
+
+def test_a_bucket_that_goes_away_is_a_plain_503_and_its_reason_is_in_the_log(
+    world: World, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    import webapi
+
+    away = ThreadedMotoServer(port=0, verbose=False)
+    away.start()
+    host, port = away.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().mkdir("elsewhere")
+    app = world.app(results_url="s3://elsewhere/exports")
+
+    @app.export(columns=["n"], name="counted")
+    def counted(shard: int) -> Iterator[list[int]]:
+        yield [shard]
+
+    task = app.submit_export(counted, [1])
+    with world.working(app):
+        task.wait(timeout=60)
+    with app.result(task.id).open() as body, capture_logs() as lines:
+        away.stop()
+        with pytest.raises(StorageUnavailable, match=r"which cannot be used .*the log has the reason"):
+            body.read()
+        answer = webapi.create_app(app).test_client().get(f"/api/tasks/{task.id}/result")
+    said = json.loads(answer.text)
+    assert (answer.status_code, said["code"]) == (503, "storage_unavailable")
+    assert said["detail"] == "the storage of exports does not answer; try again"
+    assert str(port) in lines[0]["error"]
+    assert str(port) not in answer.text
 
 
 def test_what_is_no_bucket_or_lacks_its_library_is_refused(

@@ -342,6 +342,7 @@ def _migrated() -> bytes:
 
 def migrated_file(path: Path) -> None:
     """Makes a SQLite file with the migrated schema: once for all tests, each would migrate its own otherwise."""
+    path.touch(0o600)  # as AsyncTask makes it
     path.write_bytes(_migrated())
 
 

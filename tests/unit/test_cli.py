@@ -19,6 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from asynctask import AsyncTask, cli
+from asynctask.brokers.redis.server import Server
 from asynctask.cli import main
 from asynctask.cli.demo import ReportRows, audit_campaigns
 from asynctask.cli.options import environment
@@ -26,9 +27,10 @@ from asynctask.cli.output import Bars, Output, clean, count, duration, exit_code
 from asynctask.cli.root import build, run
 from asynctask.cli.serve import address, child_argv, free_port
 from asynctask.cli.submit import follow, outcome, priority_value
+from asynctask.config import load, without_secrets
 from asynctask.database.engine import Database
 from asynctask.database.retrying import translated
-from asynctask.errors import Conflict, InputError, LedgerUnavailable, NotFound, Problem, SchemaOutdated
+from asynctask.errors import ConfigError, Conflict, InputError, LedgerUnavailable, NotFound, Problem, SchemaOutdated
 
 
 def call(*argv: str, environ: dict[str, str] | None = None) -> tuple[int, str, str]:
@@ -106,12 +108,60 @@ def test_a_server_that_is_away_is_3_in_one_sentence_without_the_password(scheme:
         assert "secret" not in err
 
 
-def test_a_password_in_the_query_is_left_out_as_well() -> None:
-    url = "postgresql://shop:secret@h/a?sslpassword=secret&sslmode=require"
-    code, out, _ = call("config", "--json", "--database-url", url)
+@pytest.mark.parametrize(
+    ("name", "url", "shown"),
+    [
+        ("database_url", "postgresql://shop:GEHEIM@h/a?sslmode=require", "postgresql://***@h/a?sslmode=require"),
+        (
+            "database_url",
+            "postgresql://h/a?user=u&sslpassword=GEHEIM&pass%77ord=GEHEIM",
+            "postgresql://h/a?user=u&sslpassword=***&pass%77ord=***",
+        ),
+        ("database_url", "postgresql://h:5432/a?password=x@GEHEIM", "postgresql://***"),
+        ("database_url", "postgresql://u:x?GEHEIM@h/a", "postgresql://***"),
+        ("database_url", "postgresql://h/a?password=x'\"GEHEIM;GEHEIM", "postgresql://h/a?password=***"),
+        ("database_url", "postgresql:u:GEHEIM", "***"),
+        ("broker_url", "redis://:x/@GEHEIM@h:6379/0", "redis://***@h:6379/0"),
+        ("broker_url", "unix:///run/redis?db=1&password=GEHEIM", "unix:///run/redis?db=1&password=***"),
+        ("results_url", "s3://GEHEIM:GEHEIM@shop/exports", "s3://***@shop/exports"),
+        ("results_url", "", ""),
+    ],
+)
+def test_no_secret_of_a_url_is_shown(name: str, url: str, shown: str) -> None:
+    environ = {f"ASYNCTASK_{name.upper()}": url}
+    code, out, _ = call("config", "--json", environ=environ)
     assert code == 0
-    found = next(each["value"] for each in json.loads(out)["settings"] if each["name"] == "database_url")
-    assert found == "postgresql://***@h/a?sslpassword=***&sslmode=require"
+    assert next(each["value"] for each in json.loads(out)["settings"] if each["name"] == name) == shown
+    assert "GEHEIM" not in call("config", environ=environ)[1]
+    assert "GEHEIM" not in repr(load({name: url}, {})[0])
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://shop/p?token=GEHEIM", "https://u:GEHEIM@shop/p", "u:GEHEIM@shop", "s3://u:GEHEIM x@shop"]
+)
+def test_a_url_that_is_no_bucket_is_refused_without_showing_it(url: str) -> None:
+    for settings in ({"results_url": url}, {"results_url": [url]}, {"broker_url": url}):
+        with pytest.raises(ConfigError) as refused:
+            load(settings, {})
+        assert "GEHEIM" not in str(refused.value)
+
+
+def test_a_message_of_a_library_shows_no_secret_of_a_url() -> None:
+    url = "s3://key:ge%2Fheim@shop/p?token=12345"
+    said = (
+        'Invalid bucket name "key:ge%2Fheim@shop" (key:ge/heim, 12345) of https://x:y@h/?X-Amz-Signature=ab&x=1, host=h'
+        " password=zz"
+    )
+    assert without_secrets(said, url) == (
+        'Invalid bucket name "***@shop" (***, ***) of https://***@h/?X-Amz-Signature=***&x=1, host=h password=***'
+    )
+
+
+@pytest.mark.parametrize("url", ["redis://:GEHEIM/x@h/0", "redis://u:x@h:GEHEIM/0", "redis://u:GE\u2100HEIM@h/0"])
+def test_a_redis_url_that_cannot_be_read_is_refused_without_its_parts(url: str) -> None:
+    with pytest.raises(ConfigError, match="%2F for /") as refused:
+        Server(url)
+    assert "GE" not in str(refused.value)
 
 
 @pytest.mark.parametrize("command", ["upgrade", "check"])
@@ -424,6 +474,18 @@ def test_an_error_as_json_names_the_sheets_to_choose_from() -> None:
 )
 def test_text_from_outside_cannot_steer_the_terminal(text: Any, shown: str) -> None:
     assert clean(text) == shown
+
+
+def test_json_on_a_terminal_cannot_steer_it_either() -> None:
+    text = "\x1b[2J \x7f \x9b31m \u202etxt.exe \u2028 \ud800 春季 🌱"
+    out, err = io.StringIO(), io.StringIO()
+    Output(out, err, json=True).document({"title": text})
+    Output(out, err, json=True).error(InputError(text))
+    assert json.loads(out.getvalue()) == {"title": text}
+    assert json.loads(err.getvalue())["error"]["message"] == text
+    for said in (out.getvalue(), err.getvalue()):
+        assert all(c == "\n" or c.isprintable() for c in said)
+        assert "春季 🌱" in said
 
 
 def test_a_plain_table_is_aligned_by_width_on_the_screen_and_interprets_no_markup() -> None:

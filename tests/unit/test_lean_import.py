@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = {
-    "sqlalchemy", "flask", "apiflask", "alembic", "pydantic", "click", "structlog", "waitress", "prometheus_client",
+    "sqlalchemy", "flask", "apiflask", "alembic", "pydantic", "click", "structlog", "uvicorn", "prometheus_client",
     "python_calamine", "xlsxwriter", "rich", "yaml", "itsdangerous",
 }  # fmt: skip
 

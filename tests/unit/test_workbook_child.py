@@ -103,6 +103,21 @@ def test_rows_can_be_asked_for_again_and_left_in_the_middle(tmp_path: Path) -> N
         assert file.sheets() == ["Data"]
 
 
+def test_a_child_has_no_secret_of_its_parent_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ASYNCTASK_TOKENS", "ASYNCTASK_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "SENTRY_DSN"):
+        monkeypatch.setenv(name, "geheim")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    workbook = Workbook(long_sheet(tmp_path / "f", 5), "f", Limits())
+    with workbook:
+        assert workbook.sheets() == ["Data"]
+        environ = Path(f"/proc/{pid_of(workbook)}/environ").read_bytes().split(b"\0")
+    assert b"LC_ALL=C.UTF-8" in environ
+    names = {each.partition(b"=")[0].decode() for each in environ if each}
+    assert names <= {"PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"} | {
+        name for name in names if name.startswith("LC_")
+    }
+
+
 def test_a_text_needs_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
     (tmp_path / "f.csv").write_text("a,b\n1,2\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +20,10 @@ from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.errors import LedgerUnavailable, NotFound
+from asynctask.ledger.progress import Changed
 from asynctask.testing import wait_for
-from webapi.context import Slots
+from webapi.context import Slots, progress_tag
+from webapi.front import TICK_S, Notifier
 
 
 class Sent(NamedTuple):
@@ -163,12 +167,12 @@ def test_beyond_half_of_the_threads_a_long_poll_is_answered_at_once_and_a_stream
 
 
 def test_followers_and_downloads_together_leave_a_quarter_of_the_threads() -> None:
-    slots = Slots(8)
+    slots = Slots.of_threads(8)
     assert [slots.take("follow") for _ in range(5)] == [True] * 4 + [False]
-    assert [slots.take("download") for _ in range(3)] == [True, True, False]
+    assert [slots.take("report") for _ in range(3)] == [True, True, False]
     slots.give_back("follow")
-    assert [slots.take("download") for _ in range(3)] == [True, False, False]
-    assert [Slots(1).take("download"), Slots(1).take("follow")] == [True, False]
+    assert [slots.take("file") for _ in range(3)] == [True, False, False]
+    assert [Slots.of_threads(1).take("report"), Slots.of_threads(1).take("follow")] == [True, False]
 
 
 # -- streams
@@ -204,26 +208,47 @@ def test_a_stream_sends_each_change_until_the_task_is_done(tmp_path: Path) -> No
             assert [each.progress["done"] for each in events_of(answer)] == [True]
 
 
-def test_a_stream_whose_client_is_gone_makes_room_for_another(web: str) -> None:
-    task = submit(web, 1)
-    with ExitStack() as stack:
-        streams = [stack.enter_context(closing(opened(f"{task}/stream"))) for _ in range(4)]
-        assert [next(events_of(each)).progress["state"] for each in streams] == ["running"] * 4
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            opened(f"{task}/stream")
-        with refused.value as answer:
-            assert (answer.code, json.load(answer)["code"]) == (503, "busy")
+def test_streams_and_long_polls_hold_none_of_the_servers_threads(tmp_path: Path) -> None:
+    """Before, each held one: of 300 streams 4 were served."""
+    with Shop(tmp_path).running("web", "--port", "0", "--web-threads", "1") as (_, said), ExitStack() as stack:
+        task = submit(said["url"], 1)
+        streams = [events_of(stack.enter_context(closing(opened(f"{task}/stream")))) for _ in range(40)]
+        versions = {next(each).progress["version"] for each in streams}
+        polls = ThreadPoolExecutor(20)
+        waiting = [polls.submit(get, f"{task}?wait=60&version={max(versions)}") for _ in range(20)]
         assert get(task)["state"] == "running", "polls are answered"
+        opened_post(f"{task}/pause").close()
+        assert {next(each).progress["state"] for each in streams} == {"paused"}
+        assert {each.result(PATIENCE_S)["state"] for each in waiting} == {"paused"}
+        polls.shutdown()
 
-    def follows() -> bool:
-        try:
-            with closing(opened(f"{task}/stream", **{"Last-Event-ID": "0"})) as answer:
-                return bool(next(events_of(answer)).progress)
-        except urllib.error.HTTPError as refused:
-            refused.close()
-            return False
 
-    wait_for(follows, "the closed ones are noticed")
+@pytest.mark.parametrize("headers", [{}, {"If-None-Match": "known"}])
+def test_a_long_poll_on_the_loop_has_the_answer_of_one_in_a_thread(web: str, headers: dict[str, str]) -> None:
+    task = submit(web, 1)
+    with opened(task) as first:
+        tag, known = first.headers["ETag"], json.load(first)
+    query = f"{task}?wait=60" if headers else f"{task}?wait=60&version={known['version']}"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(opened, query, **dict.fromkeys(headers, tag))
+        opened_post(f"{task}/pause").close()
+        with waiting.result(PATIENCE_S) as late, opened(task) as plain:
+            assert json.load(late) == json.load(plain)
+            ours, others = ({k: v for k, v in each.headers.items() if k.lower() != "date"} for each in (late, plain))
+            assert {k.lower(): v for k, v in ours.items()} == {k.lower(): v for k, v in others.items()}
+
+
+def test_a_long_poll_on_the_loop_ends_after_its_time_as_a_plain_one(web: str) -> None:
+    task = submit(web, 1)
+    with opened(task) as first:
+        tag, known = first.headers["ETag"], json.load(first)
+    with opened(f"{task}?wait=0.3&version={known['version']}") as answer:
+        assert json.load(answer) == known
+    with pytest.raises(urllib.error.HTTPError) as same:
+        opened(f"{task}?wait=0.3", **{"If-None-Match": tag})
+    same.value.close()
+    assert same.value.code == 304
+    assert get(f"{task}?wait=0.3&version={known['version']}&include=errors")["errors"] == []
 
 
 def test_a_stream_ends_with_the_server(tmp_path: Path) -> None:
@@ -257,20 +282,6 @@ def test_a_stream_and_a_long_poll_end_when_their_task_is_removed(
     assert client_of(app).get(f"/api/tasks/{task.id}/stream").status_code == 404
 
 
-def test_the_threads_that_a_server_has_count_not_the_setting(tmp_path: Path) -> None:
-    """Two streams held both threads of a server that was started with fewer than the application says."""
-    shop = Shop(tmp_path, web_threads=16)
-    with shop.running("web", "--port", "0", "--web-threads", "2") as (_, said):
-        task = submit(said["url"], 1)
-        with closing(opened(f"{task}/stream")) as answer:
-            next(events_of(answer))
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                opened(f"{task}/stream")
-            refused.value.close()
-            assert refused.value.code == 503
-            assert get(task)["state"] == "running"
-
-
 def test_a_stream_stays_open_while_the_database_is_away(
     app: AsyncTask, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,3 +309,100 @@ def test_head_says_what_a_stream_is_and_holds_nothing(app: AsyncTask, client: Cl
     answer = client.head(f"/api/tasks/{task.id}/stream")
     assert (answer.status_code, answer.mimetype, answer.data) == (200, "text/event-stream", b"")
     assert client.get("/api/tasks/99/stream").status_code == 404
+
+
+# -- the reader of a server's followers
+
+
+class Ledger:
+    """Tasks whose progress a test sets, read as :meth:`AsyncTask.changed` does."""
+
+    def __init__(self) -> None:
+        self.version: dict[int, int] = {1: 1}
+        self.reads: list[list[int]] = []
+        self.away = 0
+
+    async def changed(self, known: Mapping[int, str | None]) -> dict[int, Changed]:
+        self.reads.append(sorted(known))
+        if self.away:
+            self.away -= 1
+            raise LedgerUnavailable("the database does not answer")
+        found = {}
+        for task_id, mark in known.items():
+            if task_id not in self.version:
+                found[task_id] = Changed(None, None)
+            elif mark != str(self.version[task_id]):
+                found[task_id] = Changed(str(self.version[task_id]), progress_of(task_id, self.version[task_id]))
+        return found
+
+
+def progress_of(task_id: int, version: int) -> dict[str, Any]:
+    return {"task_id": task_id, "generation": 1, "version": version, "callbacks": []}
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not fact():
+            await asyncio.sleep(0.01)
+
+
+def test_one_read_serves_all_who_follow_a_task() -> None:
+    async def follow_it() -> None:
+        ledger = Ledger()
+        notifier, made = Notifier(ledger.changed), list[int]()
+
+        def once(progress: dict[str, Any], root: str) -> bytes:
+            made.append(progress["version"])
+            return f"{root} {progress['version']}".encode()
+
+        async def follower() -> bytes:
+            with notifier.follow(1) as followed:
+                assert await followed.after(progress_of(1, 1), progress_tag(progress_of(1, 1)), PATIENCE_S)
+                return followed.made(once, "/bulk")
+
+        followers = [asyncio.create_task(follower()) for _ in range(200)]
+        await until(lambda: len(ledger.reads) > 2)
+        ledger.version[1] = 2
+        assert await asyncio.gather(*followers) == [b"/bulk 2"] * 200
+        assert made == [2]
+        assert all(each == [1] for each in ledger.reads)
+        count = len(ledger.reads)
+        await asyncio.sleep(3 * TICK_S)
+        assert len(ledger.reads) <= count + 1, "nobody follows, so nothing is read"
+
+    asyncio.run(follow_it())
+
+
+def test_a_follower_gets_nothing_older_than_what_was_read_for_it() -> None:
+    async def follow_it() -> None:
+        ledger = Ledger()
+        notifier = Notifier(ledger.changed)
+        with notifier.follow(1) as early:
+            assert await early.after(progress_of(1, 0), None, PATIENCE_S)
+            with notifier.follow(1) as followed:  # its own request has read version 3, which the reader does not know yet
+                assert not await followed.after(progress_of(1, 3), progress_tag(progress_of(1, 3)), 0.01)
+                ledger.version[1] = 4
+                assert await followed.after(progress_of(1, 3), progress_tag(progress_of(1, 3)), PATIENCE_S)
+                assert followed.progress == progress_of(1, 4)
+
+    asyncio.run(follow_it())
+
+
+@pytest.mark.parametrize("end", ["removed", "stopped"])
+def test_followers_outlive_an_outage_and_hear_of_the_end(end: str) -> None:
+    async def follow_it() -> None:
+        ledger = Ledger()
+        ledger.away = 2
+        notifier = Notifier(ledger.changed)
+        with notifier.follow(1) as followed:
+            assert await followed.after(progress_of(1, 0), None, PATIENCE_S)
+            assert len(ledger.reads) == 3
+            waiting = asyncio.create_task(followed.after(progress_of(1, 1), followed.tag, PATIENCE_S))
+            if end == "removed":
+                del ledger.version[1]
+            else:
+                await notifier.stop()
+            assert await waiting
+            assert followed.ended
+
+    asyncio.run(follow_it())

@@ -35,7 +35,7 @@ from asynctask.lists.readers.base import COLUMNS
 from asynctask.reports import report
 from asynctask.testing import wait_for
 from webapi import create_app
-from webapi.http_loop import HttpLoop
+from webapi.server import HttpServer
 
 Form = Callable[..., dict[str, Any]]
 
@@ -501,7 +501,7 @@ def test_a_report_whose_workbook_cannot_be_read_on_breaks_off(
     url = f"/api/tasks/{long_workbook}/report.{suffix}?rows=all"
     whole = client.get(url).data
     listener = socket.create_server(("127.0.0.1", 0))
-    loop = HttpLoop(create_app(app), listener, threads=1, body_limit=lambda *_: 0, storage=10**9, clock=SystemClock())
+    loop = HttpServer(create_app(app).wsgi_app, listener, threads=1, storage=10**9, clock=SystemClock())
     thread = threading.Thread(target=loop.run, name="loop")
     thread.start()
     ended = signalled(monkeypatch, number, times, after=750)

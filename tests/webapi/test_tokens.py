@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import base64
+import json
+import threading
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from structlog.testing import capture_logs
+from support.clocks import SettableClock
+from support.serving import Shop, answers
 from support.webshop import Client, client_of
+from werkzeug.datastructures import Authorization
 
 from asynctask import AsyncTask
 from asynctask.config import Config, Token, load, settings
 from asynctask.errors import ConfigError
+from asynctask.logs import get_logger
+from asynctask.testing import wait_for
+from webapi.security import Logins, TooManyAttempts, _digest, network_of
 
 ANN, EVE = "ann-has-a-secret-of-her-own", "eve-reads-with-this.secret"
 TOKENS = f"ann={ANN} eve:read={EVE}"
@@ -117,7 +131,7 @@ def test_the_document_names_the_ways_to_log_in_where_there_are_tokens(
     ],
 )
 def test_tokens_that_cannot_be_are_refused_without_showing_them(tokens: str) -> None:
-    with pytest.raises(ConfigError, match=r"tokens: entry [12] is wrong") as refused:
+    with pytest.raises(ConfigError, match=r"entry [12] is wrong.*to make one: python -c .*token_urlsafe") as refused:
         Config(tokens=tokens)
     assert ANN not in str(refused.value)
     assert EVE not in str(refused.value)
@@ -135,3 +149,160 @@ def test_secrets_are_shown_nowhere() -> None:
     (shown,) = [each.shown for each in settings(config, origins) if each.name == "tokens"]
     assert shown == "ann=*** eve:read=***"
     assert ANN not in repr(config)
+
+
+# -- guessing
+
+
+HERE, THERE = "192.0.2.1", "192.0.2.2"
+
+
+class Door:
+    """Logins with the tokens above, and a clock that stands."""
+
+    def __init__(self) -> None:
+        self.clock = SettableClock()
+        known = [(token, _digest(token.secret)) for token in Config(tokens=TOKENS).access()]
+        self.logins = Logins(known, self.clock.monotonic, get_logger("asynctask.web"))
+
+    def tries(self, secret: str, address: str = HERE, name: str | None = None) -> str:
+        """``ann``, ``refused``, or the seconds after which another secret is looked at."""
+        given = (
+            Authorization("bearer", token=secret)
+            if name is None
+            else Authorization("basic", {"username": name, "password": secret})
+        )
+        try:
+            token = self.logins.token_of(given, address, "/api/tasks")
+        except TooManyAttempts as error:
+            return dict(error.headers)["Retry-After"]
+        return "refused" if token is None else token.name
+
+
+def test_an_address_guesses_ten_times_and_then_once_a_second_and_a_right_guess_tells_nothing() -> None:
+    door = Door()
+    assert [door.tries(f"guess-{n}") for n in range(11)] == ["refused"] * 10 + ["1"]
+    assert door.tries(ANN) == "1", "it is not compared"
+    door.clock.seconds += 1
+    assert [door.tries("guess"), door.tries("guess")] == ["refused", "1"]
+    door.clock.seconds += 1
+    assert door.tries(ANN) == "ann"
+    door.clock.seconds += 100
+    assert [door.tries("guess") for _ in range(11)] == ["refused"] * 10 + ["1"], "the pause earned ten, not a hundred"
+
+
+def test_who_guesses_locks_out_nobody_else_and_nobody_who_is_logged_in() -> None:
+    door = Door()
+    assert door.tries(ANN) == "ann"
+    assert [door.tries("guess") for _ in range(12)] == ["refused"] * 10 + ["1"] * 2
+    assert door.tries(ANN) == "ann", "it was valid from here before"
+    assert [door.tries(ANN, name=name) for name in ("eve", "")] == ["refused"] * 2
+    assert door.tries(EVE) == "1", "it was not"
+    assert door.tries(EVE, THERE) == "eve"
+
+
+def test_a_request_without_a_secret_is_no_attempt() -> None:
+    door = Door()
+    for given in (None, Authorization("digest", {"username": "ann"}), Authorization("bearer", token=""),
+                  Authorization("basic", {"username": "ann", "password": ""})):  # fmt: skip
+        assert [door.logins.token_of(given, HERE, "/") for _ in range(20)] == [None] * 20
+    assert door.tries(ANN) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:1", True), ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True), ("192.0.2.1", "192.0.2.2", False), ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("", "", True), ("unix:", "", False),
+    ],
+)  # fmt: skip
+def test_an_ipv6_client_is_its_network(one: str, other: str, same: bool) -> None:
+    assert (network_of(one) == network_of(other)) is same
+
+
+def test_what_is_kept_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Logins, "ADDRESSES", 20)
+    door = Door()
+    for n in range(100):
+        assert door.tries(ANN, f"10.0.0.{n}") == "ann"
+        assert door.tries("guess", f"10.0.1.{n}") == "refused"
+    assert len(door.logins._failed) == len(door.logins._valid) == 20
+
+
+def test_threads_together_get_no_more_guesses() -> None:
+    door, found = Door(), list[str]()
+    threads = [threading.Thread(target=lambda: found.extend(door.tries("guess") for _ in range(20))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (found.count("refused"), len(found)) == (10, 160)
+
+
+def test_failed_logins_are_logged_without_secrets_and_cannot_flood_the_log() -> None:
+    door = Door()
+    with capture_logs() as lines:
+        for n in range(30):
+            door.tries(f"guess-{n}-geheim", name="ann\r\nforged")
+            door.clock.seconds += 0.5
+        door.tries("guess-geheim", THERE)
+        door.tries("guess-geheim", "192.0.2.3", name=ANN)
+    assert [(each["address"], each["name"], each["attempts"]) for each in lines] == [
+        (HERE, "ann\\r\\nforged", 1), (HERE, "ann\\r\\nforged", 20), (THERE, None, 1), ("192.0.2.3", "***", 1),
+    ]  # fmt: skip
+    assert {(each["event"], each["log_level"], each["path"]) for each in lines} == {
+        ("login_failed", "warning", "/api/tasks")
+    }
+    assert "geheim" not in str(lines)
+    with capture_logs() as lines:
+        for n in range(1000):
+            door.tries("guess", f"10.{n // 200}.0.{n % 200}")
+    assert len(lines) <= 10
+
+
+def test_guesses_over_http_are_answered_429_and_the_owner_goes_on(guarded: tuple[AsyncTask, Client]) -> None:
+    client = guarded[1]
+    there: dict[str, Any] = {"environ_base": {"REMOTE_ADDR": THERE}}
+    ann, eve = ({"Authorization": f"Bearer {secret}"} for secret in (ANN, EVE))
+    assert client.get("/api/tasks", headers=ann).status_code == 200
+    codes, refused = guess(lambda n: client.get("/api/tasks", headers={"Authorization": basic("ann", f"guess-{n}")}))
+    assert codes[:10] == [401] * 10
+    assert (refused.json["code"], refused.headers["Retry-After"]) == ("too_many_attempts", "1")
+    assert "WWW-Authenticate" not in refused.headers, "a browser would ask at once"
+    assert client.get("/api/tasks", headers=ann).status_code == 200
+    assert client.get("/api/tasks").status_code == 401
+    assert client.get("/healthz").status_code == 200
+    assert client.get("/api/tasks", headers=eve, **there).status_code == 200
+
+
+def test_a_real_server_slows_down_and_logs_guesses_of_the_client_that_its_proxy_names(tmp_path: Path) -> None:
+    with Shop(tmp_path, tokens=TOKENS, trusted_proxies="127.0.0.1").web() as (_, said):
+        wait_for(lambda: answers(said["url"] + "/readyz"), "the server to be ready")
+
+        def ask(secret: str, client: str) -> Any:
+            place = urlsplit(said["url"])
+            with closing(HTTPConnection(str(place.hostname), place.port, timeout=60)) as connection:
+                headers = {"Authorization": f"Bearer {secret}", "X-Forwarded-For": client}
+                connection.request("GET", "/api/%1b%5b31m", headers=headers)
+                answer = connection.getresponse()
+                answer.read()
+            return answer
+
+        codes, _ = guess(lambda n: ask(f"guess-{n}-geheim", HERE))
+        assert codes[:10] == [401] * 10
+        assert ask(ANN, THERE).status == 404
+    log = (tmp_path / "web.log").read_text()
+    lines = [json.loads(line) for line in log.splitlines() if "login_failed" in line]
+    assert (lines[0]["address"], lines[0]["path"], lines[0]["attempts"]) == (HERE, "/api/\\x1b[31m", 1)
+    assert "geheim" not in log
+
+
+def guess(ask: Callable[[int], Any]) -> tuple[list[int], Any]:
+    """Guesses until an answer is 429: the statuses, and that answer."""
+    codes: list[int] = []
+    while 429 not in codes:
+        answer = ask(len(codes))
+        codes.append(answer.status if isinstance(answer, HTTPResponse) else answer.status_code)
+        assert len(codes) < 1000
+    return codes, answer

@@ -19,6 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from asynctask.config import without_secrets
 from asynctask.errors import BrokerUnavailable, ConfigError
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Server:
         try:
             pool = kind.from_url(self._url, **more)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"broker_url: {error}; write redis://[user:password@]host:port/db") from None
+            raise ConfigError(f"broker_url: {without_secrets(str(error), self._url)}; {_FORM}") from None
         pool.connection_kwargs.update(self._options)  # the URL must not override these
         return pool
 
@@ -235,13 +236,16 @@ def _unwrapped(error: redis.exceptions.RedisError) -> redis.exceptions.RedisErro
     return error if found is None else _NAMED[found[2]](found[1])
 
 
+_FORM: Final = "write redis://[user:password@]host:port/db, with %40 for @, %3A for : and %2F for / in a password"
+
+
 def _shown(url: str) -> str:
     """Host and port of a URL, without its password. Raises :class:`ConfigError`."""
     try:
         parts = urlsplit(url)
         place = f"{parts.hostname or '127.0.0.1'}:{parts.port or 6379}"
-    except ValueError as error:
-        raise ConfigError(f"broker_url: {error}; write redis://[user:password@]host:port/db") from None
+    except ValueError:  # (a bad port) contains parts of the password
+        raise ConfigError(f"broker_url is no URL of Redis; {_FORM}") from None
     if parts.scheme not in _SCHEMES:
         raise ConfigError("broker_url: write redis://, rediss:// (with TLS) or unix:// and where Redis is")
     return parts.path if parts.scheme == "unix" else place
