@@ -444,6 +444,7 @@ class Connection(HttpToolsProtocol):
         if self.pipeline and self.pipeline[0][0] is self.cycle:
             self.pipeline.popleft()
         self.cycle.disconnected = True
+        self.cycle.waiting_for_100_continue = False  # uvicorn would tell it to go on, after the refusal
         self.cycle.message_event.set()
         self._unanswered -= 1
         return True

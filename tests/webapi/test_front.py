@@ -7,10 +7,11 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asynctask.clock import SystemClock
 from webapi.context import BODY_LIMIT, HEAD_ONLY
@@ -60,7 +61,8 @@ class Server:
         self.clock = Clock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.place = self.listener.getsockname()
-        self.loop = HttpServer(application, self.listener, **{"threads": 1, "storage": 10**9, "clock": self.clock, **how})
+        settings = {"threads": 1, "storage": 10**9, "clock": self.clock, **how}
+        self.loop = HttpServer(settings.pop("application", application), self.listener, **settings)
         self.thread = threading.Thread(target=self.loop.run, name="loop")
         self.thread.start()
 
@@ -290,6 +292,27 @@ def test_a_client_that_has_closed_its_side_gets_its_answers(talk: Talk) -> None:
     talk.socket.shutdown(socket.SHUT_WR)
     assert [talk.answer()[2]["body"] for _ in range(2)] == ["one", "two"]
     assert talk.ended
+
+
+def test_a_refused_client_is_not_told_to_go_on() -> None:
+    held, free = threading.Event(), threading.Event()
+
+    def holds(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ["PATH_INFO"] == "/hold":
+            held.set()
+            free.wait(PATIENCE_S)
+        return application(environ, start_response)
+
+    with serving(application=holds) as server, capture_logs() as logs, ExitStack() as stack:
+        holder, talk = (stack.enter_context(closing(server.connect())) for _ in range(2))
+        holder.get("/hold")
+        assert held.wait(PATIENCE_S)
+        talk.send(post(b"", "Content-Length: 5", "Expect: 100-continue")).socket.shutdown(socket.SHUT_WR)
+        assert talk.answer()[2]["code"] == "malformed_body"
+        free.set()  # the application asks for the body only now
+        assert talk.ended
+        assert [holder.answer()[0], holder.get().answer()[0]] == [200, 200]
+    assert logs == []
 
 
 def test_a_client_that_sends_requests_without_end_is_refused(talk: Talk) -> None:
