@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,7 +32,7 @@ from asynctask.clock import SystemClock
 from benchmarks import common
 from benchmarks.children import Job, await_address, await_worker, build, child
 from benchmarks.common import Place, Result, Unaccounted
-from benchmarks.memory import peak_kb
+from benchmarks.memory import server_peak_mb
 from benchmarks.polling import figures, many_connections, polled
 
 __all__ = ["main"]
@@ -70,11 +69,11 @@ def measure(options: argparse.Namespace) -> Result:
         with child("web", place) as web:
             address = await_address(web)
             alone = _run(place, app, address, options)
-            before = _peak_mb(web.pid)
+            before = server_peak_mb(web.pid)
             with _Followers(address, options) as followers:
                 beside = _run(place, app, address, options, followers)
             seen = followers.result()
-            peak = _peak_mb(web.pid)
+            peak = server_peak_mb(web.pid)
     settings: dict[str, Any] = {
         **common.setting(options),
         "streams": options.n,
@@ -116,12 +115,6 @@ def _run(
     for task in made:
         common.audit(app, task.id, finish=len(items))
     return waited
-
-
-def _peak_mb(pid: int) -> float:
-    """The largest of the server's processes: its parent, and the one that answers."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return round(max(peak_kb(each) or 0 for each in (str(pid), *children)) / 1024, 1)
 
 
 # -- the followers, in a process of their own: they would hold up the clients that are measured
