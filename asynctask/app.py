@@ -436,6 +436,7 @@ class AsyncTask(OnDemand):
         once; ``idempotency_key``; ``chunk_size``, items per job, or ``"auto"`` (docs/slices.md); ``unique``, fields in
         which no two items may be equal; ``strict``: one refused item refuses the list, so all are validated before anything
         is written (they wait in a temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`;
+        ``who``: who submits it, for the Task's log;
         ``on_complete``, ``on_success`` (no item failed or was cancelled) and ``on_failure`` (any did): a worker or its
         name, or ``{"worker": ..., "args": [...]}``, called with the arguments and the progress object when the last item
         has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
@@ -851,9 +852,10 @@ class AsyncTask(OnDemand):
         of ``data_dir`` or of an SQLite database is full. The result is cached for 3 s."""
         self._made().readiness.check()
 
-    def doctor(self, repair: bool = False) -> list[doctors.Finding]:
-        """Checks that counts equal rows; with ``repair`` repairs differences."""
-        return doctors.examine(self._made().ledger, repair=repair)
+    def doctor(self, repair: bool = False, who: str = "") -> list[doctors.Finding]:
+        """Checks that counts equal rows; with ``repair`` repairs differences. ``who``: for the logs of the repaired
+        Tasks."""
+        return doctors.examine(self._made().ledger, repair=repair, who=who)
 
     def purge(
         self,
@@ -894,8 +896,8 @@ class AsyncTask(OnDemand):
     @property
     def operations(self) -> Operations:
         """Operations on queues, retries, scheduled and dead jobs, and processes."""
-        core = self._made()
-        return Operations(core.services, core.broker, self.engines, self.workers)
+        core, named = self._made(), (self.config.callback_queue, *self.config.queue_weights())
+        return Operations(core.services, core.broker, self.engines, self.workers, named)
 
     # -- processes
 

@@ -7,7 +7,7 @@ entry is named by its job id, an untracked one by the broker's key.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -85,7 +85,7 @@ class WaitReason:
 
 class Operations:
     """The operations of one application. ``engines``: the attached ones by name, whose queues are counted; ``workers``: the
-    registered ones by name, whose checks are asked.
+    registered ones by name, whose checks are asked; ``queues``: those that its settings name.
 
     Every method may raise :class:`Unavailable`, and :class:`InputError` for an invalid name, limit or text. ``who`` is
     written to the log of the Tasks concerned.
@@ -97,8 +97,10 @@ class Operations:
         broker: Broker,
         engines: Mapping[str, Engine] = MappingProxyType({}),
         workers: Mapping[str, Worker] = MappingProxyType({}),
+        queues: Collection[str] = (),
     ) -> None:
         self._services = services
+        self._queues = queues
         self._workers = workers
         self._engines = engines
         self._router = Router(broker, engines, services.clock)
@@ -193,12 +195,29 @@ class Operations:
 
     def pause(self, queue: str) -> bool:
         """Stops taking jobs from the queue until :meth:`unpause`. False if paused already. Raises :class:`Conflict` if
-        the broker cannot pause."""
-        return self._admin.pause(self._own_queue(queue))
+        the broker cannot pause, :class:`NotFound` for a queue that nobody knows."""
+        return self._admin.pause(self._known_queue(queue))
 
     def unpause(self, queue: str) -> bool:
-        """Undoes :meth:`pause`."""
-        return self._admin.unpause(queue_name(queue))
+        """Undoes :meth:`pause`. Raises as it does."""
+        return self._admin.unpause(self._known_queue(queue))
+
+    def _known_queue(self, queue: str) -> str:
+        """The name of a queue of the broker that a setting, a registered worker, a living process, the broker or a job
+        names. Raises :class:`NotFound` for any other, which may be misspelt."""
+        name = self._own_queue(queue)
+        if name in self._queues or any(name in (w.queue, w.options.get("retry_queue")) for w in self._workers.values()):
+            return name
+        if name in self._admin.paused([name]) or any(each.name == name for each in self._admin.queues()):
+            return name
+        if any(each["alive"] and name in each["queues"] for each in self.processes()):
+            return name
+        with self._ledger.database.read() as connection:
+            if queries.has_queue(connection, name):
+                return name
+        raise NotFound(
+            f"there is no queue {plain(name)!r}: no worker is registered for it, no process works it, and no job is in it"
+        )
 
     def _own_queue(self, queue: str) -> str:
         """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""
@@ -348,6 +367,8 @@ class Operations:
         if action not in ACTIONS:
             raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
         event = self.job(job_id)
+        if action == "restart" and action in event["actions"]:
+            self._services.refuse_unperformed(str(event["worker"]), str(event["queue"]))
         if action == "restart" and event["status"] in ("error", "failed"):
             done = queries.retry_one(self._ledger, event["id"], who=who, refused_too=True)
         elif event["waits_for"] is not None and action == "restart":
@@ -405,9 +426,11 @@ class Operations:
             case "working":
                 raise NotNow("running", "a worker performs it")
             case "stopped":
+                self._services.refuse_unperformed(str(event["worker"]), str(event["queue"]))
                 self._check("start", event)
                 changed = queries.start_one(self._ledger, event["id"], who=who)
             case "enqueue" if event["due_at"] is not None:
+                self._services.refuse_unperformed(str(event["worker"]), str(event["queue"]))
                 self._check("start", event)
                 changed = bool(queries.turn_waiting(self._ledger, "restart", [event["id"]], who=who))
             case "finish" | "failed" | "error" | "cancelled":
@@ -515,7 +538,7 @@ class Operations:
 
         For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. A lone job of an
         attached engine is pushed to its queue there. Jobs of another program are skipped; raises :class:`OtherEngine` if
-        all are.
+        all are. A restart skips tracked jobs that nobody performs.
         """
         set_name = checked(list_name, action)
         result, wanted = Result(), wanted_keys(keys)
@@ -527,6 +550,8 @@ class Operations:
         for job_id in [job_id for job_id, event_id in tracked.items() if event_id in elsewhere]:
             result.skip(job_id, str(OtherEngine(elsewhere[tracked[job_id]])))
         ours = {job_id: event_id for job_id, event_id in tracked.items() if event_id not in elsewhere}
+        if action == "restart":
+            ours = self._performed(ours, result)
         self._act_tracked(set_name, action, ours, result, who)
         for key in wanted:
             if key not in tracked:
@@ -545,6 +570,21 @@ class Operations:
                 result.skip(job_id, _RECORDED)
                 continue
             self._retry_one(job_id, event_id, result, who)
+
+    def _performed(self, ids: Mapping[str, int], result: Result) -> dict[str, int]:
+        """Those of these jobs, key -> Event id, that somebody performs; skips the others."""
+        with self._ledger.database.read() as connection:
+            found = queries.performers(connection, ids.values())
+        reasons: dict[tuple[str, str], str] = {}
+        for each in set(found.values()):
+            try:
+                self._services.refuse_unperformed(*each)
+            except Conflict as error:
+                reasons[each] = str(error)
+        unperformed = {key: reasons[found[i]] for key, i in ids.items() if i in found and found[i] in reasons}
+        for key, reason in unperformed.items():
+            result.skip(key, reason)
+        return {key: event_id for key, event_id in ids.items() if key not in unperformed}
 
     def _retry_one(self, job_id: str, event_id: int, result: Result, who: str) -> None:
         try:
@@ -576,7 +616,10 @@ class Operations:
                 self._retry_dead(result, who)
         else:
             for ids in self._id_pages(set_name):
-                result.done += queries.turn_waiting(self._ledger, action, ids, who=who)
+                chosen = {str(event_id): event_id for event_id in ids}
+                if action == "restart":
+                    chosen = self._performed(chosen, result)
+                result.done += queries.turn_waiting(self._ledger, action, list(chosen.values()), who=who)
         if action == "delete":
             result.done += self._admin.clear(set_name)
         else:
@@ -601,6 +644,8 @@ class Operations:
             found = queries.dead_tasks(connection, now)
         for task_id, jobs in found:
             try:
+                task = tasks.read(self._ledger, task_id)
+                self._services.refuse_unperformed(task.worker_name, task.queue)
                 if self._services.control.retry(task_id, ("error",), who):
                     result.done += jobs
             except Conflict as error:
@@ -611,8 +656,8 @@ class Operations:
                 ids = queries.alone_dead(connection, now, after=after, limit=ACTED_AT_ONCE)
             if not ids:
                 return
-            for event_id in ids:
-                self._retry_one(str(event_id), event_id, result, who)
+            for key, event_id in self._performed({str(each): each for each in ids}, result).items():
+                self._retry_one(key, event_id, result, who)
             after = ids[-1]
 
     def _act_on_untracked(self, set_name: str, action: str, result: Result) -> None:

@@ -258,6 +258,7 @@ class Submitter:
             key_field=self._key(worker, options, (source or {}).get("columns")),
             key_limit=_key_limit(worker, options),
             chunk_size=1 if options.chunk_size is None else options.chunk_size,
+            who=options.who,
         )
 
     def _check_chunks(self, worker: Worker, options: Options) -> None:

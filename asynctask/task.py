@@ -13,18 +13,21 @@ from asynctask.clock import Clock
 from asynctask.core.states import State, Status
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.errors import InputError, NotFound, Unavailable
+from asynctask.dispatch.outbox import engine_of
+from asynctask.errors import Conflict, InputError, NotFound, Unavailable
+from asynctask.exports.run import MERGER
+from asynctask.ledger import processes, queries
 from asynctask.ledger import progress as progress_rows
-from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.progress import Progress
 from asynctask.ledger.queries import ListedEvent
-from asynctask.lists.items import ItemShape
+from asynctask.lists.items import MIXED, ItemShape
 from asynctask.lists.problems import localised, refusal, revived
 from asynctask.lists.readers import Limits
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
+from asynctask.worker import Worker
 
 if TYPE_CHECKING:
     from asynctask.reports.report import Report
@@ -52,9 +55,16 @@ def _after(place: int | str | None) -> tuple[int | None, int | None]:
     return int(found[1]), None if found[2] is None else int(found[2])
 
 
+class NobodyPerforms(Conflict):
+    """No process can be known to perform a job, so it is not made to run again."""
+
+    code = "nobody_performs"
+
+
 @dataclass(frozen=True)
 class Services:
-    """What a handle works with; made by the application."""
+    """What a handle works with; made by the application. ``workers``: the registered ones, those of attached engines
+    included; ``is_shared``: other programs can take jobs from the broker."""
 
     ledger: Ledger
     clock: Clock
@@ -62,6 +72,24 @@ class Services:
     dispatcher: Dispatcher
     uploads: Uploads
     limits: Limits
+    workers: Callable[[], Mapping[str, Worker]]
+    is_shared: bool
+
+    def refuse_unperformed(self, worker: str, queue: str) -> None:
+        """Raises :class:`NobodyPerforms` for a job that would wait for ever: its worker is not registered here, and no
+        living process of an engine or in another language works its queue. A program that registers no worker, such as the
+        command line without ``-A``, cannot tell."""
+        known = self.workers()
+        if not known or worker in known or worker in (MIXED, MERGER):
+            return
+        if engine_of(queue) is not None or self.is_shared:
+            with self.ledger.database.read() as connection:
+                if processes.other_language(connection, queue, self.ledger.now()) is not None:
+                    return
+        raise NobodyPerforms(
+            f"no worker is registered here as {worker[:200]!r}, and no other program works its queue {queue[:200]!r}:"
+            " restart it with the application that has the worker (asynctask -A module:app), or while such a program runs"
+        )
 
     def dispatch_now(self) -> None:
         """Runs one round of the dispatcher; if it fails, the next round of any process does the work.
@@ -229,8 +257,10 @@ class TaskHandle:
         """Runs items that are ``failed`` or ``error`` (or have the given statuses) again, as a new generation.
 
         ``message``: only failures of the group with this message (:meth:`errors`); ``limit``: at most this many, in the
-        order of the list. Returns False if there are none.
+        order of the list. Returns False if there are none. Raises :class:`NobodyPerforms` if its worker is known to nobody.
         """
+        task = task_rows.read(self._s.ledger, self.id)
+        self._s.refuse_unperformed(task.worker_name, task.queue)
         statuses = (status,) if isinstance(status, str) else status
         changed = self._s.control.retry(self.id, statuses, who, message=message, limit=limit)
         self._s.dispatch_now()

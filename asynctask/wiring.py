@@ -56,6 +56,7 @@ class Core:
         *,
         outgoing: Callable[[], PushFilter | None],
         engines: Mapping[str, EngineQueues],
+        workers: Callable[[], Mapping[str, Worker]],
         closed: Callable[[int], None],
     ) -> None:
         self.pid = os.getpid()
@@ -88,8 +89,9 @@ class Core:
         )
         limits = _limits(config)
         self.services = Services(
-            self.ledger, clock, Control(self.ledger, self.broker), self.dispatcher, self.uploads, limits
-        )
+            self.ledger, clock, Control(self.ledger, self.broker), self.dispatcher, self.uploads, limits,
+            workers=workers, is_shared=not self.broker.capabilities.in_ledger,
+        )  # fmt: skip
         splitter = Splitter(
             self.ledger, clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
         )
@@ -333,6 +335,7 @@ class OnDemand(ABC):
                         self.ids,
                         outgoing=self.outgoing,
                         engines=self._engines,
+                        workers=lambda: self.workers,
                         closed=self.task_closed,
                     )
                 core = self._core

@@ -46,6 +46,7 @@ def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None =
     openapi.register(flask_app, app)
     register_slots(flask_app, Slots.of_threads(app.config.web_threads if threads is None else threads))
     reading.register_heads(flask_app)
+    workers.register(flask_app)
     for each in (tasks, reports, workers, operations):
         flask_app.register_blueprint(each.blueprint)
     flask_app.register_blueprint(tasks.exports)
@@ -98,7 +99,7 @@ def jobs() -> ResponseReturnValue:
     return render_template("jobs.html", workers=sorted(asynctask_app().workers))
 
 
-@pages.get("/jobs/<job_id>")
+@pages.get("/jobs/<job:job_id>")
 def job(job_id: str) -> ResponseReturnValue:
     """One job."""
     try:

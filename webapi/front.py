@@ -84,8 +84,8 @@ class Answer:
             self.close()
 
     def close(self) -> None:
-        """Releases what the application holds for the answer."""
-        close = getattr(self._chunks, "close", None)
+        """Releases what the application holds for the answer; idempotent."""
+        close, self._chunks = getattr(self._chunks, "close", None), ()
         if close is not None:
             close()
 
@@ -274,8 +274,8 @@ class Front:
             exchange.connection.linger()
 
     async def _send(self, exchange: Exchange, data: bytes, *, last: bool = False) -> None:
-        exchange.connection.sent += len(data)
         await exchange.send({"type": "http.response.body", "body": data, "more_body": not last})
+        exchange.connection.sent += len(data)
 
     async def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         headers, body = server_problem(*refusal)

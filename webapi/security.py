@@ -458,14 +458,16 @@ def register(flask_app: APIFlask) -> None:
 
 
 def _refuse_other_sites() -> None:
-    """Checks Sec-Fetch-Site and Origin, which a page cannot forge; programs send neither."""
+    """Checks Sec-Fetch-Site and Origin, which a page cannot forge; programs send neither. A page that is not of
+    this origin is another's, whether or not the two are one site."""
     if request.method in _SAFE_METHODS:
         return
     site = request.headers.get("Sec-Fetch-Site")
     if site in ("same-origin", "none"):
         return
     origin = request.headers.get("Origin")
-    if site == "cross-site" or (origin is not None and not _is_here(origin)):
+    is_another = site is not None if origin is None else not _is_here(origin)
+    if site == "cross-site" or is_another:
         raise CrossSite(
             f"a page of {origin or 'another site'} may not change anything here; use this site's own page, or a program"
         )

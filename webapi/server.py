@@ -135,7 +135,7 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 interface="asgi3",
                 log_config=None,
-                log_level=logging.ERROR,  # a line for each malformed request would let anybody fill the disk
+                log_level=logging.CRITICAL,  # the front logs what fails; the rest is what strangers send
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,

@@ -340,8 +340,10 @@ class Record(_In):
     )
     will_retry: bool = Field(False, description="After an `error`: another attempt follows.")
     retry_at: Moment | None = Field(None, description="When it follows, for a job that carries its attempt; null: at once.")
-    worker: Name | None = Field(None, description="For its Event, if it has none.")
-    queue: Name = Field("default", description="For its Event, if it has none.")
+    worker: Name | None = Field(
+        None, description="For its Event, if it has none: one that is registered, or of the process."
+    )
+    queue: QueueName = Field("default", description="For its Event, if it has none.")
     args: list[JsonValue] | None = Field(None, description="For its Event, if it has none: shown to people.")
     started_at: Moment | None = Field(
         None, description="When this attempt began; it tells a record that is sent again from one of another attempt."
@@ -535,6 +537,10 @@ class RecordResult(_Out):
     counted: bool = Field(description="It changed the Event, or is the `working` that the Event has.")
     status: StatusName | None = Field(description="Of the Event, now; null: the job is unknown and names no worker.")
     attempt: int | None
+    code: Literal["no_attempt", "other_attempt", "held_elsewhere"] | None = Field(
+        description="Why it cannot count; null for any other reason, such as that it was sent before."
+    )
+    detail: str | None = Field(description="The same for people, with what to do.")
 
 
 class RecordResults(_Out):

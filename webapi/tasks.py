@@ -105,7 +105,7 @@ def export(body: ExportSubmission) -> Response:
     _refuse_unknown(app, body.worker)
     if len(body.shards) > app.config.max_rows:
         raise too_many_items(app.config.max_rows)
-    options, wait_s = body.with_key(_idempotency_key(current_request())), app.config.submit_wait_s
+    options, wait_s = body.with_request(_idempotency_key(current_request()), who()), app.config.submit_wait_s
     return answer(app.hand_in_export(body.worker, body.shards, body.format, options, wait_s=wait_s))
 
 
@@ -449,12 +449,12 @@ def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
         mixed = JobsSubmission.model_validate(body)
         if len(mixed.jobs) > app.config.max_rows:
             raise too_many_items(app.config.max_rows)
-        return app.hand_in_jobs(mixed.jobs, mixed.with_key(key), wait_s=app.config.submit_wait_s)
+        return app.hand_in_jobs(mixed.jobs, mixed.with_request(key, who()), wait_s=app.config.submit_wait_s)
     given = JsonSubmission.model_validate(body)
     _refuse_unknown(app, given.worker)
     if len(given.items) > app.config.max_rows:
         raise too_many_items(app.config.max_rows)
-    return app.hand_in(given.worker, given.items, given.with_key(key), wait_s=app.config.submit_wait_s)
+    return app.hand_in(given.worker, given.items, given.with_request(key, who()), wait_s=app.config.submit_wait_s)
 
 
 def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
@@ -465,7 +465,7 @@ def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
     _refuse_unknown(app, given.worker)
     source = ListSource.checked(given.sheet, given.columns, given.encoding)
     stored = app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
-    return app.hand_in(given.worker, stored, given.with_key(key), source, wait_s=app.config.submit_wait_s)
+    return app.hand_in(given.worker, stored, given.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
 
 
 def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission | DryRun:
@@ -490,7 +490,7 @@ def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str 
         encoding = "utf-8"
     source = ListSource.checked(None, columns, encoding)
     stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
-    return app.hand_in(query.worker, stored, query.with_key(key), source, wait_s=app.config.submit_wait_s)
+    return app.hand_in(query.worker, stored, query.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
 
 
 def _refuse_contradiction(charset: str, encoding: str | None) -> None:

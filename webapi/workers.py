@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any, Final
+from urllib.parse import quote
 
-from apiflask import APIBlueprint, FileSchema
+from apiflask import APIBlueprint, APIFlask, FileSchema
 from flask import Response, url_for
+from werkzeug.routing import BaseConverter
 
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
@@ -31,6 +33,23 @@ from webapi.shapes import (
 _MAX_JOB_ID: Final = 64
 
 blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Workers")
+
+
+class _JobId(BaseConverter):
+    """A job's id in a path. An engine's may hold slashes, which a client sends as `%2F` and every server decodes; so what
+    stands before the verb, the last segment, is the id."""
+
+    regex = "(?s:.+?)"
+    part_isolating = False
+
+    def to_url(self, value: str) -> str:
+        return quote(value, safe="")
+
+
+def register(flask_app: APIFlask) -> None:
+    """Makes ``flask_app`` take every id of a job in a path."""
+    flask_app.url_map.converters["job"] = _JobId
+    flask_app.url_map.merge_slashes = False  # a redirect to another id
 
 
 @blueprint.get("/workers")
@@ -116,7 +135,7 @@ def _arguments(body: NewJob) -> list[Any]:
     return [body.item] if has_item else list(body.args or ())
 
 
-@blueprint.get("/jobs/<job_id>")
+@blueprint.get("/jobs/<job:job_id>")
 @blueprint.input(NoQuery, location="query", arg_name="query")
 @blueprint.output(Event)
 @blueprint.doc(operation_id="getJob", responses=[503])
@@ -128,7 +147,7 @@ def job(job_id: str, query: NoQuery) -> Response:
     return json_response(asynctask_app().operations.job(job_id))
 
 
-@blueprint.post("/jobs/<job_id>/stop")
+@blueprint.post("/jobs/<job:job_id>/stop")
 @blueprint.input(NoQuery, location="query", arg_name="query")
 @blueprint.output(ToldEvent)
 @blueprint.doc(operation_id="stopJob", responses=[403, 409, 503])
@@ -141,7 +160,7 @@ def stop_job(job_id: str, query: NoQuery) -> Response:
     return json_response(asynctask_app().stop_job(job_id, who=who()))
 
 
-@blueprint.post("/jobs/<job_id>/start")
+@blueprint.post("/jobs/<job:job_id>/start")
 @blueprint.input(NoQuery, location="query", arg_name="query")
 @blueprint.output(ToldEvent)
 @blueprint.doc(operation_id="startJob", responses=[403, 409, 503])
@@ -154,7 +173,7 @@ def start_job(job_id: str, query: NoQuery) -> Response:
     return json_response(asynctask_app().start_job(job_id, who=who()))
 
 
-@blueprint.post("/jobs/<job_id>/restart")
+@blueprint.post("/jobs/<job:job_id>/restart")
 @blueprint.input(NoQuery, location="query", arg_name="query")
 @blueprint.output(Event)
 @blueprint.doc(operation_id="restartJob", responses=[403, 409, 503])
@@ -166,7 +185,7 @@ def restart_job(job_id: str, query: NoQuery) -> Response:
     return _acted_on(job_id, "restart")
 
 
-@blueprint.post("/jobs/<job_id>/kill")
+@blueprint.post("/jobs/<job:job_id>/kill")
 @blueprint.input(NoQuery, location="query", arg_name="query")
 @blueprint.output(Event)
 @blueprint.doc(operation_id="killJob", responses=[403, 409, 503])
@@ -178,7 +197,7 @@ def kill_job(job_id: str, query: NoQuery) -> Response:
     return _acted_on(job_id, "kill")
 
 
-@blueprint.post("/jobs/<job_id>/delete")
+@blueprint.post("/jobs/<job:job_id>/delete")
 @blueprint.input(NoQuery, location="query", arg_name="query")
 @blueprint.output(Event)
 @blueprint.doc(operation_id="deleteJob", responses=[403, 409, 503])
@@ -208,20 +227,24 @@ def record_jobs(body: RecordBatch) -> Response:
     return json_response({"results": [asdict(each) for each in results], "signal": signal})
 
 
-@blueprint.post("/jobs/<job_id>/record")
+@blueprint.post("/jobs/<job:job_id>/record")
 @blueprint.input(Record, location="json", arg_name="body")
 @blueprint.output(RecordResult)
-@blueprint.doc(operation_id="recordJob", responses=[400, 403, 413, 415, 503])
+@blueprint.doc(operation_id="recordJob", responses=[400, 403, 409, 413, 415, 503])
 def record_job(job_id: str, body: Record) -> Response:
     """Record what a worker in another language did with a job
 
-    404 if the job is unknown and no `worker` is named.
+    404 if the job is unknown and no `worker` is named; 422 `no_attempt` if the ledger keeps the job and the record names no
+    attempt; 409 `other_attempt` if it names another than the current one; 409 `held_elsewhere` if nobody else than the
+    application can have the job.
     """
     if len(job_id) > _MAX_JOB_ID or "\0" in job_id:
         raise NotFound("there is no job of such an id")
     (result,), _ = asynctask_app().record_all([body.record(job_id)])
     if result.status is None:
         raise NotFound(f"there is no job {job_id!r}; name its worker to have an Event made")
+    if (error := result.refusal()) is not None:
+        raise error
     return json_response(asdict(result))
 
 

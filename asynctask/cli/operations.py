@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from asynctask.cli.options import Command, Group, Session, file_options, next_page, pass_session
+from asynctask.cli.options import Command, Group, Session, file_options, next_page, pass_session, who
 from asynctask.cli.output import FAILURES, OK, clean, count, number
-from asynctask.cli.tasks import seconds_of, who
+from asynctask.cli.tasks import seconds_of
 from asynctask.config import settings
 from asynctask.database import schema
 from asynctask.database.engine import Database, missing_file
@@ -405,7 +405,7 @@ def doctor(session: Session, repair: bool) -> int:
 
     Exit code 1 if a finding remains.
     """
-    findings = session.existing().doctor(repair=repair)
+    findings = session.existing().doctor(repair=repair, who=who())
     rows = [(each.task_id, each.code, each.message, each.repaired) for each in findings]
     session.out.document(
         {"findings": [dict(zip(("task_id", "code", "message", "repaired"), row, strict=True)) for row in rows]}

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import pwd
 import shlex
 import sys
 import traceback
@@ -243,6 +244,14 @@ def file_options(function: Callable[..., Any]) -> Callable[..., Any]:
     named = click.option("-e", "--environment", default=None, help="Section of that file to use (else APP_ENV, RAILS_ENV).")
     file = click.option("-C", "--config", "config_file", default=None, help="YAML file with settings, as Sidekiq's are.")
     return file(named(function))
+
+
+def who() -> str:
+    """The user for a Task's log: by the process's user id, which no variable of the environment changes."""
+    try:
+        return f"{pwd.getpwuid(os.getuid()).pw_name} (command line)"
+    except KeyError:  # a user without a name, in a container for instance
+        return f"uid {os.getuid()} (command line)"
 
 
 def next_page(after: object) -> str:

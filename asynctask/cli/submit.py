@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from asynctask.cli.options import TASK_ID, Command, Session, pass_session
+from asynctask.cli.options import TASK_ID, Command, Session, pass_session, who
 from asynctask.cli.output import DETACHED, FAILURES, OK, UNAVAILABLE, USAGE, Bars, clean, count, headline, number
 from asynctask.clock import SystemClock
 from asynctask.errors import InputError, Problem, Unavailable
@@ -254,7 +254,7 @@ def submit(
     try:
         if dry_run:
             return _print_dry_run(session, app.check_file(worker, stored, **given), app.config.locale)
-        submission = app.submit_file(worker, stored, **given)
+        submission = app.submit_file(worker, stored, who=who(), **given)
     except InputError as error:
         from asynctask.lists.problems import localised
 
@@ -313,7 +313,7 @@ def export(
     if dry_run:
         found = app.submit_export(worker, _listed(shards), format=form, dry_run=True, **given)
         return _print_dry_run(session, found, app.config.locale, "shard")
-    handle = app.submit_export(worker, _listed(shards), format=form, **given)
+    handle = app.submit_export(worker, _listed(shards), format=form, who=who(), **given)
     if look_on:
         return _watch(session, handle, timeout)
     progress = handle.progress()

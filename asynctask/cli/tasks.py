@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import getpass
 import math
 import os
 import shutil
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from asynctask.cli.options import TASK_ID, Command, Session, next_page, pass_session
+from asynctask.cli.options import TASK_ID, Command, Session, next_page, pass_session, who
 from asynctask.cli.output import FAILURES, OK, Output, RowsWritten, clean, count, headline, number, pace, state_of, summary
 from asynctask.cli.submit import print_refusal, priority_value, why_still
 from asynctask.clock import SystemClock
@@ -31,14 +30,6 @@ _WIDE: Final = 120
 """Terminal columns that the full list of Tasks needs without breaking words."""
 _ENDED: Final = ("finish", "failed", "error", "cancelled")
 _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
-
-
-def who() -> str:
-    """The user's name for a Task's log."""
-    try:
-        return f"{getpass.getuser()} (command line)"
-    except (OSError, KeyError):  # a user without a name, in a container for instance
-        return f"uid {os.getuid()} (command line)"
 
 
 @click.command("tasks", cls=Command)

@@ -42,13 +42,13 @@ from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, Snapshot, reopen, send
+from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, Snapshot, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape, Refused, UnfitItem
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
-from asynctask.messages import revealed
+from asynctask.messages import clean, revealed
 from asynctask.middleware.tracker import Stops, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
@@ -66,6 +66,9 @@ AT_ONCE: Final = 10
 
 AWAY_S: Final = 0.5
 """Seconds between two questions whether the ledger answers again."""
+
+PUT_OFF_S: Final = 10.0
+"""Seconds for which a job waits in the ledger whose engine gave it up before it began."""
 
 BEGUN: Final = "a worker has begun it"
 """Why a job cannot be revoked any more."""
@@ -86,6 +89,11 @@ _MOST_EARLY: Final = 1_000
 _MOST_ACKS: Final = 50
 _FLUSH_S: Final = 5.0
 _MANY: Final = 50
+
+_BROKEN: Final = (
+    "the message is dropped unrun: only AsyncTask writes an attempt into one, so find the program that has changed or made"
+    " it; the job runs by another message, or the ledger sends it again"
+)
 
 _FIRST: Final = ((None, True), (1, False))
 """Attempts of jobs of which a snapshot may tell, and whether they are lone."""
@@ -265,12 +273,13 @@ def merge_function(app: Exporting) -> Callable[..., Any]:
 
 def kept_params(worker: Worker | None, job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:
     """The arguments of a lone job as its Event stores them, with secrets of an item marked; None if they are not JSON or
-    over ``limit`` bytes."""
-    args, kwargs = _concealed(worker, args, kwargs)
-    params: Any = {"args": list(args), "kwargs": dict(kwargs)} if kwargs else list(args)
+    over ``limit`` bytes, or no arguments, as a message may hold."""
+    params: Any = None
     try:
+        args, kwargs = _concealed(worker, args, kwargs)
+        params = {"args": args, "kwargs": kwargs} if kwargs else args
         kept = len(dumps(params)) <= limit
-    except TypeError:  # the engine has another serializer
+    except (TypeError, ValueError):  # the engine has another serializer
         kept = False
     if not kept:
         get_logger("asynctask.engine").info("params_not_kept", job_id=job_id)
@@ -279,8 +288,9 @@ def kept_params(worker: Worker | None, job_id: str, args: Sequence[Any], kwargs:
 
 def _concealed(worker: Worker | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Arguments with the secrets of an item marked."""
+    args, kwargs = list(args), dict(kwargs)
     if worker is None or worker.shape is None:
-        return list(args), dict(kwargs)
+        return args, kwargs
     conceal = worker.shape.conceal
     return [*map(conceal, args[:1]), *args[1:]], {name: conceal(each) for name, each in kwargs.items()}
 
@@ -765,7 +775,7 @@ class EngineProcess(AppProcess):
         if self._early is None:
             # With half of the threads about to begin, there is time to ask for the others before one of them waits.
             self._early = EarlyTickets(self._arrive, self._clock, enough=max(1, self._concurrency // 2))
-        if not self._is_fresh(arrival):
+        if not arrival.broken and not self._is_fresh(arrival):
             self._early.expect(arrival)
 
     def _arrive(self, arrivals: Sequence[Arrival]) -> Sequence[Ticket]:
@@ -806,8 +816,11 @@ class EngineProcess(AppProcess):
         same copy to a worker before. If that worker died at once, its start is not recorded; so this start is recorded
         before the job is performed, and the next death counts.
 
-        If its verdict is not ``RUN``, acknowledge the job unrun: it has ended, or the ledger has taken it back.
+        If its verdict is not ``RUN``, acknowledge the job unrun: it has ended, the ledger has taken it back, or its message
+        has no valid attempt.
         """
+        if arrival.broken:
+            return self.refuse(arrival)
         if early is None and not redelivered and self._is_fresh(arrival):
             early = self.tracker.announced(arrival)
         if early is None and self._early is not None:
@@ -817,6 +830,8 @@ class EngineProcess(AppProcess):
             # Its engine may deliver it again before the death of its process is noticed.
             self._retry_while_away(self.maintenance.recover_dead)
             ticket = self._retry_while_away(lambda: self._begin(arrival))
+        if arrival.attempt is not None and ticket.event_id and ticket.is_lone:
+            return self.refuse(replace(arrival, broken=f"{arrival.attempt}, that of another job"))
         if ticket.ended_before and arrival.anew and ticket.is_lone:
             options = {ENGINE: self._engine}
             if self._retry_while_away(lambda: reopen(self.ledger, arrival, options=options)):
@@ -828,6 +843,20 @@ class EngineProcess(AppProcess):
         if redelivered and ticket.task_id is not None:
             ticket.watched = True
         return ticket
+
+    def refuse(self, arrival: Arrival) -> Ticket:
+        """Drops a message without a valid attempt. Blocks while the ledger is unavailable.
+
+        The message may be the only one of its job. A job of a Task is left alone, because it may run by another one: if it
+        has none, the search for lost copies finds it. That does not search for lone jobs, so the ledger sends them again.
+        """
+        self._log.error(
+            "broken_attempt", job_id=arrival.job_id, found=arrival.broken, worker=clean(arrival.worker_name),
+            queue=clean(arrival.queue), hint=_BROKEN,
+        )  # fmt: skip
+        why, until = f"Its message had no valid attempt: {arrival.broken}", self.ledger.now() + micros(PUT_OFF_S)
+        self._retry_while_away(lambda: send_from_ledger(self.ledger, arrival.job_id, why, until))
+        return Ticket(Begin.DROP, arrival.job_id, 0, None, 1)
 
     def put_off(self, arrival: Arrival, why: str, seconds: float) -> None:
         """Makes a job that the ledger keeps and that cannot be performed here wait there for this long. Blocks while the

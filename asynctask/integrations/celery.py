@@ -52,6 +52,7 @@ from asynctask.integrations.base import (
     AWAY_S,
     BEGUN,
     HOLDS_ANY,
+    PUT_OFF_S,
     SNAPSHOT,
     Attachable,
     EngineCapabilities,
@@ -70,7 +71,6 @@ from asynctask.integrations.base import (
     shard_writer,
 )  # fmt: skip
 from asynctask.integrations.recording import (
-    PUT_OFF_S,
     Collecting,
     Performer,
     PoolRecording,
@@ -78,7 +78,16 @@ from asynctask.integrations.recording import (
     SavedElsewhere,
 )
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
-from asynctask.ledger.standalone import Arrival, NextRun, Snapshot, discard, end_elsewhere, is_job_id, put_off_elsewhere
+from asynctask.ledger.standalone import (
+    Arrival,
+    Fence,
+    NextRun,
+    Snapshot,
+    discard,
+    end_elsewhere,
+    is_job_id,
+    put_off_elsewhere,
+)
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
@@ -460,9 +469,10 @@ class CeleryEngine:
             task_id = str(options["task_id"]) if options.get("task_id") else None
             task = None if task_id is None else self._celery.tasks.get(name)
             known = task is not None and (name in self._tracked or self._current(task_id) is not None)
-            is_copy = ATTEMPT in (options.get("headers") or {}) or getattr(
-                self._thread, "pushing", False
-            )  # of a dispatcher
+            has_fence = ATTEMPT in (options.get("headers") or {})  # of a dispatcher, or that of the job that sends this one
+            is_copy = getattr(self._thread, "pushing", False) or (
+                has_fence and getattr(self._thread, "current", None) is None
+            )
             if more or not known or is_copy or getattr(self._thread, "sending", False):
                 return send_task(name, args, kwargs, *more, **options)
             del options["task_id"]
@@ -754,7 +764,7 @@ class CeleryEngine:
             return apply_async(args, kwargs, task_id=task_id, **options)
         snapshot = self._lone_events.announce(job, by_engine=by_celery)
         own = None if snapshot is None else snapshot.header(task_id)
-        options["headers"] = {**headers, SNAPSHOT: own}
+        options["headers"] = {**{name: headers[name] for name in headers if name != ATTEMPT}, SNAPSHOT: own}
         try:
             return apply_async(args, kwargs, task_id=task_id, **options)
         except Exception as error:
@@ -820,7 +830,7 @@ class CeleryEngine:
 
     def _perform(self, task: Any, worker: Worker, function: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         request = task.request
-        attempt = _attempt(vars(request), request.id)
+        attempt, broken = _fence(vars(request), request.id)
         delivery = request.delivery_info or {}
         queue = self._queue_of(delivery, own_name(worker.queue))
         params = self._params(worker, request.id, args, kwargs)
@@ -831,8 +841,9 @@ class CeleryEngine:
             redelivered or request.retries or vars(request).keys() & {SNAPSHOT, AGAIN}
         )
         arrival = Arrival(
-            request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot, anew=is_unannounced
-        )
+            request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot, anew=is_unannounced,
+            broken=broken,
+        )  # fmt: skip
         process, ticket = self._begin(arrival, redelivered=redelivered)
         self._thread.begun = request.id
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
@@ -852,18 +863,16 @@ class CeleryEngine:
         """The ticket of a job that may be performed. Raises what makes Celery acknowledge one that may not, or keep one
         that could not be recorded."""
         try:
-            if arrival.attempt is not None and (not isinstance(arrival.attempt, int) or arrival.attempt < 1):
-                raise Ignore(f"job {arrival.job_id} has an invalid attempt: {arrival.attempt!r}")
             process = self._running_process()
             ticket = process.begin(arrival, redelivered=redelivered)
-        except Ignore:
-            raise
         except Exception as error:
             self._log.exception("not_begun", job_id=arrival.job_id)
             threading.Event().wait(AWAY_S)
             raise Reject(error, requeue=True) from error
         if ticket.verdict is not Begin.RUN:
-            raise Ignore(f"job {arrival.job_id} has ended, or the ledger has taken it back")
+            raise Ignore(
+                f"job {arrival.job_id} has ended, the ledger has taken it back, or its message has no valid attempt"
+            )
         if not ticket.is_lone and arrival.attempt is None:
             raise _IdTakenError(f"{arrival.job_id} is the id of another job, which the ledger keeps")
         return process, ticket
@@ -1035,8 +1044,8 @@ class CeleryEngine:
         start cannot be stored."""
         if getattr(self._thread, "begun", None) == job_id or isinstance(error, _IdTakenError) or not is_job_id(job_id):
             return
-        why, attempt = f"Celery failed it before it began: {type(error).__name__}: {error}", _attempt(headers, job_id)
-        if not isinstance(attempt, int):
+        why, attempt = f"Celery failed it before it began: {type(error).__name__}: {error}", _fence(headers, job_id).attempt
+        if attempt is None:
             self._end(job_id, why, lone_only=bool(headers))
             return
         try:
@@ -1050,10 +1059,9 @@ class CeleryEngine:
 
     def _task_unknown(self, message: Any = None, name: str = "", id: str = "", **_: Any) -> None:  # noqa: A002
         """Celery has dropped the message of a task that this worker has not registered."""
-        attempt = (message.headers or {}).get(ATTEMPT)
         if not is_job_id(id):
             return
-        if not isinstance(attempt, int):
+        if (attempt := _fence(message.headers or {}, id).attempt) is None:
             self._end(id, f"no task is registered as {name!r}", lone_only=True)
             return
         why = f"Waiting for a worker: one that took it has no task {name!r} registered"
@@ -1133,8 +1141,8 @@ class CeleryEngine:
         if request.eta is not None or not is_job_id(request.id):
             return
         name = self._queue_of(request.delivery_info, own_name(worker.queue))
-        attempt = _attempt(request.request_dict, request.id)
-        if attempt is None or isinstance(attempt, int):
+        attempt, broken = _fence(request.request_dict, request.id)
+        if not broken:
             params = self._params(worker, request.id, *request.message.payload[:2])
             told = None if request.request_dict.get("retries") else request.request_dict.get(SNAPSHOT)
             snapshot = Snapshot.parse(told, request.id)
@@ -1349,16 +1357,18 @@ def _note_acknowledged(qos: Any, delivery_tag: str, multiple: bool = False) -> N
     ack(qos, delivery_tag)
 
 
-def _attempt(headers: Mapping[str, Any], job_id: str) -> Any:
-    """The fence in a message; None without one."""
+def _fence(headers: Mapping[str, Any], job_id: str) -> Fence:
+    """The fence in a message."""
     again: Any = headers.get(AGAIN)
-    return again[1] if _resent_id(again) == job_id else headers.get(ATTEMPT)
+    if _resent_id(again) == job_id:
+        return Fence() if again[1] is None else Fence.parse(again[1])
+    return Fence.parse(headers[ATTEMPT]) if ATTEMPT in headers else Fence()
 
 
 def _resent_id(header: Any) -> str | None:
     """The job id in a header :data:`AGAIN`; None for anything else."""
     match header:
-        case [str(job_id), int() | None] if is_job_id(job_id):
+        case [job_id, _] if is_job_id(job_id):
             return job_id
     return None
 

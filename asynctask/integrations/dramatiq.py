@@ -50,6 +50,7 @@ from asynctask.integrations.base import (
     AT_ONCE,
     AWAY_S,
     HOLDS_ANY,
+    PUT_OFF_S,
     SNAPSHOT,
     Attachable,
     EngineCapabilities,
@@ -68,7 +69,7 @@ from asynctask.integrations.base import (
 )  # fmt: skip
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.base import chunks
-from asynctask.ledger.standalone import Arrival, NextRun, Snapshot
+from asynctask.ledger.standalone import Arrival, Fence, NextRun, Snapshot, is_job_id
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import TICKET, Ticket, send_itself
 from asynctask.worker import Worker
@@ -98,14 +99,10 @@ NAME: Final = "dramatiq"
 ATTEMPT: Final = "asynctask_attempt"
 """The option of a message that is a job of a Task: its attempt."""
 
-MAX_JOB_ID: Final = 64
 MAX_NAME: Final = 8
 
 _CLOSE_S: Final = 5.0
 """Seconds that a closing consumer waits for outcomes; messages not acknowledged by then are delivered again."""
-
-UNKNOWN_S: Final = 10.0
-"""Seconds for which a job of a Task whose actor the worker does not know waits in the ledger."""
 
 _NO_QUEUE: Final = 404
 """RabbitMQ's reply for a missing queue."""
@@ -612,13 +609,16 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             return
         if not self.engine.is_pushing:
             message.options.pop(SNAPSHOT, None)
+        running: _Message | None = getattr(self._thread, "message", None)
         if current is not None and not self.engine.is_pushing:
             if not current.performing:
                 self._record_retry(current, delay)
-        elif self._has_no_event(message):
+            return
+        if running is not None and running.performing and not self.engine.is_pushing:
+            message.options.pop(ATTEMPT, None)  # of the job that sends this one, with its options
+        if self._has_no_event(message):
             name = engine_queue(self.engine.name, _queue_of(message))
             job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
-            running: _Message | None = getattr(self._thread, "message", None)
             # Beside the function of a job, Dramatiq sends by itself: the next message of a pipeline.
             by_engine = running is not None and not running.performing
             is_second_try = getattr(self._thread, "sending", None) == message.message_id  # the broker was away
@@ -653,7 +653,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         """Whether a program sends this message. Messages of the dispatcher have an Event, and so do delayed ones that a
         consumer moves to their queue."""
         pushed = ATTEMPT in message.options or self.engine.is_pushing
-        return _is_id(message.message_id) and not pushed and not isinstance(threading.current_thread(), ConsumerThread)
+        return is_job_id(message.message_id) and not pushed and not isinstance(threading.current_thread(), ConsumerThread)
 
     def after_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
         self._thread.sending = None
@@ -687,9 +687,13 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     def before_process_message(self, broker: dramatiq.Broker, message: Any) -> None:
         self._thread.message = None
         actor = broker.actors.get(message.actor_name)
-        if actor is None or not self.tracks(actor) or not self._works or not _is_id(message.message_id):
+        if actor is None or not self.tracks(actor) or not self._works or not is_job_id(message.message_id):
             return
         process = self._running_process()
+        if broken := _fence(message).broken:  # before it waits for another copy
+            name = engine_queue(self.engine.name, _queue_of(message))
+            process.refuse(Arrival(message.message_id, None, actor.actor_name, name, broken=broken))
+            raise SkipMessage(f"message {message.message_id} names no valid attempt")
         self._claim(message.message_id)
         try:
             self._thread.message = self._begin(process, message, actor)
@@ -706,14 +710,15 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         process = self._process
         if actor is None or process is None or "eta" in message.options or not self.tracks(actor):
             return
-        if _is_id(message.message_id):
+        if is_job_id(message.message_id):
             process.expect(self._arrival(message, actor))
 
     def _arrival(self, message: Any, actor: dramatiq.Actor[Any, Any]) -> Arrival:
         name = engine_queue(self.engine.name, _queue_of(message))
         snapshot = Snapshot.parse(message.options.get(SNAPSHOT), message.message_id)
+        attempt, broken = _fence(message)
         return Arrival(
-            message.message_id, _attempt(message), actor.actor_name, name, self._params(message), snapshot=snapshot
+            message.message_id, attempt, actor.actor_name, name, self._params(message), snapshot=snapshot, broken=broken
         )
 
     def _claim(self, message_id: str) -> None:
@@ -728,7 +733,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def _unclaim(self, message: Any) -> None:
         if self._process is not None:
-            self._process.forget(message.message_id, _attempt(message))
+            self._process.forget(message.message_id, _fence(message).attempt)
         with self._lock:
             self._claims.pop(message.message_id).set()
 
@@ -864,12 +869,12 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def before_nack(self, broker: dramatiq.Broker, message: Any) -> None:
         """A message without an actor in this process goes to the dead letters; its Event, if any, is discarded."""
-        if message.actor_name in broker.actors or not self._works or not _is_id(message.message_id):
+        if message.actor_name in broker.actors or not self._works or not is_job_id(message.message_id):
             return
         process = self._running_process()
-        attempt, why = _attempt(message), f"no actor is declared as {message.actor_name!r}"
+        attempt, why = _fence(message).attempt, f"no actor is declared as {message.actor_name!r}"
         if attempt is not None:
-            process.put_off(Arrival(message.message_id, attempt, message.actor_name, ""), why, UNKNOWN_S)
+            process.put_off(Arrival(message.message_id, attempt, message.actor_name, ""), why, PUT_OFF_S)
             return
         ticket = process.known(message.message_id)
         if ticket is not None and ticket.verdict is Begin.RUN and ticket.is_lone:
@@ -942,20 +947,15 @@ def _queue_of(message: Any) -> str:
     return str(message.queue_name).removesuffix(".DQ")
 
 
-def _is_id(message_id: object) -> bool:
-    return isinstance(message_id, str) and 0 < len(message_id) <= MAX_JOB_ID
-
-
 def _declared(function: Any) -> Callable[..., Any]:
     """The function of an actor whose parameters count: of an actor that is a class, its ``perform``."""
     declared: Callable[..., Any] = function.perform if isinstance(function, dramatiq.GenericActor) else function
     return declared
 
 
-def _attempt(message: Any) -> int | None:
-    """The attempt of a job of a Task; None for a message that a program sent."""
-    attempt = message.options.get(ATTEMPT)
-    return attempt if isinstance(attempt, int) and attempt > 0 else None
+def _fence(message: Any) -> Fence:
+    """The fence in a message."""
+    return Fence.parse(message.options[ATTEMPT]) if ATTEMPT in message.options else Fence()
 
 
 def _kinds(option: Any) -> tuple[type[BaseException], ...]:

@@ -36,15 +36,12 @@ import orjson
 from asynctask.clock import Clock, micros
 from asynctask.core.transitions import Begin
 from asynctask.errors import ConfigError, JobTimeout, Unavailable
-from asynctask.integrations.base import EARLY_S, LONG_S, EngineProcess, HeldAcks
+from asynctask.integrations.base import EARLY_S, LONG_S, PUT_OFF_S, EngineProcess, HeldAcks
 from asynctask.job import CurrentJob
 from asynctask.ledger.standalone import Arrival, Snapshot
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Ticket
 from asynctask.runtime.interpreter import Switching, collect_seldom
-
-PUT_OFF_S: Final = 10.0
-"""Seconds for which a job of a Task that its engine gave up before it began waits in the ledger."""
 
 _EXPECT: Final = "expect"
 """The one request without a response."""
@@ -334,7 +331,7 @@ class _Answers:
         early = self._take_expected(turn)
         ticket = self._process.begin(arrival, early)
         if ticket.verdict is not Begin.RUN:
-            return {"why": "it has ended, or the ledger has taken it back"}
+            return {"why": "it has ended, the ledger has taken it back, or its message has no valid attempt"}
         if not ticket.is_lone and arrival.attempt is None:
             return {"why": "its id is that of another job, which the ledger keeps"}
         ticket.job = CurrentJob(ticket.job_id, task_id=ticket.task_id, attempt=ticket.attempt)
@@ -366,7 +363,9 @@ class _Answers:
                 self._end_lost(why, delay_s, timeout_s)
                 return {"before": None}
             return {"before": self._before}
-        if arrival.attempt is not None:  # it had not begun
+        if arrival.broken:
+            self._process.refuse(arrival)
+        elif arrival.attempt is not None:  # it had not begun
             self._process.put_off(arrival, why or "its process died before it began", PUT_OFF_S)
         elif why or delay_s is None:  # a job kept by its engine has not begun, or its recovery has recorded its death
             ticket = self._process.known(arrival.job_id)
@@ -824,12 +823,14 @@ def _closed(ticket: Ticket) -> dict[str, Any]:
 
 def _packed(arrival: Arrival) -> tuple[Any, ...]:
     snapshot = None if arrival.snapshot is None else arrival.snapshot.header(arrival.job_id)
-    return arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params, snapshot, arrival.anew
+    own = arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params
+    return *own, snapshot, arrival.anew, arrival.broken
 
 
 def _unpacked(told: Sequence[Any]) -> Arrival:
-    job_id, attempt, worker_name, queue, params, snapshot, anew = told
-    return Arrival(job_id, attempt, worker_name, queue, params, snapshot=Snapshot.parse(snapshot, job_id), anew=anew)
+    job_id, attempt, worker_name, queue, params, snapshot, anew, broken = told
+    parsed = Snapshot.parse(snapshot, job_id)
+    return Arrival(job_id, attempt, worker_name, queue, params, snapshot=parsed, anew=anew, broken=broken)
 
 
 # -- a job whose outcome another process records

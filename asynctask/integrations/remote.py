@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
+from asynctask.brokers.base import Key
 from asynctask.clock import rfc3339
+from asynctask.config import QUEUE_NAME
 from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import Begin, begin
+from asynctask.core.transitions import Begin, begin, in_flight
+from asynctask.dispatch import outbox
 from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
-from asynctask.ledger import processes
+from asynctask.exports.run import MERGER
+from asynctask.ledger import processes, queries
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import EventRecord, Failure, Note, untouched
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fitted, is_job_id, last_message_is
+from asynctask.lists.items import MIXED
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import Ticket, Tracker
@@ -73,40 +78,89 @@ class JobRecord:
                 f"a job id has 1 to {MAX_JOB_ID} characters, and no NUL or half a character among them",
                 code="not_recordable",
             )
+        if not QUEUE_NAME.fullmatch(self.queue):
+            raise InputError(
+                f"a queue's name has 1 to 255 letters, digits and _ : . -, not {self.queue[:80]!r}", code="not_recordable"
+            )
+
+
+NO_ATTEMPT: Final = "no_attempt"
+OTHER_ATTEMPT: Final = "other_attempt"
+HELD_ELSEWHERE: Final = "held_elsewhere"
+
+
+class _Bar(NamedTuple):
+    """Why a record does not count, whatever it says of its job: one of the three codes, and a text that tells how to mend
+    it."""
+
+    code: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """The result of a record. ``counted``: it changed the Event, or is the ``working`` that the Event has. ``status`` and
-    ``attempt`` are the Event's now, None without one."""
+    ``attempt`` are the Event's now, None without one.
+
+    ``code`` and ``detail`` are of a record that cannot be of this job's current attempt: ``no_attempt``, ``other_attempt``,
+    ``held_elsewhere``. None for any other that does not count, such as one that is sent again.
+    """
 
     job_id: str
     counted: bool
     status: str | None
     attempt: int | None
+    code: str | None = None
+    detail: str | None = None
+
+    def refusal(self) -> InputError | Conflict | None:
+        """The error of a record with a ``code``."""
+        if self.code is None or self.detail is None:
+            return None
+        if self.code == NO_ATTEMPT:
+            return InputError(self.detail, code=self.code)
+        return NotRecorded(self.code, self.detail)
+
+
+class NotRecorded(Conflict):
+    """A record is of another attempt of its job, or somebody else has the job; ``code``: which of the two."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class RemoteTracker:
     """Writes records of workers in another language, many in one transaction.
 
-    The ledger keeps jobs with an attempt, or of a Task: their retries wait there, and a record of an older attempt does not
-    count. Other jobs are kept by their own engine. A record that arrives twice counts once: by its attempt, or by the start
-    of its attempt.
+    The ledger keeps jobs with an attempt, or of a Task: their retries wait there, and only a record of the current attempt
+    counts. Other jobs are kept by their own engine. A record that arrives twice counts once: by its attempt, or by the
+    start of its attempt.
 
-    ``ledger`` has the identity of the process that performs the jobs, or none; ``limit``: bytes of a result.
+    ``ledger`` has the identity of the process that performs the jobs, or none; ``queues``: those that it works, so a job
+    in one of them may be with it; ``holds``: which copies the broker has, as :meth:`Broker.holds`; ``limit``: bytes of a
+    result.
     """
 
-    def __init__(self, ledger: Ledger, *, on_due: Callable[[int], None] = lambda at: None, limit: int = 65_536) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        holds: Callable[[Collection[Key]], Collection[Key]],
+        queues: Collection[str] = (),
+        on_due: Callable[[int], None] = lambda at: None,
+        limit: int = 65_536,
+    ) -> None:
         self._ledger = ledger
+        self._holds = holds
+        self._queues = frozenset(queues)
         self._limit = limit
         self._recorder = Recorder(ledger, on_due=on_due)
         self._tracker = Tracker(ledger, self._recorder)
 
     def record(self, records: Sequence[JobRecord]) -> list[Recorded]:
-        """Writes them in order, and returns the result of each. Raises :class:`InputError`, LedgerUnavailable: some may be
-        recorded then, and all may be sent again."""
-        for record in records:
-            record.check()
+        """Writes them in order, and returns the result of each. Raises :class:`Unavailable`: some may be recorded then, and
+        all may be sent again."""
         answers: dict[int, Recorded] = {}
         left = list(enumerate(records))
         while left:  # one transaction, unless a job occurs twice
@@ -119,12 +173,14 @@ class RemoteTracker:
 
     def _record(self, records: Sequence[JobRecord]) -> list[Recorded]:
         known = self._events(records)
+        apart, barred = self._judged(records, known)
         counted: dict[str, bool] = {}
         outcomes = []
         for record in records:
             event = known.get(record.job_id)
-            if event is not None and _is_current(record, event):
-                outcomes += self._outcomes(record, event, partial(counted.__setitem__, record.job_id))
+            if event is not None and record.job_id not in barred and _is_current(record, event):
+                count = partial(counted.__setitem__, record.job_id)
+                outcomes += self._outcomes(record, event, event.id in apart, count)
         if outcomes:
             self._recorder.commit(outcomes)
         # The result of a counted record is known, unless the job waits again: its Task may be cancelled.
@@ -133,7 +189,9 @@ class RemoteTracker:
         return [
             Recorded(record.job_id, True, record.status, known[record.job_id].row.attempt)
             if record.job_id in ended
-            else _recorded(record.job_id, counted.get(record.job_id, False), now.get(record.job_id))
+            else _recorded(
+                record.job_id, counted.get(record.job_id, False), now.get(record.job_id), barred.get(record.job_id)
+            )
             for record in records
         ]
 
@@ -147,18 +205,54 @@ class RemoteTracker:
                 enqueue(self._ledger, jobs, options=options)
         return known | self._tracker.read([record.job_id for record in new]) if new else known
 
-    def _outcomes(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
-        """The outcomes to write for a record of the current attempt. ``count`` is called with whether the record counts."""
+    def _judged(
+        self, records: Sequence[JobRecord], known: Mapping[str, EventRecord]
+    ) -> tuple[Collection[int], dict[str, _Bar]]:
+        """The Events of jobs that an engine of their own keeps; and which jobs' records do not count, with the reason."""
+        lone = [event.id for event in known.values() if event.is_lone]
+        with self._ledger.database.read() as connection:
+            apart = queries.engines(connection, lone) if lone else {}
+            shared = processes.own_queues(connection, self._ledger.now())
+        barred: dict[str, _Bar] = {}
+        doubtful: dict[Key, EventRecord] = {}
+        for record in records:
+            if (event := known.get(record.job_id)) is None:
+                continue
+            if bar := _fenced_off(record, event, event.id in apart) or self._held(event):
+                barred[record.job_id] = bar
+            elif _waits(event) and event.id not in apart and (event.queue in shared or event.queue not in self._queues):
+                doubtful[record.job_id, event.row.attempt] = event
+        for job_id, attempt in self._holds(doubtful) if doubtful else ():
+            queue = doubtful[job_id, attempt].queue
+            barred[job_id] = _held(f"it is on the queue {queue!r}, or with a process of the application that works it")
+        return apart, barred
+
+    def _held(self, event: EventRecord) -> _Bar | None:
+        """Why no worker in another language can have this job."""
+        row, engine = event.row, outbox.engine_of(event.queue)
+        if engine is not None:
+            return _held(f"it is one of {engine}, whose workers record it by themselves")
+        if row.process is not None and row.process != self._ledger.holder and not processes.is_engine(row.process):
+            return _held(f"the process {row.process} of the application has it")
+        if row.status is Status.ENQUEUE and not in_flight(row):
+            return _held("it waits in the ledger, and was given to nobody")
+        return None
+
+    def _outcomes(
+        self, record: JobRecord, event: EventRecord, elsewhere: bool, count: Callable[[bool], None]
+    ) -> list[Outcome]:
+        """The outcomes to write for a record of the current attempt; ``elsewhere``: the job's own engine keeps it.
+        ``count`` is called with whether the record counts."""
         if event.row.items > 1 and record.status != "interrupted":
             return [self._refused_slice(event)]
         if record.status == "working":
-            return self._begin(record, event, count)
+            return self._begin(record, event, elsewhere, count)
         text, retry_at = clean(record.message), None
         ticket = Ticket(
             Begin.RUN, event.job_id, event.id, event.task_id, event.row.attempt, event.row.retries,
-            elsewhere=_is_elsewhere(record, event), started_at=self._started_at(record),
+            elsewhere=elsewhere, started_at=self._started_at(record),
             said=event.row.status is Status.WORKING,
-            seen=event if untouched(event) and not _is_elsewhere(record, event) else None,
+            seen=event if untouched(event) and not elsewhere else None,
         )  # fmt: skip
         if record.status == "finish":
             ticket.finish(record.result, self._limit)
@@ -186,14 +280,15 @@ class RemoteTracker:
         outcome.doubtful = True
         return outcome
 
-    def _begin(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
+    def _begin(
+        self, record: JobRecord, event: EventRecord, elsewhere: bool, count: Callable[[bool], None]
+    ) -> list[Outcome]:
         row, text = event.row, [Note("working", clean(record.message))] if record.message else []
         if row.status is Status.WORKING and row.process == self._ledger.holder:
             count(True)
             if not text or last_message_is(event.messages, text[0].message):
                 return []
             return [Outcome(event.id, row.attempt, Status.WORKING, Reason.STARTED, notes=text)]
-        elsewhere = _is_elsewhere(record, event)
         verdict = begin(row, None if elsewhere else row.attempt, event.task_state)
         if verdict is Begin.CANCEL:
             return [Outcome(event.id, row.attempt, Status.CANCELLED, Reason.CANCELLED)]
@@ -221,9 +316,28 @@ class RemoteTracker:
         return self._ledger.now() if record.started_at is None else record.started_at
 
 
-def _is_elsewhere(record: JobRecord, event: EventRecord) -> bool:
-    """Whether the job's own engine keeps it."""
-    return record.attempt is None and event.is_lone
+def _fenced_off(record: JobRecord, event: EventRecord, elsewhere: bool) -> _Bar | None:
+    """Why a record is not known to be of the Event's current attempt; the copy of a job that its own engine keeps
+    (``elsewhere``) carries none."""
+    current = event.row.attempt
+    if record.attempt is None and not elsewhere:
+        said = f"the ledger keeps the job {event.job_id}, so its records name the attempt that they are of"
+        return _Bar(
+            NO_ATTEMPT, f"{said}: send `attempt` from the member `asynctask` of the job (the current one: {current})"
+        )
+    if record.attempt is not None and record.attempt != current:
+        said = f"the record is of attempt {record.attempt} of the job {event.job_id}, and its attempt is {current} now"
+        return _Bar(OTHER_ATTEMPT, f"{said}: what became of another attempt does not count any more")
+    return None
+
+
+def _held(where: str) -> _Bar:
+    return _Bar(HELD_ELSEWHERE, f"no worker in another language has this job: {where}")
+
+
+def _waits(event: EventRecord) -> bool:
+    """Whether it is dispatched, and was not begun as far as the ledger knows."""
+    return event.row.status is Status.ENQUEUE and in_flight(event.row)
 
 
 def _is_current(record: JobRecord, event: EventRecord) -> bool:
@@ -250,10 +364,10 @@ def _has_ended(event: EventRecord, started_at: int) -> bool:
     return any(each.get("at") == at and each.get("attempt", 0) < event.row.attempt for each in said)
 
 
-def _recorded(job_id: str, counted: bool, event: EventRecord | None) -> Recorded:
+def _recorded(job_id: str, counted: bool, event: EventRecord | None, bar: _Bar | None) -> Recorded:
     if event is None:
         return Recorded(job_id, False, None, None)
-    return Recorded(job_id, counted, str(event.row.status), event.row.attempt)
+    return Recorded(job_id, counted, str(event.row.status), event.row.attempt, *(bar or (None, None)))
 
 
 # -- the processes
@@ -261,6 +375,9 @@ def _recorded(job_id: str, counted: bool, event: EventRecord | None) -> Recorded
 _ENGINE: Final = re.compile(r"[a-z]{1,8}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,55}")
 _SIGNALS: Final = {"TSTP": "quiet", "TERM": "stop"}
+_KINDS: Final = ("web", "worker")
+"""What the application calls its own processes."""
+
 _RENEW_S: Final = 1.0
 """Shortest time between two writes of a process that sends records continuously."""
 
@@ -306,17 +423,51 @@ class RemoteWorkers:
     def record(self, records: Sequence[JobRecord], reporter: Reporter | None = None) -> tuple[list[Recorded], str | None]:
         """Records what a process sends; returns the results, and the request to it: ``quiet``, ``stop`` or None.
 
-        Without a reporter nobody notices when a worker dies. Raises :class:`InputError`, LedgerUnavailable; and
-        :class:`ProcessLost`, with nothing recorded: the process takes another name and sends the records again.
+        Without a reporter nobody notices when a worker dies. Raises :class:`Unavailable`; and, with nothing recorded,
+        :class:`InputError`, and :class:`ProcessLost`: the process takes another name and sends the records again.
         """
+        for record in records:
+            record.check()
+            self._check_worker(record, reporter)
         ledger = self._app.ledger.under("" if reporter is None else reporter.identity)
         signal = None if reporter is None else self._renew(ledger, reporter)
-        tracker = RemoteTracker(ledger, on_due=self._app.dispatcher.expect, limit=self._app.config.max_result_bytes)
+        tracker = RemoteTracker(
+            ledger,
+            holds=self._app.broker.holds,
+            queues=() if reporter is None else reporter.queues,
+            on_due=self._app.dispatcher.expect,
+            limit=self._app.config.max_result_bytes,
+        )
         recorded = tracker.record(records)
-        self._forget_copies(records)
+        self._forget_copies(records, recorded)
         if reporter is not None and reporter.ended:
             processes.leave(ledger)
         return recorded, signal
+
+    def _check_worker(self, record: JobRecord, reporter: Reporter | None) -> None:
+        """Raises :class:`InputError` for a worker whose jobs no worker in another language performs. A process that names
+        itself may have workers that nobody registered here."""
+        name = record.worker
+        if name is None:
+            return
+        found = self._app.workers.get(name)
+        if name in (MIXED, MERGER):
+            raise InputError(f"{name!r} is a name of AsyncTask's own: no other program performs it", code="invalid_worker")
+        if found is None and reporter is None:
+            raise InputError(
+                f"no worker is registered as {name[:200]!r}: declare it in the application, or send the record with the"
+                " `process` that performs it (POST /api/records)",
+                code="unknown_worker",
+            )
+        if found is not None and not found.use_task_event:
+            raise InputError(
+                f"worker {name!r} has use_task_event=False: its jobs are not tracked, so nothing is recorded of them",
+                code="invalid_worker",
+            )
+        if found is not None and found.engine is not None:
+            raise InputError(
+                f"{found.engine} performs the jobs of worker {name!r}, and records them by itself", code="invalid_worker"
+            )
 
     def _renew(self, ledger: Ledger, reporter: Reporter) -> str | None:
         config, now = self._app.config, self._app.clock.monotonic()
@@ -345,9 +496,10 @@ class RemoteWorkers:
         return None if left is None else _SIGNALS.get(left)
 
     def _register(self, ledger: Ledger, reporter: Reporter) -> None:
-        if not _ENGINE.fullmatch(reporter.engine) or reporter.engine in self._app.engines:
+        if not _ENGINE.fullmatch(reporter.engine) or reporter.engine in (*_KINDS, *self._app.engines):
             raise InputError(
-                f"a process's engine has 1 to 8 small letters, and is none that is attached: {reporter.engine[:80]!r}",
+                f"a process's engine has 1 to 8 small letters, and is none that is attached, nor {' or '.join(_KINDS)}:"
+                f" {reporter.engine[:80]!r}",
                 code="bad_process",
             )
         if not _NAME.fullmatch(reporter.name):
@@ -366,9 +518,10 @@ class RemoteWorkers:
             return  # through another web process, or before this one started
         self._app.dispatcher.nudge()
 
-    def _forget_copies(self, records: Sequence[JobRecord]) -> None:
+    def _forget_copies(self, records: Sequence[JobRecord], recorded: Sequence[Recorded]) -> None:
         """The broker does not see that another program takes a job from its queue."""
-        keys = {(record.job_id, record.attempt) for record in records if record.attempt is not None}
+        taken = [record for record, its in zip(records, recorded, strict=True) if its.code != HELD_ELSEWHERE]
+        keys = {(record.job_id, record.attempt) for record in taken if record.attempt is not None}
         try:
             self._app.broker.forget(sorted(keys))
         except Unavailable as error:  # it holds an outdated entry, which a query for that copy removes

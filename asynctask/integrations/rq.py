@@ -37,6 +37,7 @@ from asynctask.errors import (
     BrokerUnavailable,
     ConfigError,
     IdInUse,
+    InputError,
     JobInterrupted,
     JobTimeout,
     UnknownWorker,
@@ -58,7 +59,7 @@ from asynctask.integrations.base import (
 )
 from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
-from asynctask.ledger.standalone import Arrival, NextRun, end_elsewhere, is_job_id
+from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, Fence, NextRun, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
@@ -100,6 +101,8 @@ _HARD_S: Final = 60
 
 _KEPT: Final = ("timeout", "result_ttl", "failure_ttl", "meta", "on_success", "on_failure", "on_stopped")
 """Options of a function's lone jobs that its other jobs have, too."""
+
+_NO_ID: Final = f"the id of a tracked job has at most {MAX_JOB_ID} characters: send it with a shorter job_id"
 
 _attached: Final[list[RqEngine]] = []
 
@@ -389,8 +392,10 @@ class RqEngine:
             if performed.performing:  # else RQ sends it, which retries or repeats it
                 self._send_itself(performed, job, tracked)
             return
-        if tracked is None or not is_job_id(job.id):
+        if tracked is None:
             return
+        if not is_job_id(job.id):
+            raise InputError(_NO_ID, code="not_recordable")
         if getattr(job, "repeats_left", None):
             raise ConfigError(f"{tracked.path} is tracked, and each run has an Event of its own: do not repeat= one job")
         self._lone_events.announce(
@@ -415,9 +420,7 @@ class RqEngine:
         if performed.is_lone:
             performed.rq_job.data = job.data  # RQ saves the running job at its end, over what was sent
         else:
-            job.meta[FENCE] = list(
-                _fence(performed.rq_job) or ()
-            )  # dropped by its fence: the ledger dispatches the next one
+            job.meta[FENCE] = performed.rq_job.meta[FENCE]  # dropped by its fence: the ledger dispatches the next one
 
     def scheduled_for(self, job: Any, at: datetime) -> None:
         """Notes when the next run of the running job is to start."""
@@ -446,18 +449,20 @@ class RqEngine:
         try:
             tracked = self.find(job)
             why = "" if tracked is not None or is_lone else "its function is not tracked in this worker"
+            args, kwargs = list(job.args), dict(job.kwargs)
         except Exception as error:  # RQ fails a lone job for the same reason
             tracked, why = None, f"RQ cannot make it out: {type(error).__name__}: {error}"
         if tracked is None:
             if why:
                 recording.lost(turn, _arrival(job), why=why, delay_s=_next_try(job))
             return None if is_lone else why
+        if is_lone and not is_job_id(job.id):
+            return _NO_ID
         name, params = tracked.worker.name, self._params(tracked.worker, job) if is_lone else None
         ticket = recording.begin(turn, replace(_arrival(job, name, params), anew=is_lone and _is_anew(job)))
         if isinstance(ticket, str):
             return ticket
-        payload = {"class": name, "args": list(job.args), "kwargs": dict(job.kwargs), "jid": ticket.job_id}
-        payload |= {"queue": job.origin}
+        payload = {"class": name, "args": args, "kwargs": kwargs, "jid": ticket.job_id, "queue": job.origin}
         own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
         current = ticket.job = SavedElsewhere(
             ticket.job_id,
@@ -922,18 +927,21 @@ def _is_sent(job: Any, connection: Any) -> bool:
     return False
 
 
-def _fence(job: Any) -> tuple[str, int] | None:
-    """The job id and the attempt of a job of a Task; None for a job that a program sent."""
-    match job.meta.get(FENCE):
-        case [str(job_id), int(attempt)] if attempt > 0:
-            return job_id, attempt
-    return None
+def _fence(job: Any) -> tuple[str, Fence] | None:
+    """The job id and the fence of a job of a Task; None for a job that a program sent, which may have given it the meta of
+    another one."""
+    if not isinstance(job.meta, dict) or FENCE not in job.meta:
+        return None
+    match job.meta[FENCE]:
+        case [job_id, attempt] if is_job_id(job_id):
+            return (job_id, Fence.parse(attempt)) if job.id.startswith(f"{job_id}-") else None
+    return job.id, Fence(broken="no pair of a job id and an attempt")
 
 
 def _arrival(job: Any, name: str = "", params: Any = None) -> Arrival:
     """A job of RQ as the tracker knows it."""
-    job_id, attempt = _fence(job) or (job.id, None)
-    return Arrival(job_id, attempt, name, engine_queue(NAME, job.origin), params)
+    job_id, (attempt, broken) = _fence(job) or (job.id, Fence())
+    return Arrival(job_id, attempt, name, engine_queue(NAME, job.origin), params, broken=broken)
 
 
 def _is_anew(job: Any) -> bool:

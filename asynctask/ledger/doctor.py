@@ -63,11 +63,12 @@ class Finding:
     repaired: bool = False
 
 
-def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | None = None) -> list[Finding]:
+def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | None = None, who: str = "") -> list[Finding]:
     """Examines every Task (or these), and looks for orphans.
 
     ``repair`` corrects the counts, the list and groups of failures, and the records of corrected lists, by the rows. A Task
-    may run meanwhile: it is read in one snapshot, and the differences found are added. Raises LedgerUnavailable.
+    may run meanwhile: it is read in one snapshot, and the differences found are added. ``who``: for the logs of the
+    repaired Tasks. Raises LedgerUnavailable.
     """
     named = task_ids is not None
     if task_ids is None:
@@ -76,7 +77,7 @@ def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | N
     findings: list[Finding] = []
     for task_id in task_ids:
         try:
-            findings += _examine_task(ledger, task_id, repair)
+            findings += _examine_task(ledger, task_id, repair, who)
         except NotFound:
             if named:
                 raise  # else it was purged meanwhile
@@ -97,18 +98,18 @@ class _Examined:
     repairs: int
 
 
-def _examine_task(ledger: Ledger, task_id: int, repair: bool) -> list[Finding]:
+def _examine_task(ledger: Ledger, task_id: int, repair: bool, who: str) -> list[Finding]:
     while True:
         with ledger.database.snapshot() as connection:
             examined = _inspect(connection, task_id)
         if not examined.findings or not repair:
             return examined.findings
-        if _repair_task(ledger, task_id, examined):
+        if _repair_task(ledger, task_id, examined, who):
             return [replace(found, repaired=found.code in _REPAIRABLE) for found in examined.findings]
 
 
 @repeatable
-def _repair_task(ledger: Ledger, task_id: int, examined: _Examined) -> bool:
+def _repair_task(ledger: Ledger, task_id: int, examined: _Examined, who: str) -> bool:
     """Adds what is missing. False if another doctor repaired the Task since the read."""
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
@@ -116,7 +117,7 @@ def _repair_task(ledger: Ledger, task_id: int, examined: _Examined) -> bool:
             return False
         codes = {found.code for found in examined.findings}
         if "counts" in codes:
-            _repair(connection, ledger, task, examined)
+            _repair(connection, ledger, task, examined, who)
         if "errors" in codes:
             _rebuild_list(connection, task_id)
             _rebuild_groups(connection, task_id)
@@ -215,13 +216,13 @@ def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> li
     return [Finding("callbacks", task["id"], "; ".join(wrong))] if wrong else []
 
 
-def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examined: _Examined) -> None:
+def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examined: _Examined, who: str) -> None:
     # Added, not set: outcomes committed since the read have moved the counts.
     move_counts(connection, {(task["id"], 0): examined.missing}, ledger.now())
     jobs, items = examined.created
     values = {"created_jobs": _t.created_jobs + jobs, "created": _t.created + items, "version": _t.version + 1}
     connection.execute(tasks.update().where(_t.id == task["id"]).values(values))
-    task_rows.log(connection, ledger, task["id"], _REPAIRED, None, "doctor")
+    task_rows.log(connection, ledger, task["id"], _REPAIRED, None, who)
 
 
 def _errors(connection: Connection, task_id: int) -> list[Finding]:

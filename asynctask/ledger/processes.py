@@ -382,6 +382,12 @@ def other_language(connection: Connection, queue: str, now: int) -> str | None:
     return next((str(process["identity"]) for process in found), None)
 
 
+def own_queues(connection: Connection, now: int) -> set[str]:
+    """The queues that living worker processes of the own runtime work."""
+    own = (p for p in performing(connection, now) if not is_engine(str(p["identity"])))
+    return {str(queue) for process in own for queue in loads(process["queues"])}
+
+
 def only_records(process: Mapping[str, Any], queue: str) -> bool:
     """Whether a process, a row of :func:`performing`, works this queue in another language."""
     return is_engine(str(process["identity"])) and queue in loads(process["queues"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, Any, Final, NamedTuple, TypedDict, cast
@@ -517,6 +517,21 @@ def find(connection: Connection, set_name: str, now: int, job_ids: Sequence[str]
     named = among(connection, _e.job_id, list(job_ids))
     found = connection.execute(sa.select(_e.job_id, _e.id).where(named, _condition(set_name, now)))
     return {str(job_id): int(i) for job_id, i in found}
+
+
+def has_queue(connection: Connection, queue: str) -> bool:
+    """Whether a Task, or a waiting job without a Task, is of this queue."""
+    waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
+    of_task, alone = sa.select(_t.id).where(_t.queue == queue), sa.select(_e.id).where(waits, _e.queue == queue)
+    return any(connection.execute(found.limit(1)).first() is not None for found in (of_task, alone))
+
+
+def performers(connection: Connection, event_ids: Iterable[int]) -> dict[int, tuple[str, str]]:
+    """Event id -> the worker and the queue of its job."""
+    queue = sa.func.coalesce(_e.queue, _t.queue)
+    found = sa.select(_e.id, _NAME, queue).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+    rows = connection.execute(found.where(among(connection, _e.id, list(event_ids))))
+    return {int(i): (str(worker or ""), str(queue or "")) for i, worker, queue in rows}
 
 
 def ids(connection: Connection, set_name: str, now: int, *, after: int, limit: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import orjson
 import sqlalchemy as sa
@@ -33,6 +33,9 @@ AGAIN: Final = "again"
 MAX_JOB_ID: Final = 64
 """Characters of a job id."""
 
+MAX_ATTEMPT: Final = 2**31 - 1
+"""The largest attempt that every database stores."""
+
 MAX_PARAMS: Final = MAX_BYTES
 """Bytes of the parameters of one Event."""
 
@@ -45,6 +48,8 @@ _ALONE: Final = 100
 """Events that every database takes in one statement."""
 
 _SHOWN: Final = 500
+_SHOWN_CHARS: Final = 50
+_SHOWN_BITS: Final = 128
 
 _RECORDABLE = (Status.ENQUEUE, Status.WORKING, Status.FINISH, Status.FAILED, Status.ERROR)
 _e = events.c
@@ -76,13 +81,36 @@ class Snapshot(NamedTuple):
             case [of, int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row, *more] if (
                 of == job_id and more in ([], [False])
             ):
-                if 0 < event_id <= MAX_ID and 0 < at <= MAX_ID and 0 < slots <= MAX_SLOTS and _fits(task_id) and _fits(row):
+                given = [each for each in (event_id, at, task_id, row) if each is not None]
+                if _is_count(slots, MAX_SLOTS) and all(_is_count(each, MAX_ID) for each in given):
                     return cls(event_id, at, task_id, slots, row, not more)
         return None
 
 
-def _fits(number: int | None) -> bool:
-    return number is None or 0 < number <= MAX_ID
+class Fence(NamedTuple):
+    """What a message says of the attempt of its job. ``attempt``: None in the message of a job that its engine keeps.
+    ``broken``: what it says in the place of an attempt, for people: whoever reaches the engine's broker can write any
+    value, and other programs may change one. Then ``attempt`` is None, too."""
+
+    attempt: int | None = None
+    broken: str = ""
+
+    @classmethod
+    def parse(cls, value: object) -> Fence:
+        """From the member of a message that has one: a whole number from 1 to :data:`MAX_ATTEMPT`."""
+        return cls(value) if _is_count(value, MAX_ATTEMPT) else cls(None, _shown(value))
+
+
+def _is_count(value: object, most: int) -> TypeGuard[int]:
+    return type(value) is int and 0 < value <= most  # True is an int, too
+
+
+def _shown(value: object) -> str:
+    """A value that anybody may have written; only what has a short text by itself is quoted."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to print one of thousands of digits
+        return f"a number of {value.bit_length():,} bits"
+    quoted = isinstance(value, str | int | float | None)
+    return clean(repr(value[:_SHOWN_CHARS] if isinstance(value, str) else value)) if quoted else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +120,7 @@ class Arrival:
     ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
     Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``snapshot``: of an Event
     that its message describes. ``anew``: it was sent without an Event and has not begun before: if the Event of its id has
-    ended, it is another run.
+    ended, it is another run. ``broken``: its message has no valid attempt, see :class:`Fence`; nothing begins by it.
     """
 
     job_id: str
@@ -103,6 +131,7 @@ class Arrival:
     options: str | None = None
     snapshot: Snapshot | None = None
     anew: bool = False
+    broken: str = ""
 
 
 class NextRun(NamedTuple):
@@ -137,9 +166,9 @@ class NextRun(NamedTuple):
         return {"options": dumps({AGAIN: run}), "queue": clean(self.queue)[:_MAX_NAME]}
 
 
-def is_job_id(text: str) -> bool:
+def is_job_id(value: object) -> TypeGuard[str]:
     """Whether every database can store this id of an Event."""
-    return 0 < len(text) <= MAX_JOB_ID and clean(text) == text
+    return isinstance(value, str) and 0 < len(value) <= MAX_JOB_ID and clean(value) == value
 
 
 def fitted(job: Arrival) -> tuple[Arrival, str | None]:
@@ -451,6 +480,27 @@ def put_off_elsewhere(ledger: Ledger, reasons: Mapping[tuple[str, int], str], un
             ]
             applied = apply(connection, ledger, changes)
         dispatchable.announce(ledger, applied)
+
+
+@repeatable
+def send_from_ledger(ledger: Ledger, job_id: str, why: str, until: int) -> None:
+    """Makes a lone job that its engine holds wait in the ledger until ``until`` (microseconds), because a message of it
+    could not be used, and may have been its only one. The ledger sends it again, with the arguments of its Event; one whose
+    arguments are not kept ends in ``error``. ``why``: the message.
+
+    Leaves a job that is known to run. One that runs and is not known to yet ends by its own outcome, which needs no fence.
+    """
+    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None) & _e.due_at.is_(None)
+    is_lone = _e.task_id.is_(None) & _e.callback_of.is_(None)
+    with ledger.database.write() as connection:
+        chosen = sa.select(_e.id, _e.attempt, _e.params.is_not(None)).where(_e.job_id == job_id, waits, is_lone)
+        found = connection.execute(chosen).one_or_none()
+        if found is None:
+            return
+        event_id, attempt, is_kept = found
+        change = put_off(ledger, event_id, attempt, why, until) if is_kept else _discarded(ledger, event_id, attempt, why)
+        applied = apply(connection, ledger, [change])
+    dispatchable.announce(ledger, applied)
 
 
 @repeatable

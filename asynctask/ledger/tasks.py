@@ -74,7 +74,7 @@ class NewCallback:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`.
+    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
 
     ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 
@@ -98,6 +98,7 @@ class NewTask:
     key_field: str | None = None
     key_limit: int | None = None
     chunk_size: int = 1
+    who: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
             if above:
                 rows = [{"ancestor_id": each, "task_id": task_id} for each in above]
                 connection.execute(task_ancestors.insert(), rows)
-            log(connection, ledger, task_id, "submitted", submission_detail(new), new.owner)
+            log(connection, ledger, task_id, "submitted", submission_detail(new), new.who)
             if values["session_key"] is not None:
                 sessions.promote(connection, ledger, values["session_key"])
         return task_id, True
@@ -190,8 +191,9 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
 
 
 def submission_detail(new: NewTask) -> dict[str, Any]:
-    """The detail that the log keeps of a submission."""
-    return {"title": new.title, "worker": new.worker_name}
+    """The detail that the log keeps of a submission. The owner is a text of the client's: who submitted is ``new.who``."""
+    detail = {"title": new.title, "worker": new.worker_name}
+    return {**detail, "owner": new.owner} if new.owner else detail
 
 
 def nothing_taken(reason: Reason, rejected: int) -> str:
@@ -753,7 +755,7 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
 
 
 def _log_rows(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
-    submitted = (task_id, now, clean(new.owner)[:255], "submitted", dumps(submission_detail(new)))
+    submitted = (task_id, now, clean(new.who)[:255], "submitted", dumps(submission_detail(new)))
     return [submitted, (task_id, now, "", "split sealed", None)]
 
 

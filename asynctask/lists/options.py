@@ -185,16 +185,18 @@ class CommonOptions(BaseModel):
     on_success: CallbackOption = Field(None, description="The same, if no item failed or was cancelled.")
     on_failure: CallbackOption = Field(None, description="The same, if any item failed or was cancelled.")
 
-    def with_key(self, key: str | None) -> Options:
-        """These options, without what a request adds to them, and with an ``idempotency_key``."""
+    def with_request(self, key: str | None, who: str) -> Options:
+        """These options, without what a body adds to them, and with the ``idempotency_key`` and the requester."""
         shared = {name: getattr(self, name) for name in CommonOptions.model_fields}
-        return Options.model_construct(**shared, idempotency_key=key)
+        return Options.model_construct(**shared, idempotency_key=key, who=who)
 
 
 class Options(CommonOptions):
-    """The validated options of a submission. HTTP has the key in a header."""
+    """The validated options of a submission. Of HTTP, no body can set these two: the key is in a header, and the server
+    names the requester."""
 
     idempotency_key: NotBlank | None = None
+    who: Title = Field("", description="Who submits it, for the Task's log.")
 
 
 def check_options(given: Mapping[str, Any]) -> Options:

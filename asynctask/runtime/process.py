@@ -78,6 +78,9 @@ class Dispatching(Tracked, Protocol):
     @property
     def export_files(self) -> ExportFiles: ...
 
+    @property
+    def workers(self) -> Mapping[str, Worker]: ...
+
     def resume_split(self, task_id: int) -> None: ...
 
 

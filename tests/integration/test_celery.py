@@ -284,6 +284,25 @@ def test_a_job_of_another_ledger_is_dropped_unrun(engine: CeleryWorld, pool: str
         engine.event("foreign")
 
 
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_task_without_events_does_not_replace_a_job_by_a_broken_attempt(engine: CeleryWorld, pool: str) -> None:
+    """It ran, and nobody recorded it."""
+    engine.celery.send_task("quiet", (7,), task_id="job", headers={integration.AGAIN: ["job", "1"]})
+    engine.worker(pool)
+    engine.ended(engine.task("noted").delay("own").id)
+    wait_for(lambda: "broken_attempt" in engine.world.said(), "the log says why")
+    assert engine.world.shop.lines() == [["noted", "own"]]
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_job_of_a_list_sends_another_one_with_the_headers_of_its_own(engine: CeleryWorld, pool: str) -> None:
+    """It got no Event, and was dropped as a copy that another ledger had dispatched."""
+    engine.worker(pool)
+    assert engine.app.submit("parent", ["child"]).wait(timeout=60)["counts"]["finish"] == 1
+    assert engine.ended("child")["status"] == "finish"
+    assert engine.world.shop.lines() == [["did", "child", "1"]]
+
+
 def retried(event: dict[str, Any]) -> bool:
     """Whether these are the messages of a job that ended with its third attempt."""
     assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 3)

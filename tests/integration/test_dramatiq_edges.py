@@ -473,6 +473,41 @@ def test_a_message_of_another_ledger_is_dropped_unrun(stub: Stub) -> None:
         stub.app.event(foreign.message_id)
 
 
+def test_a_job_of_a_list_sends_another_one_with_the_options_of_its_own_message(stub: Stub) -> None:
+    """It got no Event, and was dropped as a copy that another ledger had dispatched."""
+    children: list[str] = []
+
+    def parent(word: str) -> None:
+        own = CurrentMessage.get_current_message()
+        assert own is not None
+        child = stub.broker.get_actor("heard").message_with_options(args=(word,), **own.options)
+        children.append(child.message_id)
+        stub.broker.enqueue(child)
+
+    stub.actor(parent)
+    with stub.working():
+        stub.app.submit("parent", ["x"]).wait(timeout=30)
+        wait_for(lambda: stub.app.event(children[0])["status"] == "finish", "the child ends")
+        stub.settled()
+    assert stub.shop.lines() == [["heard", "x"]]
+    assert stub.app.doctor() == []
+
+
+def test_a_message_without_keyword_arguments_is_failed_and_those_behind_it_are_performed(stub: Stub) -> None:
+    """Its consumer ended by it, and was started again three seconds later."""
+    heard = stub.broker.get_actor("heard")
+    none: Any = None
+    broken: dramatiq.Message[Any] = dramatiq.Message("default", "heard", ("x",), none, {})
+    with stub.working() as worker:
+        consumer = worker.consumers["default"].consumer
+        stub.broker.queues["default"].put(broken.encode())
+        assert stub.ended(heard.send("own"))["status"] == "finish"
+        wait_for(lambda: stub.app.event(broken.message_id)["status"] == "error", "it ends")
+        assert worker.consumers["default"].consumer is consumer
+        stub.settled()
+    assert stub.shop.lines() == [["heard", "own"]]
+
+
 # -- the ledger away
 
 

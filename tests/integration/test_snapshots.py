@@ -18,11 +18,11 @@ from asynctask.clock import SECOND, SystemClock
 from asynctask.core.transitions import Begin
 from asynctask.database.engine import DatabaseTime
 from asynctask.dispatch.outbox import Outbox, tracked_copy
-from asynctask.integrations.base import EARLY_S, EngineProcess, LoneEvents
+from asynctask.integrations.base import EARLY_S, PUT_OFF_S, EngineProcess, LoneEvents
 from asynctask.ledger import doctor, reservations
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import Arrival, Snapshot, enqueue
+from asynctask.ledger.standalone import Arrival, Fence, Snapshot, enqueue
 from asynctask.middleware.tracker import Ticket
 
 EARLY = int(EARLY_S * SECOND)
@@ -170,6 +170,73 @@ def test_a_snapshot_of_another_jobs_event_changes_nothing_of_it(world: World, pr
     assert said["job_id"] == "forged"
     assert "database_url" in said["hint"]
     assert doctor.examine(app.ledger, task_ids=[task.id]) == []
+
+
+def refused(process: EngineProcess, job_id: str, value: object) -> None:
+    """A message of this job arrives that names this in the place of an attempt."""
+    arrival = replace(job(job_id), broken=Fence.parse(value).broken)
+    process.expect(arrival)
+    with capture_logs() as logs:
+        assert process.begin(arrival).verdict is Begin.DROP
+    assert [each["event"] for each in logs] == ["broken_attempt"]
+
+
+def test_a_job_that_runs_wins_over_a_message_without_a_valid_attempt(world: World, process: EngineProcess) -> None:
+    """Also one of which nothing is written yet."""
+    snapshots = sent(process, "short", "read", "long")
+    tickets = [begun(process, job(name, snapshots.get(name)))[0] for name in ("short", "long")] + [
+        process.begin(job("read"))
+    ]
+    process.tracker.start(tickets[1])
+    process.recorder.commit([process.tracker._working(tickets[1])])
+    before = written(world, "long")
+    for name in ("short", "read", "long"):
+        refused(process, name, True)
+    assert [written(world, name)[:2] for name in ("short", "read")] == [("enqueue", 2), ("enqueue", 2)]
+    assert written(world, "long") == before
+    ended(process, *tickets)
+    assert [(written(world, name)[0], written(world, name)[14]) for name in snapshots] == [("finish", None)] * 3
+    assert process.begin(job("short")).verdict is Begin.DROP
+    assert doctor.examine(world.app().ledger) == []
+
+
+def test_a_message_without_a_valid_attempt_has_a_lone_job_sent_by_the_ledger_once(
+    world: World, process: EngineProcess
+) -> None:
+    sent(process, "kept")
+    enqueue(process.ledger, [replace(job("unkept"), params=None)])
+    for name in ("kept", "unkept", "unknown"):
+        refused(process, name, 0)
+        refused(process, name, 10**5_000)
+    assert written(world, "kept")[:2] == ("enqueue", 2)
+    assert written(world, "kept")[14] == process.ledger.now() + PUT_OFF_S * SECOND
+    assert [said["message"] for said in written(world, "kept")[-1]] == ["Its message had no valid attempt: 0"]
+    assert written(world, "unkept")[:2] == ("error", 1)
+    assert world.sql("SELECT 1 FROM events WHERE job_id = ?", "unknown") == []
+
+
+@pytest.mark.one_database(reason="no statement differs")
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1, None), (2**31 - 1, None), (0, "0"), (2**31, "2147483648"),
+        pytest.param(10**5_000, "a number of 16,610 bits", id="huge"),
+        (True, "True"), ("1", "'1'"), ("x" * 10**6, repr("x" * 50)), (1.5, "1.5"), (None, "None"), ([[1]], "a list"),
+        ({}, "a dict"), (b"1", "a bytes"), ("a\x00\ud800", "'a\\x00\\ud800'"),
+    ],
+)  # fmt: skip
+def test_an_attempt_is_a_whole_number_that_the_ledger_stores(value: object, shown: str | None) -> None:
+    assert Fence.parse(value) == (Fence(value) if shown is None else Fence(None, shown))  # type: ignore[arg-type]
+
+
+@pytest.mark.one_database(reason="no statement differs")
+@pytest.mark.parametrize("place", range(1, 6))
+@pytest.mark.parametrize("value", [True, 0, -1, 2**63, 10**30, "1", 1.5, [1]])
+def test_a_snapshot_with_another_kind_of_number_is_none(place: int, value: object) -> None:
+    header: list[Any] = ["job", 1, 2, 3, 4, 5]
+    assert Snapshot.parse(header, "job") == Snapshot(1, 2, 3, 4, 5)
+    header[place] = value
+    assert Snapshot.parse(header, "job") is None
 
 
 def jobs_of(app: AsyncTask, count: int, **options: Any) -> list[Ready]:

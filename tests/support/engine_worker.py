@@ -49,7 +49,7 @@ class Harness:
     def start(self, threads: int = 2) -> None:
         known = set(self._performers())
         self.spawn(threads)
-        wait_for(lambda: set(self._performers()) - known, f"a worker of {self._kind} registers: {self._said()}")
+        wait_for(lambda: set(self._performers()) - known, f"a worker of {self._kind} registers: {self.said()}")
 
     def spawn(self, threads: int) -> None:
         """Starts a worker, and does not wait for what becomes of it."""
@@ -63,7 +63,8 @@ class Harness:
         """Whether the worker has ended by itself."""
         return self._worker is not None and self._worker.poll() is not None
 
-    def _said(self) -> str:
+    def said(self) -> str:
+        """The end of the worker's log."""
         log = self._folder / "worker.log"
         return log.read_text(errors="replace")[-3_000:] if log.exists() else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.databases import migrated_file
 
 from asynctask import AsyncTask
 from asynctask.cli import tasks
+from asynctask.cli.options import load_app
 from asynctask.cli.output import Output, RowsWritten
 from asynctask.cli.root import run
 
@@ -146,3 +148,16 @@ def test_a_key_twice_in_an_option_is_refused(environ: dict[str, str], tmp_path: 
     code, _, err = call("-A", SHOP, "submit", str(tmp_path / "a.csv"), "--worker", "enroll", "--columns", columns)
     assert code == 2
     assert "twice" in err
+
+
+def test_the_log_names_the_user_who_submits_by_the_user_id(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "eve (web 10.9.9.9)")
+    (tmp_path / "list.csv").write_text("sku\nA-1\n")
+    code, out, err = call("-A", SHOP, "submit", str(tmp_path / "list.csv"), "--worker", "enroll", "--json")
+    assert (code, err) == (0, "")
+    log = load_app(SHOP).task(json.loads(out)["task_id"]).log()
+    (entry,) = [each for each in log if each["action"] == "submitted"]
+    assert entry["who"] == f"{pwd.getpwuid(os.getuid()).pw_name} (command line)"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pwd
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import click
 import pytest
+import sqlalchemy as sa
 from support.databases import migrated_file
 
 from asynctask import AsyncTask
@@ -154,6 +157,8 @@ def test_a_job_is_deleted_from_its_queue_by_its_key(app: AsyncTask, call: Caller
         (("retries", "restart", "x", "--all"), "name the jobs by their keys, or say --all"),
         (("dead", "kill", "x"), "No such command 'kill'"),
         (("queues", "pause", "default"), "cannot be paused"),
+        (("queues", "pause", "defualt"), "there is no queue 'defualt'"),
+        (("queues", "unpause", "defualt"), "there is no queue 'defualt'"),
         (("processes", "quiet", "nobody"), "there is no live process"),
         (("retries", "--limit", "0"), "--limit"),
         (("dead", "search", ""), "search for 1 to 255"),
@@ -206,3 +211,12 @@ def test_the_place_of_the_next_page_cannot_write_to_the_terminal() -> None:
     """It may hold the id of a job that any program has queued."""
     with click.Context(click.Command("dead"), info_name="dead"):
         assert next_page("1:\x1b[31m") == "dead --after '1:\\x1b[31m'"
+
+
+def test_a_repair_is_logged_with_the_user_who_asked_for_it(app: AsyncTask, call: Caller) -> None:
+    task = app.submit("tracked", [{"n": 1}])
+    with app.ledger.database.write() as connection:
+        connection.execute(sa.text("UPDATE task_tallies SET enqueue = enqueue + 1"))
+    assert call.json("doctor", "--repair")["findings"][0]["repaired"]
+    (entry,) = [each for each in task.log() if each["action"] == "counts repaired"]
+    assert entry["who"] == f"{pwd.getpwuid(os.getuid()).pw_name} (command line)"

@@ -185,7 +185,9 @@ def test_every_operation_tells_what_the_server_itself_may_answer(spec: Any) -> N
 def test_every_route_is_told_about_in_the_docs(app: AsyncTask) -> None:
     text = DOCS.read_text()
     for rule in create_app(app).url_map.iter_rules():
-        path = rule.rule.replace("<int:task_id>", "{task_id}").replace("<job_id>", "{job_id}").replace("<name>", "{name}")
+        path = (
+            rule.rule.replace("<int:task_id>", "{task_id}").replace("<job:job_id>", "{job_id}").replace("<name>", "{name}")
+        )
         path = path.replace("<path:filename>", "{filename}")
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             assert f"### `{method} {path}`\n" in text, f"docs/http.md needs a section: ### `{method} {path}`"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.webshop import Client
+from support.webshop import Client, build_app, client_of
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Copy, Held
 from asynctask.clock import SECOND
+from asynctask.errors import NotFound
+from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import untracked
 
 
@@ -155,3 +159,82 @@ def test_a_task_that_does_not_move_says_why(app: AsyncTask, client: Client) -> N
     task.cancel()
     assert client.get(f"/api/tasks/{task.id}/waiting").json == {"reasons": []}
     assert client.get("/api/tasks/99/waiting").status_code == 404
+
+
+# -- jobs that nobody performs
+
+
+def test_what_no_application_performs_is_not_made_to_run_again(tmp_path: Path) -> None:
+    """The worker of a Task, of a job, of one that waits and of one that is stopped is gone with the next release."""
+
+    def declared(**options: Any) -> tuple[AsyncTask, Any]:
+        made = build_app(tmp_path)
+
+        @made.worker(retry=1, retry_in=lambda count, error, job: 3_600, **options)
+        def gone(item: dict[str, Any]) -> None:
+            raise RuntimeError("broke")
+
+        return made, gone
+
+    old, gone = declared()
+    with closing(old):
+        task = old.submit(gone, [{"n": 1}, {"n": 2}])
+        lone, waits, stopped = [str(gone.perform_async({"n": n})) for n in range(3, 6)]
+        old.stop_job(stopped)
+        launcher = old.launcher(concurrency=1)
+        launcher.start()
+        try:
+            wait_for(lambda: old.operations.listed("retries")["total"] == 4, "each has failed once")
+        finally:
+            launcher.stop()
+        jobs = [str(each["job_id"]) for each in task.events()]
+        assert old.operations.act("retries", "kill", [*jobs, lone]).done == 3
+        assert task.wait(60)["counts"]["error"] == 2
+    with closing(build_app(tmp_path)) as new:
+        client = client_of(new)
+        before = [new.progress(task.id), *map(new.event, (*jobs, lone, waits, stopped))]
+        single = [f"jobs/{each}/restart" for each in (*jobs, lone, waits)] + [
+            f"jobs/{each}/start" for each in (waits, stopped)
+        ]
+        for path in (f"tasks/{task.id}/retry", *single):
+            answer = client.post(f"/api/{path}")
+            assert (answer.status_code, answer.json["code"]) == (409, "nobody_performs"), path
+            assert "'gone'" in answer.json["detail"]
+        for name, keys in (("dead", [*jobs, lone]), ("retries", [waits])):
+            for path, body in ((f"{name}/restart", {"keys": keys}), (f"{name}/restart-all", None)):
+                answer = client.post(f"/api/{path}", json=body) if body else client.post(f"/api/{path}")
+                assert (answer.status_code, answer.json["done"]) == (200, 0)
+                assert answer.json["skipped"]
+                assert all("no worker is registered here as 'gone'" in each["reason"] for each in answer.json["skipped"])
+        assert [new.progress(task.id), *map(new.event, (*jobs, lone, waits, stopped))] == before
+    with closing(AsyncTask(environ={}, database_url=f"sqlite:///{tmp_path / 'ledger.db'}")) as bare:
+        bare.start_job(stopped)  # a program without workers cannot tell
+    old, _ = declared()
+    with closing(old):
+        client = client_of(old)
+        assert client.post(f"/api/tasks/{task.id}/retry").json["generation"] == 2
+        assert client.post("/api/dead/restart", json={"keys": [lone]}).json["done"] == 1
+        assert client.post("/api/retries/restart", json={"keys": [waits]}).json["done"] == 1
+
+
+def test_a_recorded_job_that_this_application_cannot_give_back_to_its_program_is_not_restarted(
+    app: AsyncTask, client: Client
+) -> None:
+    process = {"engine": "golang", "name": "host:1:a", "concurrency": 1, "queues": ["go"]}
+    about = {"worker": "Go.Pack", "queue": "go", "args": [1], "status": "error", "message": "x"}
+    records = [{**about, "job_id": "fenced", "attempt": 3}, {**about, "job_id": "bare"}]
+    assert client.post("/api/records", json={"records": records, "process": process}).status_code == 200
+    for job, code in (("fenced", "nobody_performs"), ("bare", "other_engine")):
+        answer = client.post(f"/api/jobs/{job}/restart")
+        assert (answer.status_code, answer.json["code"]) == (409, code), "nothing takes jobs from the database but us"
+        assert client.get(f"/api/jobs/{job}").json["status"] == "error"
+
+
+@pytest.mark.parametrize("verb", ["pause", "unpause"])
+def test_a_queue_that_nobody_knows_is_not_paused(app: AsyncTask, client: Client, verb: str) -> None:
+    answer = client.post(f"/api/queues/defualt/{verb}")
+    assert (answer.status_code, answer.json["code"]) == (404, "not_found")
+    assert "'defualt'" in answer.json["detail"]
+    with pytest.raises(NotFound):
+        getattr(app.operations, verb)("defualt")
+    assert client.post(f"/api/queues/default/{verb}").status_code == 409, "it is there, and the database cannot pause it"

@@ -103,6 +103,8 @@ def test_several_applications_live_in_one_process(make_app: Callable[..., AsyncT
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
         {"Sec-Fetch-Site": "same-site", "Origin": "http://other.localhost"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "anything-new"},
         {"Origin": "http://evil.example"},
         {"Origin": "http://localhost:8001"},
         {"Origin": "null"},
@@ -123,7 +125,14 @@ def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: Client, 
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}]
+    "headers",
+    [
+        {},
+        {"Origin": "http://localhost"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"},
+    ],
 )
 def test_programs_and_the_own_page_may_change_things(app: AsyncTask, client: Client, headers: dict[str, str]) -> None:
     task = app.submit("enroll", [{"sku": "A"}])

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from celery import Celery
+from support.serving import Shop, get
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.errors import InputError
+from asynctask.integrations import celery
 from asynctask.integrations.remote import JobRecord
 from asynctask.ledger import processes
 from asynctask.testing import wait_for
@@ -40,6 +47,23 @@ def event(client: Client, job_id: str = "j1") -> Any:
 
 def told(client: Client, job_id: str = "j1") -> list[tuple[str, str]]:
     return [(each["status"], each["message"]) for each in event(client, job_id)["added_messages"]]
+
+
+@pytest.fixture
+def app(make_app: Callable[..., AsyncTask]) -> AsyncTask:
+    """An application that declares workers which others perform."""
+    made = make_app()
+    for name in ("W", "Shop::Enroll"):
+        made.worker(_not_here, name=name)
+    return made
+
+
+def _not_here(*args: Any) -> None:
+    raise NotImplementedError("another language performs it")
+
+
+def _rows(shard: Any) -> list[list[int]]:
+    return [[1]]
 
 
 @pytest.fixture
@@ -199,6 +223,166 @@ def test_a_fetched_job_of_a_task_that_was_stopped_does_not_begin(
     assert not app.doctor()
 
 
+# -- whose job it is
+
+
+def refused(client: Client, job: str, status: int, code: str, **more: Any) -> str:
+    """A single record is refused, and so is the same one of many, which goes on with the others; the reason."""
+    before = event(client, job)
+    for said in ({"status": "working"}, {"status": "finish"}, {"status": "error", "message": "x", "will_retry": True}):
+        answer = client.post(f"/api/jobs/{job}/record", json={**said, **more})
+        assert (answer.status_code, answer.json["code"]) == (status, code), answer.json
+        both = [{"job_id": job, **said, **more}, {"job_id": "beside", "worker": "W", **said}]
+        found = client.post(BATCH, json={"records": both}).json["results"]
+        assert (found[0]["counted"], found[0]["code"]) == (False, code)
+        assert found[1]["code"] is None
+    assert event(client, job) == before
+    return str(answer.json["detail"])
+
+
+def taken(app: AsyncTask, queue: str = "default") -> None:
+    """Another program takes what is in a queue."""
+    app.broker.exchange("somebody", app.broker.exchange("somebody", [], [queue], 100), [], 0)
+
+
+def test_a_job_of_a_task_needs_its_attempt(
+    app: AsyncTask, client: Client, dispatched: Callable[..., tuple[Any, list[str]]]
+) -> None:
+    task, (job,) = dispatched()
+    taken(app)
+    assert "`attempt`" in refused(client, job, 422, "no_attempt")
+    assert "(the current one: 1)" in refused(client, job, 422, "no_attempt", worker="W", started_at=BEGAN)
+    assert record(client, "working", job, attempt=1)["counted"]
+    refused(client, job, 422, "no_attempt")
+    assert record(client, "finish", job, attempt=1)["counted"]
+    refused(client, job, 422, "no_attempt")
+    assert task.progress()["counts"]["finish"] == 1
+
+
+@pytest.mark.parametrize("job_id", [None, "of-my-own"])
+def test_a_tracked_job_of_the_application_needs_its_attempt(app: AsyncTask, client: Client, job_id: str | None) -> None:
+    worker: Any = app.workers["enroll"].set(job_id=job_id) if job_id else app.workers["enroll"]
+    refused(client, worker.perform_async({"sku": "A"}), 422, "no_attempt")
+
+
+def test_a_record_of_another_attempt_is_told_the_current_one(
+    app: AsyncTask, client: Client, dispatched: Callable[..., tuple[Any, list[str]]]
+) -> None:
+    _, (job,) = dispatched()
+    taken(app)
+    assert "its attempt is 1 now" in refused(client, job, 409, "other_attempt", attempt=2)
+    assert record(client, "error", job, attempt=1, message="x", will_retry=True)["attempt"] == 2
+    assert "its attempt is 2 now" in refused(client, job, 409, "other_attempt", attempt=1)
+    app.dispatcher.round()
+    taken(app)
+    assert record(client, "finish", job, attempt=2)["counted"]
+    assert not record(client, "finish", job, attempt=2)["counted"], "one that is sent again is no error"
+    assert "its attempt is 2 now" in refused(client, job, 409, "other_attempt", attempt=1)
+
+
+def test_a_job_in_a_queue_is_nobody_elses(
+    app: AsyncTask, client: Client, dispatched: Callable[..., tuple[Any, list[str]]]
+) -> None:
+    waiting = app.submit("enroll", [{"sku": "A"}], queue="nobody-works-it").events()[0]["job_id"]
+    assert "waits in the ledger" in refused(client, waiting, 409, "held_elsewhere", attempt=1)
+    task, (job,) = dispatched()
+    assert "on the queue 'default'" in refused(client, job, 409, "held_elsewhere", attempt=1)
+    held = app.broker.exchange("a-worker-of-ours", [], ["default"], 1)
+    assert "on the queue 'default'" in refused(client, job, 409, "held_elsewhere", attempt=1)
+    app.broker.exchange("a-worker-of-ours", held, [], 0)
+    assert record(client, "finish", job, attempt=1)["counted"]
+    assert task.progress()["done"]
+
+
+def test_a_process_that_shares_a_queue_with_ours_records_what_it_took(
+    app: AsyncTask, client: Client, dispatched: Callable[..., tuple[Any, list[str]]]
+) -> None:
+    _, (first, second) = dispatched(2)
+    ours = app.ledger.under("host:1:ours")
+    processes.register(ours, app.host, kind="worker", pid=1, lease_s=60.0, concurrency=2, queues=["default"])
+    said = [{"job_id": job, "status": "finish", "attempt": 1} for job in (first, second)]
+    assert batch(client, *said) == [(False, "enqueue", 1)] * 2
+    app.broker.exchange("somebody", app.broker.exchange("somebody", [], ["default"], 1), [], 0)
+    assert batch(client, *said) == [(True, "finish", 1), (False, "enqueue", 1)]
+
+
+def test_a_job_that_a_worker_of_ours_performs_is_its_alone(app: AsyncTask, client: Client) -> None:
+    gate = threading.Event()
+
+    @app.worker(retry=0)
+    def slow(item: dict[str, Any]) -> str:
+        gate.wait(60)
+        return "ours"
+
+    launcher = app.launcher(concurrency=1)
+    launcher.start()
+    try:
+        task = app.submit("slow", [{"n": 1}])
+        wait_for(lambda: task.progress()["counts"]["working"] == 1, "it is at work")
+        (job,) = [each["job_id"] for each in task.events()]
+        assert "has it" in refused(client, job, 409, "held_elsewhere", attempt=1)
+        assert batch(client, {"job_id": job, "status": "finish", "attempt": 1}) == [(False, "working", 1)]
+        gate.set()
+        assert task.wait(60)["done"]
+    finally:
+        gate.set()
+        launcher.stop()
+    assert (event(client, job)["status"], event(client, job)["result"]) == ("finish", "ours")
+    assert not app.doctor()
+
+
+def test_a_job_of_an_attached_engine_is_recorded_by_its_workers_alone(app: AsyncTask, client: Client) -> None:
+    shop: Any = Celery("shop", broker="memory://")
+
+    pack = shop.task(_not_here, name="shop.pack", shared=False)
+    celery.attach(shop, app)
+    job = pack.delay({"n": 1}).id
+    for attempt in (1, None):
+        answer = client.post(f"/api/jobs/{job}/record", json={"status": "finish", "attempt": attempt})
+        assert answer.status_code in (409, 422), answer.json
+    assert "celery" in refused(client, job, 409, "held_elsewhere", attempt=1)
+
+
+# -- which workers and queues
+
+
+@pytest.mark.parametrize(
+    ("worker", "code"),
+    [("Nobody::Declared", "unknown_worker"), ("loose", "invalid_worker"), ("*", "invalid_worker"),
+     ("asynctask.merge", "invalid_worker"), ("shop.pack", "invalid_worker")],
+)  # fmt: skip
+def test_a_worker_that_no_other_language_performs_is_refused(
+    app: AsyncTask, client: Client, worker: str, code: str
+) -> None:
+    app.worker(_not_here, name="loose", use_task_event=False)
+    app.export(columns=["n"])(_rows)  # with it, there is a merge
+    shop: Any = Celery("shop", broker="memory://")
+    shop.task(_not_here, name="shop.pack", shared=False)
+    celery.attach(shop, app)
+    said = {"status": "finish", "worker": worker}
+    answer = client.post("/api/jobs/a/record", json=said)
+    assert (answer.status_code, answer.json["code"]) == (422, code)
+    of_process = {
+        "records": [{"job_id": "ok", "status": "finish", "worker": "W"}, {"job_id": "a", **said}],
+        "process": RUBY,
+    }
+    answer = client.post(BATCH, json=of_process)
+    if code == "unknown_worker":  # a process in another language registers its workers itself
+        assert (answer.status_code, event(client, "a")["worker_name"]) == (200, worker)
+    else:
+        assert (answer.status_code, answer.json["code"]) == (422, code)
+        assert client.get("/api/jobs/ok").status_code == client.get("/api/jobs/a").status_code == 404
+
+
+@pytest.mark.parametrize("queue", ["", "x" * 256, "a\0b", "a\nb", "a b", "\x1b[31m", "celery/default", "\u202ea"])
+def test_a_queue_that_is_none_is_refused(app: AsyncTask, client: Client, queue: str) -> None:
+    said = {"status": "finish", "worker": "W", "queue": queue}
+    assert client.post("/api/jobs/a/record", json=said).status_code == 422
+    with pytest.raises(InputError, match="queue"):
+        app.record_all([JobRecord("a", "finish", worker="W", queue=queue)])
+    assert client.get("/api/jobs/a").status_code == 404
+
+
 # -- the process that performs
 
 
@@ -279,6 +463,7 @@ def test_a_wrong_job_id_is_refused(client: Client, job_id: Any) -> None:
         {"engine": "sidekiq", "name": "a b"}, {"engine": "sidekiq", "name": "x" * 56}, {"engine": "a\n", "name": "a"},
         {**RUBY, "concurrency": -1}, {**RUBY, "concurrency": 10_001}, {**RUBY, "queues": ["a b"]},
         {**RUBY, "queues": ["a/b"]}, {**RUBY, "queues": ["a"] * 101}, {**RUBY, "quiet": 1},
+        {**RUBY, "engine": "web"}, {**RUBY, "engine": "worker"},
     ],
 )  # fmt: skip
 def test_a_wrong_process_is_refused(app: AsyncTask, client: Client, process: Any) -> None:
@@ -316,10 +501,46 @@ def test_half_a_character_is_no_json(client: Client) -> None:
 
 def test_a_program_in_python_may_record_too(app: AsyncTask) -> None:
     ((first, second), signal) = app.record_all(
-        [JobRecord("a", "working", worker="W"), JobRecord("a", "failed", "half \ud800", worker="W" * 300)]
+        [JobRecord("a", "working", worker="W"), JobRecord("a", "failed", "half \ud800", worker="W")]
     )
     assert (first.status, second.status, signal) == ("working", "failed", None)
     assert app.event("a")["messages"][-1]["message"] == "Failed: half ?"
     for wrong in (JobRecord("a", "cancelled"), JobRecord("", "finish"), JobRecord("\ud800", "finish")):
         with pytest.raises(InputError):
             app.record_all([wrong])
+
+
+# -- ids as engines make them
+
+IDS = ["a/b", "/a", "a/", "a//b", "stop", "a/stop", "a/stop/record", "a b?#%2F", "é\n\u2028", "a/../b", "x" * 63 + "/"]
+
+
+@pytest.mark.parametrize("job_id", IDS)
+def test_a_job_is_reached_by_any_id_that_an_engine_may_give_it(client: Client, job_id: str) -> None:
+    path = f"/api/jobs/{quote(job_id, safe='')}"
+    for status in ("working", "error"):
+        answer = client.post(f"{path}/record", json={"status": status, "worker": "W", "args": [1]})
+        assert (answer.status_code, answer.json["job_id"], answer.json["status"]) == (200, job_id, status)
+    assert (client.get(path).json["job_id"], client.get(path).json["status"]) == (job_id, "error")
+    for verb, code in (
+        ("restart", "other_engine"),
+        ("stop", "other_engine"),
+        ("start", "other_engine"),
+        ("kill", "conflict"),
+    ):
+        answer = client.post(f"{path}/{verb}")
+        assert (answer.status_code, answer.json["code"]) == (409, code), "it is found, and its own engine keeps it"
+    page = client.get(f"/jobs/{quote(job_id, safe='')}")
+    assert (page.status_code, f'data-job="{path}"' in page.text) == (200, True), "the page asks for this very job"
+
+
+def test_a_server_finds_a_job_whose_id_has_a_slash(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    with (
+        closing(AsyncTask(environ={}, database_url=shop.environ["ASYNCTASK_DATABASE_URL"])) as app,
+        shop.web() as (_, said),
+    ):
+        app.record("nightly/2026-11", "working")
+        url = f"{said['url'].rstrip('/')}/api/jobs"
+        for job_id in ("nightly%2F2026-11", "nightly/2026-11"):
+            assert get(f"{url}/{job_id}")["job_id"] == "nightly/2026-11"

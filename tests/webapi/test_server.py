@@ -211,7 +211,10 @@ def test_an_address_that_is_taken_is_said_so(make_app: Callable[..., AsyncTask])
 
 PARENT = """
 import os, socket, sys, time
+import structlog
 from webapi import server
+
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 def child(beat):
     print(os.getpid(), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import threading
 from collections.abc import Callable
@@ -306,3 +307,68 @@ def guess(ask: Callable[[int], Any]) -> tuple[list[int], Any]:
         codes.append(answer.status if isinstance(answer, HTTPResponse) else answer.status_code)
         assert len(codes) < 1000
     return codes, answer
+
+
+FORGED = "eve (web 10.9.9.9)"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("tasks", {"json": {"worker": "anything", "items": [{"n": 1}], "owner": FORGED}}),
+        ("tasks", {"json": {"worker": "anything", "items": [{"n": n} for n in range(1_500)], "owner": FORGED}}),
+        ("tasks", {"json": {"jobs": [{"worker": "anything", "item": {"n": 1}}], "owner": FORGED}}),
+        ("tasks", {"data": {"worker": "anything", "owner": FORGED, "file": (b"n\n1\n", "list.csv")}}),
+        (f"tasks?worker=anything&owner={FORGED}", {"data": b"n\n1\n", "content_type": "text/csv"}),
+        ("exports", {"json": {"worker": "rows", "shards": [1], "owner": FORGED}}),
+    ],
+    ids=["items", "a list that is split", "jobs", "form", "raw", "export"],
+)
+def test_the_log_of_a_submission_names_the_token_and_not_the_owner_that_the_client_wrote(
+    guarded: tuple[AsyncTask, Client], path: str, body: dict[str, Any]
+) -> None:
+    app, client = guarded
+
+    @app.export(columns=["n"])
+    def rows(shard: int) -> list[list[int]]:
+        return [[shard]]
+
+    if isinstance(form := body.get("data"), dict):
+        content, name = form["file"]
+        body = {"data": {**form, "file": (io.BytesIO(content), name)}}
+    answer = client.post(f"/api/{path}", headers={"Authorization": f"Bearer {ANN}"}, **body)
+    assert answer.status_code == 202, answer.json
+    assert answer.json["owner"] == FORGED
+    (entry,) = [each for each in app.task(answer.json["task_id"]).log() if each["action"] == "submitted"]
+    assert (entry["who"], entry["detail"]["owner"]) == ("ann (web 127.0.0.1)", FORGED)
+    assert all(FORGED not in each["who"] for each in app.task(answer.json["task_id"]).log())
+
+
+def test_a_corrected_list_is_logged_with_its_own_requester(guarded: tuple[AsyncTask, Client]) -> None:
+    app, client = guarded
+    headers = {"Authorization": f"Bearer {ANN}"}
+    first = app.submit("enroll", [{"sku": "NO-1"}], owner=FORGED, who="a program")
+    launcher = app.launcher(concurrency=1)
+    launcher.start()
+    try:
+        assert first.wait(timeout=120)["done"]
+    finally:
+        launcher.stop()
+    report = client.get(f"/api/tasks/{first.id}/report.csv", headers=headers).data.replace(b"NO-1", b"OK-1")
+    form = {"worker": "enroll", "resubmit_of": str(first.id), "file": (io.BytesIO(report), "report.csv")}
+    answer = client.post("/api/tasks", headers=headers, data=form)
+    assert (answer.status_code, answer.json["owner"]) == (202, FORGED), answer.json
+    said = [[e["who"] for e in app.task(i).log() if e["action"] == "submitted"] for i in (first.id, answer.json["task_id"])]
+    assert said == [["a program"], ["ann (web 127.0.0.1)"]]
+
+
+@pytest.mark.parametrize("field", ["who", "requester"])
+def test_a_body_cannot_name_its_requester(guarded: tuple[AsyncTask, Client], field: str) -> None:
+    app, client = guarded
+    headers = {"Authorization": f"Bearer {ANN}"}
+    body = {"worker": "anything", "items": [{"n": 1}], field: FORGED}
+    answer = client.post("/api/tasks", headers=headers, json=body)
+    assert (answer.status_code, field in answer.json["detail"]) == (422, True)
+    query = {"path": f"/api/tasks?worker=anything&{field}=x", "data": b"n\n1\n", "content_type": "text/csv"}
+    assert client.post(**query, headers=headers).status_code == 422
+    assert app.tasks() == []
