@@ -22,9 +22,8 @@ import multiprocessing
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from asynctask import AsyncTask
@@ -120,8 +119,7 @@ def _run(
 # -- the followers, in a process of their own: they would hold up the clients that are measured
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What the followers got: events of streams, answers to long polls, in so many seconds."""
 
     events: int
@@ -135,9 +133,7 @@ class _Followers:
     def __init__(self, address: str, options: argparse.Namespace) -> None:
         self._ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(
-            target=follow, args=(address, options.n, options.polls, options.tasks, theirs), daemon=True
-        )
+        self._process = context.Process(target=follow, args=(address, options.n, options.polls, theirs), daemon=True)
         self._seen: Seen | None = None
 
     def __enter__(self) -> _Followers:
@@ -157,7 +153,7 @@ class _Followers:
     def end(self, versions: dict[int, int]) -> None:
         """Waits until every follower has ended, and compares what it saw with the last ``versions``."""
         self._ours.send(versions)
-        self._seen = self._answer()
+        self._seen = Seen(*self._answer())
 
     def result(self) -> Seen:
         """What they saw, after :meth:`end`."""
@@ -176,11 +172,12 @@ class _Followers:
         return answer
 
 
-def follow(address: str, streams: int, polls: int, tasks: int, pipe: Connection) -> None:
-    """The process: sends None when every follower has its first object, then :class:`Seen`, or what was wrong."""
+def follow(address: str, streams: int, polls: int, pipe: Connection) -> None:
+    """The process: sends None when every follower has its first object, then the values of
+    :class:`Seen`, or what was wrong."""
     many_connections(streams + polls)
     try:
-        pipe.send(asyncio.run(_follow(address, streams, polls, pipe)))
+        pipe.send(tuple(asyncio.run(_follow(address, streams, polls, pipe))))
     except Unaccounted as error:
         pipe.send(str(error))
 
