@@ -294,6 +294,15 @@ def test_a_client_that_has_closed_its_side_gets_its_answers(talk: Talk) -> None:
     assert talk.ended
 
 
+@pytest.mark.parametrize("path", ["/large", "/result", "/report.csv"])
+def test_a_client_that_has_closed_its_side_gets_a_large_answer_whole(talk: Talk, path: str) -> None:
+    talk.get(path).socket.shutdown(socket.SHUT_WR)
+    assert talk.head()[0] == 200
+    came = talk.came.read()
+    assert len(came) > LARGE // len(PIECE) * len(PIECE)
+    assert came.endswith(b"\r\n0\r\n\r\n")
+
+
 def test_a_refused_client_is_not_told_to_go_on() -> None:
     held, free = threading.Event(), threading.Event()
 

@@ -61,9 +61,14 @@ class Front:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    shop = Shop(tmp_path_factory.mktemp("shop"))
+    shop = Shop(tmp_path_factory.mktemp("shop"), trusted_proxies="127.0.0.1")  # whose headers are read, too
     with shop.web() as (process, said):
-        yield Front(process, said["url"], shop.folder / "web.log")
+        found = Front(process, said["url"], shop.folder / "web.log")
+        body = b'{"worker": "enroll", "items": [{"sku": "A"}]}'
+        _, data = legal("POST", "/api/tasks", LIST, f"Content-Length: {len(body)}", body=body)
+        (client,) = converse(found.place, [Case(data)])
+        assert parse(client.came)[0].status == 202, client.came  # Task 1
+        yield found
 
 
 # -- clients
@@ -257,12 +262,16 @@ def test_a_request_known_to_break_servers_does_not_break_this_one(front: Front, 
 # -- requests that are broken at random
 
 DRY_RUN = b'{"worker": "enroll", "items": [{"sku": "A"}, {"sku": "B", "quantity": 2}], "dry_run": true}'
-BODIES = [b"", b"x", DRY_RUN, DRY_RUN[:-9], b"sku,Quantity\nA,1\nB,2\n", b"\r\n\r\n", b"0\r\n\r\n", b"\xff\x00" * 40]
+FORM = b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.csv"\r\n\r\nsku\nA\n\r\n--B--\r\n'
+CSV = b"sku,Quantity\nA,1\nB,2\n"
+BODIES = [b"", b"x", DRY_RUN, DRY_RUN[:-9], CSV, FORM, b"\r\n\r\n", b"0\r\n\r\n", b"\xff\x00" * 40]
 METHODS = ["GET", "POST", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "PRI", "G\tT", "\x80"]
 TARGETS = [
     "/healthz", "/api/tasks", "/api/tasks?limit=1&after=1", "/api/tasks?worker=enroll&dry_run=true", "/api/tasks/999",
     "/api/jobs/records", "/", "/static/app.css", "/nowhere", "*", "//evil.example/", "/%00", "/%ff%", "/../..",
-    "http://127.0.0.1/healthz", "http://[/", "x://[::1", "a:1", "http://\xe4/", "/?" + "a" * 33_000, "/a b", "",
+    "/api/tasks/1", "/api/tasks/1/events?limit=1&status=", "/api/tasks/1/report.csv", "/api/tasks/1/pause", "/api/queues",
+    "/api/tasks/" + "9" * 5_000, "/tasks/1", "/jobs/x", "/api/workers/enroll/template.csv", "/api/exports", "/metrics",
+    "/docs", "http://127.0.0.1/healthz", "http://[/", "x://[::1", "a:1", "http://\xe4/", "/?" + "a" * 33_000, "/a b", "",
 ]  # fmt: skip
 VERSIONS = ["HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/0.9", "HTTP/1.10", "http/1.1", ""]
 LINES = [
@@ -272,7 +281,11 @@ LINES = [
     "Transfer-Encoding: gzip", "Transfer-Encoding: chunked, chunked", "Transfer-Encoding:", "TE: trailers", "Host: b",
     "Host : a", " folded", "Cookie: \x80\xff", "X: " + "a" * 66_000, "No colon", ": no name", "Range: bytes=0-0,1-1,-",
     "If-None-Match: W/", "Idempotency-Key: " + "k" * 300, "Accept-Language: ;;q=x", "Accept-Encoding: gzip;q=nan",
-    "X-Forwarded-For: [", "Origin: http://[", "Authorization: Basic \xff", "Content-Encoding: br",
+    "X-Forwarded-For: [", "X-Forwarded-Host: a, [::1", "X-Forwarded-Proto: x", "X-Forwarded-Prefix: //a/../%00",
+    'Forwarded: for="[;host="a\\;proto=,;=', "Origin: http://[", "Referer: http://[", "Authorization: Basic \xff",
+    "Authorization: Bearer \xff", "Content-Encoding: br", "Content-Type: multipart/form-data",
+    "Content-Type: multipart/form-data; boundary=B", "Content-Type: text/csv; charset=\xff", "Content-Type: ;=",
+    "Last-Event-ID: \xff", "If-Modified-Since: 99", "Sec-Fetch-Site: \xff", "X-HTTP-Method-Override: \xff",
 ]  # fmt: skip
 WORDS = [
     b"\r\n", b"\r", b"\n", b"\r\n\r\n", b"\0", b" ", b"\t", b":", b"\x80", b"%", b"\x7f", b"HTTP/1.1", b"0\r\n\r\n",
