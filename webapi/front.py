@@ -62,6 +62,8 @@ class Exchange:
     """Whether a part of its body has not been received."""
     started: bool = False
     """Whether its answer has begun."""
+    until_close: bool = False
+    """Whether its answer ends with the connection."""
 
 
 class Answer:
@@ -269,11 +271,16 @@ class Front:
         if exchange.unread or close:
             encoded.append((b"connection", b"close"))
         exchange.started = True
+        if exchange.scope["http_version"] == "1.0" and all(name.lower() != b"content-length" for name, _ in encoded):
+            exchange.until_close = True
+            exchange.connection.until_close()
         await exchange.send({"type": "http.response.start", "status": status, "headers": encoded})
         if exchange.unread:
             exchange.connection.linger()
 
     async def _send(self, exchange: Exchange, data: bytes, *, last: bool = False) -> None:
+        if last and exchange.until_close:
+            exchange.connection.end_with(len(data))
         await exchange.send({"type": "http.response.body", "body": data, "more_body": not last})
         exchange.connection.sent += len(data)
 

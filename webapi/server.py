@@ -297,6 +297,9 @@ class Connection(HttpToolsProtocol):
         self._half_closed = False
         self._refusal: Refusal | None = None  # waits for the answers to the requests before it
         self._lingers_next = self._lingers = False
+        self._data = b""  # what is being parsed
+        self._framing = b""  # the header that says how long the body of the current request is
+        self._resumes = False  # whether the parser is fed a head of our own
         self._slow: tuple[float, int] | None = None  # since when bytes wait for the client, and how many it had got then
 
     @property
@@ -318,6 +321,14 @@ class Connection(HttpToolsProtocol):
         """Makes the answer that has begun the last one, and drops what the client still sends."""
         # uvicorn would close the socket after the answer; a client that still sends would lose the answer then.
         self.cycle.keep_alive = self._lingers_next = True
+
+    def until_close(self) -> None:
+        """Makes the answer that begins end with the connection: HTTP/1.0 knows no chunks."""
+        self.cycle.chunked_encoding, self.cycle.expected_content_length = False, sys.maxsize
+
+    def end_with(self, count: int) -> None:
+        """Says that so many bytes are the last ones of such an answer."""
+        self.cycle.expected_content_length = count
 
     def check(self, now: float) -> None:
         """Refuses or closes the connection if its client is too slow."""
@@ -349,15 +360,15 @@ class Connection(HttpToolsProtocol):
             self.received += len(data)
             return
         self._unparsed += len(data)
-        self._pieces = 0
+        self._pieces, self._data = 0, data
         try:
             super().data_received(data)
         except Exception as error:  # whatever it is, it ends this connection alone
             self._refuse(_refusal_of(error))
         self.received += len(data)
         if self._unparsed > MAX_HEADER_BYTES:
-            self._refuse(_LONG_CHUNK if not self._in_head else _LONG_LINE if not self.headers else _LONG_HEAD)
-
+            long_line = self._in_head and len(self.url) > MAX_LINE_BYTES
+            self._refuse(_LONG_LINE if long_line else _LONG_HEAD if self._in_head else _LONG_CHUNK)
         if self._pieces > MAX_PIECES:
             self._server.slow_down(self)
 
@@ -372,20 +383,33 @@ class Connection(HttpToolsProtocol):
     # -- what the parser calls
 
     def on_message_begin(self) -> None:
+        if self._resumes:
+            return
         super().on_message_begin()
+        self._framing = b""
         self._receiving = self._in_head = True
         self._head_bytes = 0
         if not self._unanswered:
             self.since, self.received = self._server.now(), 0
 
+    def on_url(self, url: bytes) -> None:
+        if not self._resumes:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._resumes:
+            return
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEADER_BYTES:
             raise Refused(_LONG_HEAD)
         if self._in_head:  # a trailer of a body is no header: what a proxy removes from those may stand in it
             super().on_header(name, value)
+            if name.lower() in (b"content-length", b"transfer-encoding"):
+                self._framing = name + b": " + value
 
     def on_headers_complete(self) -> None:
+        if self._resumes:
+            return
         if len(self.url) > MAX_LINE_BYTES:
             raise Refused(_LONG_LINE)
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -406,9 +430,29 @@ class Connection(HttpToolsProtocol):
         self._pieces += 1
 
     def on_message_complete(self) -> None:
+        if self._framing and self.parser.should_upgrade():
+            return  # the body follows
         super().on_message_complete()
         self._receiving = False
         self._unparsed = 0
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Goes on in this protocol; uvicorn calls it where a client offers another one, as Java's does with each request.
+
+        The parser takes what follows the head for the other protocol. A new one gets the body.
+        """
+        error = sys.exception()
+        assert isinstance(error, httptools.HttpParserUpgrade)
+        rest = self._data[error.args[0] :]
+        if self._framing:
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._resumes = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + self._framing + b"\r\n\r\n")
+            self._resumes = False
+        if rest:
+            self._data = rest
+            super().data_received(rest)
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what the parser does not take; uvicorn calls it while it handles the parser's error."""

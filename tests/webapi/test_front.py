@@ -185,12 +185,25 @@ def test_head_has_no_body_and_http_1_0_ends_with_its_connection(server: Server) 
         assert talk.ended
 
 
+@pytest.mark.parametrize("path", ["/large", "/result", "/report.csv"])
+def test_an_answer_without_a_length_ends_with_its_connection_in_http_1_0(talk: Talk, path: str) -> None:
+    """nginx asks in HTTP/1.0 unless it is told otherwise."""
+    status, headers = talk.send(f"GET {path} HTTP/1.0\r\n\r\n".encode()).head()
+    assert (status, headers["connection"], "transfer-encoding" in headers) == (200, "close", False)
+    assert hashlib.sha256(talk.came.read()).digest() == hashlib.sha256(PIECE * (LARGE // len(PIECE))).digest()
+
+
 @pytest.mark.parametrize(
     ("data", "status", "code"),
     [
         (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: here\r\n\r\n", 414, "uri_too_long"),
         (b"GET /" + b"a" * 400_000, 414, "uri_too_long"),
         (b"GET /x HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /x HTTP/1.1\r\n" + b"a" * 70_000, 431, "headers_too_large"),
+        (b"GET /x HTTP/1.1\r\nHost: here\r\n" + b"X: y\r\n" * 20_000, 431, "headers_too_large"),
+        (post(b"1;" + b"x" * 90_000, "Transfer-Encoding: chunked"), 400, "malformed_request"),
+        (post(b"0\r\nX: " + b"x" * 90_000, "Transfer-Encoding: chunked"), 400, "malformed_request"),
+        (post(b"0\r\n" + b"X: y\r\n" * 20_000, "Transfer-Encoding: chunked"), 400, "malformed_request"),
         (b"GET /x HTTP/2.0\r\nHost: here\r\n\r\n", 505, "http_version_not_supported"),
         (b"GET /x\r\n\r\n", 505, "http_version_not_supported"),
         (b"\x16\x03\x01\x02\x00\r\n\r\n", 400, "malformed_request"),
@@ -278,6 +291,26 @@ def test_a_target_with_a_host_takes_the_place_of_the_header(talk: Talk) -> None:
     assert talk.answer()[2] | {"length": 0} == {
         "path": "/x", "query": "a=1", "length": 0, "body": "", "host": "there:81", "note": None
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 60, 1_000])
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        ("Content-Length: 3", b"one"),
+        ("Transfer-Encoding: chunked", b"1\r\no\r\n2\r\nne\r\n0\r\n\r\n"),
+        ("Content-Length: 0", b""),
+        ("X-Note: none", b""),
+    ],
+)
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(
+    talk: Talk, framing: str, body: bytes, size: int
+) -> None:
+    """Java's HTTP client does so with each request, and so does curl --http2; the parser takes the body for HTTP/2."""
+    data = post(body, framing, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA") * 3
+    for start in range(0, len(data), size):
+        talk.send(data[start : start + size])
+    assert [talk.answer()[2]["body"] for _ in range(3)] == ["one" if body else ""] * 3
 
 
 def test_garbage_after_a_request_does_not_take_its_answer(talk: Talk) -> None:
