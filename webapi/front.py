@@ -96,7 +96,8 @@ class Front:
     """An ASGI application that serves the WSGI ``application`` in ``pool``, which has ``threads`` threads.
 
     ``storage``: total bytes of the bodies that are received and of the answers that wait for their clients. Half of the
-    threads at most do what may take long: large bodies, and files that are made while they are sent. ``notifier``: tells of
+    threads at most do what may take long: large bodies, and files that are made while they are sent. Half at most answer
+    long polls. ``notifier``: tells of
     changes of followed Tasks.
     """
 
@@ -107,6 +108,7 @@ class Front:
         self._notifier = notifier
         self._pool = pool
         self._long = asyncio.Semaphore(max(1, threads // 2))
+        self._long_polls = asyncio.Semaphore(max(1, threads // 2))
         self._storage, self._stored = storage, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -184,8 +186,11 @@ class Front:
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
         wanted: list[Following] = []
         environ[FOLLOW] = wanted.append
+        # Hundreds of long polls that a change has answered come again at once: others do not queue behind them.
+        turn = self._long_polls if b"wait=" in exchange.scope["query_string"] else nullcontext()
         with SpooledTemporaryFile(IN_MEMORY) as page:
-            answer = await self._run(exchange, long, self._call, environ, page)
+            async with turn:
+                answer = await self._run(exchange, long, self._call, environ, page)
             if not wanted:
                 return await self._send_file(exchange, answer, page)
         if wanted[0].wait_s is None:

@@ -336,25 +336,43 @@ def test_a_client_that_has_closed_its_side_gets_a_large_answer_whole(talk: Talk,
     assert came.endswith(b"\r\n0\r\n\r\n")
 
 
-def test_a_refused_client_is_not_told_to_go_on() -> None:
-    held, free = threading.Event(), threading.Event()
+class Holds:
+    """The application; a thread that answers ``/hold`` waits until it is ``free``."""
 
-    def holds(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+    def __init__(self) -> None:
+        self.held, self.free = threading.Event(), threading.Event()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         if environ["PATH_INFO"] == "/hold":
-            held.set()
-            free.wait(PATIENCE_S)
+            self.held.set()
+            self.free.wait(PATIENCE_S)
         return application(environ, start_response)
 
+
+def test_a_refused_client_is_not_told_to_go_on() -> None:
+    holds = Holds()
     with serving(application=holds) as server, capture_logs() as logs, ExitStack() as stack:
         holder, talk = (stack.enter_context(closing(server.connect())) for _ in range(2))
         holder.get("/hold")
-        assert held.wait(PATIENCE_S)
+        assert holds.held.wait(PATIENCE_S)
         talk.send(post(b"", "Content-Length: 5", "Expect: 100-continue")).socket.shutdown(socket.SHUT_WR)
         assert talk.answer()[2]["code"] == "malformed_body"
-        free.set()  # the application asks for the body only now
+        holds.free.set()  # the body is asked for only now
         assert talk.ended
         assert [holder.answer()[0], holder.get().answer()[0]] == [200, 200]
     assert logs == []
+
+
+def test_other_requests_do_not_queue_behind_long_polls() -> None:
+    holds = Holds()
+    with serving(application=holds, threads=2) as server, ExitStack() as stack:
+        *polls, talk = (stack.enter_context(closing(server.connect())) for _ in range(6))
+        for each in polls:
+            each.get("/hold?wait=20")
+        assert holds.held.wait(PATIENCE_S)
+        assert talk.get().answer()[0] == 200
+        holds.free.set()
+        assert [each.answer()[0] for each in polls] == [200] * len(polls)
 
 
 def test_a_client_that_sends_requests_without_end_is_refused(talk: Talk) -> None:
