@@ -505,7 +505,10 @@ class Connection(HttpToolsProtocol):
     def _linger(self) -> None:
         self._lingers, self.since, self.received = True, self._server.now(), 0
         self.flow.resume_reading()
-        self.transport.write_eof()
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has reset the connection, and the loop has not read it yet
+            self.transport.abort()
 
 
 def _refusal_of(error: BaseException | None) -> Refusal:

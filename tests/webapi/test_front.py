@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -14,8 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from asynctask.clock import SystemClock
+from asynctask.testing import wait_for
 from webapi.context import BODY_LIMIT, HEAD_ONLY
-from webapi.server import HttpServer
+from webapi.server import Connection, HttpServer
 
 PATIENCE_S = 60.0
 LARGE = 30_000_000
@@ -360,6 +362,25 @@ def test_a_refused_client_is_not_told_to_go_on() -> None:
         holds.free.set()  # the body is asked for only now
         assert talk.ended
         assert [holder.answer()[0], holder.get().answer()[0]] == [200, 200]
+    assert logs == []
+
+
+def test_a_client_that_resets_right_after_its_answer_is_no_bug(
+    server: Server, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linger, reset = Connection._linger, threading.Event()
+
+    def reset_first(connection: Connection) -> None:
+        talk.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        talk.close()
+        reset.set()
+        linger(connection)
+
+    monkeypatch.setattr(Connection, "_linger", reset_first)
+    with capture_logs() as logs:
+        talk.send(post(b"", "Content-Length: 1000000000"))
+        assert reset.wait(PATIENCE_S)
+        wait_for(lambda: not server.loop.server_state.connections, "the connection to be closed")
     assert logs == []
 
 
