@@ -40,7 +40,7 @@ from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
-from asynctask.lists.uploads import StoredFile
+from asynctask.lists.uploads import JsonItems, StoredFile
 from asynctask.logs import get_logger
 from asynctask.operations import Operations
 from asynctask.pushing import Pushing
@@ -291,7 +291,7 @@ class AsyncTask(OnDemand):
     def hand_in_export(
         self,
         worker: str | Worker[..., Any] | Actor | EngineTask,
-        shards: Sequence[Any],
+        shards: Sequence[Any] | JsonItems,
         form: str,
         options: Options,
         *,
@@ -313,7 +313,8 @@ class AsyncTask(OnDemand):
             *self._callbacks(found, options, is_export=True),
         ]
         submitter = self._made().submitter
-        return submitter.submit_items(found, list(shards), options, callbacks=callbacks, wait_s=wait_s)
+        items = shards if isinstance(shards, JsonItems) else list(shards)
+        return submitter.submit_items(found, items, options, callbacks=callbacks, wait_s=wait_s)
 
     def result(self, task_id: int) -> ResultFile:
         """The file of an export, with its manifest. Raises :class:`Conflict` if there is none yet, :class:`NotFound`."""
@@ -483,7 +484,9 @@ class AsyncTask(OnDemand):
         mixed, checked = self._mixed(like), self._checked(options)
         return self._made().submitter.submit(mixed, items, checked, callbacks=self._callbacks(mixed, checked))
 
-    def hand_in_jobs(self, jobs: Sequence[Any], options: Options, *, wait_s: float = 1.0) -> Submission | DryRun:
+    def hand_in_jobs(
+        self, jobs: Sequence[Any] | JsonItems, options: Options, *, wait_s: float = 1.0
+    ) -> Submission | DryRun:
         """Submits jobs as JSON, ``[{"worker": name, "item": ...}, ...]``; see :meth:`submit_jobs` and :meth:`hand_in`.
 
         The first job with a known worker determines priority and queue.
@@ -597,7 +600,7 @@ class AsyncTask(OnDemand):
     def hand_in(
         self,
         worker: Worker | str,
-        listed: StoredFile | Sequence[Any],
+        listed: StoredFile | Sequence[Any] | JsonItems,
         options: Options,
         source: ListSource | None = None,
         *,
@@ -755,9 +758,9 @@ class AsyncTask(OnDemand):
         worker = self._worker_of(task_rows.read(core.ledger, task_id))
         return TaskHandle(core.services, task_id, worker.shape if worker and isinstance(worker.shape, ItemShape) else None)
 
-    def progress(self, task_id: int, errors: bool = False) -> dict[str, Any]:
+    def progress(self, task_id: int, errors: bool = False, *, take: queries.Take = list) -> dict[str, Any]:
         """The progress object of a Task, in one statement; see :meth:`TaskHandle.progress`. Raises :class:`NotFound`."""
-        return TaskHandle(self._made().services, task_id).progress(errors)
+        return TaskHandle(self._made().services, task_id).progress(errors, take=take)
 
     def tasks(
         self,
@@ -768,12 +771,14 @@ class AsyncTask(OnDemand):
         owner: str | None = None,
         after: int | None = None,
         limit: int = 50,
-    ) -> list[dict[str, Any]]:
-        """Progress objects, newest first; ``after`` is the last id of the previous page."""
+        take: queries.Take = list,
+    ) -> list[Any]:
+        """Progress objects, newest first; ``after`` is the last id of the previous page; ``take`` as of
+        :class:`TaskHandle`."""
         core = self._made()
-        with core.ledger.database.read() as connection:
-            return progress.progress_page(
-                connection,
+        return take(
+            progress.progress_page(
+                core.ledger.database,
                 core.ledger.now(),
                 ids=ids,
                 state=state,
@@ -782,6 +787,7 @@ class AsyncTask(OnDemand):
                 after=after,
                 limit=max(1, min(limit, 1_000)),
             )
+        )
 
     def changed(self, known: Mapping[int, str | None]) -> dict[int, Changed]:
         """Which of these Tasks have changed: those with another mark than in ``known``, by id; None is no mark.
@@ -806,22 +812,21 @@ class AsyncTask(OnDemand):
         resumable: bool = False,
         after: int | None = None,
         limit: int = 100,
-    ) -> list[dict[str, Any]]:
+        take: queries.Take = list,
+    ) -> list[Any]:
         """Jobs without a Task, newest first: their Events as dicts. ``resumable``: the stopped ones instead, including
         those of Tasks.
 
-        ``worker`` and ``status`` filter; ``after`` is the last id of the previous page; ``limit`` is at most 1,000. Raises
-        :class:`InputError` for an unknown status.
+        ``worker`` and ``status`` filter; ``after`` is the last id of the previous page; ``limit`` is at most 1,000;
+        ``take`` as of :class:`TaskHandle`. Raises :class:`InputError` for an unknown status.
         """
-        statuses = checked_statuses(status)
+        statuses, limit = checked_statuses(status), max(1, min(limit, MAX_PAGE))
         if resumable and statuses and Status.STOPPED not in statuses:
             return []
-        with self._made().ledger.database.read() as connection:
-            if resumable:
-                return queries.resumable_page(connection, worker=worker, after=after, limit=limit)
-            return queries.alone_page(
-                connection, worker=worker, statuses=statuses, after=after, limit=max(1, min(limit, MAX_PAGE))
-            )
+        database = self._made().ledger.database
+        if resumable:
+            return take(queries.resumable_page(database, worker=worker, after=after, limit=limit))
+        return take(queries.alone_page(database, worker=worker, statuses=statuses, after=after, limit=limit))
 
     def record(self, job_id: str, status: str, message: str = "") -> bool:
         """Records the status of a job, from anywhere; the middleware does the same.

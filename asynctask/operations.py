@@ -6,9 +6,11 @@ entry is named by its job id, an untracked one by the broker's key.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -37,6 +39,7 @@ from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries, sessions, tasks
 from asynctask.ledger.base import loads, loads_shown
+from asynctask.ledger.queries import Take
 from asynctask.messages import masked
 from asynctask.task import Services
 from asynctask.wire.payload import read_time
@@ -53,6 +56,9 @@ MOVES_S: Final = 5
 
 TARGET_S: Final = 60.0
 """Default seconds within which the wanted processes finish what waits."""
+
+OTHERS_NAMED: Final = 10
+"""The most workers that are named of jobs that are left to others."""
 
 MIN_TARGET_S: Final = 1
 MAX_TARGET_S: Final = 86_400
@@ -88,7 +94,7 @@ class Operations:
     registered ones by name, whose checks are asked; ``queues``: those that its settings name.
 
     Every method may raise :class:`Unavailable`, and :class:`InputError` for an invalid name, limit or text. ``who`` is
-    written to the log of the Tasks concerned.
+    written to the log of the Tasks concerned. ``take``: as of :class:`TaskHandle`.
     """
 
     def __init__(
@@ -115,9 +121,11 @@ class Operations:
         that one, even if empty.
 
         Of the broker's queue: its length, the wait of its oldest job in seconds, whether it is paused, how many processes
-        work it (``unattended``: none), and the worker of the next job. Of everything that could start, most of which waits
-        in the ledger: ``waiting``, ``oldest_s``, ``rate_per_s`` of the processes that work it, ``workers_wanted`` (worker
-        processes that would finish it within ``target_s`` seconds), and ``backlog``, the same by worker and priority.
+        work it (``unattended``: none), the worker of the next job, and how many jobs these processes leave to others
+        (``jobs_of_others``), with up to :data:`OTHERS_NAMED` of their workers (``other_workers``). Of everything that could
+        start, most of which waits in the ledger: ``waiting``, ``oldest_s``, ``rate_per_s`` of the processes that work it,
+        ``workers_wanted`` (worker processes that would finish it within ``target_s`` seconds), and ``backlog``, the same by
+        worker and priority.
         Raises :class:`InputError` for a ``target_s`` that is not from 1 to 86,400.
         """
         if not MIN_TARGET_S <= target_s <= MAX_TARGET_S:
@@ -140,10 +148,16 @@ class Operations:
         return [
             {
                 **_queue_object(facts.get(name) or QueueFacts(name, 0, None, False, None), works[name], now),
+                "other_workers": list(self._others(name)) if name in facts and facts[name].others else [],
                 **_backlog_object(facts.get(name), parts[name], performing.get(name, ()), target_s, now),
             }
             for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))
         ]
+
+    def _others(self, queue: str) -> dict[str, int]:
+        """The workers of the first jobs of a queue that are left to others, the most frequent first, with their numbers."""
+        found = Counter(self._admin.others(queue)).most_common(OTHERS_NAMED)
+        return {plain(name)[:_MAX_NAME]: count for name, count in found}
 
     def _engine_queues(self, names: Iterable[str]) -> dict[str, QueueFacts]:
         """The queues of attached engines that a process works. Only their lengths are known."""
@@ -155,17 +169,15 @@ class Operations:
             if self._router.reaches(name)
         }
 
-    def jobs(self, queue: str, *, after: int = 0, limit: int = 100, newest: bool = False) -> dict[str, Any]:
+    def jobs(
+        self, queue: str, *, after: int = 0, limit: int = 100, newest: bool = False, take: Take = list
+    ) -> dict[str, Any]:
         """A page of the jobs in a queue, the next to run first: ``jobs``, ``total``, ``next`` (``after`` of the next page,
         None on the last)."""
         found = self._admin.jobs(self._own_queue(queue), offset=after, limit=limit, newest=newest)
-        end = after + len(found.entries)
-        following = bool(found.entries) and end < found.total
-        return {
-            "jobs": [job_object(each) for each in found.entries],
-            "total": found.total,
-            "next": end if following else None,
-        }
+        jobs = take(map(job_object, found.entries))
+        end = after + len(jobs)
+        return {"jobs": jobs, "total": found.total, "next": end if jobs and end < found.total else None}
 
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
         """Removes jobs from a queue for good; the items of tracked ones are cancelled."""
@@ -258,7 +270,8 @@ class Operations:
             moved = now - queries.moved_at(connection, task_id) < MOVES_S * SECOND
         if moved and progress["progress"]["rate_per_s"]:
             return []  # rows end: the start of a short job is not recorded
-        return self._of_jobs(task, now) or self._behind_others(queue, task["priority"])
+        reasons = self._of_jobs(task, now) or self._behind_others(queue, task["priority"])
+        return reasons + self._beside_others(queue)
 
     def _not_called(self, job_id: str) -> list[WaitReason]:
         """Why a callback does not begin."""
@@ -327,6 +340,16 @@ class Operations:
             text = f"All threads that work the queue {plain(queue)} are busy"
             return [WaitReason("busy", text, "wait for them, or start more workers")]
         return []
+
+    def _beside_others(self, queue: str) -> list[WaitReason]:
+        """What waits in a queue for workers that its processes lack. It keeps no row of ours, but may be meant for them."""
+        count = next((each.others for each in self._admin.queues() if each.name == queue), 0)
+        if not count:
+            return []
+        names = ", ".join(f"{name or '?'} ({number:,})" for name, number in self._others(queue).items())
+        text = f"In the queue {plain(queue)} wait jobs that its processes do not perform: {count:,}, for {names}"
+        mend = "register these workers, start the program that performs them, or delete the jobs (asynctask queues delete)"
+        return [WaitReason("jobs_of_others", text, mend)]
 
     # -- one tracked job
 
@@ -482,7 +505,7 @@ class Operations:
 
     # -- retries, scheduled and dead
 
-    def listed(self, list_name: str, *, after: int = 0, limit: int = 100) -> dict[str, Any]:
+    def listed(self, list_name: str, *, after: int = 0, limit: int = 100, take: Take = list) -> dict[str, Any]:
         """A page of ``retries``, ``scheduled`` (next due first) or ``dead`` (latest first): ``entries``, ``total``,
         ``next`` (``after`` of the next page, None on the last).
 
@@ -497,41 +520,57 @@ class Operations:
         with self._ledger.database.read() as connection:
             tracked_total = queries.count(connection, set_name, now)
             first = 0 if untracked_total else after  # a merge starts at the beginning
-            found = queries.page(connection, set_name, now, offset=first, limit=after + limit - first)
-        tracked = [tracked_object(row) for row in found]
-        entries = self._merged(set_name, tracked, after, limit) if untracked_total else tracked
+            tracked = queries.places(connection, set_name, now, offset=first, limit=after + limit - first)
+        found: Iterator[_Place] = iter(tracked)
+        if untracked_total:
+            found = self._merged(set_name, tracked, after, limit)
+        entries = take(self._objects(found))
         end, total = after + len(entries), tracked_total + untracked_total
         following = bool(entries) and end < min(total, MAX_WINDOW)
         return {"entries": entries, "total": total, "next": end if following else None}
 
-    def _merged(self, set_name: str, tracked: list[dict[str, Any]], after: int, limit: int) -> list[dict[str, Any]]:
+    def _merged(self, set_name: str, tracked: Sequence[_Place], after: int, limit: int) -> Iterator[_Place]:
+        """The ``limit`` jobs behind the first ``after`` of both lists, which are in order; entries are read as they are
+        consumed."""
         newest = set_name == DEAD
         if not tracked:
-            page = self._admin.entries(set_name, offset=after, limit=limit, newest=newest)
-            return [untracked_object(each) for each in page.entries]
-        entries: list[Entry] = []
-        while len(entries) < after + limit:
-            size = min(MAX_PAGE, after + limit - len(entries))
-            page = self._admin.entries(set_name, offset=len(entries), limit=size, newest=newest)
-            if not page.entries:
-                break
-            entries += page.entries
-        both = [*tracked, *map(untracked_object, entries)]
-        both.sort(key=lambda each: str(each["at"]), reverse=newest)
-        return both[after : after + limit]
+            return self._entries(set_name, after, limit, newest=newest)
+        entries = self._entries(set_name, 0, after + limit, newest=newest)
+        return islice(heapq.merge(tracked, entries, key=_time_of, reverse=newest), after, after + limit)
 
-    def search(self, list_name: str, text: str, *, limit: int = 100) -> dict[str, Any]:
+    def _entries(self, set_name: str, offset: int, limit: int, *, newest: bool) -> Iterator[_Place]:
+        end = offset + limit
+        while offset < end:
+            page = self._admin.entries(set_name, offset=offset, limit=min(MAX_PAGE, end - offset), newest=newest)
+            yield from ((each.at, each) for each in page.entries)
+            offset += len(page.entries)
+            if not page.entries:
+                return
+
+    def _objects(self, found: Iterator[_Place]) -> Iterator[dict[str, Any]]:
+        """The jobs at these places, read as they are consumed; those that are gone meanwhile are left out."""
+        while some := list(islice(found, _SHOWN_AT_ONCE)):
+            ids = [each for _, each in some if not isinstance(each, Entry)]
+            tracked = {row["id"]: tracked_object(row) for row in queries.waiting_rows(self._ledger.database, ids)}
+            for _, each in some:
+                if isinstance(each, Entry):
+                    yield untracked_object(each)
+                elif each in tracked:
+                    yield tracked[each]
+
+    def search(self, list_name: str, text: str, *, limit: int = 100, take: Take = list) -> dict[str, Any]:
         """Entries of a list that contain ``text``, case-sensitive: ``entries``, and ``complete``, False if there may be
         more."""
         set_name = set_of(list_name)
         found = self._admin.find(set_name, checked_text(text), limit=limit)
         with self._ledger.database.read() as connection:
             now = self._ledger.now()
-            rows = queries.page(connection, set_name, now, limit=limit + 1, text=text)
-            complete = found.complete and len(rows) <= limit and queries.count(connection, set_name, now) < queries.COUNTED
-        entries = [*map(tracked_object, rows), *map(untracked_object, found.entries)]
-        entries.sort(key=lambda each: str(each["at"]), reverse=set_name == DEAD)
-        return {"entries": entries[:limit], "complete": complete and len(entries) <= limit}
+            tracked = queries.places(connection, set_name, now, limit=limit + 1, text=text)
+            complete = found.complete and queries.count(connection, set_name, now) < queries.COUNTED
+        both: list[_Place] = [*tracked, *((each.at, each) for each in found.entries)]
+        both.sort(key=_time_of, reverse=set_name == DEAD)
+        entries = take(self._objects(iter(both[:limit])))
+        return {"entries": entries, "complete": complete and len(entries) == len(both)}
 
     def act(self, list_name: str, action: str, keys: Sequence[str], *, who: str = "") -> Result:
         """Runs entries of a list now (``restart``), moves them to the dead (``kill``) or deletes them (``delete``).
@@ -869,6 +908,7 @@ def _queue_object(facts: QueueFacts, processes: int, now: int) -> dict[str, Any]
         "processes": processes,
         "unattended": not processes,
         "next_worker": facts.next_class,
+        "jobs_of_others": facts.others,
     }
 
 
@@ -879,7 +919,7 @@ def _backlog_object(
     rows: list[tuple[str | None, int | None, int, float | None]]
     rows = [(part.worker or None, part.priority, part.waiting, _age_s(part.oldest_at, now)) for part in parts]
     if facts is not None:
-        age_s = _age_s(facts.oldest_at, now)
+        age_s = None if facts.others else _age_s(facts.oldest_at, now)  # the oldest may be one of theirs
         rows += [(None, priority, count, age_s) for priority, count in sorted(_alone(facts, parts).items()) if count > 0]
     waiting = sum(count for _, _, count, _ in rows)
     limited = [each for part in parts for each in part.limited]
@@ -897,7 +937,7 @@ def _alone(facts: QueueFacts, parts: Sequence[queries.Backlog]) -> dict[int | No
     as a process may hold some of these, this is a lower bound."""
     if facts.alone is not None:
         return {priority: count for priority, count in facts.alone.items()}  # noqa: C416 - a wider type of key
-    return {None: facts.length - sum(part.of_tasks for part in parts)}
+    return {None: facts.length - facts.others - sum(part.of_tasks for part in parts)}
 
 
 def _age_s(at: int | None, now: int) -> float | None:
@@ -905,6 +945,17 @@ def _age_s(at: int | None, now: int) -> float | None:
 
 
 # -- jobs and processes as JSON, bounded in size, for they may come from any program
+
+_Place = tuple[int | None, int | Entry]
+"""When a waiting job is due, or died, in microseconds; and its Event's id, or its entry in the broker."""
+
+_SHOWN_AT_ONCE: Final = 50
+"""Waiting jobs that are made ready to be shown at once."""
+
+
+def _time_of(place: _Place) -> str:
+    return str(rfc3339(_shown_time(place[0])))
+
 
 SHOWN: Final = 16_384
 """Longest arguments that are shown, in characters; ``args_cut`` marks longer ones."""

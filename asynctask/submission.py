@@ -26,7 +26,7 @@ from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import ListSource, all_good, checked, open_list
 from asynctask.lists.split import WHOLE_S, Splitter
-from asynctask.lists.uploads import ITEMS, StoredFile, is_workbook, items_body
+from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json
 from asynctask.logs import get_logger
 from asynctask.task import Services, TaskHandle
@@ -136,7 +136,7 @@ class Submitter:
     def submit_items(
         self,
         worker: Worker,
-        items: Sequence[Any],
+        items: Sequence[Any] | JsonItems,
         options: Options,
         *,
         callbacks: Sequence[NewCallback] = (),
@@ -144,7 +144,7 @@ class Submitter:
     ) -> Submission | DryRun:
         """Makes a Task of JSON items, as :meth:`submit_stored`; only items that have to be split are stored."""
         _refuse_items(options)
-        body = items_body(items)
+        body = items.text if isinstance(items, JsonItems) else items_body(items)
         if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
             digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()), callbacks)
             rows = self._rows(worker, items, self._unique(worker, options), self._key(worker, options))

@@ -21,7 +21,7 @@ from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.progress import Progress
-from asynctask.ledger.queries import ListedEvent
+from asynctask.ledger.queries import ListedEvent, Take
 from asynctask.lists.items import MIXED, ItemShape
 from asynctask.lists.problems import localised, refusal, revived
 from asynctask.lists.readers import Limits
@@ -121,7 +121,10 @@ def checked_statuses(status: str | Collection[str]) -> tuple[str, ...]:
 
 
 class TaskHandle:
-    """One Task. Every method may raise :class:`NotFound` and LedgerUnavailable."""
+    """One Task. Every method may raise :class:`NotFound` and LedgerUnavailable.
+
+    ``take`` of a list makes the result of an iterator over its rows, which are read as it takes them: ``list`` takes all.
+    """
 
     def __init__(self, services: Services, task_id: int, shape: ItemShape | None = None) -> None:
         self._s = services
@@ -131,7 +134,7 @@ class TaskHandle:
     def __repr__(self) -> str:
         return f"<Task {self.id}>"
 
-    def progress(self, errors: bool = False) -> dict[str, Any]:
+    def progress(self, errors: bool = False, *, take: Take = list) -> dict[str, Any]:
         """The progress object (docs/http.md).
 
         ``errors`` adds the first 20 failures as ``errors``, and why a rejected list was refused as ``refusal``
@@ -139,11 +142,10 @@ class TaskHandle:
         """
         with self._s.ledger.database.read() as connection:
             found = progress_rows.progress(connection, [self.id], self._s.ledger.now())
-            if not found:
-                raise NotFound(f"there is no Task {self.id}")
-            if errors:
-                found[0]["errors"] = queries.event_page(connection, self.id, _PROBLEMS, limit=20)
+        if not found:
+            raise NotFound(f"there is no Task {self.id}")
         if errors:
+            found[0]["errors"] = take(queries.event_page(self._s.ledger.database, self.id, _PROBLEMS, limit=20))
             found[0]["refusal"] = self.refusal_object() if found[0]["state"] == State.REJECTED else None
         return found[0]
 
@@ -165,8 +167,8 @@ class TaskHandle:
             pause.wait(max(0.0, min(poll_s, left, threading.TIMEOUT_MAX)))
 
     def events(
-        self, status: str | Collection[str] = (), after: int | str | None = None, limit: int = 100
-    ) -> list[dict[str, Any]]:
+        self, status: str | Collection[str] = (), after: int | str | None = None, limit: int = 100, *, take: Take = list
+    ) -> list[Any]:
         """Events in the order of their creation, with the given statuses only; for a job of several items, one for each
         item.
 
@@ -176,9 +178,8 @@ class TaskHandle:
         statuses, (event_id, row) = checked_statuses(status), _after(after)
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
-            return queries.event_page(
-                connection, self.id, statuses, after=event_id, after_row=row, limit=max(1, min(limit, MAX_PAGE))
-            )
+        database, limit = self._s.ledger.database, max(1, min(limit, MAX_PAGE))
+        return take(queries.event_page(database, self.id, statuses, after=event_id, after_row=row, limit=limit))
 
     def error_groups(self) -> list[dict[str, Any]]:
         """Failures grouped by message, the most frequent first, with sample rows."""
@@ -186,7 +187,7 @@ class TaskHandle:
             task_rows.get(connection, self.id)
             return queries.error_groups(connection, self.id)
 
-    def rejects(self, after: int = 0, limit: int = 100, locale: str | None = None) -> list[dict[str, Any]]:
+    def rejects(self, after: int = 0, limit: int = 100, locale: str | None = None, *, take: Take = list) -> list[Any]:
         """Rows that were refused before queueing: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``.
 
         The messages are in the language ``locale``, by default the application's.
@@ -194,10 +195,10 @@ class TaskHandle:
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
         found = queries.rejects(self._s.ledger.database, self.id, after=after, limit=max(1, min(limit, MAX_PAGE)))
-        return [
+        return take(
             {"row": each.row, "errors": [self._said(problem, locale) for problem in each.errors], "cells": each.cells}
             for each in found
-        ]
+        )
 
     def _said(self, kept: Mapping[str, Any], locale: str | None) -> dict[str, Any]:
         problem = revived(None, kept, locale or self._s.ledger.catalogue.locale).as_dict()
@@ -216,11 +217,11 @@ class TaskHandle:
         said = localised(error, locale or self._s.ledger.catalogue.locale)
         return {"code": said.code, "message": str(said), "errors": [each.as_dict() for each in said.errors[:20]]}
 
-    def log(self) -> list[dict[str, Any]]:
-        """The actions on the Task and their authors, the latest first."""
+    def log(self, *, take: Take = list) -> list[Any]:
+        """The last 1,000 actions on the Task and their authors, the latest first."""
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
-            return queries.log(connection, self.id)
+        return take(queries.log(self._s.ledger.database, self.id))
 
     def report(self, rows: str = "failed", locale: str | None = None, alive: Callable[[], None] = lambda: None) -> Report:
         """The rows ``failed``, ``succeeded``, ``unprocessed``, ``rejected`` or ``all``, in the user's own columns.

@@ -14,7 +14,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final, Literal, NoReturn
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import orjson
 from apiflask import APIFlask
@@ -23,7 +23,11 @@ from werkzeug.exceptions import ClientDisconnected
 
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound, Unavailable
-from asynctask.lists.readers.json import check_depth
+from asynctask.lists.readers import Limits
+from asynctask.lists.readers.encodings import BOM
+from asynctask.lists.readers.json import Piece, check_depth, check_values, cut_lists, values_in
+from asynctask.lists.rows import too_many_items
+from asynctask.lists.uploads import JsonItems, items_body
 from asynctask.messages import CATALOGUE
 from asynctask.task import TaskHandle
 
@@ -54,7 +58,8 @@ def find_task(task_id: int) -> TaskHandle:
 
 def find_progress(task_id: int, *, errors: bool = False) -> dict[str, Any]:
     """The Task's progress, in one statement; or :class:`NotFound` (404)."""
-    return asynctask_app().progress(_possible(task_id), errors)
+    app, task_id = asynctask_app(), _possible(task_id)
+    return app.progress(task_id, errors, take=JsonPage()) if errors else app.progress(task_id)
 
 
 def _possible(task_id: int) -> int:
@@ -131,6 +136,10 @@ def set_language(response: Response, locale: str) -> None:
 #
 # Built by hand: Flask's url_for takes longer than the SQL statement of a progress object.
 
+_IN_PATH: Final = "/:@!$&'()*+,;=~"
+_IN_QUERY: Final = _IN_PATH + "?%"
+"""What RFC 3986 has in a path and in a query as it is."""
+
 TASKS: Final = "/api/tasks"
 TASK_PAGES: Final = "/tasks"
 
@@ -162,11 +171,45 @@ def with_links(progress: dict[str, Any], root: str | None = None) -> dict[str, A
 
 def page_links(after: int | str | None) -> dict[str, str | None]:
     """This page and the next; ``after`` is the key of the last row here, None on the last page."""
-    path = request.script_root + request.path
+    path = quote(request.script_root + request.path, safe=_IN_PATH)
+    given = quote(request.query_string, safe=_IN_QUERY)
     following = None
     if after is not None:
         following = f"{path}?{urlencode({**request.args.to_dict(), 'after': str(after)})}"
-    return {"self": request.script_root + request.full_path.rstrip("?"), "next": following}
+    return {"self": f"{path}?{given}" if given else path, "next": following}
+
+
+# -- pages of rows, bounded by their bytes: one row may have a megabyte
+
+PAGE_BYTES: Final = 8_000_000
+"""Bytes of JSON at which a page ends, however few rows it has; one row is always in it."""
+
+
+class JsonPage:
+    """Takes rows as JSON until there are ``limit`` (None: any number), or until they reach :data:`PAGE_BYTES`.
+
+    ``after``: the ``place`` of the last one, if there may be more behind it; else None. Each row becomes a text at
+    once: the objects of a hostile one take twenty times as much memory.
+    """
+
+    def __init__(self, limit: int | None = None, place: Callable[[dict[str, Any]], int | str] = lambda _row: 0) -> None:
+        self._limit, self._place = limit, place
+        self.after: int | str | None = None
+
+    def __call__(self, rows: Iterable[dict[str, Any]]) -> list[orjson.Fragment]:
+        taken: list[orjson.Fragment] = []
+        size, after = 0, None
+        for row in rows:
+            text = bytes(memoryview(json_text(row)))  # a copy of its size: orjson reserves eight times as much and keeps it
+            size += len(text)
+            if taken and size > PAGE_BYTES:
+                self.after = after
+                return taken
+            taken.append(orjson.Fragment(text))
+            after = self._place(row)
+        if len(taken) == self._limit:
+            self.after = after
+        return taken
 
 
 # -- ETag, 304 and Retry-After
@@ -333,17 +376,82 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def parse_json(body: bytes, *, max_depth: int) -> Any:
-    """Parses ``body``, after a check of its depth, so that no nesting can exhaust the stack.
+_LISTS: Final = ("items", "jobs", "shards")
+"""The members of a body that may have as many values as fit in it."""
+
+_FEW_VALUES: Final = 100_000
+_BATCH: Final = 5_000
+_BATCH_BYTES: Final = 262_144
+
+
+def parse_body(body: bytes, limits: Limits) -> Any:
+    """:func:`parse_json` for the body of a request. A long list of items becomes :class:`JsonItems`: parsed and checked
+    in small parts, because as objects it would take up to 24 times the memory of the body.
+
+    Raises also :class:`TooLarge` for more than ``max_rows`` items.
+    """
+    kept: dict[str, JsonItems] = {}
+    if values_in(body) > _FEW_VALUES:
+        _decoded(body)
+        try:
+            body, kept = cut_lists(body.removeprefix(BOM), _LISTS, limits, lambda pieces: _items(pieces, limits))
+        except InputError as error:
+            if error.code == InvalidJson.code:
+                raise InvalidJson(str(error)) from None
+            raise
+    value = parse_json(body, max_depth=limits.max_json_depth)
+    return {**value, **{name: items for name, items in kept.items() if len(items)}} if kept else value
+
+
+def _items(pieces: Iterable[Piece], limits: Limits) -> JsonItems:
+    written: list[bytes] = []
+    count = 0
+    for some in _batches(pieces):
+        count += len(some)
+        if count > limits.max_rows:
+            raise too_many_items(limits.max_rows)
+        if some[0].size > max(_BATCH_BYTES, 16 * limits.max_item_bytes):
+            written.append(some[0].raw or b"")  # alone, and refused as it is: no reader parses so large an item
+        else:
+            written.append(items_body(_parsed(some, limits.max_json_depth))[1:-1])
+    return JsonItems(b"[" + b",".join(written) + b"]", count, limits)
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """The pieces in lists of at most :data:`_BATCH`, and of :data:`_BATCH_BYTES` or one piece."""
+    some: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if some and (size + piece.size > _BATCH_BYTES or len(some) == _BATCH):
+            yield some
+            some, size = [], 0
+        some.append(piece)
+        size += piece.size
+    if some:
+        yield some
+
+
+def _parsed(pieces: list[Piece], max_depth: int) -> Any:
+    texts = [piece.raw or b"" for piece in pieces]
+    try:
+        return parse_json(b"[" + b",".join(texts) + b"]", max_depth=max_depth)
+    except InputError:
+        for piece, text in zip(pieces, texts, strict=True):  # once more, for the place in the body
+            parse_json(text, max_depth=max_depth, line=piece.line, column=piece.column)
+        raise
+
+
+def parse_json(body: bytes, *, max_depth: int, line: int = 1, column: int = 1) -> Any:
+    """Parses ``body``, after checks of its depth and of how many values it has: no nesting can exhaust the stack, and no
+    short text the memory. It begins at this ``line`` and ``column``.
 
     Integers of any size stay exact. Raises :class:`InvalidJson` (400) with line and column, also for duplicate keys, NaN,
-    Infinity, numbers that overflow and lone surrogates; :class:`InputError` ``too_deep`` beyond ``max_depth``.
+    Infinity, numbers that overflow and lone surrogates; :class:`InputError` ``too_deep`` beyond ``max_depth``;
+    :class:`TooLarge` beyond 500,000 values.
     """
     check_depth(body, max_depth)
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"the JSON is not UTF-8: byte {error.start + 1} cannot be read; send it as UTF-8") from None
+    check_values(body)
+    text = _decoded(body)
     finite = _finite if _MAY_OVERFLOW.search(body) else None
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=finite, object_pairs_hook=_each_once)
@@ -352,13 +460,21 @@ def parse_json(body: bytes, *, max_depth: int) -> Any:
             text.encode()
     except json.JSONDecodeError as error:
         cut = "; the body ends there: was it cut off?" if error.pos >= len(text.rstrip()) else ""
-        raise InvalidJson(f"no JSON at line {error.lineno}, column {error.colno}: {error.msg}{cut}") from None
+        place = f"line {line + error.lineno - 1}, column {error.colno + (column - 1 if error.lineno == 1 else 0)}"
+        raise InvalidJson(f"no JSON at {place}: {error.msg}{cut}") from None
     except UnicodeEncodeError:
         raise InvalidJson(r"the JSON holds half of a surrogate pair (\ud800 to \udfff), which is no character") from None
     except ValueError as error:
         # int() refuses numbers of more than 4,300 digits, which take quadratic time.
         raise InvalidJson(f"the JSON holds a number that cannot be taken: {error}") from None
     return value
+
+
+def _decoded(body: bytes) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"the JSON is not UTF-8: byte {error.start + 1} cannot be read; send it as UTF-8") from None
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -14,7 +14,7 @@ from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavai
 from asynctask.ledger.processes import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
 from asynctask.logs import get_logger
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
-from webapi.context import asynctask_app, json_response, page_links, who
+from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
 from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Query
 
@@ -92,6 +92,8 @@ class QueueInfo(_Out):
     processes: int = Field(description="Live processes that work it.")
     unattended: bool = Field(description="No live process works it.")
     next_worker: str | None = Field(description="The worker of the next job in the broker.")
+    jobs_of_others: int = Field(description="Jobs in the broker that the live processes leave to others. Not in `waiting`.")
+    other_workers: list[str] = Field(description="Up to ten workers of these, which the processes do not have.")
     waiting: int = Field(description="Jobs that could start now, in the ledger and in the broker.")
     oldest_s: float | None = Field(description="Seconds since the first of these could start, where it is known.")
     rate_per_s: float = Field(description="Jobs that the processes which work it finish in a second.")
@@ -267,7 +269,7 @@ def _known(name: str, what: str) -> str:
 def queues(query: QueuesQuery) -> Response:
     """The queues, how much waits in each and for how long, and how many workers are wanted
 
-    `unattended` marks one that no live process works.
+    `unattended` marks one that no live process works; `jobs_of_others` counts jobs whose workers its processes lack.
     """
     return _uncached({"queues": _operations().queues(target_s=query.target_s, only=query.queue)})
 
@@ -277,9 +279,12 @@ def queues(query: QueuesQuery) -> Response:
 @blueprint.output(JobPage)
 @blueprint.doc(operation_id="listQueueJobs", responses=[503])
 def queue_jobs(name: str, query: JobQuery) -> Response:
-    """The jobs of a queue, those next to run first"""
-    queue = _known(name, "queue")
-    found = _operations().jobs(queue, after=query.after, limit=query.limit, newest=query.newest)
+    """The jobs of a queue, those next to run first
+
+    A page ends early, after at least one job, at about 8 MB.
+    """
+    queue, page = _known(name, "queue"), JsonPage()
+    found = _operations().jobs(queue, after=query.after, limit=query.limit, newest=query.newest, take=page)
     return _uncached({"jobs": found["jobs"], "total": found["total"], "links": page_links(found["next"])})
 
 
@@ -350,7 +355,7 @@ def _route(
 
 def _page_of(list_name: str) -> Callable[..., Response]:
     def view(given: ListQuery) -> Response:
-        found = _operations().listed(list_name, after=given.after, limit=given.limit)
+        found = _operations().listed(list_name, after=given.after, limit=given.limit, take=JsonPage())
         following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
         return _uncached({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
 
@@ -359,7 +364,7 @@ def _page_of(list_name: str) -> Callable[..., Response]:
 
 def _search_in(list_name: str) -> Callable[..., Response]:
     def view(given: SearchQuery) -> Response:
-        return _uncached(_operations().search(list_name, given.text, limit=given.limit))
+        return _uncached(_operations().search(list_name, given.text, limit=given.limit, take=JsonPage()))
 
     return view
 
@@ -387,7 +392,7 @@ def _register(list_name: str) -> None:
     _route(
         f"/{list_name}",
         f"The {title}",
-        f"{first}; tracked ones of the ledger and others of the broker.",
+        f"{first}; tracked ones of the ledger and others of the broker. A page ends early at about 8 MB.",
         _page_of(list_name),
         post=False,
         schema=ListQuery,
@@ -397,7 +402,7 @@ def _register(list_name: str) -> None:
     _route(
         f"/{list_name}/search",
         f"Find {title}",
-        "Those that contain a text (case-sensitive), among the first 100,000.",
+        "Those that contain a text (case-sensitive), among the first 100,000, up to about 8 MB.",
         _search_in(list_name),
         post=False,
         schema=SearchQuery,

@@ -21,7 +21,8 @@ from asynctask.app import AsyncTask
 from asynctask.clock import Clock
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
-from webapi.context import BODY_LIMIT, HEAD_ONLY, parse_json
+from asynctask.lists.readers import Limits
+from webapi.context import BODY_LIMIT, HEAD_ONLY, parse_body
 from webapi.problems import MalformedBody
 
 JSON: Final = "application/json"
@@ -93,14 +94,19 @@ class ApiRequest(Request):
     max_form_parts = MAX_FORM_PARTS
 
     def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
-        """The body as JSON. Raises for another media type (415), too long (413), invalid JSON (400), too deep (422)."""
+        """The body as JSON, a long list of items in it as :class:`JsonItems`. Raises for another media type (415), too long
+        or too many values (413), invalid JSON (400), too deep (422)."""
         self.require(JSON)
         self.max_content_length = self.limits.max_body_bytes
         try:
             body = self.get_data(cache=False)
         except RequestEntityTooLarge:
             raise _too_large("JSON body", "max_body_bytes", self.limits.max_body_bytes) from None
-        return parse_json(body, max_depth=self.limits.max_json_depth)
+        config = self.limits
+        limits = Limits(
+            max_rows=config.max_rows, max_item_bytes=config.max_item_bytes, max_json_depth=config.max_json_depth
+        )
+        return parse_body(body, limits)
 
     def load_form(self) -> None:
         """Reads a multipart form into ``form`` and ``files``, files in temporary files on disk.

@@ -16,6 +16,7 @@ from asynctask.reports.files import iter_csv, iter_xlsx
 from asynctask.task import TaskHandle
 from webapi.context import (
     TASKS,
+    JsonPage,
     client_check,
     find_task,
     json_response,
@@ -90,12 +91,12 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
 def rejected(task_id: int, query: RejectedQuery) -> Response:
     """The rows that the validation refused, with all problems of each
 
-    `links.next` leads to the next page and is null on the last one.
+    `links.next` leads to the next page and is null on the last one. A page ends early, after at least one
+    row, at about 8 MB.
     """
-    locale = reader_locale()
-    found = find_task(task_id).rejects(after=query.after or 0, limit=query.limit, locale=locale)
-    after = found[-1]["row"] if len(found) == query.limit else None
-    response = json_response({"rejected": found, "links": page_links(after)})
+    locale, page = reader_locale(), JsonPage(query.limit, lambda row: int(row["row"]))
+    found = find_task(task_id).rejects(query.after or 0, query.limit, locale, take=page)
+    response = json_response({"rejected": found, "links": page_links(page.after)})
     set_language(response, locale)
     return response
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
 from functools import reduce
@@ -31,6 +32,7 @@ from pydantic import (
     JsonValue,
     StringConstraints,
     ValidationError,
+    WrapValidator,
     create_model,
 )
 
@@ -53,6 +55,7 @@ from asynctask.lists.options import (
     listed_or_text,
     whole_number,
 )
+from asynctask.lists.uploads import JsonItems
 from asynctask.worker import JOB_ID
 from webapi.problems import from_validation
 
@@ -234,13 +237,21 @@ def _without(*options: str) -> ConfigDict:
     return ConfigDict(json_schema_extra=drop)
 
 
+def _long_or_checked(value: Any, check: Callable[[Any], Any]) -> Any:
+    return value if isinstance(value, JsonItems) else check(value)
+
+
+Items = Annotated[list[Any], Field(min_length=1), WrapValidator(_long_or_checked)]
+"""A list, which is :class:`JsonItems` if it is long."""
+
+
 class JsonSubmission(Options):
     """A list of items as JSON."""
 
     model_config = _without("resubmit_of")
 
     worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
-    items: list[Any] = Field(min_length=1, description="The items, each as the worker's JSON Schema says.")
+    items: Items = Field(description="The items, each as the worker's JSON Schema says.")
 
 
 class JobsSubmission(Options):
@@ -248,7 +259,7 @@ class JobsSubmission(Options):
 
     model_config = _without("resubmit_of")
 
-    jobs: list[Any] = Field(min_length=1, description="Each names its worker and has an item as its JSON Schema says.")
+    jobs: Items = Field(description="Each names its worker and has an item as its JSON Schema says.")
 
 
 class ExportSubmission(Options):
@@ -257,7 +268,7 @@ class ExportSubmission(Options):
     model_config = _without("chunk_size", "resubmit_of")
 
     worker: Name = Field(description="The name of an export; GET /api/workers lists the workers.")
-    shards: list[Any] = Field(min_length=1, description="What each job of the export gets; any JSON.")
+    shards: Items = Field(description="What each job of the export gets; any JSON.")
     format: Literal["csv", "csv.gz", "ndjson", "xlsx", "parquet"] = Field("csv", description="The format of the file.")
 
 

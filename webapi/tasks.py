@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +26,7 @@ from asynctask.task import place_in_list
 from webapi.context import (
     TASKS,
     Busy,
+    JsonPage,
     asynctask_app,
     client_check,
     find_progress,
@@ -119,19 +120,35 @@ def export(body: ExportSubmission) -> Response:
 def result(task_id: int, query: NoQuery) -> Response:
     """The file of an export
 
-    Supports `Range` and `If-None-Match`. 409 has the reason if there is none: the export is not done, or its merge failed.
+    Supports `Range` (one range of bytes) and `If-None-Match`. 409 has the reason if there is none: the export is not done,
+    or its merge failed. 503 if as many files are sent as may be at once.
     """
     task = find_task(task_id)
     found = asynctask_app().result(task.id)
     made = found.manifest
     name = f"export-{task_id}.{made['format']}"
-    response = Response(FileWrapper(found.open(), 1 << 16), mimetype=FORMATS[made["format"]].media, direct_passthrough=True)
-    response.content_length = made["bytes"]
-    response.set_etag(made["sha256"])
-    response.make_conditional(request, accept_ranges=True, complete_length=made["bytes"])
+    with ExitStack() as stack:
+        body: Iterable[bytes] = ()
+        if request.method != "HEAD":
+            stack.enter_context(slot("file"))
+            body = FileWrapper(stack.enter_context(found.open()), 1 << 16)
+        response = Response(body, mimetype=FORMATS[made["format"]].media)
+        response.content_length = made["bytes"]
+        response.set_etag(made["sha256"])
+        response.make_conditional(_with_one_range(request.environ), accept_ranges=True, complete_length=made["bytes"])
+        response.call_on_close(stack.pop_all().close)
     response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     response.headers["Cache-Control"] = "no-cache"
     return response
+
+
+def _with_one_range(environ: dict[str, Any]) -> dict[str, Any]:
+    """The request without a ``Range`` that is to be ignored (RFC 9110, 14.2): of another method or unit, malformed, or of
+    several ranges. werkzeug refuses these."""
+    asked = request.range
+    if request.method == "GET" and asked is not None and asked.units == "bytes" and len(asked.ranges) == 1:
+        return environ
+    return {name: value for name, value in environ.items() if name != "HTTP_RANGE"}
 
 
 @blueprint.get("")
@@ -143,6 +160,7 @@ def index(query: TaskQuery) -> Response:
 
     `links.next` leads to the next page and is null on the last one.
     """
+    page = JsonPage(query.limit, lambda task: int(task["task_id"]))
     found = asynctask_app().tasks(
         ids=[int(i) for i in query.ids.split(",")] if query.ids else None,
         state=query.state,
@@ -150,9 +168,9 @@ def index(query: TaskQuery) -> Response:
         owner=query.owner,
         after=query.after,
         limit=query.limit,
+        take=lambda tasks: page(map(with_links, tasks)),
     )
-    after = found[-1]["task_id"] if len(found) == query.limit else None
-    return json_response({"tasks": [with_links(each) for each in found], "links": page_links(after)}, cache="no-cache")
+    return json_response({"tasks": found, "links": page_links(page.after)}, cache="no-cache")
 
 
 @blueprint.get("/<int:task_id>")
@@ -283,11 +301,12 @@ def update(task_id: int, knobs: Knobs) -> Response:
 def events(task_id: int, query: EventQuery) -> Response:
     """The Events of a Task: one per item, with its params and messages
 
-    `links.next` leads to the next page and is null on the last one.
+    `links.next` leads to the next page and is null on the last one. A page ends early, after at least one Event, at about
+    8 MB.
     """
-    found = find_task(task_id).events(status=_statuses(query.status), after=query.after, limit=query.limit)
-    after = place_in_list(found[-1]) if len(found) == query.limit else None
-    return json_response({"events": found, "links": page_links(after)})
+    page = JsonPage(query.limit, place_in_list)
+    found = find_task(task_id).events(_statuses(query.status), query.after, query.limit, take=page)
+    return json_response({"events": found, "links": page_links(page.after)})
 
 
 @blueprint.get("/<int:task_id>/errors")
@@ -304,8 +323,11 @@ def errors(task_id: int, query: NoQuery) -> Response:
 @blueprint.output(LogEntries)
 @blueprint.doc(operation_id="getLog", responses=[503])
 def log(task_id: int, query: NoQuery) -> Response:
-    """Who changed what, and when"""
-    return json_response({"log": find_task(task_id).log()})
+    """Who changed what, and when
+
+    The last 1,000 entries, or those of about 8 MB.
+    """
+    return json_response({"log": find_task(task_id).log(take=JsonPage())})
 
 
 @blueprint.get("/<int:task_id>/waiting")

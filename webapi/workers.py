@@ -14,7 +14,7 @@ from werkzeug.routing import BaseConverter
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
-from webapi.context import asynctask_app, json_response, page_links, reader_locale, set_language, who
+from webapi.context import JsonPage, asynctask_app, json_response, page_links, reader_locale, set_language, who
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import (
     Event,
@@ -100,14 +100,20 @@ def _template(name: str) -> Template:
 def jobs(query: JobsQuery) -> Response:
     """The jobs without a Task, newest first: those sent one by one; or those that are stopped
 
-    `links.next` leads to the next page and is null on the last one.
+    `links.next` leads to the next page and is null on the last one. A page ends early, after at least one
+    job, at about 8 MB.
     """
+    page = JsonPage(query.limit, lambda job: int(job["id"]))
     statuses = query.status.split(",") if query.status else ()
     found = asynctask_app().jobs(
-        worker=query.worker, status=statuses, resumable=query.resumable, after=query.after, limit=query.limit
+        worker=query.worker,
+        status=statuses,
+        resumable=query.resumable,
+        after=query.after,
+        limit=query.limit,
+        take=page,
     )
-    after = found[-1]["id"] if len(found) == query.limit else None
-    return json_response({"jobs": found, "links": page_links(after)})
+    return json_response({"jobs": found, "links": page_links(page.after)})
 
 
 @blueprint.post("/jobs")

@@ -9,9 +9,10 @@ Offsets count from the end that is listed first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from itertools import islice
+from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
@@ -28,16 +29,24 @@ MOST_NAMES: Final = 1_000
 MAX_PAGE: Final = 1_000
 """The most entries of a page."""
 
+PAGE_BYTES: Final = 8_000_000
+"""Bytes of texts after which a page ends: any program can push more than fits into memory."""
+
 MAX_OFFSET: Final = 1_000_000
 """The largest offset of a page."""
 
 LOOKED_THROUGH: Final = 100_000
 """The most members of a set, or jobs of a queue, that a search looks at."""
 
+COUNTED_OTHERS: Final = 1_000
+"""The most jobs left to others whose workers are read."""
+
 ACTED_AT_ONCE: Final = 500
 """Entries per step of an action on all."""
 
 _MAX_SEARCH: Final = 255
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some entries, and the total number. Huge texts make a page shorter than requested."""
+    """Some entries, and the total number. Texts of more than :data:`PAGE_BYTES` make a page shorter than requested, down to
+    one entry."""
 
     entries: Sequence[Entry]
     total: int
@@ -74,7 +84,8 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
     """A queue. ``oldest_at``: when its oldest job was pushed, in microseconds (None: unknown); ``next_class``: the worker
-    of the next job; ``alone``: how many of its jobs belong to no Task, by priority (None: the broker cannot tell)."""
+    of the next job; ``alone``: how many of its jobs belong to no Task, by priority (None: the broker cannot tell);
+    ``others``: how many are left to others, not counted in ``alone``."""
 
     name: str
     length: int
@@ -82,6 +93,7 @@ class QueueFacts:
     paused: bool
     next_class: str | None
     alone: Mapping[int, int] | None = None
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +120,10 @@ class Operations(Protocol):
 
     def queues(self) -> list[QueueFacts]:
         """The known queues by name, at most 1,000."""
+        ...
+
+    def others(self, queue: str) -> Mapping[str, int]:
+        """The workers of the first 1,000 jobs of a queue that are left to others, and how many of these are for each."""
         ...
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
@@ -179,6 +195,18 @@ class Operations(Protocol):
     def signal(self, identity: str, name: str) -> bool:
         """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for one of :meth:`processes`; False if unknown."""
         ...
+
+
+def first_of(texts: Iterable[tuple[T, int]], limit: int) -> list[T]:
+    """The first ``limit`` things, each given with the length of its text, that :data:`PAGE_BYTES` hold; at least one."""
+    found: list[T] = []
+    total = 0
+    for each, size in islice(texts, limit):
+        total += size
+        if found and total > PAGE_BYTES:
+            break
+        found.append(each)
+    return found
 
 
 def job_key(copy: Copy) -> str:

@@ -14,11 +14,12 @@ Attempt 0 is an untracked job: its jid alone identifies it, and its retries live
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asynctask.errors import InputError, Problem, TooLarge
+from asynctask.wire.activejob import worker_name
 
 if TYPE_CHECKING:
     from asynctask.brokers.admin import Operations
@@ -112,10 +113,12 @@ class Broker(Protocol):
         """Returns unfinished copies to the head of their queues (within their priority), with their current ``deaths``."""
         ...
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
-        """Moves copies that this process cannot perform to the end of their queue, unchanged, for other processes.
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
+        """Leaves untracked copies that this process cannot perform in their queues, unchanged, to others.
 
-        From the process's list to the queue in one step, in the order given; skips copies that are not in the list.
+        From the process's list to the queue in one step, in the order given; skips copies that are not in the list. They
+        hold up nothing: :meth:`waiting` does not count them, and :meth:`exchange` passes them in this process, as it may
+        all untracked jobs of their queue but those of the workers ``known``.
         """
         ...
 
@@ -135,7 +138,8 @@ class Broker(Protocol):
         ...
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
-        """The number of waiting copies: queue -> priority -> count, without empty queues.
+        """The number of waiting copies: queue -> priority -> count, without empty queues, and without what is left to
+        others (:meth:`defer`).
 
         May stop at 100,000 per queue, smallest priorities first. A broker without priorities may count all under one.
         """
@@ -266,6 +270,26 @@ class Presence(Protocol):
     def prune(self) -> None:
         """Removes visible processes that are dead; one process at a time does it."""
         ...
+
+
+def why_left(job: Mapping[str, Any], known: Container[str]) -> str | None:
+    """Why the untracked job of a payload is left to others than a process with the workers ``known``; None for one that it
+    performs.
+
+    A job of a batch would leave that batch open for ever, and an encrypted one cannot be read. A job that asks to be
+    tracked is taken though nobody knows its worker: its Event says so. ``brokers/redis/exchange.lua`` decides the same.
+    """
+    if _is_set(job.get("bid")):
+        return "it belongs to a batch of Sidekiq Pro (bid)"
+    if _is_set(job.get("encrypt")):
+        return "its arguments are encrypted by Sidekiq Enterprise (encrypt)"
+    if worker_name(job) not in known and job.get("use_task_event") is not True:
+        return "no worker of this name is registered here"
+    return None
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None and value is not False  # truth as in Ruby
 
 
 def refuse_unstorable(copy: Copy, problems: Sequence[Problem]) -> None:

@@ -106,7 +106,8 @@ queues: Final = Listing("queues", help="Show queues and their jobs; pause and cl
 def list_queues(session: Session, target_s: float) -> int:
     """List queues: how much waits, for how long, how many processes work them, and how many are wanted.
 
-    Most jobs wait in the ledger; the broker holds those that start soon. No process works a queue marked unattended.
+    Most jobs wait in the ledger; the broker holds those that start soon. No process works a queue marked unattended, and
+    the processes of a queue lack the workers of its jobs of others.
     """
     found = session.existing().operations.queues(target_s=target_s)
     session.out.document({"queues": found})
@@ -122,7 +123,7 @@ def list_queues(session: Session, target_s: float) -> int:
             each["processes"],
             each["workers_wanted"],
             each["next_worker"],
-            ", ".join(word for word in ("paused", "unattended") if each[word]),
+            ", ".join(_marks(each)),
         )
         for each in found
     ]
@@ -130,6 +131,12 @@ def list_queues(session: Session, target_s: float) -> int:
         ("queue", "waiting", "seconds", "in the broker", "processes", "wanted", "next worker", ""), rows, longest=60
     )
     return OK
+
+
+def _marks(queue: Mapping[str, Any]) -> Iterator[str]:
+    yield from (word for word in ("paused", "unattended") if queue[word])
+    if queue["jobs_of_others"]:
+        yield f"{number(queue['jobs_of_others'])} jobs of others ({', '.join(queue['other_workers'])})"
 
 
 @queues.command("jobs")

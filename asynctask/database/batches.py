@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.database.engine import COLLATION
+from asynctask.database.engine import COLLATION, Database
 from asynctask.database.retrying import by_driver
 from asynctask.errors import TooLarge
 from asynctask.logs import get_logger
@@ -34,6 +34,12 @@ _STATEMENT_BYTES: Final = 16_384
 
 LONGEST_TEXT: Final = 16_000_000
 """Bytes of rows that are fetched as one text."""
+
+WIDE_BYTES: Final = 2_000_000
+"""Characters of wide rows that one statement fetches; a longer row is alone."""
+
+_MEASURED: Final = 100
+"""Wide rows whose lengths one statement asks for: the database reads each of them whole."""
 
 _STATISTICS: Final = "SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'"
 _ENCODE_BATCH: Final = 64
@@ -95,6 +101,49 @@ def fetch(connection: Connection, statement: Any) -> Sequence[Sequence[Any]]:
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).all()
     return json_rows(connection.execute(packed(statement, connection.dialect.name)).scalars())
+
+
+def fetch_wide(
+    database: Database,
+    statement: Any,
+    key: Any,
+    texts: Sequence[Any],
+    keys: Sequence[int],
+    *,
+    measured: int = _MEASURED,
+) -> Iterator[dict[str, Any]]:
+    """The rows of ``statement`` whose column ``key`` has these values, in their order, fetched as they are consumed.
+
+    Few are in memory at a time, however long they are.
+
+    ``texts``: the columns that may be long; ``measured``: of how many rows the lengths are asked for at once. No connection
+    is held between two rows. Rows that are gone meanwhile are left out.
+    """
+    length = sum((sa.func.coalesce(sa.func.length(column), 0) for column in texts), sa.literal(0))
+    lengths = statement.with_only_columns(key, length, maintain_column_froms=True)
+    for start in range(0, len(keys), measured):
+        some = keys[start : start + measured]
+        with database.read(once=True) as connection:
+            sizes = {found: int(size) for found, size in connection.execute(lengths.where(among(connection, key, some)))}
+        for part in _wide_parts([each for each in some if each in sizes], sizes):
+            with database.read(once=True) as connection:
+                found = connection.execute(statement.where(among(connection, key, part))).mappings()
+                rows = {row[key.name]: dict(row) for row in found}
+            yield from (rows[each] for each in part if each in rows)
+
+
+def _wide_parts(keys: Sequence[int], sizes: Mapping[int, int]) -> Iterator[list[int]]:
+    """The keys in parts of at most :data:`WIDE_BYTES`, or of one key."""
+    part: list[int] = []
+    total = 0
+    for key in keys:
+        if part and total + sizes[key] > WIDE_BYTES:
+            yield part
+            part, total = [], 0
+        part.append(key)
+        total += sizes[key]
+    if part:
+        yield part
 
 
 def fetch_prepared(

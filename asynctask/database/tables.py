@@ -321,8 +321,8 @@ jobs: Final = Table(
     Column("process", String(64)),
     Column("deaths", Integer, nullable=False, server_default=text("0")),
     Column("payload", Json, nullable=False),
-    # While it waits: 2 * priority + 1, one less if it was put back, to come first. NULL otherwise, which without partial
-    # indexes keeps rows that do not wait apart from the head of the queue.
+    # While it waits: 2 * priority + 1, one less if it was put back, to come first, and 2**61 if it is left to others. NULL
+    # otherwise, which without partial indexes keeps rows that do not wait apart from the head of the queue.
     Column("waits", BigInteger),
     UniqueConstraint("jid", "attempt", name="uq_jobs_jid_attempt"),
     _partial("ix_jobs_waiting", "queue", "waits", "id", where="waits IS NOT NULL"),

@@ -543,17 +543,6 @@ def _checked(job: Mapping[str, Any]) -> Mapping[str, Any]:
     return job
 
 
-def worker_name(job: Mapping[str, Any]) -> str:
-    """The name of the worker of a decoded job: its class, or that inside ActiveJob's wrapper."""
-    if not is_wrapped(job):
-        return str(job["class"])
-    carried = job.get("wrapped")
-    if not isinstance(carried, str):  # old versions wrote no such member
-        data = job["args"][0] if job["args"] else None
-        carried = data.get("job_class") if isinstance(data, dict) else None
-    return carried if isinstance(carried, str) else str(job["class"])
-
-
 def poisoned(copy: Copy, now: int) -> Copy:
     """An untracked job whose processes died, as an entry of the dead set at ``now`` (microseconds)."""
     return buried(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict, cast
 
 import orjson
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ from asynctask.clock import SECOND, Time, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import MERGE, at_once, interval_of, next_round
 from asynctask.database import batches
+from asynctask.database.engine import Database
 from asynctask.database.tables import (
     events,
     task_ancestors,
@@ -24,7 +25,7 @@ from asynctask.database.tables import (
     task_tallies,
     tasks,
 )
-from asynctask.ledger.base import PURGING, in_range, loads
+from asynctask.ledger.base import PURGING, chunks, in_range, loads
 from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 
@@ -520,8 +521,12 @@ def _poll_after(state: str, over: bool) -> int:
     return 3_000 if state == State.PAUSED else 1_000
 
 
+_AT_ONCE: Final = 50
+"""Progress objects that one statement reads: the messages in each may have 50,000 characters."""
+
+
 def progress_page(
-    connection: Connection,
+    database: Database,
     now: int,
     *,
     ids: Collection[int] | None = None,
@@ -530,10 +535,11 @@ def progress_page(
     owner: str | None = None,
     after: int | None = None,
     limit: int = 50,
-) -> list[dict[str, Any]]:
-    """Progress objects by filters, newest first; ``after`` is the last id of the previous page."""
+) -> Iterator[dict[str, Any]]:
+    """Progress objects by filters, newest first, read as they are consumed; ``after`` is the last id of the previous
+    page."""
     if not all(map(is_storable, filter(None, (state, worker, owner)))):
-        return []
+        return
     statement = sa.select(_t.id).order_by(_t.id.desc()).limit(limit)
     if ids is not None:
         statement = statement.where(_t.id.in_([in_range(task_id) for task_id in ids]))
@@ -545,8 +551,12 @@ def progress_page(
         statement = statement.where(_t.owner == owner)
     if after is not None:
         statement = statement.where(_t.id < in_range(after))
-    found = [int(i) for (i,) in connection.execute(statement)]
-    return progress(connection, found, now) if found else []
+    with database.read() as connection:
+        found = [int(i) for (i,) in connection.execute(statement)]
+    for some in chunks(found, _AT_ONCE):
+        with database.read() as connection:
+            objects = progress(connection, some, now)
+        yield from objects
 
 
 # -- changes, for many readers of the same Tasks
@@ -559,8 +569,8 @@ class Changed(NamedTuple):
     progress: dict[str, Any] | None
 
 
-_AT_ONCE = 500
-"""Tasks of one statement."""
+_MARKS_AT_ONCE: Final = 500
+"""Tasks whose marks are read by one statement."""
 
 
 @cache
@@ -583,8 +593,8 @@ def changed(connection: Connection, known: Mapping[int, str | None], now: int) -
     marks are read first: a progress object is at least as new as its mark.
     """
     ids, found = list(known), dict[int, Changed]()
-    for start in range(0, len(ids), _AT_ONCE):
-        part = ids[start : start + _AT_ONCE]
+    for start in range(0, len(ids), _MARKS_AT_ONCE):
+        part = ids[start : start + _MARKS_AT_ONCE]
         rows = connection.execute(_marks(connection.dialect.name), {"ids": part})
         marks = {row[0]: str(tuple(row)) for row in rows if row[1] != PURGING}
         moved = [task_id for task_id in part if task_id not in marks or known[task_id] != marks[task_id]]

@@ -29,7 +29,7 @@ from asynctask.core.transitions import (
     start,
     stop,
 )
-from asynctask.database.batches import among
+from asynctask.database.batches import among, fetch_wide
 from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
@@ -54,6 +54,10 @@ from asynctask.ledger.tasks import close_after
 from asynctask.messages import is_storable
 
 _t, _e, _x, _n = tasks.c, events.c, task_errors.c, task_tallies.c
+
+Take = Callable[[Iterator[dict[str, Any]]], list[Any]]
+"""What becomes of the rows of a page: ``list``, or a reader that ends the page by its size. The rows are read as it takes
+them."""
 
 
 # -- Events
@@ -159,6 +163,8 @@ _EVENT = sa.select(
     sa.func.coalesce(_e.worker_name, _t.worker_name).label("worker"),
     sa.func.coalesce(_e.queue, _t.queue).label("in_queue"),
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+_TEXTS: Final = (_e.params, _e.options, _e.added_messages, _e.result, _e.checkpoint)
+"""The columns of an Event that may be long."""
 
 
 def _item_objects(
@@ -170,18 +176,20 @@ def _item_objects(
     and, as a code, its ``problem``.
     """
     found = _event_object(row)
-    for item in _items(dict(row)):
+    if row["items"] == 1:
+        if not statuses or row["status"] in statuses:
+            yield found
+        return
+    for item in _items(row):
         if statuses and item.status not in statuses:
             continue
-        each = {**found, "row": item.row, "status": item.status, "params": item.params, "result": item.result}
-        if row["items"] > 1:
-            said = [message for message in found["messages"] if message.get("row") in (None, item.row)]
-            problem = None if item.status in TERMINAL else found["problem"]
-            if (why := failures.get((row["id"], item.row))) is not None:
-                at, problem = row["finished_at"] or row["started_at"] or row["created_at"], why.code
-                said.append(stamp(at, item.status, why.message, row["attempt"], item.row))
-            each |= {"added_messages": said, "messages": said, "problem": problem}
-        yield each
+        said = [message for message in found["messages"] if message.get("row") in (None, item.row)]
+        problem = None if item.status in TERMINAL else found["problem"]
+        if (why := failures.get((row["id"], item.row))) is not None:
+            at, problem = row["finished_at"] or row["started_at"] or row["created_at"], why.code
+            said.append(stamp(at, item.status, why.message, row["attempt"], item.row))
+        own = {"row": item.row, "status": item.status, "params": item.params, "result": item.result, "problem": problem}
+        yield {**found, **own, "added_messages": said, "messages": said}
 
 
 class _Item(NamedTuple):
@@ -220,41 +228,38 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
     return _event_object(dict(row))
 
 
-_SLICES_AT_ONCE: Final = 20
-"""Slices whose items are in memory at a time, of up to a megabyte each."""
-
-
 def event_page(
-    connection: Connection,
+    database: Database,
     task_id: int,
     statuses: Collection[str] = (),
     *,
     after: int | None = None,
     after_row: int | None = None,
     limit: int = 100,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """The items of a Task by the id of their Event and their row; with ``statuses``, only those. Behind the Event
-    ``after``, or within it behind ``after_row``."""
-    found: list[dict[str, Any]] = []
-    is_last = False
-    while len(found) < limit and not is_last:
-        wanted = limit - len(found)
-        listed = connection.execute(_listed(task_id, statuses, after, after_row).limit(wanted)).all()
-        enough = bisect_left(list(accumulate(int(each.matching) for each in listed)), wanted) + 1
-        is_last = len(listed) < wanted and enough >= len(listed)
-        in_slices = any(each.size > 1 for each in listed)
-        for part in chunks([int(each.id) for each in listed[:enough]], _SLICES_AT_ONCE if in_slices else wanted):
-            rows = connection.execute(_EVENT.where(_e.id.in_(part)).order_by(_e.id)).mappings().all()
-            failures = _failures(connection, [row["id"] for row in rows if row["items"] > 1]) if in_slices else {}
-            for row in rows:
-                behind = after_row if row["id"] == after else None
-                items = _item_objects(dict(row), statuses, failures)
-                found += (item for item in items if behind is None or (item["row"] or 0) > behind)
-            if len(found) >= limit:
-                break
+    ``after``, or within it behind ``after_row``. They are read as they are consumed."""
+    left, is_last = limit, False
+    while left > 0 and not is_last:
+        with database.read() as connection:
+            listed = connection.execute(_listed(task_id, statuses, after, after_row).limit(left)).all()
+        enough = bisect_left(list(accumulate(int(each.matching) for each in listed)), left) + 1
+        is_last = len(listed) < left and enough >= len(listed)
+        for row in fetch_wide(database, _EVENT, _e.id, _TEXTS, [int(each.id) for each in listed[:enough]]):
+            failures: Mapping[tuple[int, int | None], Failure] = {}
+            if row["items"] > 1:
+                with database.read() as connection:
+                    failures = _failures(connection, [row["id"]])
+            behind = after_row if row["id"] == after else None
+            for item in _item_objects(row, statuses, failures):
+                if behind is not None and (item["row"] or 0) <= behind:
+                    continue
+                yield item
+                left -= 1
+                if not left:
+                    return
         if not is_last:
             after, after_row = int(listed[:enough][-1].id), None
-    return found[:limit]
 
 
 def _listed(task_id: int, statuses: Collection[str], after: int | None, after_row: int | None) -> Any:
@@ -276,36 +281,43 @@ def _listed(task_id: int, statuses: Collection[str], after: int | None, after_ro
     return statement.where(_e.id > in_range(after) if after_row is None else _e.id >= in_range(after))
 
 
+def _event_objects(database: Database, listed: Any) -> Iterator[dict[str, Any]]:
+    """The Events whose ids the statement ``listed`` selects, read as they are consumed."""
+    with database.read() as connection:
+        found = [int(i) for i in connection.execute(listed).scalars()]
+    return (_event_object(row) for row in fetch_wide(database, _EVENT, _e.id, _TEXTS, found))
+
+
 def alone_page(
-    connection: Connection,
+    database: Database,
     *,
     worker: str | None = None,
     statuses: Collection[str] = (),
     after: int | None = None,
     limit: int = 100,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Events without a Task, newest first, before the id ``after``; of one worker, and with these statuses, if given."""
-    statement = _EVENT.where(_e.task_id.is_(None)).order_by(_e.id.desc()).limit(limit)
+    statement = sa.select(_e.id).where(_e.task_id.is_(None)).order_by(_e.id.desc()).limit(limit)
     if worker is not None:
         statement = statement.where(_e.worker_name == worker)
     if statuses:
         statement = statement.where(_e.status.in_(list(statuses)))
     if after is not None:
         statement = statement.where(_e.id < in_range(after))
-    return [_event_object(dict(row)) for row in connection.execute(statement).mappings()]
+    return _event_objects(database, statement)
 
 
 def resumable_page(
-    connection: Connection, *, worker: str | None = None, after: int | None = None, limit: int = 100
-) -> list[dict[str, Any]]:
+    database: Database, *, worker: str | None = None, after: int | None = None, limit: int = 100
+) -> Iterator[dict[str, Any]]:
     """Stopped Events, newest first, before the id ``after``; of one worker, if given."""
     stopped = (_e.problem == RESUMABLE) & (_e.status == str(Status.STOPPED))
-    statement = _EVENT.where(stopped).order_by(_e.id.desc()).limit(limit)
+    statement = _EVENT.with_only_columns(_e.id).where(stopped).order_by(_e.id.desc()).limit(limit)
     if worker is not None:
         statement = statement.where(sa.func.coalesce(_e.worker_name, _t.worker_name) == worker)
     if after is not None:
         statement = statement.where(_e.id < in_range(after))
-    return [_event_object(dict(row)) for row in connection.execute(statement).mappings()]
+    return _event_objects(database, statement)
 
 
 def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list[dict[str, Any]]:
@@ -339,14 +351,14 @@ def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list
     return groups
 
 
-def log(connection: Connection, task_id: int, limit: int = 1_000) -> list[dict[str, Any]]:
-    """The actions on a Task and their authors, latest first."""
+def log(database: Database, task_id: int, limit: int = 1_000) -> Iterator[dict[str, Any]]:
+    """The actions on a Task and their authors, latest first, read as they are consumed."""
     c = task_log.c
-    statement = sa.select(task_log).where(c.task_id == task_id).order_by(c.id.desc()).limit(limit)
-    return [
-        {"at": rfc3339(row["at"]), "who": row["who"], "action": row["action"], "detail": loads(row["detail"])}
-        for row in connection.execute(statement).mappings()
-    ]
+    with database.read() as connection:
+        newest = sa.select(c.id).where(c.task_id == task_id).order_by(c.id.desc()).limit(limit)
+        ids = [int(i) for i in connection.execute(newest).scalars()]
+    for row in fetch_wide(database, sa.select(task_log), c.id, [c.detail], ids):
+        yield {"at": rfc3339(row["at"]), "who": row["who"], "action": row["action"], "detail": loads(row["detail"])}
 
 
 # -- reports
@@ -429,21 +441,21 @@ def rejects(
     Without ``cells``, the largest part, these are None.
     """
     c = task_rejects.c
-    columns = [c.row, c.errors, c.cells if cells else sa.null().label("cells")]
-    after = in_range(after)
-    left, size = limit, _FIRST_PAGE
+    statement = sa.select(c.row, c.errors, c.cells if cells else sa.null().label("cells")).where(c.task_id == task_id)
+    texts = (c.errors, c.cells) if cells else (c.errors,)
+    # All of them are wanted, so nothing is measured in vain.
+    more = {} if limit is not None else {"measured": _PAGE}
+    after, left = in_range(after), limit
     while left is None or left > 0:
-        size = size if left is None else min(size, left)
-        statement = sa.select(*columns).where(c.task_id == task_id, c.row > after).order_by(c.row).limit(size)
-        with database.read(once=True) as connection:
-            page = connection.execute(statement).mappings().all()
-        for row in page:
+        size = _PAGE if left is None else min(_PAGE, left)
+        numbers = statement.with_only_columns(c.row).where(c.row > after).order_by(c.row).limit(size)
+        with database.read() as connection:
+            page = [int(number) for number in connection.execute(numbers).scalars()]
+        for row in fetch_wide(database, statement, c.row, texts, page, **more):
             yield Reject(row["row"], loads(row["errors"]), loads_shown(row["cells"]))
         if len(page) < size:
             return
-        after = page[-1]["row"]
-        left = None if left is None else left - len(page)
-        size = _page_size(page)
+        after, left = page[-1], None if left is None else left - len(page)
 
 
 def corrected_numbers(connection: Connection, task_id: int, first: int, last: int) -> dict[int, int]:
@@ -471,6 +483,9 @@ COUNTED: Final = 100_000
 _BATCH: Final = 500  # limits how long SQLite's only write lock is held
 
 _NAME = sa.func.coalesce(_e.worker_name, _t.worker_name)
+_SEARCHED = sa.select(_e.id, _e.job_id, _e.params, _e.due_at, _e.finished_at, _NAME.label("worker")).select_from(
+    events.outerjoin(tasks, _t.id == _e.task_id)
+)
 _LISTED = sa.select(
     _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, _e.params, _e.added_messages, _e.problem, _e.due_at,
     _e.created_at, _e.finished_at, _e.first_row, _NAME.label("worker"),
@@ -490,12 +505,13 @@ def _order(set_name: str) -> tuple[Any, Any]:
     return (_e.finished_at.desc(), _e.id.desc()) if set_name == DEAD else (_e.due_at, _e.id)
 
 
-def page(
+def places(
     connection: Connection, set_name: str, now: int, *, offset: int = 0, limit: int = 100, text: str | None = None
-) -> list[dict[str, Any]]:
-    """Jobs of a list: first due first, or last dead first; with ``text``, those with it in their id, worker or parameters
-    (no wildcards), among the first 100,000."""
-    listed = _LISTED.where(_condition(set_name, now)).order_by(*_order(set_name))
+) -> list[tuple[int, int]]:
+    """(when it is due or died, Event id) of jobs of a list: first due first, or last dead first; with ``text``, those with
+    it in their id, worker or parameters (no wildcards), among the first 100,000."""
+    listed: Any = _SEARCHED.where(_condition(set_name, now)).order_by(*_order(set_name))
+    c: Any = _e
     if text is not None:
         position = sa.func.strpos if connection.dialect.name == "postgresql" else sa.func.instr
         first = listed.limit(COUNTED).subquery()
@@ -503,7 +519,13 @@ def page(
         holds = [position(sa.func.coalesce(column, ""), text) > 0 for column in (c.job_id, c.worker, c.params)]
         at = (c.finished_at.desc(), c.id.desc()) if set_name == DEAD else (c.due_at, c.id)
         listed = sa.select(first).where(sa.or_(*holds)).order_by(*at)
-    return [dict(row) for row in connection.execute(listed.offset(offset).limit(limit)).mappings()]
+    listed = listed.with_only_columns(sa.func.coalesce(c.finished_at, c.due_at), c.id, maintain_column_froms=True)
+    return [(int(at or 0), int(i)) for at, i in connection.execute(listed.offset(offset).limit(limit)).all()]
+
+
+def waiting_rows(database: Database, event_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """The columns of jobs of a list, in this order, read as they are consumed."""
+    return fetch_wide(database, _LISTED, _e.id, (_e.params, _e.added_messages), event_ids)
 
 
 def count(connection: Connection, set_name: str, now: int) -> int:

@@ -255,8 +255,7 @@ def refusal(ledger: Ledger, task_id: int) -> InputError | None:
     problems = kept_problems(ledger, task_id, MAX_ROWS)
     code, _, text = (task.split_reason or "").partition(": ")
     if text:
-        with ledger.database.read() as connection:
-            log = queries.log(connection, task_id, limit=10)
+        log = queries.log(ledger.database, task_id, limit=10)
         detail: dict[str, Any] = next(
             (entry["detail"] for entry in log if entry["action"] == "split failed" and entry["detail"]), {}
         )

@@ -234,9 +234,8 @@ class _LedgerRows:
         if event_id is None:
             found = next(queries.rejects(self._database, self._task_id, after=(number or 1) - 1, limit=1), None)
             return _cells(found.cells) if found is not None else {}
-        with self._database.read() as connection:
-            after, row = (event_id - 1, None) if number is None else (event_id, number - 1)
-            events = queries.event_page(connection, self._task_id, after=after, after_row=row, limit=1)
+        after, row = (event_id - 1, None) if number is None else (event_id, number - 1)
+        events = queries.event_page(self._database, self._task_id, after=after, after_row=row, limit=1)
         own = next((each for each in events if each["id"] == event_id and number in (None, each["row"])), None)
         return _cells(own["params"]) if own is not None else {}
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
 from asynctask.clock import SECOND, Clock, Ids, backoff_s, micros
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.outbox import arguments_of, worker_name
+from asynctask.dispatch.outbox import arguments_of
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
@@ -39,6 +39,7 @@ from asynctask.middleware.tracker import (
 )
 from asynctask.runtime.interpreter import QUICK_S
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
+from asynctask.wire.activejob import worker_name
 from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 

@@ -7,18 +7,18 @@ ledger for another, an untracked job of others (:class:`UntrackedDeferral`), or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import orjson
 
-from asynctask.brokers.base import DEAD, Broker, Copy, Held
+from asynctask.brokers.base import DEAD, Broker, Copy, Held, why_left
 from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
-from asynctask.dispatch.outbox import buried, job_of, options_of, pushed_at, worker_name
+from asynctask.dispatch.outbox import buried, job_of, options_of, pushed_at
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger.reservations import Ready
@@ -28,6 +28,7 @@ from asynctask.messages import clean
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
+from asynctask.wire.activejob import worker_name
 from asynctask.wire.payload import parse
 from asynctask.wire.ruby_json import dump_any
 from asynctask.worker import Worker
@@ -68,7 +69,6 @@ class Fetcher:
         pool: Pool,
         held: HeldCopies,
         intake: Intake,
-        untracked_deferral: UntrackedDeferral,
         quiet: threading.Event,
         order: Callable[[], Sequence[str]],
         on_dry: Callable[[bool], None],
@@ -82,7 +82,6 @@ class Fetcher:
         self._pool = pool
         self._held = held
         self._intake = intake
-        self._untracked_deferral = untracked_deferral
         self._tracker = tracker
         self._quiet = quiet
         self._order = order
@@ -192,8 +191,7 @@ class Fetcher:
         self._asked = self._clock.monotonic()
         done = self._held.take_done()
         try:
-            queues = self._untracked_deferral.order(self._order())
-            copies = self._broker.exchange(self._identity, done, queues, limit)
+            copies = self._broker.exchange(self._identity, done, self._order(), limit)
         except Exception:
             self._held.keep_done(done)
             raise
@@ -210,7 +208,7 @@ class Fetcher:
         seconds = AHEAD_S if ready > self._pool.concurrency else STALE_S if ready else _IDLE_WAIT_S
         if self._broker.capabilities.pauses and self._pool.busy:
             seconds = min(seconds, max(0.0, self._ask_pauses_at - self._clock.monotonic()))
-        self._broker.wait(self._untracked_deferral.limit_wait(seconds))
+        self._broker.wait(seconds)
 
     def _begin(self, copies: Sequence[Copy]) -> None:
         """Begins a fetched batch in the ledger and passes it to the pool. Raises :class:`Unavailable`."""
@@ -328,14 +326,9 @@ class Intake:
         """The jobs among a fetched batch, each with its ticket if it is tracked. Raises Unavailable."""
         found = [self._assign(copy) for copy in copies]
         executions = [each for each in found if isinstance(each, Execution)]
-        if len(executions) < len(found):
-            deferred = [each for each in found if isinstance(each, DeferredCopy)]
+        if deferred := [each for each in found if isinstance(each, DeferredCopy)]:
             self._untracked_deferral.defer(deferred)
             self._held.forget([each.copy for each in deferred])
-            ours = {each.copy.queue for each in executions}
-            self._untracked_deferral.record_fetch(ours, deferred)
-        else:
-            self._untracked_deferral.record_fetch({each.copy.queue for each in executions}, ())
         refused = self._begin(executions)
         return [each for each in executions if id(each) not in refused] if refused else executions
 
@@ -425,7 +418,7 @@ class Intake:
         name = worker_name(payload)
         worker = self._workers.get(name)
         if copy.attempt == 0:
-            why = why_not_ours(payload, worker)
+            why = why_left(payload, self._workers)
             if why is not None:
                 return DeferredCopy(copy, name, why)
 
@@ -505,18 +498,8 @@ def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
 
 # -- untracked jobs that others perform
 #
-# Ruby processes may work the same queue, processes of another version, workers with other middleware. A job that cannot
-# run here goes to where its queue is fetched last, so that ours behind it come up. A queue that gave nothing else from end
-# to end rests for a while: its jobs would only be passed from process to process.
-
-FIRST_REST_S: Final = 1.0
-"""Seconds for which a queue is not fetched from after it gave only jobs of others; doubled each further time."""
-
-LONGEST_REST_S: Final = 30.0
-"""The longest such pause, in seconds."""
-
-LONGEST_PASS: Final = 1_000
-"""Jobs of others that are passed over in a row, in a longer queue."""
+# Ruby processes may work the same queue, processes of another version, workers with other middleware. Their jobs go back to
+# where they were, and the broker passes them from then on.
 
 MAX_REPORTS: Final = 1_000
 """Pairs of a class and a queue that are logged and remembered; names are untrusted."""
@@ -531,76 +514,21 @@ class DeferredCopy:
     why: str
 
 
-def why_not_ours(payload: Mapping[str, Any], worker: Worker | None) -> str | None:
-    """Why an untracked job is left to others; None for one that this process performs.
-
-    A job of a batch would leave that batch open for ever, and an encrypted one cannot be read. A job that asks to be
-    tracked is taken though nobody knows its worker: its Event says so.
-    """
-    if _is_set(payload.get("bid")):
-        return "it belongs to a batch of Sidekiq Pro (bid)"
-    if _is_set(payload.get("encrypt")):
-        return "its arguments are encrypted by Sidekiq Enterprise (encrypt)"
-    if worker is None and payload.get("use_task_event") is not True:
-        return "no worker of this name is registered here"
-    return None
-
-
-def _is_set(value: Any) -> bool:
-    return value is not None and value is not False  # truth as in Ruby
-
-
 class UntrackedDeferral:
-    """Defers such jobs, and chooses the queues to fetch from meanwhile. For the fetching thread alone."""
+    """Leaves such jobs to others, and logs each class once for each queue. ``workers``: those of this process."""
 
-    def __init__(self, identity: str, broker: Broker, clock: Clock) -> None:
+    def __init__(self, identity: str, broker: Broker, workers: Mapping[str, Worker]) -> None:
         self._identity = identity
         self._broker = broker
-        self._clock = clock
-        self._rests: dict[str, float] = {}  # queue -> duration of its next pause
-        self._until: dict[str, float] = {}  # queue -> end of its pause
-        self._passes: dict[str, tuple[str, int]] = {}  # queue -> jid of the first that was passed over, and how many were
+        self._workers = workers
         self._reported: set[tuple[str, str]] = set()
         self._log = get_logger("asynctask.strangers")
 
-    def order(self, queues: Sequence[str]) -> Sequence[str]:
-        """The queues that are fetched from now, in their order."""
-        if not self._until:
-            return queues
-        now = self._clock.monotonic()
-        self._until = {queue: until for queue, until in self._until.items() if until > now}
-        return [queue for queue in queues if queue not in self._until]
-
-    def limit_wait(self, seconds: float) -> float:
-        """How long to wait for news: ``seconds``, or until the pause of a queue ends."""
-        if not self._until:
-            return seconds
-        return max(0.0, min(seconds, min(self._until.values()) - self._clock.monotonic()))
-
     def defer(self, deferred: Sequence[DeferredCopy]) -> None:
         """Leaves these to others. Raises BrokerUnavailable."""
-        if deferred:
-            self._broker.defer(self._identity, [each.copy for each in deferred])
-            for each in deferred:
-                self._report(each)
-
-    def record_fetch(self, ours: Collection[str], deferred: Sequence[DeferredCopy]) -> None:
-        """Records one fetch: the queues that gave jobs of ours, and the jobs of others that it brought."""
-        for queue in ours:
-            self._rests.pop(queue, None)
-            self._passes.pop(queue, None)
-        for copy in (each.copy for each in deferred if each.copy.queue not in ours):
-            first, passed = self._passes.get(copy.queue, (copy.jid, 0))
-            if (passed and copy.jid == first) or passed >= LONGEST_PASS:
-                self._rest(copy.queue)
-            elif copy.queue not in self._until:
-                self._passes[copy.queue] = first, passed + 1
-
-    def _rest(self, queue: str) -> None:
-        seconds = self._rests.get(queue, FIRST_REST_S)
-        self._until[queue] = self._clock.monotonic() + seconds
-        self._rests[queue] = min(2 * seconds, LONGEST_REST_S)
-        del self._passes[queue]
+        self._broker.defer(self._identity, [each.copy for each in deferred], self._workers.keys())
+        for each in deferred:
+            self._report(each)
 
     def _report(self, deferred: DeferredCopy) -> None:
         name, queue = deferred.name[:200], deferred.copy.queue

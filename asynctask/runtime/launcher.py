@@ -102,7 +102,6 @@ class Launcher(AppProcess):
         identity, broker, clock, tracker = self.ledger.identity, parts.broker, parts.clock, self.tracker
         isolation = Isolation(clock, self._concurrency)
         held = HeldCopies(broker, isolation)
-        untracked_deferral = UntrackedDeferral(identity, broker, clock)
         intake = Intake(
             identity=identity,
             broker=broker,
@@ -110,7 +109,7 @@ class Launcher(AppProcess):
             clock=clock,
             workers=parts.own_workers,
             held=held,
-            untracked_deferral=untracked_deferral,
+            untracked_deferral=UntrackedDeferral(identity, broker, parts.own_workers),
             quiet=quiet,
         )
         pool = Pool(
@@ -140,7 +139,6 @@ class Launcher(AppProcess):
             pool=pool,
             held=held,
             intake=intake,
-            untracked_deferral=untracked_deferral,
             quiet=quiet,
             order=queues.order,
             on_dry=self.dispatcher.dry,

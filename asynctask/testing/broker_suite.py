@@ -262,7 +262,7 @@ class BrokerCrashes(BrokerSuite):
             _each_once(found, n, [QUEUED] if ended else [QUEUED, LISTED])
             _check_holds(broker, n, found)
 
-        self.killed_at_every_step(_fetched, lambda dying, n, held: dying.defer(f"p{n}", held), check)
+        self.killed_at_every_step(_fetched, lambda dying, n, held: dying.defer(f"p{n}", held, ()), check)
 
     def test_killed_while_it_puts_into_a_set_each_copy_is_in_the_list_or_in_the_set(self) -> None:
         def act(dying: Broker, n: int, held: list[Copy]) -> None:
@@ -633,35 +633,34 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
             assert keys_of(broker.held_by("p")) == [a_copy().key]
             assert broker.exchange("q", [], ["default"], 1) == []
 
-    def test_what_is_deferred_is_fetched_last_and_unchanged(self) -> None:
-        with self.broker() as broker:
-            broker.push([a_copy(n, attempt=0, priority=-3) for n in range(3)])
-            broker.push([a_copy(3, priority=9), a_copy(4, attempt=2, queue="other")])
-            one, two = broker.exchange("p", [], ["default"], 2)
-            broker.defer("p", [one, two])
-            broker.defer("p", [one, two])
-            broker.defer("p", [])
-            assert broker.held_by("p") == []
-            assert broker.holders() == set()
-            again = broker.exchange("q", [], ["default"], 10)
-            assert [(c.key, c.payload) for c in again] == [
-                (copy.key, copy.payload)
-                for copy in (a_copy(2, attempt=0), a_copy(3), a_copy(0, attempt=0), a_copy(1, attempt=0))
-            ]
-            (other,) = broker.exchange("q", [], ["other"], 1)
-            broker.defer("q", [other])
-            assert broker.holds([other.key]) == {other.key}
-            broker.push([a_copy(4, attempt=2, queue="other")])
-            assert keys_of(broker.exchange("q", [], ["other"], 10)) == [other.key]
+    def test_what_is_deferred_is_passed_and_left_as_it_was_to_a_process_that_knows_it(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            theirs = [untracked(n, use_task_event=False) for n in range(3)]
+            broker.push(theirs)
+            held = broker.exchange("p", [], ["default"], 2)
+            for copies in (held, held, []):
+                broker.defer("p", copies, {"w"})
+            assert (broker.held_by("p"), broker.holders()) == ([], set())
+            broker.defer("p", broker.exchange("p", [], ["default"], 10), {"w"})
+            ours = [a_copy(3, priority=9), a_copy(4, attempt=0), a_copy(5, attempt=2, priority=-3)]
+            broker.push(ours)
+            assert waiting_in(broker, "default") == {"default": 3}, "it is no work ahead of ours"
+            (facts,) = broker.operations.queues()
+            assert (facts.length, facts.others, dict(broker.operations.others("default"))) == (6, 3, {"Hard": 3})
+            found = broker.exchange("p", [], ["default"], 10)
+            assert sorted(keys_of(found)) == sorted(keys_of(ours)), "each behind theirs, and none of theirs"
+            if other is not broker:
+                again = other.exchange("q", [], ["default"], 10)
+                assert [(copy.key, copy.payload) for copy in again] == [(copy.key, copy.payload) for copy in theirs]
 
     def test_a_copy_of_another_process_or_an_acknowledged_one_cannot_be_deferred(self) -> None:
         with self.broker() as broker:
             broker.push([a_copy(0, attempt=0), a_copy(1)])
             held = broker.exchange("p", [], ["default"], 2)
-            broker.defer("q", held)
+            broker.defer("q", held, ())
             assert keys_of(broker.held_by("p")) == keys_of(held)
             broker.drop("p", held)
-            broker.defer("p", held)
+            broker.defer("p", held, ())
             assert broker.exchange("q", [], ["default"], 2) == []
 
     def test_withdrawing_takes_what_waits_of_a_task_and_leaves_what_is_fetched_and_other_tasks(self) -> None:

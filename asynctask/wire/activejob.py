@@ -93,6 +93,17 @@ def is_wrapped(job: Mapping[str, Any]) -> bool:
     return job.get("class") in (OLD_WRAPPER, WRAPPER)
 
 
+def worker_name(job: Mapping[str, Any]) -> str:
+    """The name of the worker of a decoded job: its class, or that inside ActiveJob's wrapper."""
+    if not is_wrapped(job):
+        return str(job["class"])
+    carried = job.get("wrapped")
+    if not isinstance(carried, str):  # old versions wrote no such member
+        data = job["args"][0] if job["args"] else None
+        carried = data.get("job_class") if isinstance(data, dict) else None
+    return carried if isinstance(carried, str) else str(job["class"])
+
+
 def unwrap(job: Mapping[str, Any]) -> ActiveJob:
     """The job in a wrapper payload. Raises :class:`InputError` if there is none."""
     args = job.get("args")

@@ -1260,3 +1260,13 @@ def test_a_dead_run_of_a_task_that_leaves_no_events_is_recorded_when_a_person_ha
     engine.app.operations.act_on_job(event["job_id"], "restart")
     wait_for(lambda: engine.event(event["job_id"])["attempt"] == 3, "it is sent again")
     assert engine.ended(event["job_id"])["status"] == "error"
+
+
+def test_tasks_that_no_worker_has_hold_up_no_list(engine: CeleryWorld) -> None:
+    """Celery's worker drops them, and says so."""
+    for n in range(40):
+        engine.celery.send_task("theirs", args=[n])
+    engine.worker(concurrency=2)
+    task = engine.app.submit("enroll", [{"sku": "A-1"}])
+    task.wait(timeout=60)
+    assert task.progress()["counts"]["finish"] == 1

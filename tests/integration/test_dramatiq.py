@@ -626,3 +626,14 @@ def test_the_event_of_a_message_names_the_queue_that_it_was_sent_to(engine: Dram
     assert engine.event(message)["queue"] == f"dramatiq/{low}"
     later = engine.broker.enqueue(actor.message("a").copy(queue_name=low), delay=3_600_000)
     assert engine.event(later)["queue"] == f"dramatiq/{low}"
+
+
+def test_actors_that_no_worker_has_hold_up_no_list(engine: Dramatiq) -> None:
+    """Dramatiq's worker moves their messages to its dead letters."""
+    for n in range(40):
+        engine.broker.enqueue(dramatiq.Message("default", "theirs", (n,), {}, {}))
+    engine.worker(threads=2)
+    task = engine.app.submit("enroll_item", [{"sku": "A-1"}])
+    task.wait(timeout=60)
+    assert task.progress()["counts"]["finish"] == 1
+    assert engine.dead_letters() == 40

@@ -498,7 +498,7 @@ def a_copy(n: int = 0, *, attempt: int = 1, queue: str = "default") -> Copy:
 MOVES: dict[str, Callable[[RedisBroker, Sequence[Copy]], Any]] = {
     "push": lambda broker, held: broker.push([a_copy(8), a_copy(9, attempt=0)]),
     "put_back": lambda broker, held: broker.put_back("p", held),
-    "defer": lambda broker, held: broker.defer("p", held),
+    "defer": lambda broker, held: broker.defer("p", held, ()),
     "hold": lambda broker, held: broker.hold(RETRY, [Held(copy, 5) for copy in held], process="p"),
     "release_due": lambda broker, held: broker.release_due(SCHEDULE, 10_000_000, 10),
 }

@@ -896,3 +896,14 @@ def test_people_see_no_secret_of_a_job_that_sends_itself_again(engine: RqWorld) 
     event = engine.ended(engine.jobs.recharged.delay(GIVEN).id)
     assert (event["status"], event["result"], event["attempt"]) == ("finish", CHARGED, 3)
     assert GIVEN["password"] not in str(event)
+
+
+def test_functions_that_no_worker_has_hold_up_no_list(engine: RqWorld) -> None:
+    """RQ's worker fails them."""
+    queue = rq.Queue("default", connection=engine.jobs.redis, serializer="json")
+    for _ in range(12):
+        queue.enqueue("theirs.job")
+    engine.worker()
+    task = engine.app.submit("enroll", [{"sku": "A-1"}])
+    task.wait(timeout=60)
+    assert task.progress()["counts"]["finish"] == 1

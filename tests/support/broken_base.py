@@ -28,8 +28,8 @@ class Whole:
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
         self.real.put_back(process, copies)
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
-        self.real.defer(process, copies)
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
+        self.real.defer(process, copies, known)
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         return self.real.withdraw(task_id, limit)
@@ -94,6 +94,9 @@ class WholeOperations(Whole):
 
     def list_queues(self) -> list[QueueFacts]:
         return self.real.operations.queues()
+
+    def others(self, queue: str) -> Mapping[str, int]:
+        return self.real.operations.others(queue)
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         return self.real.operations.jobs(queue, offset=offset, limit=limit, newest=newest)

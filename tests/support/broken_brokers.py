@@ -131,7 +131,8 @@ class PutsBackLast(Whole):
     caught_by = "what_is_put_back_comes_first_again_unchanged"
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
-        self.defer(process, copies)
+        self.drop(process, copies)
+        self.push(copies)
 
 
 class PutsBackForAnybody(Whole):
@@ -152,16 +153,25 @@ class ForgetsDeaths(Whole):
 class DefersFirst(Whole):
     """Puts what this process cannot perform before it again."""
 
-    caught_by = "what_is_deferred_is_fetched_last_and_unchanged"
+    caught_by = "what_is_deferred_is_passed_and_left_as_it_was_to_a_process_that_knows_it"
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
         self.put_back(process, copies)
 
 
-class DeferLoses(Whole):
-    caught_by = "what_is_deferred_is_fetched_last_and_unchanged"
+class CountsWhatIsDeferred(Whole):
+    """Jobs of others keep ours in the ledger."""
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+    caught_by = "what_is_deferred_is_passed_and_left_as_it_was_to_a_process_that_knows_it"
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
+        return {queue: {0: count} for queue, count in self.queues().items() if queue in queues}
+
+
+class DeferLoses(Whole):
+    caught_by = "what_is_deferred_is_passed_and_left_as_it_was_to_a_process_that_knows_it"
+
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
         self.drop(process, copies)
 
 
@@ -170,7 +180,7 @@ class DefersForAnybody(Whole):
 
     caught_by = "a_copy_of_another_process_or_an_acknowledged_one_cannot_be_deferred"
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
         for holder in self.holders():
             self.drop(holder, copies)
         self.push(copies)
@@ -340,7 +350,8 @@ class ReleasesToTheHead(Whole):
         queues = {held.copy.queue for held in self.members(set_name, FAR)}
         before = self.exchange("me", [], sorted(queues), FAR)
         found = super().release_due(set_name, now, limit)
-        self.defer("me", before)
+        self.drop("me", before)
+        self.push(before)
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from support.broken_base import Whole
@@ -122,7 +122,7 @@ class PutsBackThroughThinAir(Whole):
 class DefersThroughThinAir(Whole):
     caught_by = "killed_while_it_defers_each_copy_is_in_the_list_or_in_its_queue"
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
         self.drop(process, copies)
         self.push(copies)
 

@@ -61,8 +61,8 @@ class Client(FlaskClient):
         return super().open(*args, **kwargs)
 
 
-def client_of(app: AsyncTask) -> Client:
-    flask_app = create_app(app)
+def client_of(app: AsyncTask, threads: int | None = None) -> Client:
+    flask_app = create_app(app, threads=threads)
     flask_app.test_client_class = Client
     client = flask_app.test_client()
     assert isinstance(client, Client)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from support.databases import migrated_file
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import DEAD, RETRY, Held
+from asynctask.brokers.base import DEAD, RETRY, Copy, Held
 from asynctask.cli.options import next_page
 from asynctask.cli.root import run
 from asynctask.clock import SECOND
@@ -77,6 +77,14 @@ def test_each_lists_without_a_word(app: AsyncTask, call: Caller) -> None:
     assert "1 in all." in out
     assert call("retries")[:2] == (0, "0 in all.\n")
     assert call("processes")[1] == "No process is there.\n"
+
+
+def test_jobs_that_are_left_to_others_are_marked_with_their_workers(app: AsyncTask, call: Caller) -> None:
+    app.broker.push([Copy(f"{n:024x}", 0, "default", '{"class":"Mail\\u001b[31m","args":[]}') for n in range(3)])
+    app.broker.defer("p", app.broker.exchange("p", [], ["default"], 9), ())
+    assert "3 jobs of others (Mail\\x1b[31m)" in call("queues")[1]
+    (queue,) = call.json("queues")["queues"]
+    assert (queue["jobs_of_others"], queue["other_workers"]) == (3, ["Mail\x1b[31m"])
 
 
 def test_queues_show_what_waits_in_the_ledger_and_how_many_workers_it_wants(app: AsyncTask, call: Caller) -> None:

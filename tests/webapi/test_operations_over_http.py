@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from support.webshop import Client, build_app, client_of
@@ -14,6 +15,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Copy, Held
 from asynctask.clock import SECOND
 from asynctask.errors import NotFound
+from asynctask.ledger import processes
 from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import untracked
 
@@ -35,6 +37,19 @@ def test_a_list_is_paged_by_its_links(app: AsyncTask, client: Client) -> None:
     assert seen == [[n] for n in range(5)]
 
 
+@pytest.mark.parametrize("name", ["a b \u00fc", "a%2Fb", "100%", "a?b#c", "a&b=c"])
+def test_the_links_of_a_queue_lead_back_to_it_whatever_its_name(app: AsyncTask, client: Client, name: str) -> None:
+    app.broker.push([untracked(n, queue=name) for n in range(3)])
+    link: str | None = f"/api/queues/{quote(name, safe='')}/jobs?limit=1"
+    seen: list[Any] = []
+    while link:
+        page = client.get(link).json
+        assert client.get(page["links"]["self"]).json == page
+        seen += [job["args"] for job in page["jobs"]]
+        link = page["links"]["next"]
+    assert seen == [[0], [1], [2]]
+
+
 def test_entries_are_restarted_killed_and_deleted_by_their_keys(app: AsyncTask, client: Client) -> None:
     hold(app, RETRY, 4)
     keys = [entry["key"] for entry in client.get("/api/retries").json["entries"]]
@@ -50,6 +65,18 @@ def test_entries_are_restarted_killed_and_deleted_by_their_keys(app: AsyncTask, 
     assert (queue["name"], queue["length"], queue["unattended"]) == ("default", 1, True)
     assert client.post("/api/retries/delete-all").json["done"] == 1
     assert client.post("/api/dead/restart-all").json["done"] == 1
+
+
+def test_queues_and_a_waiting_task_say_what_is_left_to_others(app: AsyncTask, client: Client) -> None:
+    processes.register(app.ledger, app.host, kind="worker", pid=1, lease_s=600, concurrency=1, queues=["default"])
+    app.broker.push([Copy(f"{n:024x}", 0, "default", '{"class":"Mail","args":[]}') for n in range(6)])
+    app.broker.defer("p", app.broker.exchange("p", [], ["default"], 9), ())
+    (queue,) = client.get("/api/queues").json["queues"]
+    assert (queue["jobs_of_others"], queue["other_workers"], queue["waiting"]) == (6, ["Mail"], 0)
+    task_id = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}]}).json["task_id"]
+    (reason,) = client.get(f"/api/tasks/{task_id}/waiting").json["reasons"]
+    assert reason["code"] == "jobs_of_others"
+    assert "6, for Mail (6)" in reason["message"]
 
 
 def test_a_dead_tracked_job_runs_again_and_its_outcome_is_not_deleted(

@@ -109,7 +109,10 @@ open({ remember: false });
 
 // -- The queues --------------------------------------------------------------------------------------------------------
 
-const note = (queue) => [queue.paused && "paused", queue.unattended && "no process works it"].filter(Boolean).join(", ");
+const others = ({ jobs_of_others: jobs, other_workers: workers }) => `${count(jobs)} for workers that its processes lack: ${workers.join(", ")}`;
+
+const note = (queue) => [queue.paused && "paused", queue.unattended && "no process works it", queue.jobs_of_others && others(queue)]
+  .filter(Boolean).join(", ");
 
 new Poller($("[data-queues]").dataset.queues, {
   every: 5000,

@@ -7,12 +7,15 @@ others back; here a script removes the one member by its text, and nothing else 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from asynctask.brokers.admin import (
+    COUNTED_OTHERS,
     LOOKED_THROUGH,
     MOST_NAMES,
+    PAGE_BYTES,
     SETS,
     Entry,
     Found,
@@ -25,20 +28,20 @@ from asynctask.brokers.admin import (
     class_of,
     distinct,
     enqueued_at,
+    first_of,
     job_key,
     pushed_again,
 )
 from asynctask.brokers.base import DEAD, Copy, Held
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
 from asynctask.brokers.redis.presence import process_facts
-from asynctask.brokers.redis.server import Keys, Server
+from asynctask.brokers.redis.server import Command, Keys, Server, count_of
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
 from asynctask.wire.payload import Malformed, dump, parse, write_time
 
 _SCAN_BATCH: Final = 500
-_PART: Final = 50
-_PAGE_BYTES: Final = 33_554_432
+_PART: Final = 10  # of at most 4 MB each, if our own programs pushed them
 _SAME_SCORE: Final = 10_000
 _SIGNAL_S: Final = 60
 _MAX_KEY: Final = 255
@@ -70,15 +73,27 @@ class RedisOperations:
         answers = iter(self._server.ask(*commands)) if commands else iter(())
         facts = []
         for name in names:
-            length, oldest = next(answers), next(answers)
+            length, oldest, others = next(answers), next(answers), count_of(next(answers))
             text = opened(oldest, name).payload if oldest else ""
             at, next_class = (enqueued_at(text), class_of(text)) if text else (None, None)
-            facts.append(QueueFacts(name, int(length), at, name in paused, next_class))
+            facts.append(QueueFacts(name, int(length), at, name in paused, next_class, others=min(others, length)))
         return facts
 
-    def _facts_commands(self, name: str) -> tuple[tuple[str, str], tuple[str, str, int]]:
+    def _facts_commands(self, name: str) -> tuple[Command, ...]:
         key = self._keys.queue(name)
-        return ("LLEN", key), ("LINDEX", key, -1)
+        return ("LLEN", key), ("LINDEX", key, -1), ("GET", self._keys.passed(name))
+
+    def others(self, queue: str) -> Mapping[str, int]:
+        """They are the next to run: a fetch passes them."""
+        key = self._keys.queue(queue)
+        (found,) = self._server.ask(("GET", self._keys.passed(queue)))
+
+        def part(first: int, size: int) -> list[bytes]:
+            (texts,) = self._server.ask(("LRANGE", key, -first - size, -first - 1))
+            return list(texts[::-1])
+
+        texts = _bounded(part, len, 0, min(count_of(found), COUNTED_OTHERS))
+        return Counter(class_of(opened(raw, queue).payload) or "" for raw in texts)
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         checked_window(offset, limit)
@@ -158,10 +173,12 @@ class RedisOperations:
             cursor, part = self._scan(key, cursor, pattern)
             found.update(part)
             commands += 1
-            if cursor == 0 or len(found) > limit or commands * _SCAN_BATCH >= LOOKED_THROUGH:
+            size = sum(map(len, found))
+            if cursor == 0 or len(found) > limit or size > PAGE_BYTES or commands * _SCAN_BATCH >= LOOKED_THROUGH:
                 break
         ordered = sorted(found.items(), key=lambda each: (each[1], each[0]))
-        return Found([_entry(raw, at) for raw, at in ordered[:limit]], cursor == 0 and len(found) <= limit)
+        shown = first_of(((each, len(each[0])) for each in ordered), limit)
+        return Found([_entry(raw, at) for raw, at in shown], cursor == 0 and len(found) == len(shown))
 
     def _scan(self, key: str, cursor: int, pattern: str) -> tuple[int, dict[bytes, float]]:
         redis = self._server.redis
@@ -245,17 +262,17 @@ class RedisOperations:
 
 
 def _bounded(part: Callable[[int, int], list[T]], size_of: Callable[[T], int], offset: int, limit: int) -> list[T]:
-    """A page read in small parts, cut short by huge texts: clients can push more than fits into memory."""
-    found: list[T] = []
-    size = 0
-    while len(found) < limit and size < _PAGE_BYTES:
-        wanted = min(_PART, limit - len(found))
-        batch = part(offset + len(found), wanted)
-        found += batch
-        size += sum(map(size_of, batch))
-        if len(batch) < wanted:
-            break
-    return found
+    """A page, read in small parts."""
+
+    def read() -> Iterator[tuple[T, int]]:
+        for first in range(0, limit, _PART):
+            wanted = min(_PART, limit - first)
+            batch = part(offset + first, wanted)
+            yield from ((each, size_of(each)) for each in batch)
+            if len(batch) < wanted:
+                return
+
+    return first_of(read(), limit)
 
 
 def _set_key(keys: Keys, set_name: str) -> str:

@@ -6,7 +6,8 @@ What Sidekiq does not have lies in separate keys (:mod:`asynctask.brokers.redis.
 * a fetched copy lies in the process's own list, moved there by the script that takes it from its queue;
 * a tracked copy is held once, by the scripts' set of held copies. Untracked jobs, such as those that Ruby pushes, are not
   in it: a push repeated because its answer was lost makes two. At least once, as in Ruby;
-* a queue has no priorities: jobs wait in the ledger until the dispatcher's next round.
+* a queue has no priorities: jobs wait in the ledger until the dispatcher's next round;
+* jobs of others stay where they are in a queue: a fetch passes them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
@@ -26,10 +28,11 @@ from asynctask.brokers.base import About, Capabilities, Copy, Held, Key, Presenc
 from asynctask.brokers.redis.admin import RedisOperations, Sets
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
 from asynctask.brokers.redis.presence import Counters, RedisPresence, Statistics
-from asynctask.brokers.redis.server import Server
+from asynctask.brokers.redis.server import Server, count_of
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
+from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
 
 PUSHED_AT_ONCE: Final = 10_000
 """Copies per script call; a larger push takes several calls, each all or none."""
@@ -40,9 +43,36 @@ DEATHS_S: Final = 259_200
 LOOKED_THROUGH: Final = 10_000
 """The longest queue that is read to check for a tracked copy; a longer one is assumed to hold it."""
 
+PASSED_AT_ONCE: Final = 1_000
+"""The most jobs that one fetch looks at in a queue with jobs of others: the server does nothing else for milliseconds."""
+
+PASSING_WAIT_S: Final = 1.0
+"""The longest wait beside others' jobs. A pop and a push just before it leave the length of a queue as it was."""
+
+PASSING_BACKOFF_S: Final = 0.1
+"""The longest back-off beside others' jobs: each of their pushes and fetches is a change of the queue."""
+
+AGAIN_S: Final = 30.0
+"""Seconds after which a queue with others' jobs is looked through from its head, at least; one second for each
+:data:`_AGAIN_JOBS` of these. Others may have put something back among what was passed, or the place was the wrong one."""
+
+_AGAIN_JOBS: Final = 100
+_ANCHOR_BYTES: Final = 65_536
 _WITHDRAWN_AT_ONCE: Final = 2_000
 _MAX_BACKOFF_S: Final = 0.015
 _BACKOFF_S: Final = 0.001
+
+
+@dataclass(slots=True)
+class _Passed:
+    """Of a queue with jobs of others: its first ``count`` jobs are theirs, and ``anchor`` is the text of the last of these.
+    ``again_at``: when it is looked through from the head; ``rests_until``: nothing is fetched from it; on the monotonic
+    clock."""
+
+    again_at: float
+    count: int = 0
+    anchor: bytes = b""
+    rests_until: float = 0.0
 
 
 class RedisBroker:
@@ -78,7 +108,10 @@ class RedisBroker:
         self._counters = Counters()
         self._statistics = Statistics(self._clock, self._counters)
         self._queues: tuple[str, ...] | None = None  # of the last fetch; None before the first one
-        self._seen_empty: tuple[str, ...] = ()
+        self._seen: Mapping[str, int] = {}  # the lengths of the queues that gave no more
+        self._passed: dict[str, _Passed] = {}  # the queues with jobs of others
+        self._known: Collection[str] = ()  # the workers whose untracked jobs are fetched from these
+        self._more = False  # the last fetch did not look through them
         self._notified = False
         self._misses = 0
 
@@ -103,8 +136,10 @@ class RedisBroker:
         self._server.run("push", keys, args, repeat=all(copy.attempt for copy in copies))
 
     def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
+        if limit > 0 and self._passed:
+            queues = self._unrested(queues)
         if limit > 0 and not queues:
-            self._queues = self._seen_empty = ()
+            self._queues, self._seen = (), {}
         if not done and (limit <= 0 or not queues):
             return []
         if limit > 0:
@@ -112,20 +147,54 @@ class RedisBroker:
         counters = self._counters.take()
         batch = f"{self._batches}.{next(self._numbers)}"
         keys = (*self._own(process), self._keys.paused, self._keys.deaths, *map(self._keys.queue, queues))
+        keys += tuple(map(self._keys.passed, queues))
         keys += tuple(self._keys(name) for name, _ in counters)
         args: list[Any] = [process, max(0, limit), batch, self._clock.now() // SECOND, len(queues), *queues, len(counters)]
         args += [word for (_, keep_s), by in counters.items() for word in (by, keep_s)]
         try:
             # A fetch is not repeated: copies of a lost answer lie in the process's list, and are found there.
             repeat = limit <= 0 and not counters
-            answer = self._server.run("exchange", keys, (*args, *_acknowledged(done)), repeat=repeat)
+            args += (*_acknowledged(done), *self._passing(queues))
+            *answer, passed = self._server.run("exchange", keys, args, repeat=repeat)
         except BrokerUnavailable:
             self._counters.put_back(counters)
             raise
         copies = self._opened(queues, *answer, batch=batch)
         if limit > 0 and queues:
-            self._note_fetch(queues, exhausted=len(copies) < limit, found=bool(copies))
+            exhausted = len(copies) < limit
+            lengths = self._note_passed(queues, passed, exhausted=exhausted)
+            self._note_fetch(queues, lengths if exhausted else {}, found=bool(copies))
         return copies
+
+    def _unrested(self, queues: Sequence[str]) -> Sequence[str]:
+        now = self._clock.monotonic()
+        resting = {queue for queue, passed in self._passed.items() if passed.rests_until > now}
+        return [queue for queue in queues if queue not in resting]
+
+    def _passing(self, queues: Sequence[str]) -> list[Any]:
+        """The last part of an exchange's arguments, if jobs of others stand in a queue."""
+        if self._passed.keys().isdisjoint(queues):
+            return []
+        now, args = self._clock.monotonic(), [PASSED_AT_ONCE, _ANCHOR_BYTES, WRAPPER, OLD_WRAPPER]
+        for queue in queues:
+            passed = self._passed.get(queue)
+            if passed is not None and passed.again_at <= now:
+                passed.again_at, passed.count = now + max(AGAIN_S, passed.count / _AGAIN_JOBS), 0
+            args += (-1, "") if passed is None else (passed.count, passed.anchor)
+        return [*args, *tuple(self._known)]
+
+    def _note_passed(self, queues: Sequence[str], found: Sequence[Sequence[Any]], *, exhausted: bool) -> dict[str, int]:
+        """Notes what the script passed in each queue; returns the lengths of the queues."""
+        self._more, lengths = False, dict.fromkeys(queues, 0)
+        for queue, facts in zip(queues, found, strict=False):
+            if not facts:
+                continue
+            theirs, count, anchor, lengths[queue], more = facts
+            self._passed[queue].count, self._passed[queue].anchor = count, anchor
+            self._more |= exhausted and bool(more)
+            if exhausted and not theirs:
+                del self._passed[queue]
+        return lengths
 
     def _own(self, process: str) -> tuple[str, str, str]:
         return self._keys.fetched(process), self._keys.held, self._keys.holders
@@ -144,21 +213,27 @@ class RedisBroker:
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
         if copies:
-            self._return(process, list(reversed(copies)), "RPUSH")
+            self._return(process, copies)
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
-        if copies:
-            self._return(process, copies, "LPUSH")
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
+        if not copies or not self._return(process, copies):
+            return
+        now, self._known = self._clock.monotonic(), known
+        for queue in {copy.queue for copy in copies}:
+            if queue in self._passed:  # the script did not see that it is theirs: it reads JSON otherwise
+                self._passed[queue].rests_until = now + PASSING_WAIT_S
+            else:
+                self._passed[queue] = _Passed(now + AGAIN_S)
 
-    def _return(self, process: str, copies: Sequence[Copy], push: str) -> None:
+    def _return(self, process: str, copies: Sequence[Copy]) -> int:
         queues = list(dict.fromkeys(copy.queue for copy in copies))
         numbers = {queue: n for n, queue in enumerate(queues, 1)}
-        args: list[Any] = [process, self._clock.now() // SECOND + DEATHS_S, DEATHS_S, push, len(queues), *queues]
-        for copy in copies:
+        args: list[Any] = [process, self._clock.now() // SECOND + DEATHS_S, DEATHS_S, len(queues), *queues]
+        for copy in reversed(copies):
             key = held_key(copy.key) if copy.attempt else ""
             args += (numbers[copy.queue], copy.handle or "", key, copy.jid, copy.deaths, _renamed_text(copy))
         keys = (*self._own(process), self._keys.queues, self._keys.deaths, *map(self._keys.queue, queues))
-        self._server.run("put_back", keys, args, repeat=True)
+        return int(self._server.run("put_back", keys, args, repeat=True))
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         taken: list[Key] = []
@@ -221,13 +296,18 @@ class RedisBroker:
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
         names = list(dict.fromkeys(queues))
-        lengths = self._server.ask(*(("LLEN", self._keys.queue(name)) for name in names)) if names else []
-        return {name: {0: length} for name, length in zip(names, lengths, strict=True) if length}
+        if not names:
+            return {}
+        asked = [("LLEN", self._keys.queue(name)) for name in names]
+        *lengths, passed = self._server.ask(*asked, ("MGET", *map(self._keys.passed, names)))
+        counts = (length - count_of(theirs) for length, theirs in zip(lengths, passed, strict=True))
+        return {name: {0: count} for name, count in zip(names, counts, strict=True) if count > 0}
 
     def queues(self) -> Mapping[str, int]:
-        (names,) = self._server.ask(("SMEMBERS", self._keys.queues))
-        waiting = self.waiting(sorted(_text(name) for name in names))
-        return {name: counts[0] for name, counts in waiting.items()}
+        (found,) = self._server.ask(("SMEMBERS", self._keys.queues))
+        names = sorted(_text(name) for name in found)
+        lengths = self._server.ask(*(("LLEN", self._keys.queue(name)) for name in names)) if names else []
+        return {name: length for name, length in zip(names, lengths, strict=True) if length}
 
     # -- processes
 
@@ -289,19 +369,24 @@ class RedisBroker:
         Every idle process is notified of a job that one gets. After misses it backs off for a few milliseconds, so that not
         a hundred processes run for each job.
         """
+        if self._more:
+            self._more = False
+            return True
+        if self._passed:
+            timeout = min(timeout, PASSING_WAIT_S)
         if self._misses and self._notified:
-            self._waiter.rest(min(_BACKOFF_S * 2 ** min(self._misses, 8), _MAX_BACKOFF_S))
+            most = PASSING_BACKOFF_S if self._passed else _MAX_BACKOFF_S
+            self._waiter.rest(min(_BACKOFF_S * 2 ** min(self._misses, 8), most))
         if self._queues == ():
             return self._waiter.doze(timeout)
-        news = self._waiter.wait(timeout, self._queues or (), self._seen_empty)
+        news = self._waiter.wait(timeout, self._queues or (), self._seen)
         if news:
-            self._seen_empty = ()
+            self._seen = {}
         self._notified = self._waiter.notified
         return news
 
-    def _note_fetch(self, queues: Sequence[str], *, exhausted: bool, found: bool) -> None:
-        self._queues = tuple(dict.fromkeys(queues))
-        self._seen_empty = self._queues if exhausted else ()
+    def _note_fetch(self, queues: Sequence[str], seen: Mapping[str, int], *, found: bool) -> None:
+        self._queues, self._seen = tuple(dict.fromkeys(queues)), seen
         if found:
             self._misses = 0
         elif self._notified:
@@ -320,10 +405,10 @@ class RedisBroker:
 
 
 def _acknowledged(done: Sequence[Copy]) -> list[Any]:
-    """The last part of an exchange's arguments."""
+    """The part of an exchange's arguments that says what is recorded."""
     untracked = [copy.handle or "" for copy in done if not copy.attempt]
     tracked = [word for copy in done if copy.attempt for word in (copy.handle or "", held_key(copy.key))]
-    return [len(untracked), *untracked, *tracked]
+    return [len(untracked), *untracked, len(tracked) // 2, *tracked]
 
 
 def _renamed_text(copy: Copy) -> str:
@@ -376,12 +461,12 @@ class Waiter:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
 
-    def wait(self, timeout: float, queues: Sequence[str], empty: Sequence[str]) -> bool:
+    def wait(self, timeout: float, queues: Sequence[str], seen: Mapping[str, int]) -> bool:
         """Waits for a change of one of these queues (none: of any) or of those that are paused, for :meth:`wake`, or
         ``timeout`` seconds.
 
-        ``empty``: queues that were empty when last seen; if one is not any more, that is a change. Returns whether there
-        was a change or a wake-up. Raises :class:`BrokerUnavailable`.
+        ``seen``: the lengths of queues when last seen; if one is longer, that is a change. Returns whether there was a
+        change or a wake-up. Raises :class:`BrokerUnavailable`.
         """
         until = self._clock.monotonic() + timeout
         with self._lock:
@@ -389,10 +474,10 @@ class Waiter:
             if self._closed:
                 return True
             try:
-                found = self._listen(queues, empty) if self._tracks else False
+                found = self._listen(queues, seen) if self._tracks else False
                 if not self._tracks:
                     self._rest(min(until, self._clock.monotonic() + POLL_S))
-                    return self._was_woken() or bool(empty)
+                    return self._was_woken() or bool(seen)
                 self.notified = found
                 news = found or self._await_change(until)
                 self._connection.send_command("CLIENT", "TRACKING", "OFF")
@@ -438,7 +523,7 @@ class Waiter:
 
     # -- the connection
 
-    def _listen(self, queues: Sequence[str], empty: Sequence[str]) -> bool:
+    def _listen(self, queues: Sequence[str], seen: Mapping[str, int]) -> bool:
         """Turns tracking on; returns whether there is a change already."""
         keys = self._server.keys
         if self._connection is not None and self._moves != self._server.moves:
@@ -450,23 +535,24 @@ class Waiter:
         prefixes = _without_overlaps([keys.paused, *(map(keys.queue, queues) if queues else [keys.queue("")])])
         words = [word for prefix in prefixes for word in ("PREFIX", prefix)]
         connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", *words)
-        if empty:  # after tracking is on, so that no push is missed in between
-            connection.send_command("SMISMEMBER", keys.paused, *empty)
-        for name in empty:
+        if seen:  # after tracking is on, so that no push is missed in between
+            connection.send_command("SMISMEMBER", keys.paused, *seen)
+        for name in seen:
             connection.send_command("LLEN", keys.queue(name))
         for _ in range(self._unread_replies):
             self._read_reply()
         self._unread_replies = 0
         listening = self._read_reply()
-        paused = self._read_reply() if empty else []
-        lengths = [self._read_reply() for _ in empty]
+        paused = self._read_reply() if seen else []
+        lengths = [self._read_reply() for _ in seen]
         if isinstance(listening, Exception):
             self._tracks = False
             get_logger("asynctask.redis").warning("redis_tells_no_news", error=str(listening), look_s=POLL_S)
             return False
         if isinstance(paused, Exception) or any(isinstance(length, Exception) for length in lengths):
             return True  # the fetch reports the error
-        return any(length > 0 and not stopped for length, stopped in zip(lengths, paused, strict=True))
+        found = zip(lengths, seen.values(), paused, strict=True)
+        return any(length > before and not stopped for length, before, stopped in found)
 
     def _read_reply(self) -> Any:
         """The next reply, skipping notifications; returns an error, too."""

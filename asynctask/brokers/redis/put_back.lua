@@ -1,10 +1,10 @@
--- Returns unfinished copies to their queues, unchanged: to the head, or to the end.
+-- Returns unfinished copies to the heads of their queues, unchanged.
 -- KEYS: 1 asynctask:fetched:ID, 2 asynctask:held, 3 asynctask:holders, 4 queues, 5 asynctask:deaths, 6... the queues' lists
--- ARGV: 1 process, 2 second until which deaths count, 3 the same from now, 4 RPUSH (the head) or LPUSH, 5 number of queues,
---       their names, then for each copy in the order of the pushes: number of its queue, field, jid:attempt (empty:
---       untracked), jid, deaths, payload to write instead (empty: unchanged)
+-- ARGV: 1 process, 2 second until which deaths count, 3 the same from now, 4 number of queues, their names, then for each copy,
+--       the next to run last: number of its queue, field, jid:attempt (empty: untracked), jid, deaths, payload to write
+--       instead (empty: unchanged)
 -- Returns the number put back.
-local queues, back = tonumber(ARGV[5]), 0
+local queues, back = tonumber(ARGV[4]), 0
 redis.call('HLEN', KEYS[2]) -- fails on a key of another type before anything leaves the list
 redis.call('SCARD', KEYS[3])
 redis.call('SCARD', KEYS[4])
@@ -12,7 +12,7 @@ redis.call('HLEN', KEYS[5])
 for i = 1, queues do
   redis.call('LLEN', KEYS[5 + i])
 end
-for i = 6 + queues, #ARGV, 6 do
+for i = 5 + queues, #ARGV, 6 do
   local queue = tonumber(ARGV[i])
   local text = redis.call('HGET', KEYS[1], ARGV[i + 1])
   if text then
@@ -20,10 +20,10 @@ for i = 6 + queues, #ARGV, 6 do
       text = ARGV[i + 5]
     end
     redis.call('HDEL', KEYS[1], ARGV[i + 1])
-    redis.call('SADD', KEYS[4], ARGV[5 + queue])
-    redis.call(ARGV[4], KEYS[5 + queue], text)
+    redis.call('SADD', KEYS[4], ARGV[4 + queue])
+    redis.call('RPUSH', KEYS[5 + queue], text)
     if ARGV[i + 2] ~= '' then
-      redis.call('HSET', KEYS[2], ARGV[i + 2], 'q' .. ARGV[5 + queue])
+      redis.call('HSET', KEYS[2], ARGV[i + 2], 'q' .. ARGV[4 + queue])
     end
     if ARGV[i + 4] ~= '0' then
       redis.call('HSET', KEYS[5], ARGV[i + 3], ARGV[i + 4] .. ' ' .. ARGV[2])

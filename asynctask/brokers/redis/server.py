@@ -236,6 +236,11 @@ def _unwrapped(error: redis.exceptions.RedisError) -> redis.exceptions.RedisErro
     return error if found is None else _NAMED[found[2]](found[1])
 
 
+def count_of(raw: bytes | None) -> int:
+    """A number that a script wrote; 0 for any other text."""
+    return int(raw) if raw is not None and raw.isdigit() and len(raw) < 16 else 0
+
+
 _FORM: Final = "write redis://[user:password@]host:port/db, with %40 for @, %3A for : and %2F for / in a password"
 
 
@@ -271,6 +276,8 @@ def _script(name: str) -> tuple[str, str]:
 # ``asynctask:queues``         set     queues that ever held tracked copies: searched for those of a Task
 # ``asynctask:fetched:ID``     hash    a process's own list: ``BATCH:N:QUEUE`` -> the payload as in its queue
 # ``asynctask:holders``        set     processes that have such a list
+# ``asynctask:passed:Q``       string  how many jobs of others stand in a queue, as its latest fetch passed them; expires
+#                                      15 s after that
 # ``asynctask:deaths``         hash    jid -> ``COUNT SECOND``: how often its process died, and until when that counts;
 #                                      expires 72 h after the last
 # ===========================  ======  ===============================================================================
@@ -318,9 +325,15 @@ class Keys:
         """The list of a process."""
         return f"{self.prefix}asynctask:fetched:{process}"
 
+    def passed(self, name: str) -> str:
+        """The number of jobs of others in a queue."""
+        return f"{self.prefix}asynctask:passed:{name}"
+
     def type_of(self, key: str) -> str | None:
         """The type that a key must have; None for other keys."""
         name = key.removeprefix(self.prefix)
         if name.startswith("queue:"):
             return "list"
+        if name.startswith("asynctask:passed:"):
+            return "string"
         return "hash" if name.startswith("asynctask:fetched:") else _TYPES.get(name)

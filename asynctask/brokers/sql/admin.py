@@ -6,6 +6,7 @@ Every action compares both, and the set, in the statement that acts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.brokers.admin import (
+    COUNTED_OTHERS,
     LOOKED_THROUGH,
     MOST_NAMES,
     SETS,
@@ -28,14 +30,15 @@ from asynctask.brokers.admin import (
     class_of,
     distinct,
     enqueued_at,
+    first_of,
     job_key,
     peeked,
     pushed_again,
 )
 from asynctask.brokers.base import BIGINT, DEAD, Copy
-from asynctask.brokers.sql.copies import COPY, Row, copy_of, parts, row_of
+from asynctask.brokers.sql.copies import ASIDE, COPY, Row, copy_of, parts, row_of
 from asynctask.clock import Clock
-from asynctask.database.batches import for_update
+from asynctask.database.batches import fetch_wide, for_update
 from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import jobs
@@ -65,6 +68,16 @@ class SqlOperations:
         with self._database.read() as connection:
             return list(connection.execute(statement).all())
 
+    def _page(self, statement: Any, limit: int) -> list[Sequence[Any]]:
+        """The first rows of a statement that a page holds."""
+        ids = self._query(statement.with_only_columns(_j.id).limit(limit))
+        return self._rows_of(sa.select(*statement.selected_columns), [int(i) for (i,) in ids], limit)
+
+    def _rows_of(self, statement: Any, ids: Sequence[int], limit: int) -> list[Sequence[Any]]:
+        """The rows of these ids, as many as a page holds: payloads may be long."""
+        rows = fetch_wide(self._database, statement, _j.id, [_j.payload], ids)
+        return self._translated(lambda: first_of(((tuple(row.values()), len(row["payload"])) for row in rows), limit))
+
     @staticmethod
     def _translated(call: Callable[[], T]) -> T:
         try:
@@ -78,17 +91,20 @@ class SqlOperations:
         alone = sa.func.sum(sa.case((_j.task_id.is_(None), 1), else_=0))
         waiting = sa.select(_j.queue, _j.waits, sa.func.count(), alone).where(_j.waits.is_not(None))
         lengths: dict[str, int] = {}
-        others: dict[str, dict[int, int]] = {}
+        alone_in: dict[str, dict[int, int]] = {}
+        aside: dict[str, int] = {}
         for name, waits, count, count_alone in self._query(waiting.group_by(_j.queue, _j.waits).order_by(_j.queue)):
             if name not in lengths and len(lengths) == MOST_NAMES:
                 break
             lengths[name] = lengths.get(name, 0) + int(count)
-            if count_alone:
-                by_priority, priority = others.setdefault(name, {}), int(waits) // 2
+            if int(waits) == ASIDE:
+                aside[name] = int(count)
+            elif count_alone:
+                by_priority, priority = alone_in.setdefault(name, {}), int(waits) // 2
                 by_priority[priority] = by_priority.get(priority, 0) + int(count_alone)
-        return [self._facts(name, length, others.get(name, {})) for name, length in lengths.items()]
+        return [self._facts(name, length, alone_in.get(name, {}), aside.get(name, 0)) for name, length in lengths.items()]
 
-    def _facts(self, name: str, length: int, alone: Mapping[int, int]) -> QueueFacts:
+    def _facts(self, name: str, length: int, alone: Mapping[int, int], others: int) -> QueueFacts:
         """Finds the oldest at the head, and at the head of the least urgent, which urgent ones may pass for long."""
         waiting = sa.select(_j.payload, _j.waits).where(_j.queue == name, _j.waits.is_not(None))
         head = self._query(waiting.order_by(_j.waits, _j.id).limit(1))
@@ -96,13 +112,17 @@ class SqlOperations:
         last = self._query(waiting.where(_j.waits == least).order_by(_j.id).limit(1))
         times = [at for payload, _ in (*head, *last) if (at := enqueued_at(payload)) is not None]
         next_class = class_of(head[0][0]) if head else None
-        return QueueFacts(name, length, min(times, default=None), False, next_class, alone)
+        return QueueFacts(name, length, min(times, default=None), False, next_class, alone, others)
+
+    def others(self, queue: str) -> Mapping[str, int]:
+        aside = sa.select(_j.payload).where(_j.queue == queue, _j.waits == ASIDE).order_by(_j.id).limit(COUNTED_OTHERS)
+        return Counter(class_of(payload) or "" for (payload,) in self._query(aside))
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         checked_window(offset, limit)
         here = (_j.queue == queue) & _j.waits.is_not(None)
         order = (_j.waits.desc(), _j.id.desc()) if newest else (_j.waits, _j.id)
-        found = self._query(sa.select(*_COPY).where(here).order_by(*order).offset(offset).limit(limit))
+        found = self._page(sa.select(*_COPY).where(here).order_by(*order).offset(offset), limit)
         ((total,),) = self._query(sa.select(sa.func.count()).select_from(jobs).where(here))
         return Page([_job(row) for row in found], int(total))
 
@@ -152,19 +172,21 @@ class SqlOperations:
         checked_window(offset, limit)
         here = _j.held_in == _checked(set_name)
         order = (_j.run_at.desc(), _j.id.desc()) if newest else (_j.run_at, _j.id)
-        found = self._query(sa.select(*_COPY, _j.run_at).where(here).order_by(*order).offset(offset).limit(limit))
+        found = self._page(sa.select(*_COPY, _j.run_at).where(here).order_by(*order).offset(offset), limit)
         ((total,),) = self._query(sa.select(sa.func.count()).select_from(jobs).where(here))
         return Page([_entry(row) for row in found], int(total))
 
     def find(self, set_name: str, text: str, *, limit: int = 100) -> Found:
         checked_window(0, limit)
-        here = sa.select(*_COPY, _j.run_at).where(_j.held_in == _checked(set_name)).order_by(_j.run_at, _j.id)
+        here = sa.select(_j.id, _j.payload, _j.run_at).where(_j.held_in == _checked(set_name)).order_by(_j.run_at, _j.id)
         first = here.limit(LOOKED_THROUGH).subquery()
         position = sa.func.strpos if self._database.dialect == "postgresql" else sa.func.instr  # no wildcards, unlike LIKE
         holds = position(first.c.payload, checked_text(text)) > 0
-        found = self._query(sa.select(first).where(holds).order_by(first.c.run_at, first.c.id).limit(limit + 1))
+        matching = sa.select(first.c.id).where(holds).order_by(first.c.run_at, first.c.id).limit(limit + 1)
+        ids = [int(i) for (i,) in self._query(matching)]
+        found = self._rows_of(sa.select(*_COPY, _j.run_at), ids, limit)
         more = self._query(sa.select(_j.id).where(_j.held_in == set_name).offset(LOOKED_THROUGH).limit(1))
-        return Found([_entry(row) for row in found[:limit]], len(found) <= limit and not more)
+        return Found([_entry(row) for row in found], len(found) == len(ids) and not more)
 
     def entry(self, set_name: str, key: str) -> Entry | None:
         here = (_j.held_in == _checked(set_name)) & _key_condition(key)

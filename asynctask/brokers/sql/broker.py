@@ -3,7 +3,8 @@
 ====================  ==================================================================================================
 row                   meaning
 ====================  ==================================================================================================
-waits set             it waits in its ``queue``; the index (queue, waits, id) is the queue
+waits set             it waits in its ``queue``; the index (queue, waits, id) is the queue, and ``ASIDE`` its end, of jobs
+                      that are left to others
 process set           it is in that process's list
 held_in set           it is in the set ``schedule``, ``retry`` or ``dead``; ``run_at`` is when it is due (or died)
 ====================  ==================================================================================================
@@ -22,10 +23,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.brokers.admin import Operations
-from asynctask.brokers.base import About, Capabilities, Copy, Held, Key
+from asynctask.brokers.admin import Operations, peeked
+from asynctask.brokers.base import About, Capabilities, Copy, Held, Key, why_left
 from asynctask.brokers.sql.admin import SqlOperations
-from asynctask.brokers.sql.copies import COPY, Heads, Row, copy_of, parts, put_back, row_of
+from asynctask.brokers.sql.copies import ASIDE, COPY, LAST, Heads, Row, copy_of, parts, put_back, row_of
 from asynctask.brokers.sql.dialects import JobsTable, MariadbJobs, PostgresqlJobs, SqliteJobs
 from asynctask.clock import Clock, SystemClock
 from asynctask.database.batches import among, fetch
@@ -46,13 +47,18 @@ _TABLES: Final[Mapping[str, Callable[[Database], JobsTable]]] = {
 COUNTED: Final = 100_000
 """The most that :meth:`SqlBroker.waiting` counts per queue, smallest priorities first, to bound its cost."""
 
+LOOK_ASIDE_S: Final = 1.0
+"""Seconds between two looks at the jobs that processes left to others, among which this one may know some."""
+
+_ASIDE_AT_ONCE: Final = 100
+_SET_ASIDE_AT_ONCE: Final = 1_000
 _PUSHED_AT_ONCE: Final = 1_000
 _BACKOFF_S: Final = 0.01
 _MAX_BACKOFF_S: Final = 0.15
 
 _FIRST_ONES: Final = (
     sa.select(_j.waits)
-    .where(_j.queue == sa.bindparam("of"), _j.waits.is_not(None))
+    .where(_j.queue == sa.bindparam("of"), _j.waits < ASIDE)
     .order_by(_j.waits)
     .limit(sa.bindparam("most"))
     .subquery()
@@ -75,6 +81,9 @@ class SqlBroker:
         self._clock = clock or SystemClock()
         self._table = _TABLES[database.dialect](database)
         self._heads = Heads(self._clock.monotonic)
+        self._known: Collection[str] = ()  # the workers whose untracked jobs this process performs, once it left one
+        self._aside: dict[str, int] = {}  # queue -> id of the job left to others that was looked at last
+        self._look_aside_at = 0.0
         self._operations = SqlOperations(database, self._clock, self._add)
         self._own_signals = Signals(database) if signals is None else None
         source = signals or self._own_signals
@@ -109,6 +118,9 @@ class SqlBroker:
         if limit > 0 and not queues:
             limit = 0
         began = self._clock.monotonic()
+        if limit > 0 and self._heads.until == ASIDE and began >= self._look_aside_at:
+            self._look_aside_at = began + LOOK_ASIDE_S
+            self._look_aside(queues)
         ranges, whole = self._heads.ranges(queues)
         with self._translated():
             spread = self._heads.spread
@@ -127,32 +139,68 @@ class SqlBroker:
                 self._put_back(process, copies)
 
     @repeatable
-    def _put_back(self, process: str, copies: Sequence[Copy]) -> None:
+    def _put_back(self, process: str, copies: Sequence[Copy], aside: bool = False) -> None:
         groups: dict[tuple[int, int], list[Copy]] = {}
         for copy in copies:
             groups.setdefault((copy.deaths, copy.priority), []).append(copy)
         with self._database.write() as connection:
             for (deaths, priority), group in groups.items():
+                waits = ASIDE if aside else put_back(priority)
                 for part in parts([copy.handle for copy in group]):
                     held = jobs.update().where(_j.id.in_(part), _j.process == process)
-                    connection.execute(held.values(process=None, deaths=deaths, waits=put_back(priority)))
+                    connection.execute(held.values(process=None, deaths=deaths, waits=waits))
             notify(connection, JOBS)
 
-    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+    def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
+        """Puts them behind all others of their queue, with those that follow and would be deferred, too. A process that has
+        left none finds them there, and this one at times those that it knows."""
         if copies:
             with self._translated():
-                self._defer(process, copies)
+                self._put_back(process, copies, aside=True)
+                self._known, self._heads.until = known, ASIDE
+                for queue in {copy.queue for copy in copies}:
+                    self._set_aside(queue)
 
     @repeatable
-    def _defer(self, process: str, copies: Sequence[Copy]) -> None:
+    def _set_aside(self, queue: str) -> None:
+        next_ones = sa.select(_j.id, _j.payload).where(_j.queue == queue, _j.waits < ASIDE, _j.attempt == 0)
         with self._database.write() as connection:
-            moved = self._remove_held(connection, process, copies)
-            last = {queue: self._last_waits(connection, queue) for queue in {copy.queue for copy in moved}}
-            rows = [row_of(copy) for copy in moved]
-            for row in rows:
-                row["waits"] = max(row["waits"], last[row["queue"]])
-            if rows:  # as new rows, whose ids are behind all others of the same ``waits``
-                self._add(connection, rows)
+            found = connection.execute(next_ones.order_by(_j.waits, _j.id).limit(_SET_ASIDE_AT_ONCE))
+            theirs = [row_id for row_id, payload in found if self._is_left(payload)]
+            if theirs:  # a claim that was faster has cleared ``waits``
+                still = jobs.update().where(_j.id.in_(theirs), _j.waits < ASIDE)
+                connection.execute(still.values(waits=ASIDE))
+
+    def _is_left(self, payload: str) -> bool:
+        job = peeked(payload)
+        is_job = isinstance(job.get("class"), str) and isinstance(job.get("args"), list)
+        return is_job and why_left(job, self._known) is not None
+
+    def _look_aside(self, queues: Sequence[str]) -> None:
+        """Returns to their queues those of the next few jobs left to others that this process performs."""
+        is_any = False
+        for queue in queues:
+            after = _j.id > self._aside.get(queue, 0)
+            next_ones = sa.select(_j.id, _j.payload).where(_j.queue == queue, _j.waits == ASIDE, after)
+            with self._read() as connection:
+                found = connection.execute(next_ones.order_by(_j.id).limit(_ASIDE_AT_ONCE)).all()
+            is_any |= bool(found) or queue in self._aside
+            if len(found) == _ASIDE_AT_ONCE:
+                self._aside[queue] = found[-1][0]
+            else:
+                self._aside.pop(queue, None)
+            if known := [row_id for row_id, payload in found if not self._is_left(payload)]:
+                with self._translated():
+                    self._return(known)
+        if not is_any:
+            self._heads.until = LAST
+
+    @repeatable
+    def _return(self, ids: Sequence[int]) -> None:
+        with self._database.write() as connection:
+            aside = jobs.update().where(_j.id.in_(ids), _j.waits == ASIDE)
+            connection.execute(aside.values(waits=2 * _j.priority))  # as put back: no mark of a process is behind it
+            notify(connection, JOBS)
 
     def _remove_held(self, connection: Connection, process: str, copies: Sequence[Copy]) -> list[Copy]:
         """Removes the copies from the process's list; returns those that were in it."""
@@ -166,12 +214,6 @@ class SqlBroker:
         moved = [copy for copy in copies if (copy.handle, copy.jid) in held]
         self._table.remove(connection, process, moved)
         return moved
-
-    @staticmethod
-    def _last_waits(connection: Connection, queue: str) -> int:
-        """The highest ``waits`` of a queue, which is fetched last."""
-        waiting = sa.select(_j.waits).where(_j.queue == queue, _j.waits.is_not(None))
-        return int(connection.scalar(waiting.order_by(_j.waits.desc()).limit(1)) or 0)
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         with self._translated():
@@ -283,6 +325,8 @@ class SqlBroker:
         if self._more:  # locked by others for a moment
             self._more = False
             return True
+        if self._heads.until == ASIDE:
+            timeout = min(timeout, LOOK_ASIDE_S)
         if not self._waker.wait(timeout):
             return False
         # Only a notification counts as a miss, not a look in case one was lost.

@@ -39,6 +39,10 @@ def put_back(priority: int) -> int:
     return 2 * priority
 
 
+ASIDE: Final = 2**61
+"""``waits`` of a copy that is left to others: behind all of its queue."""
+
+
 def row_of(copy: Copy, *, held_in: str | None = None, run_at: int | None = None) -> Row:
     """A new row for a copy, waiting or in a set. Raises :class:`InputError` for a copy that cannot be stored unchanged."""
     if not _fits(copy):
@@ -129,7 +133,7 @@ def parts(values: Sequence[T], size: int = 1_000) -> Iterator[Sequence[T]]:
 
 FIRST: Final = -(2**62)
 LAST: Final = 2**62
-"""Before the first and behind the last ``waits``."""
+"""Before the first and behind the last ``waits``, also of those that are left to others."""
 
 LAG_S: Final = 0.5
 """Time for a push to commit; copies of a slower one may be skipped until the next scan of the whole queue."""
@@ -178,6 +182,7 @@ class Heads:
         self._now = now
         self._spread = 0.0
         self._queues: dict[str, _QueueMarks] = {}
+        self.until = LAST  # the ranges end before this ``waits``
         self._lock = threading.Lock()
 
     def ranges(self, queues: Sequence[str]) -> tuple[list[Range], frozenset[str]]:
@@ -192,9 +197,9 @@ class Heads:
                     # Other threads use the marks meanwhile; record_claim() sets the time of the next scan.
                     queue.scan_at = now + SCAN_S
                     whole.add(name)
-                    found.append(Range(name, FIRST, 0, LAST))
+                    found.append(Range(name, FIRST, 0, self.until))
                 else:
-                    found += _ranges_after(name, queue, now)
+                    found += _ranges_after(name, queue, now, self.until)
         return found, frozenset(whole)
 
     def record_claim(
@@ -223,7 +228,7 @@ class Heads:
         self._spread = near if near >= limit else 0.0
 
 
-def _ranges_after(name: str, queue: _QueueMarks, now: float) -> list[Range]:
+def _ranges_after(name: str, queue: _QueueMarks, now: float, until: int) -> list[Range]:
     found = []
     waits, last = FIRST, 0
     for key in sorted(queue.places):
@@ -233,7 +238,7 @@ def _ranges_after(name: str, queue: _QueueMarks, now: float) -> list[Range]:
         if place.id:
             found.append(Range(name, waits, last, key))
             waits, last = key, place.id
-    found.append(Range(name, waits, last, LAST))
+    found.append(Range(name, waits, last, until))
     return found
 
 

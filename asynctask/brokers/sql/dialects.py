@@ -23,7 +23,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.brokers.base import Copy, Key
-from asynctask.brokers.sql.copies import COLUMNS, COPY, FIRST, LAST, Range, Row, copy_of, parts
+from asynctask.brokers.sql.copies import ASIDE, COLUMNS, COPY, FIRST, LAST, Range, Row, copy_of, parts
 from asynctask.database.batches import among, fetch_small, has_statistics, json_each, json_rows, json_table, sendable, texts
 from asynctask.database.engine import Database
 from asynctask.database.retrying import TransactionConflict, repeatable
@@ -45,7 +45,7 @@ _REMOVE_EACH: Final = "DELETE FROM jobs WHERE id = ? AND jid = ? AND attempt = ?
 _FIRST: Final = sa.select(
     *(
         sa.select(*(_j[name] for name in COPY), _j.waits)
-        .where(_j.queue == sa.bindparam("of"), _j.waits.is_not(None))
+        .where(_j.queue == sa.bindparam("of"), _j.waits < sa.bindparam("until"))
         .order_by(_j.waits, _j.id)
         .limit(sa.bindparam("count"))
         .subquery()
@@ -102,25 +102,26 @@ class SqliteJobs:
             connection.exec_driver_sql(_INSERT, (text,))
 
     def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
-        queues = [each.queue for each in ranges]
-        if not done and (limit <= 0 or not self._anything_waits(queues)):
+        if not done and (limit <= 0 or not self._anything_waits(ranges)):
             return Taken([], [])  # else every idle process would queue for the write lock
         found: list[Any] = []
         with self._database.write() as connection:
             self.remove(connection, process, done)
-            for queue in queues:
+            for each in ranges:
                 if len(found) >= limit:
                     break
-                first_ones = fetch_small(connection, _FIRST, {"of": queue, "count": limit - len(found)})
+                values = {"of": each.queue, "until": each.until, "count": limit - len(found)}
+                first_ones = fetch_small(connection, _FIRST, values)
                 found += sorted(first_ones, key=lambda row: (row[-1], row[0]))
             if found:
                 taken = among(connection, _j.id, [row[0] for row in found])
                 connection.execute(jobs.update().where(taken).values(process=process, waits=None))
         return Taken([copy_of(row[:-1]) for row in found], [])
 
-    def _anything_waits(self, queues: Sequence[str]) -> bool:
+    def _anything_waits(self, ranges: Sequence[Range]) -> bool:
+        queues, until = [each.queue for each in ranges], max((each.until for each in ranges), default=LAST)
         with self._database.read() as connection:
-            found = sa.select(sa.literal(1)).where(_j.queue.in_(queues), _j.waits.is_not(None)).limit(1)
+            found = sa.select(sa.literal(1)).where(_j.queue.in_(queues), _j.waits < until).limit(1)
             return connection.execute(found).first() is not None
 
     def remove(self, connection: Connection, process: str, copies: Sequence[Copy]) -> None:
@@ -137,7 +138,7 @@ class SqliteJobs:
         return self._withdraw(sa.select(_j.id).where(_j.task_id == task_id, _j.waits.is_not(None)).limit(limit))
 
     def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        waiting = sa.select(_j.id).where(_j.queue == queue, _j.waits.is_not(None))
+        waiting = sa.select(_j.id).where(_j.queue == queue, _j.waits < ASIDE)
         return self._withdraw(waiting.order_by(_j.waits.desc(), _j.id.desc()).limit(count))
 
     def _withdraw(self, waiting: sa.Select[tuple[int]]) -> list[Key]:
@@ -168,7 +169,7 @@ _FIND_MARIADB: Final = (
     " LIMIT %s FOR UPDATE SKIP LOCKED"
 )
 _LAST_MARIADB: Final = (
-    "SELECT id FROM jobs FORCE INDEX (ix_jobs_waiting) WHERE queue = %s AND waits IS NOT NULL"
+    f"SELECT id FROM jobs FORCE INDEX (ix_jobs_waiting) WHERE queue = %s AND waits < {ASIDE}"  # noqa: S608 - a number
     " ORDER BY waits DESC, id DESC LIMIT %s"
 )
 _TAKE_MARIADB: Final = (
@@ -424,15 +425,15 @@ WITH picked AS MATERIALIZED (
 DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) RETURNING jid, attempt
 """
 
-_WITHDRAW_LAST: Final = """
+_WITHDRAW_LAST: Final = f"""
 WITH last AS MATERIALIZED (
-  SELECT id, attempt FROM jobs WHERE queue = %(queue)s AND waits IS NOT NULL ORDER BY waits DESC, id DESC LIMIT %(count)s
+  SELECT id, attempt FROM jobs WHERE queue = %(queue)s AND waits < {ASIDE} ORDER BY waits DESC, id DESC LIMIT %(count)s
 ), picked AS MATERIALIZED (
   SELECT id FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM last WHERE attempt > 0)) AND waits IS NOT NULL
   FOR UPDATE SKIP LOCKED
 )
 DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) RETURNING jid, attempt
-"""
+"""  # noqa: S608 - a number
 
 
 def exchange_values(process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> dict[str, Any]:

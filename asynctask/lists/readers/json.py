@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import orjson
 
-from asynctask.errors import InputError, Problem
+from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, over_limit
 from asynctask.lists.readers.encodings import BOM, decoded, prove_encoding
 
@@ -30,6 +30,9 @@ _DIGITS: Final = re.compile(rb"[0-9]{19}")
 _LONG: Final = re.compile(rb"(?<![\d.eE+])-?\d{19,}(?![\d.eE])")
 _NOT_FINITE: Final = re.compile(rb"-?\b(?:NaN|Infinity)\b")
 _INT64, _UINT64 = -(2**63), 2**64 - 1
+_BLANK: Final = bytes(each if each == 0x0A else 0x20 for each in range(256))
+
+T = TypeVar("T")
 
 
 class JsonSource:
@@ -122,6 +125,58 @@ def check_depth(text: bytes, max_depth: int) -> None:
         deepest = max(deepest, depth)
     if deepest > max_depth or b"[]" in brackets:
         raise _too_deep(max_depth)
+
+
+MOST_VALUES: Final = 500_000
+"""Values of a JSON text that is held as objects, which take up to 110 bytes each."""
+
+
+def values_in(text: bytes) -> int:
+    """How many values (numbers, texts, lists and objects) a JSON text has, at most: commas and brackets in texts count."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def check_values(text: bytes) -> None:
+    """Raises :class:`TooLarge` if a JSON text has more than :data:`MOST_VALUES` values."""
+    if values_in(text) > MOST_VALUES and values_in(_STRINGS.sub(b"", text)) > MOST_VALUES:
+        raise TooLarge(
+            f"the JSON has more than {MOST_VALUES:,} values (numbers, texts, lists and objects); send fewer at once. Only a"
+            " list of items may have more of them"
+        )
+
+
+def cut_lists(
+    body: bytes, names: Collection[str], limits: Limits, keep: Callable[[Iterator[Piece]], T]
+) -> tuple[bytes, dict[str, T]]:
+    """Cuts the lists with these names out of a JSON object: the object with blanks for their items, so that every other
+    character keeps its place, and what ``keep`` makes of the items of each.
+
+    A text that is no object, or not up to its end, comes back as it is from there on: for a parser to refuse. Raises
+    :class:`InputError` ``invalid_json`` for a broken list.
+    """
+    text = _Text(iter((body,)), len(body), limits.max_json_depth)
+    kept: dict[str, T] = {}
+    rest, end = [], 0
+    if text.next() != b"{":
+        return body, kept
+    text.skip()
+    while text.next() == b'"':
+        key = text.value(1).raw or b""
+        text.take(b":", 1)
+        name = key[1:-1].decode("utf-8", "replace")
+        if name in names and text.next() == b"[":
+            begin = text.place + 1
+            rest.append(body[end:begin])
+            kept[name] = keep(_list(text, 2))
+            end = text.place - 1
+            rest.append(body[begin:end].translate(_BLANK))
+        else:
+            text.value(1)
+        if text.next() != b",":
+            break
+        text.skip()
+    rest.append(body[end:])
+    return b"".join(rest), kept
 
 
 def _utf8(path: Path, codec: str) -> Iterator[bytes]:
@@ -379,6 +434,11 @@ class _Text:
                 return self._data[self._at : self._at + 1]
             if not self._more():
                 return b""
+
+    @property
+    def place(self) -> int:
+        """The offset in a text of one piece."""
+        return self._at
 
     def skip(self) -> None:
         self._at += 1
