@@ -101,8 +101,9 @@ class Front:
     """An ASGI application that serves the WSGI ``application`` in ``pool``, which has ``threads`` threads.
 
     ``storage``: total bytes of the bodies that are received and of the answers that wait for their clients. Half of the
-    threads at most do what may take long: large bodies, and files that are made while they are sent. ``notifier``: tells of
-    changes of followed Tasks. ``now``: the seconds of a monotonic clock. ``access_log``: whether each request is logged.
+    threads at most do what may take long: large bodies, and files that are made while they are sent. Half at most answer
+    long polls. ``notifier``: tells of changes of followed Tasks. ``now``: the seconds of a monotonic clock. ``access_log``:
+    whether each request is logged.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Front:
         self._notifier = notifier
         self._pool = pool
         self._long = asyncio.Semaphore(max(1, threads // 2))
+        self._long_polls = asyncio.Semaphore(max(1, threads // 2))
         self._storage, self._stored = storage, 0
         self._now, self._access_log = now, access_log
 
@@ -206,8 +208,11 @@ class Front:
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
         wanted: list[Following] = []
         environ[FOLLOW] = wanted.append
+        # Hundreds of long polls that a change has answered come again at once: others do not queue behind them.
+        turn = self._long_polls if b"wait=" in exchange.scope["query_string"] else nullcontext()
         with SpooledTemporaryFile(IN_MEMORY) as page:
-            answer = await self._run(exchange, long, self._call, environ, page)
+            async with turn:
+                answer = await self._run(exchange, long, self._call, environ, page)
             if not wanted:
                 return await self._send_file(exchange, answer, page)
         if wanted[0].wait_s is None:
@@ -249,7 +254,7 @@ class Front:
             with SpooledTemporaryFile(IN_MEMORY) as file, self._storing() as stored:
                 read, made = 0, 0
                 while chunk is not None or read < made:
-                    if connection.gone:
+                    if connection.transport.is_closing():  # one that has only closed its side reads on
                         raise ClientGone
                     makes = chunk is not None and ahead and connection.flow.write_paused and self._stored <= self._storage
                     if read < made and not makes:

@@ -487,7 +487,10 @@ def _refuse_other_sites() -> None:
 
 
 def _is_here(origin: str) -> bool:
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:  # no browser sends such a one
+        return False
     usual = _USUAL_PORTS.get(parts.scheme, "")
     host: str = request.environ.get("HTTP_HOST", request.host)
     return parts.netloc.lower().removesuffix(usual) == host.lower().removesuffix(usual)

@@ -228,7 +228,11 @@ class HttpServer(uvicorn.Server):
             self._beat()
             now = self.now()
             for each in self._open():
-                each.check(now)
+                try:
+                    each.check(now)
+                except Exception as error:  # the others must be checked, and the parent must hear of the loop
+                    _log.exception("connection_unchecked", error=type(error).__name__)
+                    each.transport.abort()
             await asyncio.sleep(_CHECK_S)
 
 
@@ -530,6 +534,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.cycle.scope["state"]["refused"] = self._refusal.status  # for the front, which logs it
         self.cycle.disconnected = True
+        self.cycle.waiting_for_100_continue = False  # uvicorn would tell it to go on, after the refusal
         self.cycle.message_event.set()
         self._unanswered -= 1
         return True
@@ -550,7 +555,10 @@ class Connection(HttpToolsProtocol):
     def _linger(self) -> None:
         self._lingers, self.since, self.received = True, self._server.now(), 0
         self.flow.resume_reading()
-        self.transport.write_eof()
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has reset the connection, and the loop has not read it yet
+            self.transport.abort()
 
 
 def _refusal_of(error: BaseException | None) -> Refusal:

@@ -8,15 +8,16 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from asynctask.clock import SystemClock
+from asynctask.testing import wait_for
 from webapi.context import BODY_LIMIT, HEAD_ONLY
-from webapi.server import HttpServer
+from webapi.server import Connection, HttpServer
 
 PATIENCE_S = 60.0
 LARGE = 30_000_000
@@ -62,7 +63,8 @@ class Server:
         self.clock = Clock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.place = self.listener.getsockname()
-        self.loop = HttpServer(application, self.listener, **{"threads": 1, "storage": 10**9, "clock": self.clock, **how})
+        settings = {"threads": 1, "storage": 10**9, "clock": self.clock, **how}
+        self.loop = HttpServer(settings.pop("application", application), self.listener, **settings)
         self.thread = threading.Thread(target=self.loop.run, name="loop")
         self.thread.start()
 
@@ -325,6 +327,73 @@ def test_a_client_that_has_closed_its_side_gets_its_answers(talk: Talk) -> None:
     talk.socket.shutdown(socket.SHUT_WR)
     assert [talk.answer()[2]["body"] for _ in range(2)] == ["one", "two"]
     assert talk.ended
+
+
+@pytest.mark.parametrize("path", ["/large", "/result", "/report.csv"])
+def test_a_client_that_has_closed_its_side_gets_a_large_answer_whole(talk: Talk, path: str) -> None:
+    talk.get(path).socket.shutdown(socket.SHUT_WR)
+    assert talk.head()[0] == 200
+    came = talk.came.read()
+    assert len(came) > LARGE // len(PIECE) * len(PIECE)
+    assert came.endswith(b"\r\n0\r\n\r\n")
+
+
+class Holds:
+    """The application; a thread that answers ``/hold`` waits until it is ``free``."""
+
+    def __init__(self) -> None:
+        self.held, self.free = threading.Event(), threading.Event()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ["PATH_INFO"] == "/hold":
+            self.held.set()
+            self.free.wait(PATIENCE_S)
+        return application(environ, start_response)
+
+
+def test_a_refused_client_is_not_told_to_go_on() -> None:
+    holds = Holds()
+    with serving(application=holds) as server, capture_logs() as logs, ExitStack() as stack:
+        holder, talk = (stack.enter_context(closing(server.connect())) for _ in range(2))
+        holder.get("/hold")
+        assert holds.held.wait(PATIENCE_S)
+        talk.send(post(b"", "Content-Length: 5", "Expect: 100-continue")).socket.shutdown(socket.SHUT_WR)
+        assert talk.answer()[2]["code"] == "malformed_body"
+        holds.free.set()  # the body is asked for only now
+        assert talk.ended
+        assert [holder.answer()[0], holder.get().answer()[0]] == [200, 200]
+    assert logs == []
+
+
+def test_a_client_that_resets_right_after_its_answer_is_no_bug(
+    server: Server, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linger, reset = Connection._linger, threading.Event()
+
+    def reset_first(connection: Connection) -> None:
+        talk.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        talk.close()
+        reset.set()
+        linger(connection)
+
+    monkeypatch.setattr(Connection, "_linger", reset_first)
+    with capture_logs() as logs:
+        talk.send(post(b"", "Content-Length: 1000000000"))
+        assert reset.wait(PATIENCE_S)
+        wait_for(lambda: not server.loop.server_state.connections, "the connection to be closed")
+    assert logs == []
+
+
+def test_other_requests_do_not_queue_behind_long_polls() -> None:
+    holds = Holds()
+    with serving(application=holds, threads=2) as server, ExitStack() as stack:
+        *polls, talk = (stack.enter_context(closing(server.connect())) for _ in range(6))
+        for each in polls:
+            each.get("/hold?wait=20")
+        assert holds.held.wait(PATIENCE_S)
+        assert talk.get().answer()[0] == 200
+        holds.free.set()
+        assert [each.answer()[0] for each in polls] == [200] * len(polls)
 
 
 def test_a_client_that_sends_requests_without_end_is_refused(talk: Talk) -> None:
