@@ -207,7 +207,7 @@ class Front:
             # A report holds processes and connections until it is made; a result is a file already.
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
         wanted: list[Following] = []
-        environ[FOLLOW] = wanted.append
+        environ |= {FOLLOW: wanted.append, LATEST: self._notifier.latest}
         # Hundreds of long polls that a change has answered come again at once: others do not queue behind them.
         turn = self._long_polls if b"wait=" in exchange.scope["query_string"] else nullcontext()
         with SpooledTemporaryFile(IN_MEMORY) as page:
@@ -350,7 +350,7 @@ class Front:
                 await self._start(exchange, answer.status, headers)
                 await self._send(exchange, body, last=True)
                 return
-        environ[FOLLOW] = None
+        environ |= {FOLLOW: None, LATEST: lambda _task_id: None}
         with SpooledTemporaryFile(IN_MEMORY) as page:
             answer = await self._run(exchange, False, self._call, environ, page)
             await self._send_file(exchange, answer, page)
@@ -449,6 +449,9 @@ def environ_of(scope: dict[str, Any], connection: Connection) -> dict[str, Any]:
 
 FOLLOW: Final = "asynctask.follow"
 """In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over."""
+
+LATEST: Final = "asynctask.latest"
+"""In the WSGI environment: a function that gives the last progress object of a Task that others follow, or None."""
 
 TICK_S: Final = 0.25
 """Seconds between two reads of the Tasks that clients follow."""
@@ -572,6 +575,11 @@ class Notifier:
             followed.followers -= 1
             if not followed.followers:
                 del self._followed[task_id]
+
+    def latest(self, task_id: int) -> dict[str, Any] | None:
+        """The last progress object of a Task that is followed, at most as old as a read takes. Any thread may ask."""
+        followed = self._followed.get(task_id)
+        return None if followed is None else followed.progress
 
     async def stop(self) -> None:
         """Ends every wait: each follower is told that nothing more comes."""
