@@ -97,9 +97,9 @@ def looked(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     progress = app.progress
 
-    def read(task_id: int, *args: Any) -> Any:
+    def read(task_id: int, *args: Any, **more: Any) -> Any:
         found.append(task_id)
-        return progress(task_id, *args)
+        return progress(task_id, *args, **more)
 
     monkeypatch.setattr(app, "progress", read)
     return found
