@@ -33,6 +33,10 @@ WEB_PREFIX: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9
 """A path before those of the web server. Nothing in it means something else in a URL, a header or HTML."""
 WEB_PATHS: Final = frozenset({"api", "docs", "healthz", "jobs", "metrics", "openapi.json", "readyz", "static", "tasks"})
 """First segments of the web server's own paths."""
+_UNIX: Final = "unix:"
+_TRUSTED_UNIX: Final = "unix"
+_MAX_SOCKET_PATH: Final = 100
+"""Bytes of the path of a Unix socket; systems take 103 or 107."""
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 _OPTION: Final = re.compile(r"[\w.%-]+=[^\s&;\"'<>]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|key|token|credential|signature|\bsig\b", re.IGNORECASE)
@@ -98,12 +102,14 @@ class Config:
         10, "Largest number of connections from a process to the database.", low=4, high=1000
     )
 
-    host: str = _field("127.0.0.1", "Address of the web server.")
+    host: str = _field("127.0.0.1", "Address of the web server, or unix:/path of a Unix socket.")
     port: int = _field(8000, "Port of the web server; 0 takes a free one.", low=0, high=65_535)
     allowed_hosts: str = _field(
         "", "Host names that the web server accepts, separated by spaces (.a.com: with subdomains; *: any); empty: its own."
     )
-    trusted_proxies: str = _field("", "Addresses or networks of trusted proxies, separated by spaces.")
+    trusted_proxies: str = _field(
+        "", "Addresses or networks of trusted proxies, separated by spaces; unix: who connects to the Unix socket."
+    )
     proxy_headers: str = _field(
         "x-forwarded", "Headers that trusted proxies set: x-forwarded (-For, -Host, -Proto, -Prefix) or forwarded."
     )
@@ -114,6 +120,7 @@ class Config:
         shown=False,
     )
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
+    access_log: bool = _field(False, "Log each request of the web server.")
     submit_wait_s: float = _field(
         1.0,
         "Seconds that a submission waits for its validation, to return the refused rows.",
@@ -178,6 +185,7 @@ class Config:
             raise ConfigError(
                 f"callback_queue: {self.callback_queue!r} is no queue; write 1 to 255 letters, digits or _ : . -"
             )
+        socket_path(self.host)
         self.trusted_networks()
         self.access()
         self.queue_weights()
@@ -188,14 +196,23 @@ class Config:
         return self.broker_url.startswith(_REDIS)
 
     def trusted_networks(self) -> list[IPv4Network | IPv6Network]:
-        """The networks of ``trusted_proxies``; an address is a network of one."""
+        """The networks of ``trusted_proxies``; an address is a network of one. Without ``unix``, which is none."""
         found = []
         for each in self.trusted_proxies.split():
+            if each == _TRUSTED_UNIX:
+                continue
             try:
                 found.append(ip_network(each))
             except ValueError as error:
-                raise ConfigError(f"trusted_proxies: {error}; write 127.0.0.1 or 10.0.0.0/8, with spaces between") from None
+                raise ConfigError(
+                    f"trusted_proxies: {error}; write 127.0.0.1, 10.0.0.0/8 or unix, with spaces between"
+                ) from None
         return found
+
+    @property
+    def trusts_unix(self) -> bool:
+        """Whether who connects to a Unix socket is a trusted proxy."""
+        return _TRUSTED_UNIX in self.trusted_proxies.split()
 
     def access(self) -> list[Token]:
         """Those who may use the web server; none: everyone."""
@@ -223,6 +240,19 @@ class Config:
         if not weights:
             raise ConfigError("queues: name at least one queue")
         return weights
+
+
+def socket_path(host: str) -> str:
+    """The path of a ``host`` that is a Unix socket, ``unix:/path``; empty for an address. Raises :class:`ConfigError`."""
+    if not host.startswith(_UNIX):
+        return ""
+    path = host.removeprefix(_UNIX)
+    if not path.startswith("/") or "\0" in path or len(path.encode("utf-8", "replace")) > _MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"host {host!r}: write unix: and an absolute path of at most {_MAX_SOCKET_PATH} bytes, as in"
+            " unix:/run/asynctask.sock"
+        )
+    return path
 
 
 def shown(name: str, value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["PARENT", "Memory", "peak_kb"]
+__all__ = ["PARENT", "Memory", "peak_kb", "server_peak_mb"]
 
 EVERY_S = 0.05
 """A process is asked so often; what it takes in its very last moment may be missed."""
@@ -94,3 +94,9 @@ def peak_kb(pid: int | str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+
+
+def server_peak_mb(pid: int) -> float:
+    """The same of the largest process of a web server, its parent or the one that answers, in MB of 1,048,576 bytes."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return round(max(peak_kb(each) or 0 for each in (str(pid), *children)) / 1024, 1)

@@ -38,7 +38,7 @@ from asynctask.ledger.reservations import Ready
 from benchmarks import common, sheet_files
 from benchmarks.children import await_address, child
 from benchmarks.common import Result, Unaccounted
-from benchmarks.memory import peak_kb
+from benchmarks.memory import server_peak_mb
 
 __all__ = ["main"]
 
@@ -68,34 +68,28 @@ def measure(options: argparse.Namespace) -> Result:
         with child("web", place) as process:
             address = await_address(process)
             _download(address, "/healthz")
-            before = _peak(process.pid)
+            before = server_peak_mb(process.pid)
             for _ in range(options.runs):
                 first, total, data = _download(address, f"/api/tasks/{task_id}/report.{options.format}")
                 _check(data, options)
                 firsts.append(first)
                 totals.append(total)
                 peers.append(_peer(options, place.folder))
-            peak = _peak(process.pid)
+            peak = server_peak_mb(process.pid)
     settings: dict[str, Any] = {
         **common.setting(options),
         "runs": options.runs,
         "format": options.format,
         "list": "an uploaded workbook" if options.sheet else "items of a program",
         "total_ms": round(statistics.median(totals)),
-        "peak_mb": round(peak / 1024, 1),
-        "idle_mb": round(before / 1024, 1),
+        "peak_mb": peak,
+        "idle_mb": before,
         "peer": f"the bare loop of {'csv' if options.format == 'csv' else 'XlsxWriter'} over the rows in memory, whole",
         "ours_is": "the time until the first byte of the report is here",
         "ratio_is": "ours to peer, medians: less is better",
     }
     ours, peer = statistics.median(firsts), statistics.median(peers)
     return Result("reports", options.n, ours, peer, ours / peer, "ms", settings)
-
-
-def _peak(pid: int) -> int:
-    """KB of the largest of the server's processes: its parent, and the one that answers."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return max(peak_kb(each) or 0 for each in (str(pid), *children))
 
 
 def _elsewhere(item: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -33,6 +33,9 @@ IN_MEMORY: Final = 65_536
 """Bytes of a body, or of an answer that waits for its client, kept in memory; more goes to a temporary file."""
 
 _PIECE: Final = 65_536
+
+_LOGGED_CHARS: Final = 500
+"""Of a path, in the log."""
 
 _FILE: Final = re.compile(r"/(result|report\.csv|report\.xlsx)$")
 """Paths of files that are made, or fetched from a bucket, while they are sent."""
@@ -60,8 +63,10 @@ class Exchange:
     context: contextvars.Context
     unread: bool
     """Whether a part of its body has not been received."""
-    started: bool = False
-    """Whether its answer has begun."""
+    environ: dict[str, Any] = field(default_factory=dict)
+    """The WSGI environment that the application was called with; it puts in who the client is."""
+    status: int | None = None
+    """That of its answer, once that has begun."""
     until_close: bool = False
     """Whether its answer ends with the connection."""
 
@@ -96,23 +101,35 @@ class Front:
     """An ASGI application that serves the WSGI ``application`` in ``pool``, which has ``threads`` threads.
 
     ``storage``: total bytes of the bodies that are received and of the answers that wait for their clients. Half of the
-    threads at most do what may take long: large bodies, and files that are made while they are sent. ``notifier``: tells of
-    changes of followed Tasks.
+    threads at most do what may take long: large bodies, and files that are made while they are sent. Half at most answer
+    long polls. ``notifier``: tells of changes of followed Tasks. ``now``: the seconds of a monotonic clock. ``access_log``:
+    whether each request is logged.
     """
 
     def __init__(
-        self, application: Any, notifier: Notifier, *, pool: ThreadPoolExecutor, threads: int, storage: int
+        self,
+        application: Any,
+        notifier: Notifier,
+        *,
+        pool: ThreadPoolExecutor,
+        threads: int,
+        storage: int,
+        now: Callable[[], float],
+        access_log: bool,
     ) -> None:
         self._application = application
         self._notifier = notifier
         self._pool = pool
         self._long = asyncio.Semaphore(max(1, threads // 2))
+        self._long_polls = asyncio.Semaphore(max(1, threads // 2))
         self._storage, self._stored = storage, 0
+        self._now, self._access_log = now, access_log
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers a request. Raises nothing."""
         connection = scope["state"]["connection"]
         exchange = Exchange(scope, receive, send, connection, contextvars.Context(), unread=has_body(scope))
+        began = self._now()
         try:
             refusal = refusal_of(scope)
             if refusal is None:
@@ -123,16 +140,22 @@ class Front:
             connection.abort()
         except Exception as error:
             _log.exception("request_failed", method=scope["method"], path=scope["path"], error=type(error).__name__)
-            if exchange.started:
+            if exchange.status is not None:
                 connection.abort()
             else:
                 await self._refuse(exchange, _BUG)
+        finally:
+            if self._access_log:
+                # The connection may have refused the rest of the body meanwhile.
+                status = scope["state"].get("refused", exchange.status)
+                log_request(scope, connection, exchange.environ, status, self._now() - began)
 
     async def _serve(self, exchange: Exchange, environ: dict[str, Any]) -> None:
         if not exchange.unread:
+            exchange.environ = environ
             return await self._respond(exchange, environ)
         # By its head alone the application refuses a request, or says how long its body may be.
-        head = {**environ, HEAD_ONLY: True}
+        head = exchange.environ = {**environ, HEAD_ONLY: True}
         with SpooledTemporaryFile(IN_MEMORY) as page:
             answer = await self._run(exchange, False, self._call, head, page)
             if BODY_LIMIT not in head:
@@ -152,6 +175,7 @@ class Front:
             body.seek(0)
             environ |= {"CONTENT_LENGTH": str(received), "wsgi.input": body, "wsgi.input_terminated": True}
             environ.pop("HTTP_TRANSFER_ENCODING", None)
+            exchange.environ = environ
             return await self._respond(exchange, environ, long=received > IN_MEMORY)
 
     async def _body(self, exchange: Exchange) -> AsyncIterator[bytes]:
@@ -183,9 +207,12 @@ class Front:
             # A report holds processes and connections until it is made; a result is a file already.
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
         wanted: list[Following] = []
-        environ[FOLLOW] = wanted.append
+        environ |= {FOLLOW: wanted.append, LATEST: self._notifier.latest}
+        # Hundreds of long polls that a change has answered come again at once: others do not queue behind them.
+        turn = self._long_polls if b"wait=" in exchange.scope["query_string"] else nullcontext()
         with SpooledTemporaryFile(IN_MEMORY) as page:
-            answer = await self._run(exchange, long, self._call, environ, page)
+            async with turn:
+                answer = await self._run(exchange, long, self._call, environ, page)
             if not wanted:
                 return await self._send_file(exchange, answer, page)
         if wanted[0].wait_s is None:
@@ -227,7 +254,7 @@ class Front:
             with SpooledTemporaryFile(IN_MEMORY) as file, self._storing() as stored:
                 read, made = 0, 0
                 while chunk is not None or read < made:
-                    if connection.gone:
+                    if connection.transport.is_closing():  # one that has only closed its side reads on
                         raise ClientGone
                     makes = chunk is not None and ahead and connection.flow.write_paused and self._stored <= self._storage
                     if read < made and not makes:
@@ -270,7 +297,7 @@ class Front:
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers if name.lower() != "date"]
         if exchange.unread or close:
             encoded.append((b"connection", b"close"))
-        exchange.started = True
+        exchange.status = status
         if exchange.scope["http_version"] == "1.0" and all(name.lower() != b"content-length" for name, _ in encoded):
             exchange.until_close = True
             exchange.connection.until_close()
@@ -323,7 +350,7 @@ class Front:
                 await self._start(exchange, answer.status, headers)
                 await self._send(exchange, body, last=True)
                 return
-        environ[FOLLOW] = None
+        environ |= {FOLLOW: None, LATEST: lambda _task_id: None}
         with SpooledTemporaryFile(IN_MEMORY) as page:
             answer = await self._run(exchange, False, self._call, environ, page)
             await self._send_file(exchange, answer, page)
@@ -334,6 +361,22 @@ def _poll_body(progress: dict[str, Any], root: str) -> bytes:
 
 
 # -- requests
+
+
+def log_request(
+    scope: Mapping[str, Any], connection: Connection, environ: Mapping[str, Any], status: int | None, seconds: float
+) -> None:
+    """Writes the line of a request to the log. ``scope``: what is known of it; ``status``: None if its client went before
+    the answer."""
+    _log.info(
+        "request",
+        method=scope.get("method"),
+        path=scope["path"][:_LOGGED_CHARS] if "path" in scope else None,
+        status=status,
+        seconds=round(seconds, 4),
+        address=environ.get("REMOTE_ADDR", connection.address),
+        name=environ.get("REMOTE_USER"),
+    )
 
 
 def values_of(scope: dict[str, Any], name: bytes) -> list[bytes]:
@@ -365,7 +408,8 @@ def refusal_of(scope: dict[str, Any]) -> Refusal | None:
 
 def environ_of(scope: dict[str, Any], connection: Connection) -> dict[str, Any]:
     """The WSGI environment (PEP 3333) of a request without its body."""
-    client, server = scope["client"] or ("", 0), scope["server"] or ("", 0)
+    client = scope["client"] or ("", 0)  # over a Unix socket there is none, and the server has no name
+    server = ("localhost", 80) if connection.is_unix else scope["server"]
     environ: dict[str, Any] = {
         "REQUEST_METHOD": scope["method"],
         "SCRIPT_NAME": "",
@@ -373,7 +417,7 @@ def environ_of(scope: dict[str, Any], connection: Connection) -> dict[str, Any]:
         "QUERY_STRING": scope["query_string"].decode("latin-1"),
         "REQUEST_URI": scope["state"]["target"].decode("latin-1"),
         "SERVER_NAME": server[0],
-        "SERVER_PORT": str(server[1] or 0),
+        "SERVER_PORT": str(server[1]),
         "SERVER_PROTOCOL": f"HTTP/{scope['http_version']}",
         "SERVER_SOFTWARE": "asynctask",
         "REMOTE_ADDR": client[0],
@@ -405,6 +449,9 @@ def environ_of(scope: dict[str, Any], connection: Connection) -> dict[str, Any]:
 
 FOLLOW: Final = "asynctask.follow"
 """In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over."""
+
+LATEST: Final = "asynctask.latest"
+"""In the WSGI environment: a function that gives the last progress object of a Task that others follow, or None."""
 
 TICK_S: Final = 0.25
 """Seconds between two reads of the Tasks that clients follow."""
@@ -528,6 +575,11 @@ class Notifier:
             followed.followers -= 1
             if not followed.followers:
                 del self._followed[task_id]
+
+    def latest(self, task_id: int) -> dict[str, Any] | None:
+        """The last progress object of a Task that is followed, at most as old as a read takes. Any thread may ask."""
+        followed = self._followed.get(task_id)
+        return None if followed is None else followed.progress
 
     async def stop(self) -> None:
         """Ends every wait: each follower is told that nothing more comes."""

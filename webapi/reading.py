@@ -354,9 +354,10 @@ class Transcoded(RawIOBase):
             self._ended = not piece
             try:
                 text = self._decoder.decode(piece, final=self._ended)
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:  # UTF-16 without its byte order mark is no UnicodeDecodeError
+                place = self._seen + getattr(error, "start", 0) + 1
                 raise InputError(
-                    f"the body is not {self._codec} text near byte {self._seen + error.start + 1}; send it as UTF-8, or"
+                    f"the body is not {self._codec} text near byte {place}; send it as UTF-8, or"
                     " with the charset that it has",
                     code="encoding",
                 ) from None

@@ -73,7 +73,10 @@ def register_hosts(flask_app: APIFlask, config: Config, bound: str) -> None:
     flask_app.wsgi_app = Prefixed(flask_app.wsgi_app, config.web_prefix)  # type: ignore[method-assign]
     if config.trusted_proxies:
         flask_app.wsgi_app = TrustedProxies(  # type: ignore[method-assign]
-            flask_app.wsgi_app, config.trusted_networks(), forwarded=config.proxy_headers == "forwarded"
+            flask_app.wsgi_app,
+            config.trusted_networks(),
+            unix=config.trusts_unix,
+            forwarded=config.proxy_headers == "forwarded",
         )
 
 
@@ -116,9 +119,9 @@ class AllowedHosts:
     """The host names of a server.
 
     Arguments: ``allowed``, names separated by spaces, `.example.com` for all subdomains too, `*` for any; ``bound``, the
-    address that the server listens on. ``bound`` and loopback names always pass: no other site can own them. Without
-    ``allowed``, a server bound to every address also answers to any IP address, for the same reason, and to the machine's
-    own name.
+    address that the server listens on; ``unix:/path`` is no name. ``bound`` and loopback names always pass: no other site
+    can own them. Without ``allowed``, a server bound to every address also answers to any IP address, for the same reason,
+    and to the machine's own name.
     """
 
     def __init__(self, allowed: str, bound: str) -> None:
@@ -174,7 +177,8 @@ class Prefixed:
 
 
 class TrustedProxies:
-    """WSGI middleware: attributes requests of the proxies in ``networks`` to the clients that they name.
+    """WSGI middleware: attributes requests of the proxies in ``networks``, and with ``unix`` those that come over a Unix
+    socket, which have no address, to the clients that they name.
 
     With ``forwarded`` it reads the header `Forwarded` (RFC 7239), else `X-Forwarded-For`, `-Host`, `-Proto` and `-Prefix`.
     In a chain of proxies the client is the first untrusted address from the right; host, scheme and prefix are the last
@@ -182,10 +186,16 @@ class TrustedProxies:
     """
 
     def __init__(
-        self, application: Any, networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network], *, forwarded: bool
+        self,
+        application: Any,
+        networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network],
+        *,
+        unix: bool,
+        forwarded: bool,
     ) -> None:
         self._application = application
         self._networks = tuple(networks)
+        self._unix = unix
         self._forwarded = forwarded
         self._read: Callable[[dict[str, Any]], tuple[list[str], str, str]] = _forwarded if forwarded else _x_forwarded
 
@@ -204,6 +214,8 @@ class TrustedProxies:
         return self._application(environ, start_response)
 
     def _trusts(self, text: str) -> bool:
+        if not text:
+            return self._unix
         address = _address_of(text)
         return address is not None and any(address in network for network in self._networks)
 
@@ -306,6 +318,7 @@ def register_tokens(flask_app: APIFlask, config: Config) -> None:
         if token.reads_only and request.method not in _SAFE_METHODS:
             raise ReadOnly(f"the token of {token.name} may only read")
         g.user, g.reads_only = token.name, token.reads_only
+        request.environ["REMOTE_USER"] = token.name
 
     if known:
         flask_app.before_request(refuse_strangers)
@@ -474,7 +487,10 @@ def _refuse_other_sites() -> None:
 
 
 def _is_here(origin: str) -> bool:
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:  # no browser sends such a one
+        return False
     usual = _USUAL_PORTS.get(parts.scheme, "")
     host: str = request.environ.get("HTTP_HOST", request.host)
     return parts.netloc.lower().removesuffix(usual) == host.lower().removesuffix(usual)

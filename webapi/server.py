@@ -12,8 +12,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 import httptools
@@ -22,13 +24,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from asynctask.app import AsyncTask
 from asynctask.clock import Clock
+from asynctask.config import socket_path
 from asynctask.errors import Unavailable
 from asynctask.ledger.progress import Changed
 from asynctask.logs import get_logger
-from asynctask.runtime.supervisor import Child, Wakeup, listen
+from asynctask.runtime.supervisor import Child, Wakeup, check_socket, listen
 from webapi import create_app
 from webapi.context import Slots, register_slots
-from webapi.front import IN_MEMORY, Front, Notifier
+from webapi.front import IN_MEMORY, Front, Notifier, log_request
 from webapi.problems import Refusal, server_problem
 from webapi.reading import longest_upload
 
@@ -45,22 +48,35 @@ _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _log: Final = get_logger("asynctask.web")
 
 
-def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    app: AsyncTask,
+    *,
+    host: str,
+    port: int,
+    threads: int,
+    access_log: bool = False,
+    ready: Callable[[str], None] | None = None,
+) -> None:
     """Serves ``app`` until SIGTERM or SIGINT, then finishes current requests (20 s at most).
 
-    ``port`` 0 takes a free one. ``ready`` is called with the address (``http://127.0.0.1:8000``) once connections are
-    accepted. A child process answers requests with ``threads`` threads and runs the application's services; it is replaced
-    if it dies. Call it in the main thread, before ``app`` is used: open connections do not survive the fork. Returns when
-    the server has stopped; raises :class:`Unavailable` if the address is unavailable or the child does not start.
+    ``host`` may be ``unix:/path``; ``port`` is ignored then. ``port`` 0 takes a free one. ``access_log``: whether each
+    request is logged. ``ready`` is called with the address (``http://127.0.0.1:8000`` or ``unix:/path``) once connections
+    are accepted. A child process answers requests with ``threads`` threads and runs the application's services; it is
+    replaced if it dies. Call it in the main thread, before ``app`` is used: open connections do not survive the fork.
+    Returns when the server has stopped; raises :class:`Unavailable` if the address is unavailable or the child does not
+    start.
     """
-    listener = _listen(host, port)
-    address = _address(listener, host)
-    _Parent(lambda beat: _answer(app, listener, host, threads, beat), listener, app.clock.monotonic).run(
+    path = socket_path(host)
+    listener = _listen_unix(path) if path else _listen(host, port)
+    address = host if path else _address(listener, host)
+    _Parent(lambda beat: _answer(app, listener, host, threads, access_log, beat), listener, app.clock.monotonic).run(
         lambda: ready(address) if ready else None
     )
 
 
-def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, beat: Callable[[], None]) -> None:
+def _answer(
+    app: AsyncTask, listener: socket.socket, host: str, threads: int, access_log: bool, beat: Callable[[], None]
+) -> None:
     flask_app = create_app(app, host=host, threads=threads)
     register_slots(flask_app, Slots({"report": max(1, threads // 2), "file": MOST_FILES, "follow": 0}))
     server = HttpServer(
@@ -69,6 +85,7 @@ def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, be
         threads=threads,
         storage=threads * longest_upload(app.config),
         clock=app.clock,
+        access_log=access_log,
         changed=app.changed,
         beat=beat,
     )
@@ -98,7 +115,7 @@ _CHECK_S: Final = 1.0
 class HttpServer(uvicorn.Server):
     """A server on ``listener`` for the WSGI ``application``, behind a :class:`Front` with ``threads`` threads.
 
-    ``storage``: as of :class:`Front`; ``changed``: which of the followed Tasks have changed
+    ``storage`` and ``access_log``: as of :class:`Front`; ``changed``: which of the followed Tasks have changed
     (:meth:`asynctask.app.AsyncTask.changed`); ``beat``: called once a second while it runs; ``most``: open connections, by
     default as many as the limit of open files allows.
     """
@@ -111,11 +128,13 @@ class HttpServer(uvicorn.Server):
         threads: int,
         storage: int,
         clock: Clock,
+        access_log: bool = False,
         changed: Callable[[Mapping[int, str | None]], Mapping[int, Changed]] = lambda _: {},
         beat: Callable[[], None] = lambda: None,
         most: int | None = None,
     ) -> None:
         self.now = clock.monotonic
+        self.access_log = access_log
         self._listener = listener
         self._beat = beat
         self._most = most or _most_connections()
@@ -124,7 +143,15 @@ class HttpServer(uvicorn.Server):
         # A thread of its own: followers do not wait until the others have answered polls.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="follow")
         self._notifier = Notifier(lambda known: asyncio.get_running_loop().run_in_executor(self._reader, changed, known))
-        front = Front(application, self._notifier, pool=self._threads, threads=threads, storage=storage)
+        front = Front(
+            application,
+            self._notifier,
+            pool=self._threads,
+            threads=threads,
+            storage=storage,
+            now=self.now,
+            access_log=access_log,
+        )
         protocol: Any = partial(Connection, self)
         super().__init__(
             uvicorn.Config(
@@ -201,7 +228,11 @@ class HttpServer(uvicorn.Server):
             self._beat()
             now = self.now()
             for each in self._open():
-                each.check(now)
+                try:
+                    each.check(now)
+                except Exception as error:  # the others must be checked, and the parent must hear of the loop
+                    _log.exception("connection_unchecked", error=type(error).__name__)
+                    each.transport.abort()
             await asyncio.sleep(_CHECK_S)
 
 
@@ -308,6 +339,16 @@ class Connection(HttpToolsProtocol):
         return self._half_closed or self.transport.is_closing()
 
     @property
+    def is_unix(self) -> bool:
+        """Whether it came over a Unix socket: its clients have no address."""
+        return self.server is not None and self.server[1] is None
+
+    @property
+    def address(self) -> str:
+        """The client's address; empty if it has none."""
+        return self.client[0] if self.client else ""
+
+    @property
     def waits(self) -> bool:
         """Whether it waits for its client to send something, not for the application."""
         return self._lingers or self._unanswered == (1 if self._receiving and not self._in_head else 0)
@@ -353,6 +394,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         transport.max_size = _RECEIVE  # parsing tiny chunks must not hold the loop for long
         super().connection_made(transport)
+        if self.client is None and not self.is_unix:
+            transport.abort()  # it is gone, and without its address it would pass for a client of a Unix socket
         self._server.make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -485,9 +528,13 @@ class Connection(HttpToolsProtocol):
         """Takes the incomplete request back from the application; False if its answer has begun."""
         if self.cycle.response_started:
             return False
+        assert self._refusal is not None
         if self.pipeline and self.pipeline[0][0] is self.cycle:
             self.pipeline.popleft()
+        else:
+            self.cycle.scope["state"]["refused"] = self._refusal.status  # for the front, which logs it
         self.cycle.disconnected = True
+        self.cycle.waiting_for_100_continue = False  # uvicorn would tell it to go on, after the refusal
         self.cycle.message_event.set()
         self._unanswered -= 1
         return True
@@ -499,12 +546,19 @@ class Connection(HttpToolsProtocol):
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in headers]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        if self._server.access_log:
+            scope: Mapping[str, Any] = self.scope if self._receiving else {}
+            if "refused" not in scope.get("state", {}):
+                log_request(scope, self, {}, status, self._server.now() - self.since)
         self._linger()
 
     def _linger(self) -> None:
         self._lingers, self.since, self.received = True, self._server.now(), 0
         self.flow.resume_reading()
-        self.transport.write_eof()
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has reset the connection, and the loop has not read it yet
+            self.transport.abort()
 
 
 def _refusal_of(error: BaseException | None) -> Refusal:
@@ -526,6 +580,7 @@ class _Parent:
     ) -> None:
         self._perform = child
         self._listener = listener
+        self._file = _file_of(listener)
         self._monotonic = monotonic
         self._wakeup = Wakeup()
         self._child = Child()
@@ -546,7 +601,7 @@ class _Parent:
             elif self._monotonic() - self._child.heard > HELD_S:
                 _log.error("web_process_blocked", pid=self._pid)
                 os.kill(self._pid, signal.SIGKILL)
-        self._listener.close()
+        self._close()
         self._stop()
 
     def _start(self) -> None:
@@ -600,7 +655,7 @@ class _Parent:
     def _replace(self) -> None:
         pause = self._child.ended(self._monotonic())
         if self._hopeless:
-            self._listener.close()
+            self._close()
             raise Unavailable("the serving process does not start; its output says why")
         _log.error("web_process_died", pid=self._pid, restart_in_s=pause)
         until = self._monotonic() + pause
@@ -609,6 +664,14 @@ class _Parent:
         self._pid = -1
         if not self._wakeup.is_set:
             self._start()
+
+    def _close(self) -> None:
+        """Closes the listener, and removes the file of a Unix socket unless it has become another's."""
+        if self._file is not None:
+            with suppress(OSError):
+                if _file_of(self._listener) == self._file:  # while the socket is open, no other file has its number
+                    Path(self._listener.getsockname()).unlink()
+        self._listener.close()
 
     def _stop(self) -> None:
         if self._pid < 0:
@@ -641,6 +704,33 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise Unavailable(f"cannot listen on {host}:{port}: {error}; give another port, or 0 for a free one") from error
     return listener
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """Listens on a Unix socket of mode 0660. Replaces the file of a server that has ended.
+
+    Raises :class:`Unavailable` if another server listens there, or the path cannot be had.
+    """
+    check_socket(path)
+    file, listener = Path(path), socket.socket(socket.AF_UNIX)
+    try:
+        if file.is_socket():
+            file.unlink()
+        listener.bind(path)
+        file.chmod(0o660)  # nobody can connect before listen()
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(f"cannot listen on unix:{path}: {error}; give another path") from error
+    return listener
+
+
+def _file_of(listener: socket.socket) -> tuple[int, int] | None:
+    """Device and number of the file of a Unix socket."""
+    if listener.family != socket.AF_UNIX:
+        return None
+    found = Path(listener.getsockname()).lstat()
+    return found.st_dev, found.st_ino
 
 
 def _address(listener: socket.socket, host: str) -> str:

@@ -45,7 +45,16 @@ from webapi.context import (
     who,
     with_links,
 )
-from webapi.front import FOLLOW, HEARTBEAT_S, STREAM_HEARTBEAT, STREAM_START, TICK_S, Following, stream_event
+from webapi.front import (
+    FOLLOW,
+    HEARTBEAT_S,
+    LATEST,
+    STREAM_HEARTBEAT,
+    STREAM_START,
+    TICK_S,
+    Following,
+    stream_event,
+)
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
 from webapi.reading import FORM, JSON, ApiRequest, current_request
 from webapi.shapes import (
@@ -183,7 +192,7 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
     Poll after `poll_after_ms` with the ETag in `If-None-Match`: 304 means unchanged. With `wait`, the answer comes when the
     Task has a version other than the client's, or after so many seconds.
     """
-    found = find_progress(task_id, errors=query.include == "errors")
+    found = _latest(task_id, query) or find_progress(task_id, errors=query.include == "errors")
     if query.wait and _is_known(found, query) and not found["done"]:
         if FOLLOW not in request.environ:
             found = _another(found, query)
@@ -194,6 +203,14 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
     if found.get("refusal") is not None:
         found["refusal"] = find_task(task_id).refusal_object(reader_locale())
     return progress_response(with_links(found))
+
+
+def _latest(task_id: int, query: OneTaskQuery) -> dict[str, Any] | None:
+    """The progress object that the server has read for others, if this client has the same one, and so only waits."""
+    if not query.wait or query.include is not None or LATEST not in request.environ:
+        return None
+    found: dict[str, Any] | None = request.environ[LATEST](task_id)
+    return found if found is not None and _is_known(found, query) else None
 
 
 def _another(found: dict[str, Any], query: OneTaskQuery) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from asynctask.cli.options import Command, Session, environment, examples_folder
 from asynctask.cli.output import FAILURES, OK, Bars, Output, count, number, summary
 from asynctask.cli.serve import address, child_argv, free_port, served_at, warn_if_open
 from asynctask.clock import SystemClock
-from asynctask.config import ENV_PREFIX
+from asynctask.config import ENV_PREFIX, socket_path
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, Unavailable, not_installed
 
 _MARK: Final = ".asynctask-demo"
@@ -146,6 +146,8 @@ class _Run:
         self._folder, self._rows, (self._prices, self._shards) = folder, rows, exported
         self._clock, self._pause = SystemClock(), threading.Event()
         self._host = config.host
+        if socket_path(config.host):
+            raise ConfigError(f"the demo's page needs an address: leave out host {config.host!r}, or give 127.0.0.1")
         port = free_port(config.host, session.flags.get("port", 0))
         warn_if_open(config.host, port, has_tokens=False)
         self.url = address(config.host, port)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 # Settings of one process: the flags of a command may differ from what the application was built with.
 OF_A_PROCESS: Final = frozenset(
-    {"concurrency", "processes", "queues", "strict_queues", "shutdown_s", "host", "port", "web_threads", "app"}
+    {"concurrency", "processes", "queues", "strict_queues", "shutdown_s", "app"}
+    | {"host", "port", "web_threads", "access_log"}
 )
 TASK_ID: Final = click.IntRange(1, 2**63 - 1)
 _SHORT: Final = {"app": ("-A",)}

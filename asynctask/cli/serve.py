@@ -22,11 +22,11 @@ import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, file_options, pass_session
 from asynctask.cli.output import OK, clean
-from asynctask.config import ENV_PREFIX, Config
+from asynctask.config import ENV_PREFIX, Config, socket_path
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
-from asynctask.runtime.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, watch_parent
+from asynctask.runtime.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, check_socket, watch_parent
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
@@ -34,7 +34,9 @@ _OUTWARD: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"} 
 
 
 def address(host: str, port: int) -> str:
-    """The page's URL for a browser on this machine."""
+    """The page's URL for a browser on this machine; of a Unix socket, which no browser opens, the ``host``."""
+    if socket_path(host):
+        return host
     name = _ANYWHERE.get(host, host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
@@ -61,7 +63,7 @@ def _outward_address(family: socket.AddressFamily) -> str:
 
 def warn_if_open(host: str, port: int, *, has_tokens: bool) -> None:
     """Warns on stderr, also with --json, that other machines reach the server, and what protects it."""
-    if host not in _ANYWHERE and _is_loopback(host):
+    if socket_path(host) or (host not in _ANYWHERE and _is_loopback(host)):
         return
     where = f"{host or '0.0.0.0'}:{port}"  # noqa: S104 - shown, not bound
     sys.stderr.write(
@@ -138,25 +140,32 @@ def warn_if_readable(data_dir: Path, database: Path | None) -> None:
 def web(session: Session) -> int:
     """Run the web server: the API and the page.
 
-    --host and --port set its address, --web-threads its threads.
+    --host and --port set its address, --web-threads its threads. --host unix:/path serves on a Unix socket, without a port.
     """
     from webapi.server import serve
 
     app = session.app(required="the web server offers the workers of an application")
     host, port = session.setting(app.config, "host"), session.setting(app.config, "port")
-    if port:
+    if port and not socket_path(host):
         free_port(host, port)
     _ensure_schema(session, app.config)
 
     def ready(url: str) -> None:
         port = urlsplit(url).port or 0
-        document = {"url": url, "host": host, "port": port, "pid": os.getpid()}
+        document = {"url": url, "host": host, "port": port or None, "pid": os.getpid()}
         _announce(session, document, f"{served_at(host, port)} (Ctrl-C stops it)")
         if LIFELINE not in session.environ:
             warn_if_open(host, port, has_tokens=bool(app.config.tokens))
 
     _end_with_parent(session)
-    serve(app, host=host, port=port, threads=session.setting(app.config, "web_threads"), ready=ready)
+    serve(
+        app,
+        host=host,
+        port=port,
+        threads=session.setting(app.config, "web_threads"),
+        access_log=session.setting(app.config, "access_log"),
+        ready=ready,
+    )
     return OK
 
 
@@ -242,27 +251,33 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     app = session.app(required="up runs the workers of an application")
     config = app.config
     host, processes = session.setting(config, "host"), session.setting(config, "processes")
-    port = free_port(host, session.setting(config, "port"))
+    path, port = socket_path(host), 0
+    if path:
+        check_socket(path)
+    else:
+        port = free_port(host, session.setting(config, "port"))
     _ensure_schema(session, config)  # once, before several children would do it
     url = address(host, port)
     # Children get the flags from the environment too; on the command line they take precedence over the application's code.
     flags = session.flags
-    web_argv = child_argv(session.target, "web", {"host": host, "port": port, "web_threads": flags.get("web_threads")})
+    web_flags = {name: flags.get(name) for name in ("web_threads", "access_log")}
+    web_argv = child_argv(session.target, "web", {"host": host, "port": port or None, **web_flags})
     worker_flags = {name: flags.get(name) for name in ("concurrency", "queues", "strict_queues", "shutdown_s")}
     worker_argv = child_argv(session.target, "worker", {"processes": 1, **worker_flags})
 
-    document = {"url": url, "host": host, "port": port, "pid": os.getpid(), "processes": processes}
+    document = {"url": url, "host": host, "port": port or None, "pid": os.getpid(), "processes": processes}
     line = f"{served_at(host, port)} (Ctrl-C stops it)"
     if LIFELINE not in session.environ:
         warn_if_open(host, port, has_tokens=bool(config.tokens))
     text = json.dumps(document, indent=2) if session.out.json else line
     workers = [ChildSpec(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
+    where = path or (_ANYWHERE.get(host, host), port)
     become(
         ["up", "-A", session.target],
         [ChildSpec("web", web_argv), *workers],
         environ=session.environ,
         shutdown_s=session.setting(config, "shutdown_s"),
-        announcement=None if LIFELINE in session.environ else Announcement(_ANYWHERE.get(host, host), port, text + "\n"),
+        announcement=None if LIFELINE in session.environ else Announcement(where, f"{text}\n"),
     )
 
 

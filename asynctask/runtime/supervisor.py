@@ -63,11 +63,49 @@ class Lease(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """What to write to stdout once ``host`` and ``port`` take connections."""
+    """What to write to stdout once the ``address`` takes connections: as of :func:`connect`."""
 
-    host: str
-    port: int
+    address: str | tuple[str, int]
     text: str
+
+
+def connect(address: str | tuple[str, int]) -> None:
+    """Connects to a server and closes the connection. Raises :class:`OSError` if that takes over a second or fails.
+
+    ``address``: the path of a Unix socket, or host and port.
+    """
+    import socket  # a worker's supervisor connects to nothing
+
+    if not isinstance(address, str):
+        socket.create_connection(address, timeout=1).close()
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        probe.connect(address)
+
+
+def check_socket(path: str) -> None:
+    """Raises :class:`Unavailable` unless a server can make a Unix socket at ``path``, or replace that of one that has
+    ended."""
+    from pathlib import Path
+
+    from asynctask.errors import Unavailable
+
+    file = Path(path)
+    try:
+        connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        if file.exists() and not file.is_socket():
+            reason = "something else is there"
+        elif not os.access(file.parent, os.W_OK | os.X_OK):
+            reason = f"the folder {file.parent} does not exist, or this user may not write to it"
+        else:
+            return
+    except (OSError, ValueError) as error:
+        reason = f"whether a server listens there is unknown ({error})"
+    else:
+        reason = "a server listens there already"
+    raise Unavailable(f"cannot listen on unix:{path}: {reason}; give another path")
 
 
 C = TypeVar("C", bound="Child")
@@ -428,7 +466,7 @@ def supervising(
     plan = {
         "children": [[child.name, list(child.argv)] for child in children],
         "shutdown_s": shutdown_s,
-        "announcement": None if announcement is None else announcement._asdict(),
+        "announcement": announcement,
     }
     return [sys.executable, "-m", "asynctask.runtime.supervisor", *words], {_PLAN: json.dumps(plan)}
 
@@ -439,13 +477,13 @@ def main(environ: MutableMapping[str, str]) -> int:
     children = [ChildSpec(name, argv) for name, argv in plan["children"]]
     supervisor = Supervisor(children, environ=environ, shutdown_s=plan["shutdown_s"], logger=_logger_to_stderr)
     watch_parent(environ, supervisor.stop)
-    announced = plan["announcement"]
-    return supervisor.run(_announce_once(Announcement(**announced)) if announced else lambda: None)
+    if plan["announcement"] is None:
+        return supervisor.run(lambda: None)
+    address, text = plan["announcement"]
+    return supervisor.run(_announce_once(Announcement(address if isinstance(address, str) else tuple(address), text)))
 
 
 def _announce_once(announcement: Announcement) -> Callable[[], None]:
-    import socket  # a worker's supervisor announces nothing
-
     done = False
 
     def look() -> None:
@@ -453,7 +491,7 @@ def _announce_once(announcement: Announcement) -> Callable[[], None]:
         if done:
             return
         try:
-            socket.create_connection((announcement.host, announcement.port), timeout=1).close()
+            connect(announcement.address)
         except OSError:
             return
         done = True

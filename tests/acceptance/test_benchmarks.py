@@ -146,6 +146,33 @@ def test_small_tasks_are_sent_over_http_and_every_one_is_accounted_for(tmp_path:
     assert min(found["settings"][name] for name in ("web_ms", "worker_ms", "submit_ms")) > 0
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
+def test_followers_all_hear_of_the_end(tmp_path: Path) -> None:
+    found = result(tmp_path, "followers", "-n", "20", "--polls", "10", "--tasks", "2", "--seconds", "1")
+    settings = found["settings"]
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert (found["ours"], found["peer"]) == (settings["beside_p99_ms"], settings["alone_p99_ms"])
+    assert settings["events"] >= 20
+    assert settings["long_poll_answers"] >= 10
+    refused = bench(tmp_path, "followers", "-n", "1900", "--polls", "1")
+    assert refused.returncode == 2
+    assert "--polls" in refused.stderr
+
+
+@pytest.mark.full(reason="a way of measuring, not the product")
+def test_slow_clients_are_served_or_refused_and_counted(tmp_path: Path) -> None:
+    found = result(tmp_path, "slow_clients", "-n", "8", "--readers", "4", "--chunkers", "1", "--seconds", "1")
+    settings = found["settings"]
+    assert found["peer"] == pytest.approx(settings["alone_max_ms"], abs=0.01)
+    assert found["ours"] == pytest.approx(
+        max(settings[f"{load}_max_ms"] for load in ("stalled", "chunks", "readers")), abs=0.01
+    )
+    assert {"readers: events 200": 2, "readers: result 200": 2}.items() <= settings["answers"].items()
+    refused = bench(tmp_path, "slow_clients", "-n", "5000")
+    assert refused.returncode == 2
+    assert "--readers" in refused.stderr
+
+
 def test_an_idle_worker_tells_its_memory_and_its_share_of_a_processor(tmp_path: Path) -> None:
     if shutil.which("redis-server") is None:
         missing("redis-server", "redis-server")

@@ -23,7 +23,7 @@ from asynctask.errors import LedgerUnavailable, NotFound
 from asynctask.ledger.progress import Changed
 from asynctask.testing import wait_for
 from webapi.context import Slots, progress_tag
-from webapi.front import TICK_S, Notifier
+from webapi.front import FOLLOW, LATEST, TICK_S, Following, Notifier
 
 
 class Sent(NamedTuple):
@@ -97,9 +97,9 @@ def looked(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     progress = app.progress
 
-    def read(task_id: int, *args: Any) -> Any:
+    def read(task_id: int, *args: Any, **more: Any) -> Any:
         found.append(task_id)
-        return progress(task_id, *args)
+        return progress(task_id, *args, **more)
 
     monkeypatch.setattr(app, "progress", read)
     return found
@@ -309,6 +309,20 @@ def test_head_says_what_a_stream_is_and_holds_nothing(app: AsyncTask, client: Cl
     answer = client.head(f"/api/tasks/{task.id}/stream")
     assert (answer.status_code, answer.mimetype, answer.data) == (200, "text/event-stream", b"")
     assert client.get("/api/tasks/99/stream").status_code == 404
+
+
+def test_a_long_poll_of_what_others_were_just_told_reads_nothing(app: AsyncTask, client: Client, looked: list[int]) -> None:
+    task, wanted = app.submit("enroll", [{"sku": "A"}]), list[Following]()
+    known = app.tasks(ids=[task.id])[0]
+    url, version = f"/api/tasks/{task.id}", known["version"]
+    offer = {FOLLOW: wanted.append, LATEST: {task.id: known}.get}
+    client.get(f"{url}?wait=60&version={version}", environ_base=offer)
+    assert ([each.progress for each in wanted], looked) == ([known], [])
+    wanted.clear()
+    for query in (f"wait=60&version={version - 1}", f"version={version}", f"wait=60&version={version}&include=errors"):
+        client.get(f"{url}?{query}", environ_base=offer)
+    assert [each.errors for each in wanted] == [True]
+    assert looked == [task.id] * 3, "another client has another object, or wants more"
 
 
 # -- the reader of a server's followers

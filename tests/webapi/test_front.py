@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asynctask.clock import SystemClock
 from asynctask.testing import wait_for
 from webapi.context import BODY_LIMIT, HEAD_ONLY
-from webapi.server import HttpServer
+from webapi.server import Connection, HttpServer
 
 PATIENCE_S = 60.0
 LARGE = 30_000_000
@@ -61,7 +63,8 @@ class Server:
         self.clock = Clock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.place = self.listener.getsockname()
-        self.loop = HttpServer(application, self.listener, **{"threads": 1, "storage": 10**9, "clock": self.clock, **how})
+        settings = {"threads": 1, "storage": 10**9, "clock": self.clock, **how}
+        self.loop = HttpServer(settings.pop("application", application), self.listener, **settings)
         self.thread = threading.Thread(target=self.loop.run, name="loop")
         self.thread.start()
 
@@ -326,6 +329,73 @@ def test_a_client_that_has_closed_its_side_gets_its_answers(talk: Talk) -> None:
     assert talk.ended
 
 
+@pytest.mark.parametrize("path", ["/large", "/result", "/report.csv"])
+def test_a_client_that_has_closed_its_side_gets_a_large_answer_whole(talk: Talk, path: str) -> None:
+    talk.get(path).socket.shutdown(socket.SHUT_WR)
+    assert talk.head()[0] == 200
+    came = talk.came.read()
+    assert len(came) > LARGE // len(PIECE) * len(PIECE)
+    assert came.endswith(b"\r\n0\r\n\r\n")
+
+
+class Holds:
+    """The application; a thread that answers ``/hold`` waits until it is ``free``."""
+
+    def __init__(self) -> None:
+        self.held, self.free = threading.Event(), threading.Event()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ["PATH_INFO"] == "/hold":
+            self.held.set()
+            self.free.wait(PATIENCE_S)
+        return application(environ, start_response)
+
+
+def test_a_refused_client_is_not_told_to_go_on() -> None:
+    holds = Holds()
+    with serving(application=holds) as server, capture_logs() as logs, ExitStack() as stack:
+        holder, talk = (stack.enter_context(closing(server.connect())) for _ in range(2))
+        holder.get("/hold")
+        assert holds.held.wait(PATIENCE_S)
+        talk.send(post(b"", "Content-Length: 5", "Expect: 100-continue")).socket.shutdown(socket.SHUT_WR)
+        assert talk.answer()[2]["code"] == "malformed_body"
+        holds.free.set()  # the body is asked for only now
+        assert talk.ended
+        assert [holder.answer()[0], holder.get().answer()[0]] == [200, 200]
+    assert logs == []
+
+
+def test_a_client_that_resets_right_after_its_answer_is_no_bug(
+    server: Server, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linger, reset = Connection._linger, threading.Event()
+
+    def reset_first(connection: Connection) -> None:
+        talk.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        talk.close()
+        reset.set()
+        linger(connection)
+
+    monkeypatch.setattr(Connection, "_linger", reset_first)
+    with capture_logs() as logs:
+        talk.send(post(b"", "Content-Length: 1000000000"))
+        assert reset.wait(PATIENCE_S)
+        wait_for(lambda: not server.loop.server_state.connections, "the connection to be closed")
+    assert logs == []
+
+
+def test_other_requests_do_not_queue_behind_long_polls() -> None:
+    holds = Holds()
+    with serving(application=holds, threads=2) as server, ExitStack() as stack:
+        *polls, talk = (stack.enter_context(closing(server.connect())) for _ in range(6))
+        for each in polls:
+            each.get("/hold?wait=20")
+        assert holds.held.wait(PATIENCE_S)
+        assert talk.get().answer()[0] == 200
+        holds.free.set()
+        assert [each.answer()[0] for each in polls] == [200] * len(polls)
+
+
 def test_a_client_that_sends_requests_without_end_is_refused(talk: Talk) -> None:
     talk.send(b"GET /x HTTP/1.1\r\nHost: here\r\n\r\n" * 200)
     statuses = list[int]()
@@ -356,6 +426,99 @@ def test_a_connection_that_takes_turns_is_not_read_beyond_what_the_application_t
         finally:
             gate.set()
         assert talk.answer()[2]["length"] == len(body)
+
+
+def test_a_client_that_is_gone_already_does_not_pass_for_one_of_a_unix_socket() -> None:
+    """Such a client has no address either, and may be a trusted proxy."""
+    seen = list[str]()
+
+    def noting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        seen.append(environ["REMOTE_ADDR"])
+        return application(environ, start_response)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as gone:
+            gone.sendall(b"GET /x HTTP/1.1\r\nHost: here\r\n\r\n")
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        server = HttpServer(noting, listener, threads=1, storage=10**9, clock=SystemClock())
+        thread = threading.Thread(target=server.run)
+        with closing(Talk(listener.getsockname())) as talk:
+            thread.start()
+            assert talk.get().answer()[0] == 200
+        server.stop()
+        thread.join(PATIENCE_S)
+    assert seen == ["127.0.0.1"]
+
+
+# -- The access log -----------------------------------------------------------------------------------------------------
+
+
+def logged(talks: Callable[[Server], None], **how: Any) -> list[tuple[Any, ...]]:
+    """The lines of the requests of ``talks``, once the server has ended."""
+    with capture_logs() as lines:
+        with serving(**{"access_log": True, **how}) as server:
+            talks(server)
+        found = [each for each in lines if each["event"] == "request"]
+    assert all(each["log_level"] == "info" and each["seconds"] >= 0 for each in found)
+    assert {(each["address"], each["name"]) for each in found} <= {("127.0.0.1", None)}
+    return [(each["method"], each["path"], each["status"]) for each in found]
+
+
+def test_each_request_is_a_line_of_the_access_log_without_its_query() -> None:
+    def talks(server: Server) -> None:
+        with closing(server.connect()) as talk:
+            talk.get("/x?token=secret").send(post(b"hello", "Content-Length: 5")).get("/%1b[31m" + "a" * 600).get("/bug")
+            assert [talk.answer()[0] for _ in range(4)] == [200, 200, 200, 500]
+
+    assert logged(talks) == [
+        ("GET", "/x", 200), ("POST", "/x", 200), ("GET", "/\\x1b[31m" + "a" * 494, 200), ("GET", "/bug", 500),
+    ]  # fmt: skip
+    assert logged(talks, access_log=False) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"\x16\x03\x01 no request\r\n\r\n", (None, None, 400)),
+        (b"GET /x HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", (None, None, 431)),
+        (b"GET /" + b"a" * 400_000, (None, None, 414)),
+        (b"GET /x HTTP/1.1\r\n\r\n", ("GET", "/x", 400)),
+        (post(b"x\r\n", "Transfer-Encoding: chunked"), ("POST", "/x", 400)),
+        (post(b"", "Content-Length: 200000"), ("POST", "/x", 413)),
+    ],
+)
+def test_what_the_server_itself_refuses_is_one_line_too(data: bytes, line: tuple[Any, ...]) -> None:
+    def talks(server: Server) -> None:
+        with closing(server.connect()) as talk:
+            assert talk.send(data).answer()[0] == line[2]
+
+    assert logged(talks) == [line]
+
+
+def test_a_body_that_is_late_or_cut_off_is_one_line_with_the_status_that_its_client_got() -> None:
+    def talks(server: Server) -> None:
+        with closing(server.connect()) as drips:
+            drips.send(post(b"", "Content-Length: 500", "Expect: 100-continue"))
+            assert drips.head()[0] == 100
+            server.clock.ahead += 100
+            assert drips.answer()[0] == 408
+        with closing(server.connect()) as cut, closing(server.connect()) as behind:
+            cut.send(post(b"he", "Content-Length: 5")).socket.shutdown(socket.SHUT_WR)
+            assert cut.answer()[0] == 400
+            behind.get("/first").send(post(b"he", "Content-Length: 5")).socket.shutdown(socket.SHUT_WR)
+            assert [behind.answer()[0] for _ in range(2)] == [200, 400]
+
+    assert sorted(logged(talks)) == [("GET", "/first", 200), ("POST", "/x", 400), ("POST", "/x", 400), ("POST", "/x", 408)]
+
+
+def test_a_client_that_goes_before_its_answer_is_a_line_without_a_status() -> None:
+    def talks(server: Server) -> None:
+        with closing(server.connect()) as goes:
+            goes.send(post(b"", "Content-Length: 5", "Expect: 100-continue"))
+            assert goes.head()[0] == 100
+            goes.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    assert logged(talks) == [("POST", "/x", None)]
 
 
 # -- Slow clients -------------------------------------------------------------------------------------------------------

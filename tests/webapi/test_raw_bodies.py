@@ -91,6 +91,8 @@ def test_a_charset_that_is_none_or_not_the_bodys_is_refused(app: AsyncTask, clie
     answer = post(client, b"sku,note\nA,\xff\xff\n", "text/csv; charset=gb18030")
     assert (answer.status_code, answer.json["code"]) == (422, "encoding")
     assert "near byte 12" in answer.json["detail"]
+    answer = post(client, b"sku\nA\n", "text/csv; charset=utf-16")  # without a byte order mark
+    assert (answer.status_code, answer.json["code"]) == (422, "encoding")
     folder = Path(app.config.data_dir) / "uploads"
     assert list(folder.iterdir()) == []
 

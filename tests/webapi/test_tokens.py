@@ -299,6 +299,43 @@ def test_a_real_server_slows_down_and_logs_guesses_of_the_client_that_its_proxy_
     assert "geheim" not in log
 
 
+def test_a_real_server_logs_requests_with_the_client_and_the_token_and_a_stream_at_its_end(tmp_path: Path) -> None:
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / "web.log").read_text().splitlines() if '"request"' in line]
+
+    with Shop(tmp_path, tokens=TOKENS, trusted_proxies="127.0.0.1", access_log=True).web() as (_, said):
+        wait_for(lambda: answers(said["url"] + "/readyz"), "the server to be ready")
+        place = urlsplit(said["url"])
+        headers = {"Authorization": f"Bearer {ANN}", "X-Forwarded-For": HERE}
+        with (
+            closing(HTTPConnection(str(place.hostname), place.port, timeout=60)) as streams,
+            closing(HTTPConnection(str(place.hostname), place.port, timeout=60)) as other,
+        ):
+
+            def ask(method: str, path: str, body: str | None = None, **more: str) -> Any:
+                other.request(method, path, body, {**headers, "Content-Type": "application/json", **more})
+                return json.loads(other.getresponse().read())
+
+            task = ask("POST", "/api/tasks", json.dumps({"worker": "enroll", "items": [{"sku": "A"}]}))["task_id"]
+            streams.request("GET", f"/api/tasks/{task}/stream", headers=headers)
+            answer = streams.getresponse()
+            assert answer.readline()
+            ask("GET", "/api/tasks?secret=1", Authorization="Bearer geheim-geheim-geheim")
+            wait_for(lambda: lines()[-1]["status"] == 401, "the line of the refused request")
+            assert [each for each in lines() if each["path"].endswith("/stream")] == []
+            ask("POST", f"/api/tasks/{task}/cancel", "{}")
+            assert answer.read()
+    found = [each for each in lines() if each["path"] != "/readyz"]
+    assert {(each["path"], each["status"], each["name"]) for each in found} == {
+        ("/api/tasks", 202, "ann"), ("/api/tasks", 401, None), (f"/api/tasks/{task}/cancel", 200, "ann"),
+        (f"/api/tasks/{task}/stream", 200, "ann"),
+    }  # fmt: skip
+    assert {each["address"] for each in found} == {HERE}
+    assert any(each["path"] == "/readyz" and each["address"] == "127.0.0.1" for each in lines())
+    text = (tmp_path / "web.log").read_text()
+    assert not [secret for secret in (ANN, "geheim", "secret=1") if secret in text]
+
+
 def guess(ask: Callable[[int], Any]) -> tuple[list[int], Any]:
     """Guesses until an answer is 429: the statuses, and that answer."""
     codes: list[int] = []
