@@ -254,7 +254,7 @@ class Front:
             with SpooledTemporaryFile(IN_MEMORY) as file, self._storing() as stored:
                 read, made = 0, 0
                 while chunk is not None or read < made:
-                    if connection.transport.is_closing():  # one that has only closed its side reads on
+                    if connection.gone:
                         raise ClientGone
                     makes = chunk is not None and ahead and connection.flow.write_paused and self._stored <= self._storage
                     if read < made and not makes:

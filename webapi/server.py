@@ -335,8 +335,8 @@ class Connection(HttpToolsProtocol):
 
     @property
     def gone(self) -> bool:
-        """Whether the client has closed its side of the connection. Any thread may ask."""
-        return self._half_closed or self.transport.is_closing()
+        """Whether the connection is closed. A client that has closed its side alone still reads. Any thread may ask."""
+        return self.transport.is_closing()
 
     @property
     def is_unix(self) -> bool:

@@ -386,6 +386,25 @@ def test_the_work_for_a_client_that_has_gone_is_given_up_and_leaves_nothing(
     assert [client.get(f"/api/tasks/{task_id}/report.csv?rows=rejected").status_code for _ in range(9)] == [200] * 9
 
 
+def test_a_client_that_has_closed_its_side_of_the_connection_gets_its_report(app: AsyncTask, client: Client) -> None:
+    task_id = client.post("/api/tasks", json={"worker": "anything", "items": list(range(3_000))}).json["task_id"]
+    url = f"/api/tasks/{task_id}/report.csv?rows=unprocessed"
+    listener = socket.create_server(("127.0.0.1", 0))
+    loop = HttpServer(create_app(app).wsgi_app, listener, threads=1, storage=10**9, clock=SystemClock())
+    thread = threading.Thread(target=loop.run, name="loop")
+    thread.start()
+    try:
+        with socket.create_connection(listener.getsockname(), timeout=60) as connection:
+            connection.sendall(f"GET {url} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            connection.shutdown(socket.SHUT_WR)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert (answer.status, answer.read()) == (200, client.get(url).data)
+    finally:
+        loop.stop()
+        thread.join()
+
+
 @pytest.mark.parametrize("suffix", ["csv", "xlsx"])
 @pytest.mark.parametrize("source", ["upload", "workbook", "items"])
 def test_a_report_begins_before_its_rows_are_read(
