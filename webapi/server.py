@@ -197,10 +197,13 @@ class HttpServer(uvicorn.Server):
     def make_room(self) -> None:
         """Closes the connection that has waited longest for its next request, uploads in progress last, if there are too
         many."""
-        if len(self.server_state.connections) > self._most:
-            waiting = [each for each in self._open() if each.waits]
-            if waiting:
-                min(waiting, key=lambda each: (each.received > IN_MEMORY, each.since)).transport.abort()
+        if len(self.server_state.connections) <= self._most:
+            return
+        # Those that made room for others in this turn of the loop are still among the connections.
+        staying = [each for each in self._open() if not each.gone]
+        waiting = [each for each in staying if each.waits]
+        if len(staying) > self._most and waiting:
+            min(waiting, key=lambda each: (each.received > IN_MEMORY, each.since)).transport.abort()
 
     def slow_down(self, connection: Connection) -> None:
         """Reads on from a connection that costs much to parse when its turn comes: one of all such each :data:`TURN_S`."""

@@ -590,6 +590,20 @@ def test_where_connections_are_many_the_one_that_says_nothing_makes_room() -> No
             each.close()
 
 
+def test_each_of_many_connections_that_come_at_once_makes_room() -> None:
+    gate = threading.Event()
+    with serving(most=20) as server, ExitStack() as stack:
+        with closing(server.connect()) as talk:
+            assert talk.get().answer()[0] == 200
+        server.loop._watch.get_loop().call_soon_threadsafe(gate.wait, PATIENCE_S)
+        for _ in range(60):
+            stack.enter_context(closing(server.connect()))
+        gate.set()
+        with closing(server.connect()) as last:
+            assert last.get().answer()[0] == 200
+            wait_for(lambda: len(server.loop.server_state.connections) == 20, "one went for each beyond the limit", 10)
+
+
 def test_large_bodies_are_refused_while_too_much_is_kept() -> None:
     with serving(storage=60_000) as server, closing(server.connect()) as first, closing(server.connect()) as second:
         first.send(post(b"x" * 65_000, "Content-Length: 66000", "Expect: 100-continue"))
