@@ -213,8 +213,12 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().call_later(TURN_S, self._next_turn)
 
     def _next_turn(self) -> None:
+        while self._slowed and self._slowed[0].gone:
+            self._slowed.popleft()
+        if not self._slowed:
+            return
         connection = self._slowed.popleft()
-        if not connection.transport.is_closing() and not connection.flow.read_paused:  # else uvicorn reads on when it can
+        if not connection.flow.read_paused:  # else uvicorn reads on when it can
             connection.transport.resume_reading()
         if self._slowed:
             asyncio.get_running_loop().call_later(TURN_S, self._next_turn)

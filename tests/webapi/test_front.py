@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+import webapi.server
 from asynctask.clock import SystemClock
 from asynctask.testing import wait_for
 from webapi.context import BODY_LIMIT, HEAD_ONLY
@@ -448,6 +449,25 @@ def test_a_client_that_is_gone_already_does_not_pass_for_one_of_a_unix_socket() 
         server.stop()
         thread.join(PATIENCE_S)
     assert seen == ["127.0.0.1"]
+
+
+def test_a_connection_that_was_closed_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webapi.server, "TURN_S", 3_600.0)  # the test gives the turn
+    tiny, turned = post(b"1\r\nx\r\n" * 300, "Transfer-Encoding: chunked"), threading.Event()
+    with serving(most=3) as server, ExitStack() as stack:
+        slowed = server.loop._slowed
+        for number in range(1, 4):
+            stack.enter_context(closing(server.connect())).send(tiny)
+            wait_for(lambda: len(slowed) == number, "it waits for its turn")  # noqa: B023
+        for _ in range(2):
+            stack.enter_context(closing(server.connect()))
+        *closed, last = slowed
+        wait_for(lambda: all(each.gone for each in closed), "they made room")
+        loop = server.loop._watch.get_loop()
+        loop.call_soon_threadsafe(server.loop._next_turn)
+        loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(PATIENCE_S)
+        assert last.transport.is_reading()
 
 
 # -- The access log -----------------------------------------------------------------------------------------------------
