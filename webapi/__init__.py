@@ -27,12 +27,13 @@ from webapi.context import (
 __all__ = ["create_app"]
 
 
-def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None = None) -> APIFlask:
+def create_app(app: AsyncTask, *, host: str | None = None, slots: Slots | None = None) -> APIFlask:
     """A Flask application that serves ``app``. Several can share a process.
 
     ``host``: the address or name that it is served at, by default ``app.config.host``. It also answers to the names of
-    ``app.config.allowed_hosts`` and to loopback names (:class:`webapi.security.AllowedHosts`). ``threads``: those of the
-    server, by default ``app.config.web_threads``; a part of them may be held for long (:class:`webapi.context.Slots`).
+    ``app.config.allowed_hosts`` and to loopback names (:class:`webapi.security.AllowedHosts`). ``slots``: how many
+    requests may take long at a time, by default as of a server that holds one of ``app.config.web_threads`` threads for each
+    (:meth:`webapi.context.Slots.of_threads`).
 
     It starts nothing: call ``app.start_services()`` in the process that answers, see :mod:`webapi.server`.
     """
@@ -44,7 +45,7 @@ def create_app(app: AsyncTask, *, host: str | None = None, threads: int | None =
     security.register_tokens(flask_app, app.config)
     security.register(flask_app)
     openapi.register(flask_app, app)
-    register_slots(flask_app, Slots.of_threads(app.config.web_threads if threads is None else threads))
+    register_slots(flask_app, slots or Slots.of_threads(app.config.web_threads))
     reading.register_heads(flask_app)
     workers.register(flask_app)
     for each in (tasks, reports, workers, operations):

@@ -173,7 +173,7 @@ class Front:
             else:
                 exchange.unread = False
             body.seek(0)
-            environ |= {"CONTENT_LENGTH": str(received), "wsgi.input": body, "wsgi.input_terminated": True}
+            environ |= {"CONTENT_LENGTH": str(received), "wsgi.input": body}
             environ.pop("HTTP_TRANSFER_ENCODING", None)
             exchange.environ = environ
             return await self._respond(exchange, environ, long=received > IN_MEMORY)
@@ -207,7 +207,8 @@ class Front:
             # A report holds processes and connections until it is made; a result is a file already.
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
         wanted: list[Following] = []
-        environ |= {FOLLOW: wanted.append, LATEST: self._notifier.latest}
+        if not self._notifier.full:
+            environ |= {FOLLOW: wanted.append, LATEST: self._notifier.latest}
         # Hundreds of long polls that a change has answered come again at once: others do not queue behind them.
         turn = self._long_polls if b"wait=" in exchange.scope["query_string"] else nullcontext()
         with SpooledTemporaryFile(IN_MEMORY) as page:
@@ -552,26 +553,35 @@ def _version(progress: Mapping[str, Any]) -> tuple[int, int]:
 class Notifier:
     """Reads which of the followed Tasks have changed, every :data:`TICK_S` while there is one, and tells their followers.
 
-    ``read``: the Tasks that have another mark than this one (:meth:`asynctask.app.AsyncTask.changed`).
+    ``read``: the Tasks that have another mark than this one (:meth:`asynctask.app.AsyncTask.changed`). ``most``: followers
+    at a time; they hold their connections, and others need some.
     """
 
-    def __init__(self, read: Callable[[Mapping[int, str | None]], Awaitable[Mapping[int, Changed]]]) -> None:
+    def __init__(self, read: Callable[[Mapping[int, str | None]], Awaitable[Mapping[int, Changed]]], most: int) -> None:
         self._read = read
+        self._free = most
         self._followed: dict[int, Followed] = {}
         self._reader: asyncio.Task[None] | None = None
         self._stopped = False
+
+    @property
+    def full(self) -> bool:
+        """Whether as many clients follow as may."""
+        return self._free <= 0
 
     @contextmanager
     def follow(self, task_id: int) -> Iterator[Followed]:
         """The Task, read until the block ends."""
         followed = self._followed.setdefault(task_id, Followed())
         followed.followers += 1
+        self._free -= 1
         followed.ended |= self._stopped
         if self._reader is None and not self._stopped:
             self._reader = asyncio.get_running_loop().create_task(self._run())
         try:
             yield followed
         finally:
+            self._free += 1
             followed.followers -= 1
             if not followed.followers:
                 del self._followed[task_id]

@@ -30,7 +30,7 @@ from asynctask.ledger.progress import Changed
 from asynctask.logs import get_logger
 from asynctask.runtime.supervisor import Child, Wakeup, check_socket, listen
 from webapi import create_app
-from webapi.context import Slots, register_slots
+from webapi.context import Slots
 from webapi.front import IN_MEMORY, Front, Notifier, log_request
 from webapi.problems import Refusal, server_problem
 from webapi.reading import longest_upload
@@ -77,8 +77,8 @@ def serve(
 def _answer(
     app: AsyncTask, listener: socket.socket, host: str, threads: int, access_log: bool, beat: Callable[[], None]
 ) -> None:
-    flask_app = create_app(app, host=host, threads=threads)
-    register_slots(flask_app, Slots({"report": max(1, threads // 2), "file": MOST_FILES, "follow": 0}))
+    slots = Slots({"report": max(1, threads // 2), "file": MOST_FILES, "follow": 0})  # followers hold no thread
+    flask_app = create_app(app, host=host, slots=slots)
     server = HttpServer(
         flask_app.wsgi_app,
         listener,
@@ -142,7 +142,10 @@ class HttpServer(uvicorn.Server):
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="http")
         # A thread of its own: followers do not wait until the others have answered polls.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="follow")
-        self._notifier = Notifier(lambda known: asyncio.get_running_loop().run_in_executor(self._reader, changed, known))
+        self._notifier = Notifier(
+            lambda known: asyncio.get_running_loop().run_in_executor(self._reader, changed, known),
+            most=self._most * 3 // 4,
+        )
         front = Front(
             application,
             self._notifier,

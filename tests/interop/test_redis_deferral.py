@@ -282,5 +282,5 @@ def test_each_class_is_reported_once_for_each_queue_and_never_without_end() -> N
         for n in range(2_000):
             deferral.defer([DeferredCopy(Copy("j", 0, f"q{n}", "{}"), "C", "why")])
     logs = [line for line in logs if line["event"] == "job_left_to_others"]  # threads of other tests may say something
-    assert [line["worker"] for line in logs[:3]] == ["A", "B", "\x1b[0m?"]
+    assert [line["worker"] for line in logs[:3]] == ["A", "B", "\\x1b[0m?"]
     assert len(logs) == 1_000

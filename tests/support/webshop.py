@@ -13,6 +13,7 @@ from support.databases import migrated_file
 
 from asynctask import AsyncTask, NormalException
 from webapi import create_app
+from webapi.context import Slots
 
 
 class Product(BaseModel):
@@ -62,7 +63,7 @@ class Client(FlaskClient):
 
 
 def client_of(app: AsyncTask, threads: int | None = None) -> Client:
-    flask_app = create_app(app, threads=threads)
+    flask_app = create_app(app, slots=None if threads is None else Slots.of_threads(threads))
     flask_app.test_client_class = Client
     client = flask_app.test_client()
     assert isinstance(client, Client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -19,11 +20,14 @@ from support.serving import PATIENCE_S, Shop, get
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
+from asynctask.clock import SystemClock
 from asynctask.errors import LedgerUnavailable, NotFound
 from asynctask.ledger.progress import Changed
 from asynctask.testing import wait_for
+from webapi import create_app
 from webapi.context import Slots, progress_tag
 from webapi.front import FOLLOW, LATEST, TICK_S, Following, Notifier
+from webapi.server import HttpServer
 
 
 class Sent(NamedTuple):
@@ -223,6 +227,37 @@ def test_streams_and_long_polls_hold_none_of_the_servers_threads(tmp_path: Path)
         polls.shutdown()
 
 
+def test_streams_leave_connections_to_others(app: AsyncTask) -> None:
+    """Before, as many streams as the server takes connections locked out everybody."""
+    task = app.submit("enroll", [{"sku": "A"}])
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/api/tasks/{task.id}"
+    slots = Slots({"report": 1, "file": 1, "follow": 0})
+    server = HttpServer(
+        create_app(app, slots=slots).wsgi_app,
+        listener,
+        threads=2,
+        storage=10**9,
+        clock=SystemClock(),
+        changed=app.changed,
+        most=20,
+    )
+    thread = threading.Thread(target=server.run, name="server")
+    thread.start()
+    try:
+        with ExitStack() as stack:
+            streams = [events_of(stack.enter_context(closing(opened(f"{url}/stream")))) for _ in range(15)]
+            version = max(next(each).progress["version"] for each in streams)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                opened(f"{url}/stream")
+            with refused.value as answer:
+                assert (answer.code, json.load(answer)["code"]) == (503, "busy")
+            assert get(f"{url}?wait=60&version={version}")["version"] == version, "it is answered at once"
+    finally:
+        server.stop()
+        thread.join(PATIENCE_S)
+
+
 @pytest.mark.parametrize("headers", [{}, {"If-None-Match": "known"}])
 def test_a_long_poll_on_the_loop_has_the_answer_of_one_in_a_thread(web: str, headers: dict[str, str]) -> None:
     task = submit(web, 1)
@@ -363,7 +398,7 @@ async def until(fact: Callable[[], bool]) -> None:
 def test_one_read_serves_all_who_follow_a_task() -> None:
     async def follow_it() -> None:
         ledger = Ledger()
-        notifier, made = Notifier(ledger.changed), list[int]()
+        notifier, made = Notifier(ledger.changed, most=1_000), list[int]()
 
         def once(progress: dict[str, Any], root: str) -> bytes:
             made.append(progress["version"])
@@ -390,7 +425,7 @@ def test_one_read_serves_all_who_follow_a_task() -> None:
 def test_a_follower_gets_nothing_older_than_what_was_read_for_it() -> None:
     async def follow_it() -> None:
         ledger = Ledger()
-        notifier = Notifier(ledger.changed)
+        notifier = Notifier(ledger.changed, most=1_000)
         with notifier.follow(1) as early:
             assert await early.after(progress_of(1, 0), None, PATIENCE_S)
             with notifier.follow(1) as followed:  # its own request has read version 3, which the reader does not know yet
@@ -407,7 +442,7 @@ def test_followers_outlive_an_outage_and_hear_of_the_end(end: str) -> None:
     async def follow_it() -> None:
         ledger = Ledger()
         ledger.away = 2
-        notifier = Notifier(ledger.changed)
+        notifier = Notifier(ledger.changed, most=1_000)
         with notifier.follow(1) as followed:
             assert await followed.after(progress_of(1, 0), None, PATIENCE_S)
             assert len(ledger.reads) == 3
