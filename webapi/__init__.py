@@ -32,8 +32,8 @@ def create_app(app: AsyncTask, *, host: str | None = None, slots: Slots | None =
 
     ``host``: the address or name that it is served at, by default ``app.config.host``. It also answers to the names of
     ``app.config.allowed_hosts`` and to loopback names (:class:`webapi.security.AllowedHosts`). ``slots``: how many
-    requests may take long at a time, by default as of a server that holds one of ``app.config.web_threads`` threads for each
-    (:meth:`webapi.context.Slots.of_threads`).
+    requests may take long at a time, by default those of a server that holds a thread for each
+    of its ``app.config.web_threads`` (:meth:`webapi.context.Slots.of_threads`).
 
     It starts nothing: call ``app.start_services()`` in the process that answers, see :mod:`webapi.server`.
     """
