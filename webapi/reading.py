@@ -178,6 +178,10 @@ class ApiRequest(Request):
         assert limit is not None
         if (self.content_length or 0) > limit:
             raise RequestEntityTooLarge
+        terminated = self.environ.get("wsgi.input_terminated")
+        if self.content_length is None and "HTTP_TRANSFER_ENCODING" in self.environ and not terminated:
+            # werkzeug would take it for empty: without a length, the stream of such a server may have no end.
+            raise MalformedBody("this server does not pass on chunked bodies; send the body with its Content-Length")
         # One more: werkzeug refuses a body that reaches the limit, not only one that exceeds it.
         stream = get_input_stream(self.environ, max_content_length=limit + 1)
         return cast(IO[bytes], _WholeBody(stream, self.content_length))

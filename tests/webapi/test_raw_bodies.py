@@ -162,6 +162,20 @@ def test_a_body_that_was_cut_off_is_refused(client: Client) -> None:
     assert client.get("/api/tasks").json["tasks"] == []
 
 
+@pytest.mark.parametrize("kind", ["text/csv", "application/json", "multipart/form-data; boundary=edge"])
+def test_a_chunked_body_that_the_server_does_not_pass_on_is_not_taken_for_empty(client: Client, kind: str) -> None:
+    """a2wsgi neither counts the bytes of a body without a length nor says that its stream ends."""
+    query = "?worker=enroll" if kind == "text/csv" else ""
+    answer = client.post(
+        f"/api/tasks{query}",
+        content_type=kind,
+        headers={"Transfer-Encoding": "chunked"},
+        environ_overrides={"wsgi.input": io.BytesIO(b"sku\nA\n"), "CONTENT_LENGTH": "", "wsgi.input_terminated": False},
+    )
+    assert (answer.status_code, answer.json["code"]) == (400, "malformed_body"), answer.json
+    assert "Content-Length" in answer.json["detail"]
+
+
 def test_a_body_is_taken_up_to_the_limit_and_one_byte_more_is_refused(make_app: Any) -> None:
     app = make_app(max_file_bytes=2_000)
     client = client_of(app)
