@@ -134,7 +134,7 @@ class Front:
         # By its head alone the application refuses a request, or says how long its body may be.
         head = {**environ, HEAD_ONLY: True}
         with SpooledTemporaryFile(IN_MEMORY) as page:
-            answer = await self._run(exchange, False, self._call, head, page)
+            answer = await self._run(exchange, False, self._call, exchange, head, page)
             if BODY_LIMIT not in head:
                 return await self._send_file(exchange, answer, page)
         with SpooledTemporaryFile(IN_MEMORY) as body, self._storing() as stored:
@@ -185,15 +185,17 @@ class Front:
         wanted: list[Following] = []
         environ[FOLLOW] = wanted.append
         with SpooledTemporaryFile(IN_MEMORY) as page:
-            answer = await self._run(exchange, long, self._call, environ, page)
+            answer = await self._run(exchange, long, self._call, exchange, environ, page)
             if not wanted:
                 return await self._send_file(exchange, answer, page)
         if wanted[0].wait_s is None:
             return await self._stream(exchange, answer, wanted[0])
         return await self._long_poll(exchange, environ, answer, wanted[0])
 
-    def _call(self, environ: dict[str, Any], page: IO[bytes] | None = None) -> Answer:
+    def _call(self, exchange: Exchange, environ: dict[str, Any], page: IO[bytes] | None = None) -> Answer:
         """Calls the application, in a thread; writes the whole body of its answer to ``page``, if that is given."""
+        if exchange.connection.transport.is_closing():  # while it waited for the thread
+            raise ClientGone
         started: list[tuple[str, list[tuple[str, str]]]] = []
 
         def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
@@ -220,7 +222,7 @@ class Front:
         With ``ahead``, what the client has not read waits in a file: the answer is made, and what it holds is released,
         without waiting for the client, unless too much is stored.
         """
-        answer, connection = await self._run(exchange, True, self._call, environ), exchange.connection
+        answer, connection = await self._run(exchange, True, self._call, exchange, environ), exchange.connection
         try:
             chunk = await self._run(exchange, True, answer.next)
             await self._start(exchange, answer.status, answer.headers)
@@ -279,6 +281,8 @@ class Front:
             exchange.connection.linger()
 
     async def _send(self, exchange: Exchange, data: bytes, *, last: bool = False) -> None:
+        if exchange.connection.transport.is_closing():  # asyncio logs each write to a lost connection
+            raise ClientGone
         if last and exchange.until_close:
             exchange.connection.end_with(len(data))
         await exchange.send({"type": "http.response.body", "body": data, "more_body": not last})
@@ -299,7 +303,7 @@ class Front:
             await self._send(exchange, stream_event(progress, wanted.root))
         with self._notifier.follow(wanted.task_id) as followed:
             while not (progress["done"] or followed.ended or exchange.connection.gone):
-                if not await followed.after(progress, tag, HEARTBEAT_S):
+                if not await followed.after(progress, tag, HEARTBEAT_S, exchange.connection):
                     await self._send(exchange, STREAM_HEARTBEAT)
                 elif not followed.ended and followed.progress is not None:
                     progress, tag = followed.progress, followed.tag
@@ -309,7 +313,7 @@ class Front:
     async def _long_poll(self, exchange: Exchange, environ: dict[str, Any], answer: Answer, wanted: Following) -> None:
         with self._notifier.follow(wanted.task_id) as followed:
             assert wanted.wait_s is not None
-            changed = await followed.after(wanted.progress, wanted.known, wanted.wait_s)
+            changed = await followed.after(wanted.progress, wanted.known, wanted.wait_s, exchange.connection)
             if exchange.connection.gone:
                 raise ClientGone
             progress = followed.progress
@@ -325,7 +329,7 @@ class Front:
                 return
         environ[FOLLOW] = None
         with SpooledTemporaryFile(IN_MEMORY) as page:
-            answer = await self._run(exchange, False, self._call, environ, page)
+            answer = await self._run(exchange, False, self._call, exchange, environ, page)
             await self._send_file(exchange, answer, page)
 
 
@@ -456,14 +460,18 @@ class Followed:
         self._waiting = set[asyncio.Future[None]]()
         self._made: dict[tuple[Callable[..., bytes], str], bytes] = {}
 
-    async def after(self, progress: Mapping[str, Any], tag: str | None, seconds: float) -> bool:
+    async def after(
+        self, progress: Mapping[str, Any], tag: str | None, seconds: float, connection: Connection | None = None
+    ) -> bool:
         """Waits for another progress object than the one with this ``tag`` that is no older than ``progress``, or for the
-        end. Returns whether it came within so many seconds."""
+        end. Returns whether it came within so many seconds, and before the client of ``connection`` was gone."""
         seen = _version(progress)
         try:
             async with asyncio.timeout(seconds):
                 while not self.ended and (self.progress is None or self.tag == tag or _version(self.progress) < seen):
-                    await self._change()
+                    if connection is not None and connection.gone:
+                        return False
+                    await self._change(connection)
         except TimeoutError:
             return False
         return True
@@ -484,18 +492,24 @@ class Followed:
             self._made.clear()
         waiting, self._waiting = self._waiting, set()
         for number, future in enumerate(waiting, 1):
-            if not future.done():
-                future.set_result(None)
+            _wake(future)
             if number % _WOKEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def _change(self) -> None:
+    async def _change(self, connection: Connection | None) -> None:
         future = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
+        if connection is not None:
+            connection.when_gone = partial(_wake, future)
         try:
             await future
         finally:
             self._waiting.discard(future)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _version(progress: Mapping[str, Any]) -> tuple[int, int]:
