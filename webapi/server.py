@@ -176,8 +176,7 @@ class HttpServer(uvicorn.Server):
         self._watch.cancel()
 
     def make_room(self) -> None:
-        """Closes the connections beyond the most: those that have waited longest for their next request, uploads in progress
-        last."""
+        """Closes those beyond the most that have waited longest for their next request, uploads in progress last."""
         # Once for all that were accepted together: to look at each connection for each of them would hold the loop.
         if len(self.server_state.connections) > self._most and not self._makes_room:
             self._makes_room = True
@@ -248,8 +247,8 @@ MAX_HEADER_BYTES: Final = 65_536
 MAX_LINE_BYTES: Final = 32_768
 """Of the request line, which carries the options of a raw body: ``columns`` alone may have 10,000 characters."""
 
-MAX_PIPELINED: Final = 100
-"""Requests that a client may send before the first is answered."""
+MAX_PIPELINED: Final = 20
+"""Requests that a client may send before the first is answered. A short one holds a hundred times its bytes."""
 
 IDLE_S: Final = 60.0
 """A client's time for one request or answer, in addition to that of its bytes by :data:`BYTES_PER_S`."""
@@ -446,6 +445,8 @@ class Connection(HttpToolsProtocol):
             raise Refused(_LONG_LINE)
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Refused(_PIPELINED)
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # its clients know no such answer (RFC 9110, 10.1.1)
         authority = b""
         if not self.url.startswith(b"/"):
             parsed = httptools.parse_url(self.url)

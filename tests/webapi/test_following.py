@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -19,11 +20,14 @@ from support.serving import PATIENCE_S, Shop, get
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
+from asynctask.clock import SystemClock
 from asynctask.errors import LedgerUnavailable, NotFound
 from asynctask.ledger.progress import Changed
 from asynctask.testing import wait_for
+from webapi import create_app
 from webapi.context import Slots, progress_tag
-from webapi.front import TICK_S, Notifier
+from webapi.front import HEARTBEAT_S, TICK_S, Notifier
+from webapi.server import HttpServer
 
 
 class Sent(NamedTuple):
@@ -249,6 +253,33 @@ def test_a_long_poll_on_the_loop_ends_after_its_time_as_a_plain_one(web: str) ->
     same.value.close()
     assert same.value.code == 304
     assert get(f"{task}?wait=0.3&version={known['version']}&include=errors")["errors"] == []
+
+
+def test_nothing_is_held_for_a_follower_that_has_gone(app: AsyncTask) -> None:
+    """A long poll may wait a minute, and clients that come and go are not counted as connections."""
+    task = app.submit("enroll", [{"sku": "A"}])
+    url, version = f"/api/tasks/{task.id}", app.progress(task.id)["version"]
+    listener = socket.create_server(("127.0.0.1", 0))
+    flask_app = create_app(app, host="127.0.0.1")
+    server = HttpServer(flask_app.wsgi_app, listener, threads=2, storage=10**9, clock=SystemClock(), changed=app.changed)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        for path in (f"{url}?wait=60&version={version}", f"{url}/stream"):
+            clients = [socket.create_connection(listener.getsockname(), PATIENCE_S) for _ in range(3)]
+            for each in clients:
+                each.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            wait_for(
+                lambda: [each.followers for each in server._notifier._followed.values()] == [3], "they follow", PATIENCE_S
+            )
+            for each in clients:
+                each.close()
+            wait_for(lambda: not server.server_state.tasks, "nothing waits for them", HEARTBEAT_S / 2)
+            assert not server._notifier._followed.values()
+    finally:
+        server.stop()
+        thread.join(PATIENCE_S)
+        listener.close()
 
 
 def test_a_stream_ends_with_the_server(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_several_applications_live_in_one_process(make_app: Callable[..., AsyncT
         {"Origin": "http://evil.example"},
         {"Origin": "http://localhost:8001"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ],
 )
 def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: Client, headers: dict[str, str]) -> None:
