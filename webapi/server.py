@@ -536,6 +536,9 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
+        if self._half_closed:
+            self.transport.close()  # it sends no more, and nothing would tell when it has gone
+            return
         self._lingers, self.since, self.received = True, self._server.now(), 0
         self.flow.resume_reading()
         self.transport.resume_reading()  # even if it waits for its turn: what comes is dropped, and costs nothing

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from asynctask.clock import SystemClock
 from asynctask.testing import wait_for
 from webapi.context import BODY_LIMIT, GONE, HEAD_ONLY
-from webapi.server import MAX_HEADERS, MAX_PIPELINED, Connection, HttpServer
+from webapi.server import LINGER_S, MAX_HEADERS, MAX_PIPELINED, Connection, HttpServer
 
 PATIENCE_S = 60.0
 LARGE = 30_000_000
@@ -387,6 +387,13 @@ def test_a_refusal_of_a_client_that_has_gone_is_no_bug(server: Server, caplog: p
         talk.close()
         wait_for(lambda: not server.loop.server_state.tasks, "it is answered", PATIENCE_S)
     assert (lines, caplog.records) == ([], [])
+
+
+def test_a_client_that_has_closed_its_side_is_not_waited_for_after_a_refusal(server: Server, talk: Talk) -> None:
+    talk.send(post(b"he", "Content-Length: 5"))
+    talk.socket.shutdown(socket.SHUT_WR)
+    assert talk.answer()[2]["code"] == "malformed_body"
+    wait_for(lambda: not server.loop.server_state.connections, "its descriptor is free", LINGER_S / 2)
 
 
 def test_an_answer_to_a_client_that_has_gone_is_not_written_to_the_log(
