@@ -97,17 +97,25 @@ class Front:
 
     ``storage``: total bytes of the bodies that are received and of the answers that wait for their clients. Half of the
     threads at most do what may take long: large bodies, and files that are made while they are sent. ``notifier``: tells of
-    changes of followed Tasks.
+    changes of followed Tasks; beyond ``followers`` at a time a stream is refused, and a long poll answered at once.
     """
 
     def __init__(
-        self, application: Any, notifier: Notifier, *, pool: ThreadPoolExecutor, threads: int, storage: int
+        self,
+        application: Any,
+        notifier: Notifier,
+        *,
+        pool: ThreadPoolExecutor,
+        threads: int,
+        storage: int,
+        followers: int,
     ) -> None:
         self._application = application
         self._notifier = notifier
         self._pool = pool
         self._long = asyncio.Semaphore(max(1, threads // 2))
         self._storage, self._stored = storage, 0
+        self._followers = followers
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers a request. Raises nothing."""
@@ -183,7 +191,7 @@ class Front:
             # A report holds processes and connections until it is made; a result is a file already.
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
         wanted: list[Following] = []
-        environ[FOLLOW] = wanted.append
+        environ[FOLLOW] = wanted.append if self._notifier.followers < self._followers else None
         with SpooledTemporaryFile(IN_MEMORY) as page:
             answer = await self._run(exchange, long, self._call, exchange, environ, page)
             if not wanted:
@@ -408,7 +416,7 @@ def environ_of(scope: dict[str, Any], connection: Connection) -> dict[str, Any]:
 # servers do not offer it; there the view waits in its own thread.
 
 FOLLOW: Final = "asynctask.follow"
-"""In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over."""
+"""In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over, or no more may wait."""
 
 TICK_S: Final = 0.25
 """Seconds between two reads of the Tasks that clients follow."""
@@ -525,6 +533,7 @@ class Notifier:
     def __init__(self, read: Callable[[Mapping[int, str | None]], Awaitable[Mapping[int, Changed]]]) -> None:
         self._read = read
         self._followed: dict[int, Followed] = {}
+        self.followers = 0
         self._reader: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -533,6 +542,7 @@ class Notifier:
         """The Task, read until the block ends."""
         followed = self._followed.setdefault(task_id, Followed())
         followed.followers += 1
+        self.followers += 1
         followed.ended |= self._stopped
         if self._reader is None and not self._stopped:
             self._reader = asyncio.get_running_loop().create_task(self._run())
@@ -540,6 +550,7 @@ class Notifier:
             yield followed
         finally:
             followed.followers -= 1
+            self.followers -= 1
             if not followed.followers:
                 del self._followed[task_id]
 

@@ -130,7 +130,14 @@ class HttpServer(uvicorn.Server):
         # A thread of its own: followers do not wait until the others have answered polls.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="follow")
         self._notifier = Notifier(lambda known: asyncio.get_running_loop().run_in_executor(self._reader, changed, known))
-        front = Front(application, self._notifier, pool=self._threads, threads=threads, storage=storage)
+        front = Front(
+            application,
+            self._notifier,
+            pool=self._threads,
+            threads=threads,
+            storage=storage,
+            followers=self._most * 3 // 4,  # a connection is left for the others
+        )
         protocol: Any = partial(Connection, self)
         super().__init__(
             uvicorn.Config(

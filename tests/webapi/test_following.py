@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from asynctask.errors import LedgerUnavailable, NotFound
 from asynctask.ledger.progress import Changed
 from asynctask.testing import wait_for
 from webapi import create_app
-from webapi.context import Slots, progress_tag
+from webapi.context import Slots, progress_tag, register_slots
 from webapi.front import HEARTBEAT_S, TICK_S, Notifier
 from webapi.server import HttpServer
 
@@ -255,31 +255,54 @@ def test_a_long_poll_on_the_loop_ends_after_its_time_as_a_plain_one(web: str) ->
     assert get(f"{task}?wait=0.3&version={known['version']}&include=errors")["errors"] == []
 
 
-def test_nothing_is_held_for_a_follower_that_has_gone(app: AsyncTask) -> None:
-    """A long poll may wait a minute, and clients that come and go are not counted as connections."""
-    task = app.submit("enroll", [{"sku": "A"}])
-    url, version = f"/api/tasks/{task.id}", app.progress(task.id)["version"]
-    listener = socket.create_server(("127.0.0.1", 0))
-    flask_app = create_app(app, host="127.0.0.1")
-    server = HttpServer(flask_app.wsgi_app, listener, threads=2, storage=10**9, clock=SystemClock(), changed=app.changed)
+@contextmanager
+def served(app: AsyncTask, **how: Any) -> Iterator[tuple[HttpServer, Callable[[str], socket.socket]]]:
+    """A server in this process, and what sends a GET on a connection of its own."""
+    listener, flask_app = socket.create_server(("127.0.0.1", 0)), create_app(app, host="127.0.0.1")
+    register_slots(flask_app, Slots({"follow": 0}))
+    given = {"threads": 2, "storage": 10**9, "clock": SystemClock(), "changed": app.changed, **how}
+    server = HttpServer(flask_app.wsgi_app, listener, **given)
     thread = threading.Thread(target=server.run)
     thread.start()
+
+    def ask(path: str) -> socket.socket:
+        found = stack.enter_context(closing(socket.create_connection(listener.getsockname(), PATIENCE_S)))
+        found.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return found
+
     try:
-        for path in (f"{url}?wait=60&version={version}", f"{url}/stream"):
-            clients = [socket.create_connection(listener.getsockname(), PATIENCE_S) for _ in range(3)]
-            for each in clients:
-                each.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            wait_for(
-                lambda: [each.followers for each in server._notifier._followed.values()] == [3], "they follow", PATIENCE_S
-            )
-            for each in clients:
-                each.close()
-            wait_for(lambda: not server.server_state.tasks, "nothing waits for them", HEARTBEAT_S / 2)
-            assert not server._notifier._followed.values()
+        with ExitStack() as stack:
+            yield server, ask
     finally:
         server.stop()
         thread.join(PATIENCE_S)
         listener.close()
+
+
+def test_nothing_is_held_for_a_follower_that_has_gone(app: AsyncTask) -> None:
+    """A long poll may wait a minute, and clients that come and go are not counted as connections."""
+    task = app.submit("enroll", [{"sku": "A"}])
+    url, version = f"/api/tasks/{task.id}", app.progress(task.id)["version"]
+    with served(app) as (server, ask):
+        for path in (f"{url}?wait=60&version={version}", f"{url}/stream"):
+            clients = [ask(path) for _ in range(3)]
+            wait_for(lambda: server._notifier.followers == 3, "they follow", PATIENCE_S)
+            for each in clients:
+                each.close()
+            wait_for(lambda: not server.server_state.tasks, "nothing waits for them", HEARTBEAT_S / 2)
+            assert (server._notifier.followers, server._notifier._followed) == (0, {})
+
+
+def test_followers_leave_a_quarter_of_the_connections_to_others(app: AsyncTask) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    url, version = f"/api/tasks/{task.id}", app.progress(task.id)["version"]
+    with served(app, most=16) as (server, ask):
+        for _ in range(12):
+            ask(f"{url}/stream").recv(1)
+        wait_for(lambda: server._notifier.followers == 12, "they follow", PATIENCE_S)
+        for path, status in ((f"{url}/stream", 503), (f"{url}?wait=60&version={version}", 200), ("/readyz", 200)):
+            assert int(ask(path).recv(100).split()[1]) == status
+        assert server._notifier.followers == 12
 
 
 def test_a_stream_ends_with_the_server(tmp_path: Path) -> None:
