@@ -157,7 +157,7 @@ class Front:
         # By its head alone the application refuses a request, or says how long its body may be.
         head = exchange.environ = {**environ, HEAD_ONLY: True}
         with SpooledTemporaryFile(IN_MEMORY) as page:
-            answer = await self._run(exchange, False, self._call, head, page)
+            answer = await self._run(exchange, False, self._call, exchange, head, page)
             if BODY_LIMIT not in head:
                 return await self._send_file(exchange, answer, page)
         with SpooledTemporaryFile(IN_MEMORY) as body, self._storing() as stored:
@@ -213,15 +213,17 @@ class Front:
         turn = self._long_polls if b"wait=" in exchange.scope["query_string"] else nullcontext()
         with SpooledTemporaryFile(IN_MEMORY) as page:
             async with turn:
-                answer = await self._run(exchange, long, self._call, environ, page)
+                answer = await self._run(exchange, long, self._call, exchange, environ, page)
             if not wanted:
                 return await self._send_file(exchange, answer, page)
         if wanted[0].wait_s is None:
             return await self._stream(exchange, answer, wanted[0])
         return await self._long_poll(exchange, environ, answer, wanted[0])
 
-    def _call(self, environ: dict[str, Any], page: IO[bytes] | None = None) -> Answer:
+    def _call(self, exchange: Exchange, environ: dict[str, Any], page: IO[bytes] | None = None) -> Answer:
         """Calls the application, in a thread; writes the whole body of its answer to ``page``, if that is given."""
+        if exchange.connection.transport.is_closing():  # while it waited for the thread
+            raise ClientGone
         started: list[tuple[str, list[tuple[str, str]]]] = []
 
         def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
@@ -248,7 +250,7 @@ class Front:
         With ``ahead``, what the client has not read waits in a file: the answer is made, and what it holds is released,
         without waiting for the client, unless too much is stored.
         """
-        answer, connection = await self._run(exchange, True, self._call, environ), exchange.connection
+        answer, connection = await self._run(exchange, True, self._call, exchange, environ), exchange.connection
         try:
             chunk = await self._run(exchange, True, answer.next)
             await self._start(exchange, answer.status, answer.headers)
@@ -307,6 +309,8 @@ class Front:
             exchange.connection.linger()
 
     async def _send(self, exchange: Exchange, data: bytes, *, last: bool = False) -> None:
+        if exchange.connection.transport.is_closing():  # asyncio logs each write to a lost connection
+            raise ClientGone
         if last and exchange.until_close:
             exchange.connection.end_with(len(data))
         await exchange.send({"type": "http.response.body", "body": data, "more_body": not last})
@@ -326,8 +330,8 @@ class Front:
         if tag != wanted.known:
             await self._send(exchange, stream_event(progress, wanted.root))
         with self._notifier.follow(wanted.task_id) as followed:
-            while not (progress["done"] or followed.ended or exchange.connection.gone):
-                if not await followed.after(progress, tag, HEARTBEAT_S):
+            while not (progress["done"] or followed.ended or exchange.connection.left):
+                if not await followed.after(progress, tag, HEARTBEAT_S, exchange.connection):
                     await self._send(exchange, STREAM_HEARTBEAT)
                 elif not followed.ended and followed.progress is not None:
                     progress, tag = followed.progress, followed.tag
@@ -337,8 +341,8 @@ class Front:
     async def _long_poll(self, exchange: Exchange, environ: dict[str, Any], answer: Answer, wanted: Following) -> None:
         with self._notifier.follow(wanted.task_id) as followed:
             assert wanted.wait_s is not None
-            changed = await followed.after(wanted.progress, wanted.known, wanted.wait_s)
-            if exchange.connection.gone:
+            changed = await followed.after(wanted.progress, wanted.known, wanted.wait_s, exchange.connection)
+            if exchange.connection.left:
                 raise ClientGone
             progress = followed.progress
             if changed and not followed.ended and progress is not None and not wanted.errors:
@@ -353,7 +357,7 @@ class Front:
                 return
         environ |= {FOLLOW: None, LATEST: lambda _task_id: None}
         with SpooledTemporaryFile(IN_MEMORY) as page:
-            answer = await self._run(exchange, False, self._call, environ, page)
+            answer = await self._run(exchange, False, self._call, exchange, environ, page)
             await self._send_file(exchange, answer, page)
 
 
@@ -449,7 +453,7 @@ def environ_of(scope: dict[str, Any], connection: Connection) -> dict[str, Any]:
 # servers do not offer it; there the view waits in its own thread.
 
 FOLLOW: Final = "asynctask.follow"
-"""In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over."""
+"""In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over, or no more may wait."""
 
 LATEST: Final = "asynctask.latest"
 """In the WSGI environment: a function that gives the last progress object of a Task that others follow, or None."""
@@ -504,14 +508,18 @@ class Followed:
         self._waiting = set[asyncio.Future[None]]()
         self._made: dict[tuple[Callable[..., bytes], str], bytes] = {}
 
-    async def after(self, progress: Mapping[str, Any], tag: str | None, seconds: float) -> bool:
+    async def after(
+        self, progress: Mapping[str, Any], tag: str | None, seconds: float, connection: Connection | None = None
+    ) -> bool:
         """Waits for another progress object than the one with this ``tag`` that is no older than ``progress``, or for the
-        end. Returns whether it came within so many seconds."""
+        end. Returns whether it came within so many seconds, and before the client of ``connection`` left."""
         seen = _version(progress)
         try:
             async with asyncio.timeout(seconds):
                 while not self.ended and (self.progress is None or self.tag == tag or _version(self.progress) < seen):
-                    await self._change()
+                    if connection is not None and connection.left:
+                        return False
+                    await self._change(connection)
         except TimeoutError:
             return False
         return True
@@ -532,18 +540,24 @@ class Followed:
             self._made.clear()
         waiting, self._waiting = self._waiting, set()
         for number, future in enumerate(waiting, 1):
-            if not future.done():
-                future.set_result(None)
+            _wake(future)
             if number % _WOKEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def _change(self) -> None:
+    async def _change(self, connection: Connection | None) -> None:
         future = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
+        if connection is not None:
+            connection.when_left = partial(_wake, future)
         try:
             await future
         finally:
             self._waiting.discard(future)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _version(progress: Mapping[str, Any]) -> tuple[int, int]:
@@ -559,7 +573,7 @@ class Notifier:
 
     def __init__(self, read: Callable[[Mapping[int, str | None]], Awaitable[Mapping[int, Changed]]], most: int) -> None:
         self._read = read
-        self._free = most
+        self.followers, self._most = 0, most
         self._followed: dict[int, Followed] = {}
         self._reader: asyncio.Task[None] | None = None
         self._stopped = False
@@ -567,21 +581,21 @@ class Notifier:
     @property
     def full(self) -> bool:
         """Whether as many clients follow as may."""
-        return self._free <= 0
+        return self.followers >= self._most
 
     @contextmanager
     def follow(self, task_id: int) -> Iterator[Followed]:
         """The Task, read until the block ends."""
         followed = self._followed.setdefault(task_id, Followed())
         followed.followers += 1
-        self._free -= 1
+        self.followers += 1
         followed.ended |= self._stopped
         if self._reader is None and not self._stopped:
             self._reader = asyncio.get_running_loop().create_task(self._run())
         try:
             yield followed
         finally:
-            self._free += 1
+            self.followers -= 1
             followed.followers -= 1
             if not followed.followers:
                 del self._followed[task_id]

@@ -31,6 +31,9 @@ MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 10_000
 """Single faults in one answer; ``errors_total`` is their number if there are more."""
 
+MAX_FIELD_FAULTS: Final = 1_000
+"""Faulty fields in one answer. A body may have 500,000 unknown ones, and for each the nearest known name is looked up."""
+
 _log: Final = get_logger("asynctask.web")
 
 
@@ -198,9 +201,11 @@ def _code(status: int) -> str:
 
 
 def from_validation(error: ValidationError, known: Collection[str], what: str) -> InputError:
-    """pydantic's errors as one :class:`InputError` (422) that names every field; ``what`` is "option", for instance."""
-    problems = [_fault(each, known) for each in error.errors(include_url=False)]
-    first, more = problems[0], f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    """pydantic's errors as one :class:`InputError` (422) that names the fields, :data:`MAX_FIELD_FAULTS` at most; ``what``
+    is "option", for instance."""
+    found = error.errors(include_url=False)
+    problems = [_fault(each, known) for each in found[:MAX_FIELD_FAULTS]]
+    first, more = problems[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     code = "invalid_" + what.replace(" ", "_")
     subject = f"{what} {first.column!r}" if first.column else "the body"
     return InputError(f"{subject} {first.message}{more}", code=code, errors=problems)

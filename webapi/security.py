@@ -309,9 +309,13 @@ def register_tokens(flask_app: APIFlask, config: Config) -> None:
     def refuse_strangers() -> None:
         if request.path in _PROBES:
             return
-        token = logins.token_of(request.authorization, request.remote_addr or "", request.path)
+        try:
+            given = request.authorization
+        except ValueError:  # werkzeug raises it for base64 with other characters than ASCII
+            given = None
+        token = logins.token_of(given, request.remote_addr or "", request.path)
         if token is None:
-            known_before = request.authorization is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
+            known_before = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
             raise (LoggedOut if known_before else Unauthorized)(
                 "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
             )

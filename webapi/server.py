@@ -109,6 +109,10 @@ MAX_CONNECTIONS: Final = 2_000
 SPARE_DESCRIPTORS: Final = 256
 """Reserved for databases, uploads and reports; a connection may need two: the socket and a temporary file."""
 
+ACCEPTED_AT_ONCE: Final = 50
+"""Connections that are accepted before the loop serves those that are open."""
+
+_BACKLOG: Final = 1024
 _CHECK_S: Final = 1.0
 
 
@@ -138,6 +142,7 @@ class HttpServer(uvicorn.Server):
         self._listener = listener
         self._beat = beat
         self._most = most or _most_connections()
+        self._makes_room = False
         self._slowed = deque[Connection]()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="http")
         # A thread of its own: followers do not wait until the others have answered polls.
@@ -169,6 +174,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                backlog=ACCEPTED_AT_ONCE,
                 timeout_keep_alive=24 * 3600,  # its connections have time limits of their own
             )
         )
@@ -189,6 +195,7 @@ class HttpServer(uvicorn.Server):
         """Accepts connections, and checks each second how long each has waited."""
         self._watch = asyncio.get_running_loop().create_task(self._check())
         await super().startup(sockets)
+        self._listener.listen(_BACKLOG)  # asyncio accepts as many in one turn of the loop as wait at most
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends streams and long polls, then waits for the other answers."""
@@ -198,15 +205,20 @@ class HttpServer(uvicorn.Server):
         self._watch.cancel()
 
     def make_room(self) -> None:
-        """Closes the connection that has waited longest for its next request, uploads in progress last, if there are too
-        many."""
-        if len(self.server_state.connections) <= self._most:
-            return
-        # Those that made room for others in this turn of the loop are still among the connections.
-        staying = [each for each in self._open() if not each.gone]
-        waiting = [each for each in staying if each.waits]
-        if len(staying) > self._most and waiting:
-            min(waiting, key=lambda each: (each.received > IN_MEMORY, each.since)).transport.abort()
+        """Closes those beyond the most that have waited longest for their next request, uploads in progress last."""
+        # Once for all that were accepted together: to look at each connection for each of them would hold the loop.
+        if len(self.server_state.connections) > self._most and not self._makes_room:
+            self._makes_room = True
+            asyncio.get_running_loop().call_soon(self._make_room)
+
+    def _make_room(self) -> None:
+        self._makes_room = False
+        open_ones = [each for each in self._open() if not each.gone]
+        waiting = sorted(
+            (each for each in open_ones if each.waits), key=lambda each: (each.received > IN_MEMORY, each.since)
+        )
+        for each in waiting[: max(0, len(open_ones) - self._most)]:
+            each.transport.abort()
 
     def slow_down(self, connection: Connection) -> None:
         """Reads on from a connection that costs much to parse when its turn comes: one of all such each :data:`TURN_S`."""
@@ -262,14 +274,17 @@ def _most_connections() -> int:
 #
 # uvicorn parses with llhttp, Node's parser. Neither has limits of size, nor of time but between requests: those are here.
 
+MAX_HEADERS: Final = 100
+"""Of a head, and of the trailer. A header of three bytes costs as much to parse as one of a hundred."""
+
 MAX_HEADER_BYTES: Final = 65_536
 """Of a head, and of what comes between two pieces of a body: sizes of chunks, their extensions, the trailer."""
 
 MAX_LINE_BYTES: Final = 32_768
 """Of the request line, which carries the options of a raw body: ``columns`` alone may have 10,000 characters."""
 
-MAX_PIPELINED: Final = 100
-"""Requests that a client may send before the first is answered."""
+MAX_PIPELINED: Final = 20
+"""Requests that a client may send before the first is answered. A short one holds a hundred times its bytes."""
 
 IDLE_S: Final = 60.0
 """A client's time for one request or answer, in addition to that of its bytes by :data:`BYTES_PER_S`."""
@@ -298,7 +313,9 @@ _LONG_LINE: Final = Refusal(
     f"the first line of the request is over the limit of {MAX_LINE_BYTES:,} bytes; ask for less at once",
 )
 _LONG_HEAD: Final = Refusal(
-    431, "headers_too_large", f"the headers are over the limit of {MAX_HEADER_BYTES:,} bytes; send fewer or shorter ones"
+    431,
+    "headers_too_large",
+    f"the headers are over the limit of {MAX_HEADERS} or of {MAX_HEADER_BYTES:,} bytes; send fewer or shorter ones",
 )
 _LONG_CHUNK: Final = Refusal(400, "malformed_request", "a size line or the trailer of the chunked body is too long")
 _PIPELINED: Final = Refusal(
@@ -329,9 +346,11 @@ class Connection(HttpToolsProtocol):
         """Bytes received since then."""
         self.sent = 0
         """Bytes of the bodies of answers."""
+        self.when_left: Callable[[], None] = lambda: None
+        """Called when the client has closed its side, or the connection is lost."""
         self._server = server
         self._receiving = self._in_head = False  # whether a request has begun and is not complete
-        self._head_bytes = 0
+        self._headers = self._head_bytes = 0
         self._pieces = 0  # of bodies, in what was received last
         self._unparsed = 0  # bytes received since the last head or piece of a body was complete
         self._unanswered = 0
@@ -347,6 +366,11 @@ class Connection(HttpToolsProtocol):
     def gone(self) -> bool:
         """Whether the connection is closed. A client that has closed its side alone still reads. Any thread may ask."""
         return self.transport.is_closing()
+
+    @property
+    def left(self) -> bool:
+        """Whether the client has closed its side of the connection, so that it follows no Task any more."""
+        return self._half_closed or self.gone
 
     @property
     def is_unix(self) -> bool:
@@ -427,11 +451,17 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         self._half_closed = True
+        self.when_left()
         if self._receiving and not self._in_head and not self._lingers:
             detail = f"the body was cut off after {self.received:,} bytes; send it again, whole"
             self._refuse(Refusal(400, "malformed_body", detail))
             return True
         return self._unanswered > 0  # the client waits for the answers
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves the timer of a broken connection, and the timer keeps all this
+        self.when_left()
 
     # -- what the parser calls
 
@@ -441,7 +471,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._framing = b""
         self._receiving = self._in_head = True
-        self._head_bytes = 0
+        self._headers = self._head_bytes = 0
         if not self._unanswered:
             self.since, self.received = self._server.now(), 0
 
@@ -452,9 +482,10 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._resumes:
             return
+        self._headers += 1
         self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEADER_BYTES:
-            raise Refused(_LONG_HEAD)
+        if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEADER_BYTES:
+            raise Refused(_LONG_HEAD if self._in_head else _LONG_CHUNK)
         if self._in_head:  # a trailer of a body is no header: what a proxy removes from those may stand in it
             super().on_header(name, value)
             if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -467,6 +498,8 @@ class Connection(HttpToolsProtocol):
             raise Refused(_LONG_LINE)
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Refused(_PIPELINED)
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # its clients know no such answer (RFC 9110, 10.1.1)
         authority = b""
         if not self.url.startswith(b"/"):
             parsed = httptools.parse_url(self.url)
@@ -474,6 +507,7 @@ class Connection(HttpToolsProtocol):
         self.scope["state"] |= {"target": self.url, "authority": authority}
         super().on_headers_complete()
         self._in_head = False
+        self._headers = 0  # of the trailer, from here on
         self._unanswered += 1
         self._unparsed = 0
 
@@ -563,8 +597,12 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
+        if self._half_closed:
+            self.transport.close()  # it sends no more, and nothing would tell when it has gone
+            return
         self._lingers, self.since, self.received = True, self._server.now(), 0
         self.flow.resume_reading()
+        self.transport.resume_reading()  # even if it waits for its turn: what comes is dropped, and costs nothing
         try:
             self.transport.write_eof()
         except OSError:  # the client has reset the connection, and the loop has not read it yet
@@ -709,7 +747,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
-        listener.listen(1024)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise Unavailable(f"cannot listen on {host}:{port}: {error}; give another port, or 0 for a free one") from error

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from asynctask.ledger.progress import Changed
 from asynctask.testing import wait_for
 from webapi import create_app
 from webapi.context import Slots, progress_tag
-from webapi.front import FOLLOW, LATEST, TICK_S, Following, Notifier
+from webapi.front import FOLLOW, HEARTBEAT_S, LATEST, TICK_S, Following, Notifier
 from webapi.server import HttpServer
 
 
@@ -227,37 +227,6 @@ def test_streams_and_long_polls_hold_none_of_the_servers_threads(tmp_path: Path)
         polls.shutdown()
 
 
-def test_streams_leave_connections_to_others(app: AsyncTask) -> None:
-    """Before, as many streams as the server takes connections locked out everybody."""
-    task = app.submit("enroll", [{"sku": "A"}])
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}/api/tasks/{task.id}"
-    slots = Slots({"report": 1, "file": 1, "follow": 0})
-    server = HttpServer(
-        create_app(app, slots=slots).wsgi_app,
-        listener,
-        threads=2,
-        storage=10**9,
-        clock=SystemClock(),
-        changed=app.changed,
-        most=20,
-    )
-    thread = threading.Thread(target=server.run, name="server")
-    thread.start()
-    try:
-        with ExitStack() as stack:
-            streams = [events_of(stack.enter_context(closing(opened(f"{url}/stream")))) for _ in range(15)]
-            version = max(next(each).progress["version"] for each in streams)
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                opened(f"{url}/stream")
-            with refused.value as answer:
-                assert (answer.code, json.load(answer)["code"]) == (503, "busy")
-            assert get(f"{url}?wait=60&version={version}")["version"] == version, "it is answered at once"
-    finally:
-        server.stop()
-        thread.join(PATIENCE_S)
-
-
 @pytest.mark.parametrize("headers", [{}, {"If-None-Match": "known"}])
 def test_a_long_poll_on_the_loop_has_the_answer_of_one_in_a_thread(web: str, headers: dict[str, str]) -> None:
     task = submit(web, 1)
@@ -284,6 +253,56 @@ def test_a_long_poll_on_the_loop_ends_after_its_time_as_a_plain_one(web: str) ->
     same.value.close()
     assert same.value.code == 304
     assert get(f"{task}?wait=0.3&version={known['version']}&include=errors")["errors"] == []
+
+
+@contextmanager
+def served(app: AsyncTask, **how: Any) -> Iterator[tuple[HttpServer, Callable[[str], socket.socket]]]:
+    """A server in this process, and what sends a GET on a connection of its own."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    flask_app = create_app(app, host="127.0.0.1", slots=Slots({"follow": 0}))
+    given = {"threads": 2, "storage": 10**9, "clock": SystemClock(), "changed": app.changed, **how}
+    server = HttpServer(flask_app.wsgi_app, listener, **given)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+
+    def ask(path: str) -> socket.socket:
+        found = stack.enter_context(closing(socket.create_connection(listener.getsockname(), PATIENCE_S)))
+        found.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return found
+
+    try:
+        with ExitStack() as stack:
+            yield server, ask
+    finally:
+        server.stop()
+        thread.join(PATIENCE_S)
+        listener.close()
+
+
+def test_nothing_is_held_for_a_follower_that_has_gone(app: AsyncTask) -> None:
+    """A long poll may wait a minute, and clients that come and go are not counted as connections."""
+    task = app.submit("enroll", [{"sku": "A"}])
+    url, version = f"/api/tasks/{task.id}", app.progress(task.id)["version"]
+    with served(app) as (server, ask):
+        for path in (f"{url}?wait=60&version={version}", f"{url}/stream"):
+            clients = [ask(path) for _ in range(3)]
+            wait_for(lambda: server._notifier.followers == 3, "they follow", PATIENCE_S)
+            for each in clients:
+                each.close()
+            wait_for(lambda: not server.server_state.tasks, "nothing waits for them", HEARTBEAT_S / 2)
+            assert (server._notifier.followers, server._notifier._followed) == (0, {})
+
+
+def test_followers_leave_a_quarter_of_the_connections_to_others(app: AsyncTask) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    url, version = f"/api/tasks/{task.id}", app.progress(task.id)["version"]
+    with served(app, most=16) as (server, ask):
+        for _ in range(12):
+            ask(f"{url}/stream").recv(1)
+        wait_for(lambda: server._notifier.followers == 12, "they follow", PATIENCE_S)
+        for path, status in ((f"{url}/stream", 503), (f"{url}?wait=60&version={version}", 200), ("/readyz", 200)):
+            assert int(ask(path).recv(100).split()[1]) == status
+        assert server._notifier.followers == 12
 
 
 def test_a_stream_ends_with_the_server(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,8 +19,8 @@ from structlog.testing import capture_logs
 import webapi.server
 from asynctask.clock import SystemClock
 from asynctask.testing import wait_for
-from webapi.context import BODY_LIMIT, HEAD_ONLY
-from webapi.server import Connection, HttpServer
+from webapi.context import BODY_LIMIT, GONE, HEAD_ONLY
+from webapi.server import LINGER_S, MAX_HEADERS, MAX_PIPELINED, Connection, HttpServer
 
 PATIENCE_S = 60.0
 LARGE = 30_000_000
@@ -39,6 +41,10 @@ class Clock(SystemClock):
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
     """What the path says: an echo, something large, a bug."""
     path = environ["PATH_INFO"]
+    if path == "/gone":
+        wait_for(environ[GONE], "its client has gone", PATIENCE_S)
+        start_response("404 Not Found", [])
+        return [b""]
     if HEAD_ONLY in environ and int(environ.get("CONTENT_LENGTH") or 0) <= LIMIT:
         environ[BODY_LIMIT] = LIMIT
         start_response("204 No Content", [])
@@ -204,6 +210,8 @@ def test_an_answer_without_a_length_ends_with_its_connection_in_http_1_0(talk: T
         (b"GET /x HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
         (b"GET /x HTTP/1.1\r\n" + b"a" * 70_000, 431, "headers_too_large"),
         (b"GET /x HTTP/1.1\r\nHost: here\r\n" + b"X: y\r\n" * 20_000, 431, "headers_too_large"),
+        (b"GET /x HTTP/1.1\r\nHost: here\r\n" + b"X:\r\n" * MAX_HEADERS + b"\r\n", 431, "headers_too_large"),
+        (post(b"0\r\n" + b"X:\r\n" * (MAX_HEADERS + 1) + b"\r\n", "Transfer-Encoding: chunked"), 400, "malformed_request"),
         (post(b"1;" + b"x" * 90_000, "Transfer-Encoding: chunked"), 400, "malformed_request"),
         (post(b"0\r\nX: " + b"x" * 90_000, "Transfer-Encoding: chunked"), 400, "malformed_request"),
         (post(b"0\r\n" + b"X: y\r\n" * 20_000, "Transfer-Encoding: chunked"), 400, "malformed_request"),
@@ -316,6 +324,11 @@ def test_a_client_that_offers_another_protocol_is_answered_in_this_one(
     assert [talk.answer()[2]["body"] for _ in range(3)] == ["one" if body else ""] * 3
 
 
+def test_a_client_of_http_1_0_is_not_told_to_go_on(talk: Talk) -> None:
+    talk.send(b"POST /x HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello")
+    assert talk.answer()[2]["body"] == "hello"
+
+
 def test_garbage_after_a_request_does_not_take_its_answer(talk: Talk) -> None:
     talk.send(post(b"one", "Content-Length: 3") + b"\x16\x03\x01 no request\r\n\r\n")
     assert talk.answer()[2]["body"] == "one"
@@ -403,7 +416,7 @@ def test_a_client_that_sends_requests_without_end_is_refused(talk: Talk) -> None
     while not statuses or statuses[-1] == 200:
         statuses.append(talk.answer()[0])
     assert statuses[-1] == 400
-    assert len(statuses) > 100, "those that were taken are answered"
+    assert len(statuses) > MAX_PIPELINED, "those that were taken are answered"
     assert talk.ended
 
 
@@ -539,6 +552,99 @@ def test_a_client_that_goes_before_its_answer_is_a_line_without_a_status() -> No
             goes.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     assert logged(talks) == [("POST", "/x", None)]
+
+
+# -- Clients that go away ------------------------------------------------------------------------------------------------
+
+
+def broken(talk: Talk) -> None:
+    """Ends a connection without a farewell, as a crash of the client does."""
+    talk.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    talk.close()
+
+
+def only_connection(server: Server) -> Connection:
+    (found,) = server.loop.server_state.connections
+    assert isinstance(found, Connection)
+    return found
+
+
+def test_nothing_is_kept_of_a_connection_that_broke_after_an_answer(server: Server) -> None:
+    talk = server.connect()
+    assert talk.get().answer()[0] == 200
+    kept = weakref.ref(only_connection(server))
+    broken(talk)
+    wait_for(lambda: gc.collect() >= 0 and kept() is None, "it is forgotten", PATIENCE_S)
+
+
+def test_a_refusal_of_a_client_that_has_gone_is_no_bug(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with capture_logs() as lines, closing(server.connect()) as talk:
+        talk.send(b"HEAD /gone HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\nhello")
+        wait_for(lambda: server.loop.server_state.tasks, "it is asked", PATIENCE_S)
+        broken(talk)
+        wait_for(lambda: not server.loop.server_state.tasks, "it is answered", PATIENCE_S)
+    assert (lines, caplog.records) == ([], [])
+
+
+def test_a_client_that_has_closed_its_side_is_not_waited_for_after_a_refusal(server: Server, talk: Talk) -> None:
+    talk.send(post(b"he", "Content-Length: 5"))
+    talk.socket.shutdown(socket.SHUT_WR)
+    assert talk.answer()[2]["code"] == "malformed_body"
+    wait_for(lambda: not server.loop.server_state.connections, "its descriptor is free", LINGER_S / 2)
+
+
+def test_an_answer_to_a_client_that_has_gone_is_not_written_to_the_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second request tells uvicorn nothing of the first when the connection is lost."""
+    talk = server.connect().get("/large").get("/x")
+    assert talk.head()[0] == 200
+    broken(talk)
+    wait_for(lambda: not server.loop.server_state.tasks, "the answer is given up", PATIENCE_S)
+    assert caplog.records == []
+
+
+def test_a_request_is_not_performed_whose_client_went_before_its_turn(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise clients that come and go fill the queue of the threads without being counted as connections."""
+    first, second = server.connect().get("/gone"), server.connect()
+    wait_for(lambda: server.loop._threads._work_queue.qsize() == 0, "the only thread is taken", PATIENCE_S)
+    second.get("/bug")
+    wait_for(lambda: server.loop._threads._work_queue.qsize() == 1, "it waits", PATIENCE_S)
+    broken(second)
+    wait_for(lambda: len(server.loop.server_state.connections) == 1, "the server knows", PATIENCE_S)
+    with capture_logs() as lines:
+        broken(first)
+        wait_for(lambda: not server.loop.server_state.tasks, "both are over", PATIENCE_S)
+    assert lines == []
+
+
+def test_a_body_of_tiny_chunks_waits_until_it_is_wanted() -> None:
+    """Here behind another request of its connection, which may take hours: a stream."""
+    done = threading.Event()
+
+    def pour(talk: Talk) -> None:
+        with suppress(OSError):
+            while not done.is_set():
+                talk.send(b"1\r\nx\r\n" * 10_000)
+
+    with serving(threads=2) as server, closing(server.connect()) as talk, closing(server.connect()) as other:
+        talk.send(b"GET /gone HTTP/1.1\r\nHost: here\r\n\r\n" + post(b"1\r\nx\r\n" * 10_000, "Transfer-Encoding: chunked"))
+        wait_for(lambda: [each for each in server.loop._open() if each.received], "it is read", PATIENCE_S)
+        (found,) = (each for each in server.loop._open() if each.received)
+        pouring = threading.Thread(target=pour, args=[talk])
+        pouring.start()
+        try:
+            # Both would take turns.
+            other.send(post(b"1\r\nx\r\n" * 90_000 + b"0\r\n\r\n", "Transfer-Encoding: chunked"))
+            assert other.answer()[2]["length"] == 90_000
+            assert found.received < 200_000
+        finally:
+            done.set()
+            talk.socket.shutdown(socket.SHUT_RDWR)
+            server.loop._give_up()
+            pouring.join(PATIENCE_S)
 
 
 # -- Slow clients -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from support.webshop import Client, client_of
 from asynctask import AsyncTask
 from asynctask.config import Config
 from asynctask.testing import wait_for
+from webapi.problems import MAX_FIELD_FAULTS
 
 Make = Callable[..., AsyncTask]
 
@@ -146,3 +147,10 @@ def test_split_cpu_s_and_split_memory(make_app: Make, form: Any, tmp_path: Path)
 def test_every_limit_is_a_setting_that_can_be_looked_up() -> None:
     limits = {each.name for each in fields(Config) if each.name.startswith("max_")}
     assert {"max_body_bytes", "max_file_bytes", "max_item_bytes", "max_json_depth", "max_rows"} <= limits
+
+
+def test_a_body_of_unknown_fields_is_refused_without_a_look_at_each(client: Client) -> None:
+    answer = client.post("/api/tasks", json={"worker": "anything", "items": [1], **{f"{n}": 1 for n in range(20_000)}})
+    assert (answer.status_code, answer.json["code"]) == (422, "invalid_option")
+    assert "(and 19999 more)" in answer.json["detail"]
+    assert len(answer.json["errors"]) == MAX_FIELD_FAULTS

@@ -46,6 +46,7 @@ def guarded(make_app: Callable[..., AsyncTask]) -> tuple[AsyncTask, Client]:
     [
         None, "", "Bearer", "Bearer wrong-and-long-enough", f"Bearer {ANN}x", f"Bearer {ANN.upper()}", f"Token {ANN}", ANN,
         basic("ann", EVE), basic("eve", ANN), basic("", ANN), basic("ann", ""), "Basic not-base64",
+        "Basic n\xf6",
     ],
 )  # fmt: skip
 def test_without_a_valid_token_nothing_is_answered_but_probes(
