@@ -410,6 +410,30 @@ def test_other_requests_do_not_queue_behind_long_polls() -> None:
         assert [each.answer()[0] for each in polls] == [200] * len(polls)
 
 
+def test_a_bucket_that_does_not_answer_holds_half_of_the_threads() -> None:
+    opened, answers = threading.Event(), threading.Event()
+
+    def waiting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ["PATH_INFO"] != "/result":
+            return application(environ, start_response)
+        start_response("200 OK", [("Content-Length", "1")])
+        return piece()
+
+    def piece() -> Iterator[bytes]:
+        opened.set()
+        assert answers.wait(PATIENCE_S)
+        yield b"x"
+
+    with serving(application=waiting, threads=2) as server, ExitStack() as stack:
+        *files, talk = (stack.enter_context(closing(server.connect())) for _ in range(6))
+        for each in files:
+            each.get("/result")
+        assert opened.wait(PATIENCE_S)
+        assert talk.get().answer()[0] == 200
+        answers.set()
+        assert [each.head()[0] for each in files] == [200] * len(files)
+
+
 def test_a_client_that_sends_requests_without_end_is_refused(talk: Talk) -> None:
     talk.send(b"GET /x HTTP/1.1\r\nHost: here\r\n\r\n" * 200)
     statuses = list[int]()
