@@ -453,7 +453,8 @@ def environ_of(scope: dict[str, Any], connection: Connection) -> dict[str, Any]:
 # servers do not offer it; there the view waits in its own thread.
 
 FOLLOW: Final = "asynctask.follow"
-"""In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over, or no more may wait."""
+"""In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over. It is not there where no
+more clients may follow, nor under other servers: the view then waits in its own thread, if there is a slot for that."""
 
 LATEST: Final = "asynctask.latest"
 """In the WSGI environment: a function that gives the last progress object of a Task that others follow, or None."""
