@@ -46,7 +46,7 @@ def test_a_task_is_told_once_for_each_change(app: AsyncTask, monkeypatch: pytest
 
 
 def test_an_end_of_an_item_and_of_a_callback_is_a_change(app: AsyncTask) -> None:
-    task = app.submit("enroll", [{"sku": "A"}], on_complete="tell")
+    task = app.submit("enroll", [{"sku": "A"}], on_complete="tell", on_success="tell")
     found = app.changed({task.id: None})
     for count in (1, 2):
         waiting = task.events()[0]["job_id"] if count == 1 else task.progress()["callbacks"][0]["job_id"]
@@ -59,7 +59,9 @@ def test_an_end_of_an_item_and_of_a_callback_is_a_change(app: AsyncTask) -> None
         ]
         assert later[task.id].mark != found[task.id].mark
         found = later
-    assert task.progress()["callbacks"][0]["status"] == "finish"
+    assert [each["status"] for each in task.progress()["callbacks"]] == ["finish", "enqueue"], (
+        "so only a callback has ended"
+    )
 
 
 def test_a_task_that_is_not_there_is_told_each_time(app: AsyncTask) -> None:
