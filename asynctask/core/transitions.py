@@ -6,13 +6,14 @@ row before and after (:func:`difference`), so counts equal rows as long as both 
 
 Four rules:
 
-* **Fence.** ``attempt`` rises with every retry, requeue, recovery and give-back. A copy carries the attempt it was
-  dispatched for; if that is not its row's, the copy is acknowledged unrun, and its outcome would lose the compare-and-set.
-* **Flight.** A row is in flight if it is open, the dispatcher has passed it (``reserved``), and it neither waits for
-  ``due_at`` nor is lent. A Task's ``in_flight`` is ``dispatched - returned``, two counters that only rise.
-* **Loan.** A row in ``enqueue`` with a process is lent to that process, which performs it in the place of another job of
-  the same Task after that one has ended. So a Task never exceeds its ``parallel``.
-* **Copy key.** A broker holds at most one copy of each (job id, attempt): pushing it again does nothing.
+* **Fence.** ``attempt`` rises with every retry, requeue, recovery and give-back. An outcome of an older attempt loses the
+  compare-and-set.
+* **Loan.** A process borrows a range of a Task's rows without writing them, or claims single rows, which then name it.
+  Nobody else may begin or write what is held (:func:`is_held`), but for whoever recovers a dead holder and raises
+  ``attempt`` first.
+* **Once passed, never unmarked.** A row that the pointer has passed and that is opened again, given back or recovered gets
+  a ``due_at``; whoever claims it sets ``process``. So a row in a loan's range that has neither is the holder's alone.
+* **Copy key.** A foreign queue holds at most one copy of each (job id, attempt) of ours: pushing it again does nothing.
 
 `tests/unit/test_bookkeeping_model.py` drives these functions through interleavings and crashes at every step.
 """
@@ -74,7 +75,7 @@ class Row(NamedTuple):
     """The columns of an Event that transitions decide on.
 
     ``due_at``: microseconds, None if it does not wait; ``retries``: attempts given by the retry policy; ``deaths``:
-    processes that died under it since its last outcome; ``reserved``: the dispatcher has passed the row (always true
+    processes that died under it since its last outcome; ``reserved``: the Task's pointer has passed the row (always true
     without a Task); ``watched``: a process that held it died, so its next worker records ``working`` before it performs;
     ``n_*``: outcomes of a slice's items so far; ``stopping``: a user asked to stop it, and its process has not stopped it
     yet; ``marks``: of a slice (``items`` > 1), one letter per item, see :data:`MARKS`, None while all are open. The ``n_*``
@@ -100,7 +101,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Delta:
-    """A change of a Task's counters. ``jobs``, ``dispatched`` and ``returned`` count Events, the others items."""
+    """A change of a Task's counters. ``jobs`` counts Events, the others items."""
 
     enqueue: int = 0
     working: int = 0
@@ -111,8 +112,6 @@ class Delta:
     cancelled: int = 0
     retrying: int = 0
     jobs: int = 0
-    dispatched: int = 0
-    returned: int = 0
 
     def add(self, other: Delta, times: int = 1) -> None:
         """Adds another delta ``times`` times, in place."""
@@ -125,8 +124,6 @@ class Delta:
         self.cancelled += other.cancelled * times
         self.retrying += other.retrying * times
         self.jobs += other.jobs * times
-        self.dispatched += other.dispatched * times
-        self.returned += other.returned * times
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in Delta.__slots__)
@@ -145,26 +142,25 @@ class Turn(NamedTuple):
         return difference(self.before, self.after)
 
 
-def in_flight(row: Row) -> bool:
-    """Whether its copy is, or should be, in the broker or a process; such rows count against ``parallel``."""
-    if not row.reserved or row.due_at is not None:
-        return False
-    return row.status is Status.WORKING or (row.status is Status.ENQUEUE and row.process is None)
+def is_held(row: Row, on_loan: bool) -> bool:
+    """Whether a process may be performing it, or about to: nobody else begins or writes it.
+
+    ``on_loan``: its ``seq`` lies in a loan that a process holds; a row that names no process is held by that one. Always
+    true without a Task: an engine keeps its lone jobs, and all others wait with a ``due_at``.
+    """
+    if row.status is Status.WORKING:
+        return True
+    return row.status is Status.ENQUEUE and row.due_at is None and (row.process is not None or on_loan)
 
 
-def is_lent(row: Row) -> bool:
-    """Whether it waits in a process behind another job of its Task."""
-    return row.status is Status.ENQUEUE and row.process is not None
-
-
-def at_rest(row: Row) -> bool:
-    """Whether it is open and its attempt cannot be running: not dispatched, waiting for ``due_at``, or stopped. Not a lent
-    one, which may be running.
+def at_rest(row: Row, on_loan: bool) -> bool:
+    """Whether it is open and its attempt cannot be running: the pointer has not reached it, it waits for ``due_at`` or in a
+    free loan, or it is stopped. ``on_loan`` as of :func:`is_held`.
 
     In a cancelled Task such a row is cancelled whenever it is found, not in a single pass: an interrupted, retried,
-    given-back or stopped job comes to rest after the pass, and no dispatcher starts it any more.
+    given-back or stopped job comes to rest after the pass, and nobody starts it any more.
     """
-    return row.status in OPEN and not in_flight(row) and not is_lent(row)
+    return row.status in OPEN and not is_held(row, on_loan)
 
 
 def measure(row: Row) -> Mapping[str, int]:
@@ -205,13 +201,6 @@ def difference(before: Row | None, after: Row) -> Delta:
     else:
         _count(delta, before, -1)
     _count(delta, after, 1)
-    was = before is not None and in_flight(before)
-    now = in_flight(after)
-    # A requeue that stays in flight (copy lost, next one dispatched) counts as one returned and one dispatched.
-    if was and (not now or (before is not None and after.attempt != before.attempt)):
-        delta.returned = 1
-    if now and (not was or (before is not None and after.attempt != before.attempt)):
-        delta.dispatched = 1
     return delta
 
 
@@ -227,7 +216,7 @@ def _wait_again(row: Row, reason: Reason, **changes: Any) -> Turn:
     return _turn(row, Status.ENQUEUE, reason, attempt=row.attempt + 1, process=None, **changes)
 
 
-# -- dispatch
+# -- start
 
 
 def may_dispatch(state: str) -> bool:
@@ -235,20 +224,8 @@ def may_dispatch(state: str) -> bool:
     return state in (State.SPLITTING, State.RUNNING)
 
 
-def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
-    """How many jobs of a Task may be reserved now: ``wanted``, limited by ``parallel`` minus those in flight."""
-    if not may_dispatch(state):
-        return 0
-    limit = wanted if parallel is None else min(wanted, parallel - flying)
-    return max(0, limit)
-
-
 MAX_INTERVAL_S: Final = 604_800
 """The longest interval between two rounds: a week."""
-
-LEAD_S: Final = 0.25
-"""Longest time by which a round is reserved early: the duration of a job's way from the ledger to its worker, where ten
-processes share two processors."""
 
 _AHEAD: Final = 1_000_000
 _LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
@@ -261,11 +238,6 @@ def interval_of(interval_s: float) -> int:
     return round((interval_s if interval_s < MAX_INTERVAL_S else MAX_INTERVAL_S) * 1_000_000)
 
 
-def lead(interval: int) -> int:
-    """How early a round of this interval is reserved (both in microseconds). Its worker starts the jobs at their time."""
-    return min(interval // 4, round(LEAD_S * 1_000_000))
-
-
 def at_once(parallel: int | None, interval: int) -> int | None:
     """The most jobs in flight, and of one round; None: no limit. With an interval and no ``parallel`` it is 1."""
     return 1 if interval and parallel is None else parallel
@@ -276,32 +248,20 @@ def next_round(began: int | None, started: int | None, unbegun: int, interval: i
 
     ``began``: that time of the last round; ``started``: the latest known start of one of its jobs; ``unbegun``: how many of
     them are in flight and not known to have begun (all times in microseconds). The interval counts from the latest start,
-    so the jobs of two rounds are never closer than it, however long one of them waited for a worker; while one waits, the
+    so the jobs of two rounds are never closer than it, however long one of them waited for a thread; while one waits, the
     result is the time of the next check. A time more than a second after ``now`` comes from a clock that was set back
     since, and is ignored.
     """
     known = [at for at in (began, started) if at is not None and at <= now + _AHEAD]
     first = max(known) + interval if known else now
     pause = min(max(interval // 20, _LEAST_PAUSE), _MOST_PAUSE)
-    return max(first, now + lead(interval) + pause) if unbegun else first
+    return max(first, now + pause) if unbegun else first
 
 
-def target(free_threads: int, consumed_per_s: float, ahead_s: float = 0.25) -> int:
-    """The demand of a queue: a job for each free thread, and ``ahead_s`` seconds of consumption."""
-    return max(0, free_threads) + int(max(0.0, consumed_per_s) * ahead_s)
-
-
-def release_due(row: Row) -> Turn:
-    """Reserves a row whose ``due_at`` has come: it is dispatched instead of waiting."""
-    if row.status is not Status.ENQUEUE or row.due_at is None:
-        raise ValueError(f"only a waiting row can be released, not {row}")
-    return Turn(row, row._replace(due_at=None, reserved=True), Reason.RETRY)
-
-
-def lend(row: Row, process: str) -> Turn:
-    """Lends a row that may be dispatched, at the pointer or due, to a process."""
-    if row.status is not Status.ENQUEUE or row.process is not None or in_flight(row):
-        raise ValueError(f"only a row that may be dispatched can be lent, not {row}")
+def claim(row: Row, process: str) -> Turn:
+    """A process takes a single row that waits, due or at the pointer: it names the process until its outcome."""
+    if row.status is not Status.ENQUEUE or row.process is not None:
+        raise ValueError(f"only a waiting row can be claimed, not {row}")
     return _turn(row, Status.ENQUEUE, Reason.LENT, process=process, reserved=True, due_at=None)
 
 
@@ -312,12 +272,12 @@ def hurry(row: Row, *, now: int) -> Turn:
     return Turn(row, row._replace(due_at=now), Reason.RETRY)
 
 
-def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, now: int) -> Turn | None:
-    """Makes an open row in flight that the broker did not hold in two checks wait again, or cancels it with its Task.
+def redispatch(row: Row, state: str | None, *, now: int) -> Turn | None:
+    """Makes a row wait again that the foreign queue has lost which held it, or cancels it with its Task.
 
-    Leaves a row in ``working`` alone: its process continues without the broker's copy.
+    Leaves a row in ``working`` alone: its process continues without the queue's copy.
     """
-    if held or not missed_before or row.status is not Status.ENQUEUE or not in_flight(row):
+    if row.status is not Status.ENQUEUE or row.due_at is not None:
         return None
     if state == State.CANCELLED:
         return cancel(row)
@@ -454,8 +414,9 @@ def give_back(row: Row, *, now: int) -> Turn:
 
 
 def is_suspect(row: Row) -> bool:
-    """Whether a process that held it died: the job may be the cause."""
-    return row.watched or row.deaths > 0
+    """Whether a process died under it, so that the job may be the cause: it runs alone. A row that is only ``watched`` was
+    held by a dead process, among many, and is not known to have begun."""
+    return row.deaths > 0
 
 
 def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = ()) -> Turn | None:
@@ -487,11 +448,11 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
 
 
 def watch(row: Row) -> Turn | None:
-    """Marks a row in flight that a dead process may have held: its worker records ``working`` before it performs.
+    """Marks a row in a foreign queue that a dead process may have held: its worker records ``working`` before it performs.
 
     None for a row that is watched or known to have begun.
     """
-    if row.watched or not in_flight(row) or row.status is not Status.ENQUEUE:
+    if row.watched or row.status is not Status.ENQUEUE or row.due_at is not None:
         return None
     return Turn(row, row._replace(watched=True), Reason.WORKER_LOST)
 
@@ -503,11 +464,11 @@ def recorded(row: Row, status: Status) -> Turn:
     """
     if status is row.status and status in OPEN:
         return Turn(row, row, Reason.RECORDED)
-    changes: dict[str, Any] = {"process": None}
+    changes: dict[str, Any] = {}  # an open one stays with its process, if it has one
     if status is not Status.ENQUEUE:
         changes["due_at"] = None  # nothing to wait for
     if status in TERMINAL:
-        changes |= _end_items(row, status)
+        changes |= {"process": None, **_end_items(row, status)}
         status = worst(changes) if row.items > 1 else status
     return _turn(row, status, Reason.CANCELLED if status is Status.CANCELLED else Reason.RECORDED, **changes)
 
@@ -540,14 +501,15 @@ def stop(row: Row) -> Turn:
     )  # fmt: skip
 
 
-def ask_stop(row: Row) -> Turn | None:
-    """Stops a row at a user's request: at once if it is at rest, else when its process stops it.
+def ask_stop(row: Row, on_loan: bool) -> Turn | None:
+    """Stops a row at a user's request: at once if it is at rest, else when its process stops it. ``on_loan`` as of
+    :func:`is_held`.
 
     None if there is nothing to do: it is stopped or has ended, or was asked to stop before.
     """
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.stopping:
         return None
-    return stop(row) if at_rest(row) else Turn(row, row._replace(stopping=True), Reason.STOPPED)
+    return stop(row) if at_rest(row, on_loan) else Turn(row, row._replace(stopping=True), Reason.STOPPED)
 
 
 def start(row: Row, *, now: int) -> Turn:
@@ -571,7 +533,7 @@ def saved(row: Row) -> Turn:
 def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None) -> Turn:
     """A user's retry of a terminal row: it waits from ``now``, with its retries and deaths reset.
 
-    A row that the dispatcher has not passed needs no ``due_at``: the pointer will reach it. ``chosen``: the indexes of a
+    A row that the pointer has not passed needs no ``due_at``: it will be reached. ``chosen``: the indexes of a
     slice's items to reopen, of those that did not finish; None: all of these.
     """
     open_again: dict[str, Any] = {"n_failed": 0, "n_error": 0, "n_cancelled": 0}

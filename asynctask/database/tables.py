@@ -75,12 +75,7 @@ tasks: Final = Table(
     Column("tolerated_failures", String(16)),
     _count("chunk_size", 1),
     Column("options", Json),  # retry, timeout, ... as submitted, JSON
-    # Dispatch: rows with seq < next_seq have been reserved once; rows with seq < low_seq are terminal.
-    _count("next_seq"),
-    _count("low_seq"),
-    Column("reserved_from", BigInteger),
-    Column("dispatch_by", String(64)),
-    Column("dispatch_until", BigInteger),
+    _count("next_seq"),  # the pointer: rows with a smaller seq have been lent once
     # Rounds of a Task with an interval: when the last one began, and its jobs (JSON: from, to: seq; again: ids).
     Column("round_at", BigInteger),
     Column("round_jobs", Json),
@@ -112,8 +107,9 @@ tasks: Final = Table(
     Column("updated_at", BigInteger, nullable=False),
     Column("closed_at", BigInteger),
     Column("finished_at", BigInteger),
-    Column("ready", Integer),  # the priority while the Task may have something to dispatch
-    Column("due_next", BigInteger),  # when to check again whether it has
+    # Where the index has the Task, see asynctask.core.readiness.
+    Column("ready", Integer),
+    Column("due_next", BigInteger),
     # Session: its key; the key again while the Task holds the session; priority and place in the line while it waits.
     Column("session_key", String(32)),
     Column("session_holder", String(32)),
@@ -127,7 +123,6 @@ tasks: Final = Table(
     _partial("ix_tasks_open", "finished_at", "id", where="finished_at IS NULL"),
     _partial("ix_tasks_ready", "queue", "ready", "id", where="ready IS NOT NULL"),
     _partial("ix_tasks_due_next", "due_next", where="due_next IS NOT NULL"),
-    _partial("ix_tasks_dispatch_until", "dispatch_until", where="dispatch_until IS NOT NULL"),
     _partial("ix_tasks_split_until", "split_until", where="split_until IS NOT NULL"),
     _partial("ix_tasks_line", "session_key", "session_waits", "session_place", "id", where="session_waits IS NOT NULL"),
     Index("uq_tasks_session_holder", "session_holder", unique=True),
@@ -160,7 +155,7 @@ events: Final = Table(
     Column("first_row", BigInteger),
     Column("last_row", BigInteger),
     Column("due_at", BigInteger),  # waits in the ledger until then
-    Column("look_at", BigInteger),  # without a Task and in flight: next check that the broker holds it
+    Column("look_at", BigInteger),  # without a Task, in a foreign queue: next check that the queue holds it
     Column("problem", String(64)),
     Column("process", String(64)),
     Column("created_at", BigInteger, nullable=False),
@@ -181,6 +176,44 @@ events: Final = Table(
 # An outcome lengthens a row, and PostgreSQL writes a new version: on the same page it needs no change of any index.
 _FILLFACTOR: Final[Any] = DDL("ALTER TABLE events SET (fillfactor = 35)")  # type: ignore[no-untyped-call]
 listen(events, "after_create", _FILLFACTOR.execute_if(dialect="postgresql"))
+
+# A borrow moves the pointer of a Task; the new version of its row stays on the same page.
+_TASKS_FILLFACTOR: Final[Any] = DDL("ALTER TABLE tasks SET (fillfactor = 50)")  # type: ignore[no-untyped-call]
+listen(tasks, "after_create", _TASKS_FILLFACTOR.execute_if(dialect="postgresql"))
+
+# A range of a Task's Events that one process holds; process NULL: given back, and free for the next borrow. A loan has no
+# clock: it ends with its last outcome, or with its process. asked: a user stopped one of its jobs at this time.
+loans: Final = Table(
+    "loans",
+    metadata,
+    _id(),
+    Column("task_id", BigInteger, nullable=False),
+    Column("low", BigInteger, nullable=False),
+    Column("high", BigInteger, nullable=False),
+    Column("process", String(64)),
+    Column("at", BigInteger, nullable=False),
+    Column("asked", BigInteger),
+    Index("ix_loans_task", "task_id", "process", "low"),
+    Index("ix_loans_process", "process"),
+)
+
+# How many jobs of a Task with a limit each process may run at once.
+places: Final = Table(
+    "places",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("process", String(64), primary_key=True),
+    Column("n", Integer, nullable=False),
+    Index("ix_places_process", "process"),
+)
+
+# The queues that people paused.
+queues: Final = Table(
+    "queues",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("paused", Integer, nullable=False, server_default=text("0")),
+)
 
 # The open Events that have a key, each with its place in the line of that key. A table of its own: its rows are narrow, and
 # the Events without a key pay for no index.
@@ -205,7 +238,7 @@ task_tallies: Final = Table(
         _count(name)
         for name in (
             "enqueue", "working", "stopped", "finish", "failed", "error", "cancelled",
-            "retrying", "jobs", "dispatched", "returned",
+            "retrying", "jobs",
         )
     ),
 )  # fmt: skip

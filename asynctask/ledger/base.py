@@ -239,6 +239,12 @@ def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, 
     return None if row is None else as_dict(row)
 
 
+def lock_now(connection: Connection, task_id: int) -> dict[str, Any] | None:
+    """As :func:`try_lock`, without a wait: a borrower whose Task is locked looks at another one."""
+    row = connection.execute(_ONE if connection.dialect.name == "sqlite" else _FREE, {"task_id": task_id}).first()
+    return None if row is None else as_dict(row)
+
+
 def try_lock_duty(connection: Connection, ledger: Ledger, name: str) -> bool:
     """Locks a row of ``duties`` until the transaction ends; False if another transaction holds it. Makes a missing row; the
     first caller may get False for that, and calls again later."""

@@ -1,0 +1,1229 @@
+"""Lending: a process borrows a range of a Task's Events, or claims single ones, in one transaction. Nobody else has them then.
+
+A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (``loans``); its Events are not written until
+their outcomes. What lies beyond the pointer ``tasks.next_seq`` is borrowed under the lock of the Task's row, and what was
+given back, a free loan, before it. A **claim** names the process in the Event itself: rows with a ``due_at`` (retries, what
+was recovered or given back one by one), rows with a key, and jobs without a Task. So a row is held by one of both
+(:func:`asynctask.core.transitions.is_held`), and loans of one Task never overlap.
+
+A loan has no clock: it ends with its last outcome (:func:`end_loans`, in the outcome's transaction), is given back
+(:func:`give_back`), or is recovered with its process (:func:`asynctask.ledger.processes.recover_events`). A foreign queue
+is a holder, too: the dispatcher borrows in its own name, pushes, and hands over (:func:`hand_over`).
+
+``tasks.ready`` and ``tasks.due_next`` say which Tasks are worth a borrow; only :func:`settle` decides them, under the lock
+of the Task's row, by :mod:`asynctask.core.readiness`. Writers of outcomes do not lock Tasks: they have the hints settled
+after their commit (:func:`announce`), and keep those of a locked row for later (:func:`catch_up`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import takewhile
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.core import readiness
+from asynctask.core.readiness import Gate, Hints
+from asynctask.core.states import TERMINAL, State, Status
+from asynctask.core.transitions import BLOCKED, Delta, Row, at_once, claim, interval_of, next_round
+from asynctask.database import batches
+from asynctask.database.notify import LEDGER, notify
+from asynctask.database.retrying import TransactionConflict, repeatable
+from asynctask.database.tables import events, loans, places, queues, tasks
+from asynctask.errors import LedgerUnavailable
+from asynctask.ledger import sessions
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now, try_lock
+from asynctask.ledger.events import Write, has_begun, last_start, move_counts, read_events, total_counts
+from asynctask.logs import get_logger
+
+PAGE: Final = 100
+"""Tasks of a queue that one query reads."""
+
+MOST_OF_ROUND: Final = 10_000
+"""Jobs of one round of a Task with an interval: they are lent in one transaction."""
+
+RECHECK_S: Final = 0.4
+"""Seconds between two checks of what a process has borrowed. Below half a second: no job begins by an older one."""
+
+_t, _e, _l, _p, _q = tasks.c, events.c, loans.c, places.c, queues.c
+
+# -- which Tasks may start something
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A Task that may start jobs now.
+
+    ``limit``: how many of its jobs may run at once, None for any number; ``left``: its jobs beyond the pointer;
+    ``is_plain``: a borrow at the pointer needs no other check than its state; ``options`` (JSON text) and ``slots`` are the
+    Task's columns.
+    """
+
+    task_id: int
+    queue: str
+    priority: int
+    worker_name: str
+    owner: str
+    limit: int | None
+    has_rounds: bool
+    left: int
+    is_plain: bool
+    options: str | None
+    slots: int
+
+
+_MAY: Final = _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]) & (
+    _t.session_key.is_(None) | _t.session_holder.is_not(None)
+)
+_HAS_ROUNDS: Final = _t.interval_s > 0
+_LIMIT: Final = sa.case((_HAS_ROUNDS & _t.parallel.is_(None), 1), else_=_t.parallel)
+_TAKEN: Final = sa.select(sa.func.coalesce(sa.func.sum(_p.n), 0)).where(_p.task_id == _t.id).scalar_subquery()
+_OWN_PLACES: Final = sa.exists().where(_p.task_id == _t.id, _p.process == sa.bindparam("me"))
+_NOT_FULL: Final = sa.or_(_LIMIT.is_(None), _LIMIT > _TAKEN, _OWN_PLACES)
+_HAS_FREE: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
+_IS_DUE: Final = sa.func.coalesce(_t.due_next <= sa.bindparam("now"), sa.false())
+_IS_PLAIN: Final = (
+    _t.parallel.is_(None)
+    & sa.not_(_HAS_ROUNDS)
+    & _t.key_limit.is_(None)
+    & _t.tolerated_failures.is_(None)
+    & sa.not_(_HAS_FREE)
+    & sa.not_(_IS_DUE)
+)
+_RUNS: Final = ~sa.exists().where(_q.name == sa.bindparam("of"), _q.paused > 0)
+_OFFERED: Final = (
+    _t.id, _t.queue, _t.priority, _t.worker_name, _t.owner, _LIMIT, _HAS_ROUNDS, _t.created_jobs - _t.next_seq, _IS_PLAIN,
+    _t.options, _t.slots,
+)  # fmt: skip
+
+
+@cache
+def _offers(dialect: str, named: bool) -> tuple[Any, Any, Any, Any, Any]:
+    """The queries of :func:`pick` for one queue: ready, due, ready after a Task, ready after a priority, the newest ready."""
+    may = sa.and_(_t.queue == sa.bindparam("of"), _NOT_FULL, _RUNS)
+    if named:
+        may = sa.and_(may, sa.or_(_t.worker_name == "*", batches.among_given(dialect, _t.worker_name, "names")))
+    found = sa.select(*_OFFERED).where(may).limit(sa.bindparam("count"))
+    # Otherwise MariaDB also reads the Tasks that are not ready.
+    ready = found.with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb").order_by(_t.ready, _t.id)
+    due = found.where(_t.due_next <= sa.bindparam("now"), _t.ready.is_(None), _MAY).order_by(_t.priority, _t.id)
+    newest = (
+        sa.select(_t.id)
+        .where(_t.queue == sa.bindparam("of"), _t.ready == sa.bindparam("priority"))
+        .order_by(_t.id.desc())
+        .limit(1)
+    )
+    return (
+        ready.where(_t.ready.is_not(None)),
+        due,
+        ready.where(_t.ready == sa.bindparam("priority"), _t.id > sa.bindparam("after")),
+        ready.where(_t.ready > sa.bindparam("priority")),
+        newest,
+    )
+
+
+def pick(
+    connection: Connection,
+    ledger: Ledger,
+    names: Collection[str],
+    *,
+    workers: Collection[str] | None = None,
+    limit: int = PAGE,
+    after: Mapping[tuple[str, int], int] = MappingProxyType({}),
+    place: float = 0.0,
+) -> list[Offer]:
+    """The first Tasks that may start jobs in each of the queues ``names``, by priority, then in the order submitted.
+
+    ``workers``: only Tasks of these, and mixed ones; None: of all. Reads at most ``limit`` per queue, and where these are
+    all of them of one priority, as many that are ready at a larger one. Of the last priority for which there is no room for
+    every Task, those after the id that ``after`` names for (queue, priority) come first, so that all have their turn; where
+    it names none, those from ``place`` on, from 0 for the oldest to 1 for the newest, so that a thousand processes do not
+    all begin with the oldest. Tasks of paused queues, and those whose places are taken, are left out.
+    """
+    dialect, found = connection.dialect.name, list[Offer]()
+    given: dict[str, Any] = {"me": ledger.identity, "now": ledger.now(), "count": limit}
+    if workers is not None:
+        if not workers:
+            return []
+        given["names"] = batches.given(dialect, sorted(workers))
+    ready, due, beyond, lower, newest = _offers(dialect, workers is not None)
+    for name in sorted(names):
+        here = {**given, "of": name}
+
+        def read(statement: Any, here: Mapping[str, Any] = here, **more: Any) -> list[Any]:
+            return [tuple(row) for row in connection.execute(statement, {**here, **more})]
+
+        waiting = page(
+            limit,
+            {priority: task_id for (queue, priority), task_id in after.items() if queue == name},
+            first=partial(read, ready),
+            beyond=partial(read, beyond),
+            lower=partial(read, lower),
+            newest=partial(read, newest),
+            place=place,
+        )
+        found += [Offer(int(i), *rest) for i, *rest in [*read(due), *waiting]]
+    return sorted(found, key=lambda each: each.priority)
+
+
+def page(
+    limit: int,
+    served: Mapping[int, int],
+    *,
+    first: Callable[[], list[Any]],
+    beyond: Callable[..., list[Any]],
+    lower: Callable[..., list[Any]],
+    newest: Callable[..., list[Any]],
+    place: float,
+) -> list[Any]:
+    """The ready Tasks of one queue for :func:`pick`, as rows that begin with id, queue, priority.
+
+    ``served``: the Task of a priority that got jobs last. The queries: ``first``, the first ``limit`` by priority and id;
+    ``beyond``, up to ``count`` of a ``priority`` with an id ``after`` another; ``lower``, those after a ``priority``;
+    ``newest``, the last of a ``priority``.
+    """
+    found = first()
+    if len(found) < limit:
+        return found
+    last = int(found[-1][2])
+    if last in served or place > 0:
+        firm = [row for row in found if row[2] != last]
+        count, oldest = len(found) - len(firm), int(found[len(firm)][0])
+        after = served[last] if last in served else oldest + int(place * (int(newest(priority=last)[0][0]) - oldest))
+        # Those after the last one that was served, then from the first on.
+        turned = beyond(priority=last, after=after, count=count)
+        found = firm + (turned + [row for row in found if row[2] == last and row[0] <= after])[:count]
+    return found + (lower(priority=last) if int(found[0][2]) == last else [])
+
+
+# -- borrow
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as the ledger has it when it is lent. ``params`` and ``options``: JSON text; ``row``: its row in the list;
+    ``items``: number of items; ``slots``: number of counter slots of its Task."""
+
+    event_id: int
+    job_id: str
+    task_id: int | None
+    attempt: int
+    retries: int
+    worker_name: str
+    queue: str
+    priority: int | None
+    params: str | None
+    options: str | None
+    created_at: int
+    row: int | None
+    items: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A range of a Task that this process holds."""
+
+    id: int
+    task_id: int
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class Borrowed:
+    """What a borrow gave: loans with their jobs, and claimed jobs. ``is_locked``: another transaction holds the Task's row;
+    ``next_at``: when its next round may begin (microseconds), if that is later."""
+
+    loans: list[tuple[Loan, list[Job]]] = field(default_factory=list)
+    claimed: list[Job] = field(default_factory=list)
+    is_locked: bool = False
+    next_at: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of jobs."""
+        return len(self.claimed) + sum(len(jobs) for _, jobs in self.loans)
+
+
+_LENT: Final = (
+    _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.first_row,
+    _e["items"],
+)  # fmt: skip
+_IN_RANGE: Final = (
+    _e.task_id == sa.bindparam("of"),
+    _e.seq >= sa.bindparam("low"),
+    _e.seq < sa.bindparam("high"),
+)
+_UNHELD: Final = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_(None) & _e.process.is_(None)
+_RANGE: Final = sa.select(*_LENT).where(*_IN_RANGE, _UNHELD).order_by(_e.seq)
+_DUE_OF_TASK: Final = (
+    sa.select(_e.id)
+    .where(_e.task_id == sa.bindparam("of"), _e.due_at <= sa.bindparam("now"))
+    .order_by(_e.due_at, _e.id)
+    .limit(sa.bindparam("count"))
+)
+_FREE_LOANS: Final = (
+    sa.select(_l.id, _l.low, _l.high)
+    .where(_l.task_id == sa.bindparam("of"), _l.process.is_(None))
+    .order_by(_l.low)
+    .limit(sa.bindparam("count"))
+)
+_MOST_FREE: Final = 100
+"""Free loans that one borrow takes."""
+
+# A borrow that does not reach the end of the list changes no hint. One that may is made step by step: it reads whether a
+# free loan is there, after the lock. A statement that locks sees a newer row of the Task than of other tables.
+_PLAIN: Final = (
+    "id = :task_id AND state IN ('splitting', 'running') AND (session_key IS NULL OR session_holder IS NOT NULL)"
+    " AND parallel IS NULL AND interval_s <= 0 AND key_limit IS NULL AND tolerated_failures IS NULL"
+    " AND next_seq + :count < created_jobs FOR UPDATE SKIP LOCKED"
+)
+_AT_POINTER_POSTGRESQL: Final = sa.text(
+    f"WITH t AS MATERIALIZED (SELECT id, next_seq AS low, next_seq + :count AS high FROM tasks WHERE {_PLAIN}),"
+    " u AS (UPDATE tasks SET next_seq = t.high, started_at = coalesce(tasks.started_at, :now) FROM t WHERE tasks.id = t.id)"
+    " INSERT INTO loans (task_id, low, high, process, at) SELECT id, low, high, :me, :now FROM t RETURNING id, low, high"
+)
+# One packet: with a round trip for each step under the lock, a hundred processes wait for the network.
+_AT_POINTER_MARIADB: Final = sa.text(
+    "BEGIN NOT ATOMIC DECLARE l BIGINT; DECLARE k BIGINT;"
+    " DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;"
+    f" START TRANSACTION; SELECT next_seq INTO l FROM tasks WHERE {_PLAIN};"
+    " IF l IS NULL THEN ROLLBACK; SELECT 0, 0, 0 FROM DUAL WHERE FALSE; ELSE"
+    " UPDATE tasks SET next_seq = l + :count, started_at = COALESCE(started_at, :now) WHERE id = :task_id;"
+    " INSERT INTO loans (task_id, low, high, process, at) VALUES (:task_id, l, l + :count, :me, :now);"
+    " SET k = LAST_INSERT_ID(); COMMIT; SELECT k, l, l + :count; END IF; END"
+)
+
+
+def borrow(ledger: Ledger, offer: Offer, wanted: int, *, taken: int = 0, tries: int = 5) -> Borrowed:
+    """Borrows up to ``wanted`` jobs of a Task for this process: due ones first, then what was given back, then at the
+    pointer.
+
+    Of a Task with an interval it takes a round, as many jobs as its limit allows, if the time has come. ``taken``: how many
+    of its jobs count against its limit already; the limits of the own runtime are kept by :func:`lease_places`. Raises
+    LedgerUnavailable; what is borrowed and never arrives here is given back by the next check.
+    """
+    if wanted <= 0:
+        return Borrowed()
+    if offer.is_plain and offer.left > wanted and not ledger.database.is_sqlite:
+        found = _borrow_at_pointer(ledger, offer.task_id, wanted)
+        return Borrowed([_read_range(ledger, offer, loan) for loan in found])
+    step = _borrow(ledger, offer.task_id, wanted, taken)
+    if step.blocked:
+        wake(ledger, sessions.free(ledger, step.blocked))
+    if step.is_idle:
+        sessions.step_aside(ledger, offer.task_id)
+    lent = [_read_range(ledger, offer, loan) for loan in step.loans]
+    claimed = read_jobs(ledger, step.claimed) if step.claimed else []
+    return Borrowed(lent, claimed, step.is_locked, step.next_at)
+
+
+def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
+    """One round trip. A second try after a lost answer borrows anew: what the first one borrowed is given back as
+    unknown."""
+    statement = _AT_POINTER_POSTGRESQL if ledger.database.dialect == "postgresql" else _AT_POINTER_MARIADB
+    given = {"task_id": task_id, "count": count, "me": ledger.identity, "now": ledger.now()}
+    with ledger.database.write_alone() as connection:
+        return [Loan(int(i), task_id, int(low), int(high)) for i, low, high in connection.execute(statement, given)]
+
+
+@dataclass(slots=True)
+class _Step:
+    """What :func:`_borrow` did. ``blocked``: lines of which a job waits for its turn from now on; ``is_idle``: the Task
+    holds its session, with nothing to lend."""
+
+    loans: list[Loan] = field(default_factory=list)
+    claimed: list[int] = field(default_factory=list)
+    is_locked: bool = False
+    next_at: int | None = None
+    blocked: set[int] = field(default_factory=set)
+    is_idle: bool = False
+
+
+@repeatable
+def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
+    with ledger.database.write() as connection:
+        task = lock_now(connection, task_id)
+        if task is None:
+            return _Step(is_locked=True)
+        now, step = ledger.now(), _Step()
+        if not readiness.may_start(task["state"], sessions.may(task)):
+            settle(connection, ledger, task)
+            return step
+        gate = None
+        if task["key_limit"] is not None:
+            if not sessions.lock_keys(connection, ledger):
+                return _Step(is_locked=True)
+            if (gate := sessions.gate(connection, task)).waits:
+                _write_hints(connection, task, Hints(None, now + _SOON))
+                return _Step(next_at=now + _SOON)
+        interval, limit = interval_of(task["interval_s"]), None
+        if interval:
+            limit = at_once(task["parallel"], interval)
+            taken += places_taken(connection, task_id)
+            opens = _round_opens(connection, task, interval, now)
+            if opens > now:
+                settle(connection, ledger, task)
+                return _Step(next_at=opens)
+            wanted = MOST_OF_ROUND
+        count = readiness.room(wanted, limit, taken)
+        left = task_rows.tolerated_left(connection, task)
+        if left is not None:
+            count = readiness.tolerated(count, left, _lent(connection, task_id))
+        if count > 0:
+            _lend(connection, ledger, task, gate, count, now, step)
+        values: dict[str, Any] = {}
+        if step.loans or step.claimed:
+            values["started_at"] = now if task["started_at"] is None else task["started_at"]
+            if interval:
+                ranges = [[each.low, each.high] for each in step.loans]
+                values |= {"round_at": now, "round_jobs": dumps({"ranges": ranges, "again": step.claimed})}
+        if not interval and task["round_at"] is not None:
+            values |= {"round_at": None, "round_jobs": None}
+        task = {**task, **values}
+        hints = settle(connection, ledger, task, **values)
+        step.next_at = hints.due_next if interval else None
+        step.is_idle = task["session_holder"] is not None and not (step.loans or step.claimed) and hints.ready is None
+    return step
+
+
+_SOON: Final = 400_000
+"""Microseconds until a Task with keys is looked at again while one that was submitted earlier is being split."""
+
+
+def _lend(
+    connection: Connection,
+    ledger: Ledger,
+    task: dict[str, Any],
+    gate: sessions.Gate | None,
+    count: int,
+    now: int,
+    step: _Step,
+) -> None:
+    """Lends ``count`` jobs of a locked Task; moves its pointer, in ``task``, too."""
+    given = {"of": task["id"], "now": now, "count": count}
+    due = [int(i) for (i,) in connection.execute(_DUE_OF_TASK, given)]
+    if gate is not None and due:
+        asking = sessions.asking(connection, due)
+        admitted = sessions.admit(connection, task, asking)
+        sessions.block(connection, [each.id for each in asking if each.id not in admitted])
+        step.blocked |= {each.line for each in asking if each.line is not None and each.id not in admitted}
+        due = [i for i in due if i in admitted]
+    step.claimed = _claim(connection, ledger, due, _e.due_at <= now)
+    count -= len(step.claimed)
+    if gate is not None:
+        step.claimed += _pass(connection, ledger, task, gate, count, len(step.claimed), step.blocked)
+        return
+    if count > 0:
+        step.loans = _take_free(connection, ledger, task["id"], count, now)
+        count -= sum(each.high - each.low for each in step.loans)
+    low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count))
+    if high > low:
+        step.loans.append(_insert_loan(connection, ledger, task["id"], low, high, now))
+        task["next_seq"] = high
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(next_seq=high))
+
+
+def _insert_loan(connection: Connection, ledger: Ledger, task_id: int, low: int, high: int, now: int) -> Loan:
+    values = {"task_id": task_id, "low": low, "high": high, "process": ledger.identity, "at": now}
+    key = connection.execute(loans.insert(), values).inserted_primary_key
+    assert key is not None
+    return Loan(int(key[0]), task_id, low, high)
+
+
+def _take_free(connection: Connection, ledger: Ledger, task_id: int, count: int, now: int) -> list[Loan]:
+    """Takes free loans of a locked Task; cuts the last one, if that is larger than what is left to take."""
+    found: list[Loan] = []
+    for i, low, high in connection.execute(_FREE_LOANS, {"of": task_id, "count": _MOST_FREE}).all():
+        cut = min(int(high), int(low) + count)
+        own = loans.update().where(_l.id == i, _l.process.is_(None))
+        if cut < high:
+            if connection.execute(own.values(low=cut)).rowcount == 1:
+                found.append(_insert_loan(connection, ledger, task_id, int(low), cut, now))
+        elif connection.execute(own.values(process=ledger.identity, at=now, asked=None)).rowcount == 1:
+            found.append(Loan(int(i), task_id, int(low), cut))
+        count -= cut - int(low)
+        if count <= 0:
+            break
+    return found
+
+
+def _lent(connection: Connection, task_id: int) -> int:
+    """How many jobs of a Task are lent at most, claimed ones included."""
+    held = sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0)).where(_l.task_id == task_id, _l.process.is_not(None))
+    return int(connection.execute(held).scalar_one()) + total_counts(connection, task_id).working
+
+
+def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Job]]:
+    """The jobs of a loan, read after its commit: only then is nothing of it written by others any more."""
+    with ledger.database.read() as connection:
+        given = {"of": loan.task_id, "low": loan.low, "high": loan.high}
+        found = batches.fetch_small(connection, _RANGE, given)
+    jobs = [
+        Job(
+            i, job_id, loan.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
+            params, offer.options if options is None else options, created_at, row, items, offer.slots,
+        )
+        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items in found
+    ]  # fmt: skip
+    jobs.sort(key=lambda job: job.event_id)  # the ids of a Task's Events ascend with ``seq``
+    return loan, jobs
+
+
+def read_jobs(ledger: Ledger, event_ids: Sequence[int]) -> list[Job]:
+    """These jobs, as claimed."""
+    statement = (
+        sa.select(
+            _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
+            sa.func.coalesce(_e.queue, _t.queue, "default"), _t.priority, _e.params,
+            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, _e["items"],
+            sa.func.coalesce(_t.slots, 1),
+        )
+        .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+        .order_by(_e.seq, _e.id)
+    )  # fmt: skip
+    with ledger.database.read() as connection:
+        found = statement.where(batches.among(connection, _e.id, event_ids), _e.process == ledger.identity)
+        return [Job(*each) for each in batches.fetch(connection, found)]
+
+
+# -- claims
+
+_CLAIMABLE: Final = (
+    _e.id, _e.task_id, _e.attempt, _e.due_at, _e.retries, _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled,
+    sa.func.coalesce(_t.slots, 1),
+)  # fmt: skip
+
+
+@cache
+def _to_claim(dialect: str) -> Any:
+    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
+    found = sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids"), waits).order_by(_e.id)
+    return found if dialect == "sqlite" else found.with_for_update(skip_locked=True)
+
+
+@cache
+def _claimed(dialect: str) -> Any:
+    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
+    found = events.update().where(batches.among_given(dialect, _e.id, "ids"), waits)
+    return found.values(process=sa.bindparam("me"), due_at=None, look_at=None)
+
+
+def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], where: Any = None) -> list[int]:
+    """Applies :func:`~asynctask.core.transitions.claim` to those of these Events that wait and nobody has locked, in one
+    statement: it changes no column but the two, and of the counts only ``retrying``."""
+    if not event_ids:
+        return []
+    dialect = connection.dialect.name
+    free = connection.execute(_to_claim(dialect), {"ids": batches.given(dialect, event_ids)}).scalars().all()
+    if not free:
+        return []
+    found = sa.select(*_CLAIMABLE).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+    chosen = batches.among(connection, _e.id, free)
+    rows = connection.execute(found.where(chosen if where is None else chosen & where).order_by(_e.id)).all()
+    moved: dict[tuple[int, int], Delta] = {}
+    for _, task_id, attempt, due_at, retries, items, *done, slots in rows:
+        turn = claim(Row(Status.ENQUEUE, attempt, due_at, retries, 0, True, items, *done), ledger.identity)
+        if task_id is not None and due_at is not None:
+            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta)
+    ids = [int(row[0]) for row in rows]
+    if ids:
+        given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
+        if connection.execute(_claimed(dialect), given).rowcount != len(ids):
+            raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
+        move_counts(connection, moved, ledger.now())
+    return ids
+
+
+# -- jobs with a key: only those whose turn it is are lent (:mod:`asynctask.ledger.sessions`), each by a claim
+
+_LEAST_PASSED: Final = 256
+_MOST_PASSED: Final = 2_000
+"""Rows that the pointer of a Task with keys passes in one borrow, if hardly any has its turn."""
+
+_ASKS: Final = sa.case((_e.due_at.is_(None) & (_e.status == str(Status.ENQUEUE)), 1))
+_PASSED: Final = sa.select(_e.id, _e.seq, _ASKS, *sessions.ASKING).where(*_IN_RANGE).order_by(_e.seq)
+
+
+def _pass(
+    connection: Connection,
+    ledger: Ledger,
+    task: dict[str, Any],
+    gate: sessions.Gate,
+    count: int,
+    claimed: int,
+    blocked: set[int],
+) -> list[int]:
+    """Moves the pointer of a Task with keys for up to ``count`` jobs, and claims those whose turn it is; the others that it
+    passes wait for theirs, and ``blocked`` gets their lines.
+
+    It passes rows that have to wait only while the Task has fewer than ``count`` jobs that go: where there are enough, the
+    turn of those at the pointer comes while these run, and to pass one costs four updates.
+    """
+    low, created = int(task["next_seq"]), int(task["created_jobs"])
+    if count <= 0 or low >= created or (claimed and not gate.goes):
+        return []
+    going, high = list[int](), low
+    most = low + max(count, _MOST_PASSED)
+    while len(going) < count and high < min(created, most):
+        top = min(created, most, high + max(count - len(going), _LEAST_PASSED))
+        rows = batches.fetch_small(connection, _PASSED, {"of": task["id"], "low": high, "high": top}, lock=True)
+        rows = sorted(rows, key=itemgetter(1))
+        asking = [sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks]
+        admitted = sessions.admit(connection, task, asking)
+        lines, wait = {each.id: each.line for each in asking}, list[int]()
+        for i, seq, asks, *_ in rows:
+            if len(going) == count:
+                top = int(seq)
+                break
+            if i in admitted:
+                going.append(int(i))
+            elif asks:
+                wait.append(int(i))
+        sessions.block(connection, wait)
+        blocked |= {line for i in wait if (line := lines[i]) is not None}
+        high = top
+    task["next_seq"] = high
+    connection.execute(tasks.update().where(_t.id == task["id"]).values(next_seq=high))
+    return _claim(connection, ledger, going)
+
+
+# -- rounds of a Task with an interval
+
+_ROUND: Final = sa.select(
+    sa.func.max(_e.started_at),
+    sa.func.count(
+        sa.case(
+            (sa.and_(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None)), 1),
+            (sa.and_(_e.status == str(Status.WORKING), _e.started_at.is_(None)), 1),  # a watched one, about to begin
+        )
+    ),
+).where(*_IN_RANGE)
+
+
+def _round_opens(connection: Connection, task: Mapping[str, Any], interval: int, now: int) -> int:
+    """When the next round of a locked Task may begin; reads the jobs of the last one only once its interval is over."""
+    began = task["round_at"]
+    first = next_round(began, None, 0, interval, now)
+    if began is None or first > now:
+        return first
+    jobs = loads(task["round_jobs"]) or {"ranges": [], "again": []}
+    starts, unbegun = list[int](), 0
+    for low, high in jobs["ranges"]:
+        started, waits = connection.execute(_ROUND, {"of": task["id"], "low": low, "high": high}).one()
+        starts += [] if started is None else [int(started)]
+        unbegun += int(waits)
+    if jobs["again"]:
+        for record in read_events(connection, batches.among(connection, _e.id, jobs["again"])):
+            unbegun += record.row.status is Status.ENQUEUE and record.row.due_at is None
+            unbegun += record.row.status is Status.WORKING and not has_begun(record)
+            if (start := last_start(record)) is not None:
+                starts.append(start)
+    return next_round(began, max(starts, default=None), unbegun, interval, now)
+
+
+# -- jobs without a Task
+
+_QUEUE: Final = sa.func.coalesce(_e.queue, "default")
+
+
+@cache
+def _alone(dialect: str, named: bool) -> tuple[Any, Any]:
+    # Longer options belong to a job that another program pushed, which has no priority.
+    found = (
+        sa.select(_e.id, _QUEUE, sa.func.substr(_e.options, 1, 255))
+        .where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now"), _QUEUE.in_(sa.bindparam("queues", expanding=True)))
+        .limit(sa.bindparam("count"))
+    )
+    if named:
+        found = found.where(batches.among_given(dialect, _e.worker_name, "names"))
+    return found.order_by(_e.due_at, _e.id), found.order_by(_e.due_at.desc(), _e.id.desc())
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A job without a Task that is due."""
+
+    event_id: int
+    queue: str
+    priority: int
+
+
+def alone_due(
+    connection: Connection, now: int, names: Collection[str], *, workers: Collection[str] | None = None, limit: int = 1_000
+) -> list[Alone]:
+    """Jobs without a Task that are due in these queues, in the order of their due times. ``workers``: only of these.
+
+    If more than ``limit`` are due, the first and the last ``limit``: an urgent job that came last is seen behind any number
+    of others, without reading all of them.
+    """
+    if not names or (workers is not None and not workers):
+        return []
+    dialect = connection.dialect.name
+    given: dict[str, Any] = {"now": now, "queues": sorted(names), "count": limit}
+    if workers is not None:
+        given["names"] = batches.given(dialect, sorted(workers))
+    first, last = _alone(dialect, workers is not None)
+    found = connection.execute(first, given).all()
+    if len(found) == limit:
+        found = list(dict.fromkeys([*found, *reversed(connection.execute(last, given).all())]))
+    return [Alone(int(i), name, options_priority(options)) for i, name, options in found]
+
+
+def options_priority(options: str | None) -> int:
+    """The priority in the options; 0 for an invalid one, which is reported when the job is made."""
+    try:
+        return int((loads(options) or {}).get("priority") or 0)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return 0
+
+
+def claim_alone(ledger: Ledger, event_ids: Sequence[int]) -> list[Job]:
+    """Claims those of these jobs without a Task that are still due and nobody else claims now. Raises LedgerUnavailable."""
+    claimed = _claim_due(ledger, event_ids)
+    return read_jobs(ledger, claimed) if claimed else []
+
+
+@repeatable
+def _claim_due(ledger: Ledger, event_ids: Sequence[int]) -> list[int]:
+    with ledger.database.write() as connection:
+        return _claim(connection, ledger, event_ids, _e.due_at <= ledger.now())
+
+
+def next_due(connection: Connection, now: int) -> int | None:
+    """The due time after ``now`` of the next job that waits in the ledger, of a Task or without one."""
+    of_tasks = sa.select(_t.due_next).where(_t.due_next > now).order_by(_t.due_next).limit(1)
+    alone = sa.select(_e.due_at).where(_e.task_id.is_(None), _e.due_at > now).order_by(_e.due_at).limit(1)
+    times = connection.execute(sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery())).one()
+    return min((int(at) for at in times if at is not None), default=None)
+
+
+# -- the end of a loan
+
+
+@cache
+def _ended(dialect: str) -> Any:
+    return loans.delete().where(batches.among_given(dialect, _l.id, "ids"), _l.process == sa.bindparam("me"))
+
+
+def end_loans(connection: Connection, ledger: Ledger, ids: Collection[int]) -> None:
+    """Ends loans of this process of which nothing is left, in the transaction of their last outcomes."""
+    if ids:
+        dialect = connection.dialect.name
+        connection.execute(_ended(dialect), {"ids": batches.given(dialect, sorted(ids)), "me": ledger.identity})
+
+
+@repeatable
+def end_empty(ledger: Ledger, ids: Collection[int]) -> None:
+    """The same, for loans without a job to perform."""
+    with ledger.database.write() as connection:
+        end_loans(connection, ledger, ids)
+
+
+def give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> list[bool]:
+    """Gives back what this process has not begun of its loans: of each the jobs from a ``seq`` on. They are free loans then,
+    which the next borrow takes; no Event is written. Other processes are notified.
+
+    Returns for each whether this process still held it: one that was declared dead must not free what recovery has made
+    due. Raises LedgerUnavailable.
+    """
+    given, tasks_ = _give_back(ledger, parts)
+    settle_free(ledger, tasks_)
+    return given
+
+
+@repeatable
+def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> tuple[list[bool], set[int]]:
+    given = []
+    with ledger.database.write() as connection:
+        now = ledger.now()
+        for loan, seq in sorted(parts, key=lambda part: part[0].id):
+            own = loans.update().where(_l.id == loan.id, _l.process == ledger.identity, _l.high == loan.high)
+            if seq <= loan.low:
+                had = connection.execute(own.values(process=None, asked=None)).rowcount == 1
+            elif had := connection.execute(own.values(high=seq)).rowcount == 1:
+                connection.execute(
+                    loans.insert(), {"task_id": loan.task_id, "low": seq, "high": loan.high, "process": None, "at": now}
+                )
+            given.append(had)
+        notify(connection, LEDGER)
+    order = sorted(range(len(parts)), key=lambda n: parts[n][0].id)
+    by_part = dict(zip(order, given, strict=True))
+    return [by_part[n] for n in range(len(parts))], {loan.task_id for loan, _ in parts}
+
+
+@repeatable
+def leave(ledger: Ledger) -> set[int]:
+    """Frees every loan and place of this process, which ends normally and performs nothing any more. Claimed jobs are given
+    back one by one before. Returns the Tasks."""
+    with ledger.database.write() as connection:
+        own = _l.process == ledger.identity
+        found = {int(i) for (i,) in connection.execute(sa.select(_l.task_id).where(own).distinct())}
+        connection.execute(loans.update().where(own).values(process=None, asked=None))
+        connection.execute(places.delete().where(_p.process == ledger.identity))
+        if found:
+            notify(connection, LEDGER)
+    settle_free(ledger, found)
+    return found
+
+
+# -- what a process holds, checked again and again
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLoan:
+    """A loan of this process as the ledger has it. ``asked``: a user stopped one of its jobs, at that time."""
+
+    id: int
+    task_id: int
+    low: int
+    high: int
+    asked: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTask:
+    """A Task of which a process holds jobs: what may keep them from beginning. ``places``: those of this process, None if
+    it has none; ``is_paused``: its queue is."""
+
+    state: str
+    in_session: bool
+    priority: int
+    limit: int | None
+    places: int | None
+    is_paused: bool
+    knobs: tuple[float | None, ...]
+
+
+_HELD_LOANS: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high, _l.asked).where(_l.process == sa.bindparam("me"))
+
+
+@cache
+def _held_tasks(dialect: str) -> Any:
+    joined = tasks.outerjoin(places, (_p.task_id == _t.id) & (_p.process == sa.bindparam("me")))
+    joined = joined.outerjoin(queues, (_q.name == _t.queue) & (_q.paused > 0))
+    in_session = _t.session_key.is_(None) | _t.session_holder.is_not(None)
+    found = sa.select(
+        _t.id, _t.state, in_session, _t.priority, _LIMIT, _p.n, _q.name.is_not(None), _t.parallel, _t.interval_s
+    )
+    return found.select_from(joined).where(batches.among_given(dialect, _t.id, "ids"))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What :func:`check` read."""
+
+    loans: Mapping[int, HeldLoan]
+    tasks: Mapping[int, HeldTask]
+    paused: frozenset[str]
+
+
+def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
+    """What the ledger says of this process's loans and of these Tasks, of which it holds jobs; and the paused queues.
+    Raises LedgerUnavailable."""
+    with ledger.database.read() as connection:
+        dialect = connection.dialect.name
+        held = {int(row[0]): HeldLoan(*row) for row in connection.execute(_HELD_LOANS, {"me": ledger.identity})}
+        ids = sorted({*task_ids, *(each.task_id for each in held.values())})
+        given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
+        rows = connection.execute(_held_tasks(dialect), given).all() if ids else []
+        paused = paused_queues(connection)
+    found = {
+        int(i): HeldTask(state, bool(session), priority, limit, n, bool(is_paused), (priority, parallel, interval_s))
+        for i, state, session, priority, limit, n, is_paused, parallel, interval_s in rows
+    }
+    return Check(held, found, paused)
+
+
+def stopping(ledger: Ledger, event_ids: Collection[int]) -> set[int]:
+    """Those of these Events that a user stopped. Raises LedgerUnavailable."""
+    with ledger.database.read() as connection:
+        chosen = batches.among(connection, _e.id, list(event_ids)) & (_e.stopping > 0)
+        return {int(i) for i in connection.execute(sa.select(_e.id).where(chosen)).scalars()}
+
+
+def ask(connection: Connection, ledger: Ledger, task_id: int, seq: int) -> bool:
+    """Whether a row of a locked Task lies in a loan that a process holds; tells that process that a user stopped it."""
+    held = loans.update().where(_l.task_id == task_id, _l.process.is_not(None), _l.low <= seq, _l.high > seq)
+    return bool(connection.execute(held.values(asked=ledger.now())).rowcount)
+
+
+def lent_ranges(connection: Connection, task_id: int) -> list[tuple[int, int]]:
+    """The ranges of a locked Task that processes hold."""
+    found = sa.select(_l.low, _l.high).where(_l.task_id == task_id, _l.process.is_not(None))
+    return [(int(low), int(high)) for low, high in connection.execute(found)]
+
+
+def is_lent(ranges: Iterable[tuple[int, int]], seq: int | None) -> bool:
+    """Whether a row lies in one of these ranges. One without a Task counts as lent: an engine keeps it."""
+    return seq is None or any(low <= seq < high for low, high in ranges)
+
+
+# -- places: how many jobs of a Task with a limit a process may run at once
+
+
+def places_taken(connection: Connection, task_id: int) -> int:
+    """The places of a Task that processes have."""
+    return int(connection.execute(sa.select(sa.func.coalesce(sa.func.sum(_p.n), 0)).where(_p.task_id == task_id)).scalar_one())
+
+
+@repeatable
+def lease_places(ledger: Ledger, task_id: int, want: int, running: int) -> int | None:
+    """Sets this process's places of a Task to ``want``, as far as they are free; it keeps at least ``running``, the jobs of
+    it that run here. Returns how many it has; None while another transaction holds the Task's row, or for a Task without a
+    limit. Raises LedgerUnavailable."""
+    with ledger.database.write() as connection:
+        task = lock_now(connection, task_id)
+        if task is None:
+            return None
+        rows = {str(process): int(n) for process, n in connection.execute(_PLACES, {"of": task_id})}
+        own = rows.pop(ledger.identity, None)
+        limit = at_once(task["parallel"], interval_of(task["interval_s"]))
+        may = readiness.may_start(task["state"], sessions.may(task))
+        if limit is None:
+            n = 0
+        else:
+            others = {str(process) for (process,) in connection.execute(_HOLDERS, {"of": task_id})} - {ledger.identity}
+            is_open = others <= rows.keys()
+            n = readiness.granted(want if may else 0, running, limit, sum(rows.values()), is_open=is_open)
+        if n != (own or 0):
+            mine = (_p.task_id == task_id) & (_p.process == ledger.identity)
+            if n == 0:
+                connection.execute(places.delete().where(mine))
+            elif own is None:
+                connection.execute(places.insert(), {"task_id": task_id, "process": ledger.identity, "n": n})
+            else:
+                connection.execute(places.update().where(mine).values(n=n))
+        if n < (own or 0):
+            notify(connection, LEDGER)
+    return None if limit is None else n
+
+
+_PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))
+_HOLDERS: Final = (
+    sa.select(_l.process).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None)).distinct()
+)
+
+
+# -- foreign queues: the dispatcher borrows in its own name, pushes, and hands over
+
+_QUEUE_HOLDER: Final = "queue/"
+
+
+def queue_holder(engine: str | None) -> str:
+    """The holder of what lies in the queues of an engine; None: in Redis, for workers in other languages."""
+    return f"{_QUEUE_HOLDER}{engine or 'redis'}"
+
+
+def is_queue_holder(holder: str) -> bool:
+    """Whether a holder is a foreign queue, not a process."""
+    return holder.startswith(_QUEUE_HOLDER)
+
+
+@repeatable
+def hand_over(ledger: Ledger, holder: str, loan_ids: Collection[int], event_ids: Collection[int]) -> None:
+    """What this process borrowed lies in a foreign queue now: its loans and claims are the queue's. If it dies before,
+    recovery has them pushed again under a new attempt."""
+    with ledger.database.write() as connection:
+        if loan_ids:
+            own = batches.among(connection, _l.id, sorted(loan_ids)) & (_l.process == ledger.identity)
+            connection.execute(loans.update().where(own).values(process=holder))
+        if event_ids:
+            mine = batches.among(connection, _e.id, sorted(event_ids)) & (_e.process == ledger.identity)
+            waits = _e.status == str(Status.ENQUEUE)
+            connection.execute(events.update().where(mine, waits).values(process=holder))
+
+
+_OF_HOLDER: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high).where(_l.process == sa.bindparam("holder"))
+_HELD_IN: Final = sa.select(sa.func.min(_e.seq), sa.func.max(_e.seq), sa.func.count()).where(
+    *_IN_RANGE, _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None)
+)
+_CLAIMED_BY: Final = (
+    sa.select(_e.task_id, sa.func.count())
+    .where(_e.process == sa.bindparam("holder"), _e.task_id.is_not(None))
+    .group_by(_e.task_id)
+)
+
+
+def trim(ledger: Ledger, holder: str) -> dict[int, int]:
+    """Ends the loans of a foreign queue of which every row has ended, cuts the others to what is open, and counts: how many
+    jobs of each Task the queue and its workers have. The count of a Task with a limit is the queue's places."""
+    with ledger.database.read() as connection:
+        found = connection.execute(_OF_HOLDER, {"holder": holder}).all()
+        counts = {int(i): int(n) for i, n in connection.execute(_CLAIMED_BY, {"holder": holder})}
+        over, cut = list[int](), list[tuple[int, int, int]]()
+        for i, task_id, low, high in found:
+            first, last, count = connection.execute(_HELD_IN, {"of": task_id, "low": low, "high": high}).one()
+            if not count:
+                over.append(int(i))
+                continue
+            counts[int(task_id)] = counts.get(int(task_id), 0) + int(count)
+            if (int(first), int(last) + 1) != (low, high):
+                cut.append((int(i), int(first), int(last) + 1))
+    _trim(ledger, holder, over, cut, counts)
+    return counts
+
+
+@repeatable
+def _trim(
+    ledger: Ledger, holder: str, over: Sequence[int], cut: Sequence[tuple[int, int, int]], counts: Mapping[int, int]
+) -> None:
+    with ledger.database.write() as connection:
+        if over:
+            ended = batches.among(connection, _l.id, over) & (_l.process == holder)
+            connection.execute(loans.delete().where(ended))
+        for i, low, high in cut:
+            connection.execute(loans.update().where(_l.id == i, _l.process == holder).values(low=low, high=high))
+        had = {int(i): int(n) for i, n in connection.execute(sa.select(_p.task_id, _p.n).where(_p.process == holder))}
+        limited: set[int] = set()
+        if counts:
+            has_limit = batches.among(connection, _t.id, sorted(counts)) & _LIMIT.is_not(None)
+            limited = {int(i) for i in connection.execute(sa.select(_t.id).where(has_limit)).scalars()}
+        now = {i: n for i, n in counts.items() if i in limited}
+        if gone := sorted(had.keys() - now.keys()):
+            connection.execute(places.delete().where(_p.process == holder, batches.among(connection, _p.task_id, gone)))
+        for task_id, n in now.items():
+            if task_id not in had:
+                connection.execute(places.insert(), {"task_id": task_id, "process": holder, "n": n})
+            elif had[task_id] != n:
+                own = (_p.process == holder) & (_p.task_id == task_id)
+                connection.execute(places.update().where(own).values(n=n))
+
+
+# -- paused queues
+
+
+def paused_queues(connection: Connection) -> frozenset[str]:
+    """The queues that people paused in the ledger."""
+    return frozenset(str(name) for name in connection.execute(sa.select(_q.name).where(_q.paused > 0)).scalars())
+
+
+@repeatable
+def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
+    """Pauses a queue, or lets it go on: no process begins a job of it meanwhile. Returns whether that changed anything."""
+    with ledger.database.write() as connection:
+        was = connection.execute(sa.select(_q.paused).where(_q.name == name)).scalar()
+        if bool(was) is paused:
+            return False
+        if was is None:
+            connection.execute(queues.insert(), {"name": name, "paused": 1})
+        else:
+            connection.execute(queues.update().where(_q.name == name).values(paused=int(paused)))
+        notify(connection, LEDGER)
+    return True
+
+
+# -- hints: which Tasks are worth a borrow
+
+_FACTS: Final = sa.select(
+    sa.exists().where(_l.task_id == sa.bindparam("of"), _l.process.is_(None)),
+    sa.select(_e.due_at)
+    .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_not(None))
+    .order_by(_e.due_at)
+    .limit(1)
+    .scalar_subquery(),
+)
+
+
+def settle(connection: Connection, ledger: Ledger, task: Mapping[str, Any], **values: Any) -> Hints:
+    """Writes the hints of a Task, whose row the caller has locked, and ``values`` with them. ``task``: its columns now."""
+    is_free, due = False, None
+    if task["state"] in (State.SPLITTING, State.RUNNING, State.PAUSED):
+        is_free, due = connection.execute(_FACTS, {"of": task["id"]}).one()
+    now, interval = ledger.now(), interval_of(task["interval_s"])
+    opens = None
+    if interval and readiness.may_start(task["state"], sessions.may(task)):
+        opens = _round_opens(connection, task, interval, now)
+    gate = Gate(
+        task["state"],
+        task["priority"],
+        sessions.may(task),
+        bool(is_free) or task["next_seq"] < task["created_jobs"],
+        None if due is None or due == BLOCKED else int(due),
+        opens,
+    )
+    hints = readiness.hints(gate, now)
+    _write_hints(connection, task, hints, **values)
+    return hints
+
+
+def _write_hints(connection: Connection, task: Mapping[str, Any], hints: Hints, **values: Any) -> None:
+    if values or (task["ready"], task["due_next"]) != hints:
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=hints.ready, due_next=hints.due_next, **values))
+
+
+def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
+    """Settles the hints of these Tasks; those whose rows another transaction holds are kept for :func:`catch_up`."""
+
+    def act(connection: Connection, free: list[int]) -> None:
+        chosen = sa.select(tasks).where(batches.among(connection, _t.id, free)).order_by(_t.id)
+        for row in connection.execute(chosen).all():
+            settle(connection, ledger, dict(row._mapping))
+
+    for part in chunks(sorted(task_ids), 500):
+        for task_id in each_free(ledger, part, act):
+            ledger.held.keep_hint(task_id, None)
+
+
+def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
+    """Settles what committed changes of Events made possible; call it after their transaction.
+
+    Returns when the first of their jobs is due (microseconds; the past: now), None if none is. Does not wait for locked
+    rows of Tasks.
+    """
+    due: list[int] = []
+    waits: set[int] = set()
+    ended: set[int] = set()
+    lines: set[int] = set()
+    for each in applied:
+        if each.turn is None or each.record is None:
+            continue
+        record, after = each.record, each.turn.after
+        if record.line is not None and after.status in TERMINAL:
+            lines.add(record.line)
+        if after.due_at is not None:
+            due.append(after.due_at)
+        if record.task_id is None:
+            continue
+        if after.due_at is not None:
+            waits.add(record.task_id)
+        else:
+            ended.add(record.task_id)
+    try:
+        woken = sessions.free(ledger, lines) if lines else set()
+        _announce(ledger, waits | woken, ended)
+    except LedgerUnavailable as error:  # the changes are committed; maintenance finds missing hints
+        get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
+        return None
+    return min([*due, *([0] if woken else [])], default=None)
+
+
+_WATCHED: Final = sa.select(
+    _t.id, _t.interval_s, _t.session_holder, _t.tolerated_failures, _t.ready, _t.generation_sealed, _t.next_seq, _t.created_jobs
+).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+
+
+def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
+    """``waits``: Tasks of which a row waits with a ``due_at`` now; ``ended``: others of which rows ended or began."""
+    rounds: set[int] = set()
+    if both := sorted(waits | ended):
+        with ledger.database.read() as connection:
+            found = [row for part in chunks(both, 1_000) for row in connection.execute(_WATCHED, {"ids": part})]
+        if tolerant := [int(row.id) for row in found if row.tolerated_failures is not None]:
+            task_rows.pause_failing(ledger, tolerant)
+        # The next round counts from the start of the last job of this one.
+        rounds = {int(row.id) for row in found if row.interval_s > 0}
+        holders = [
+            int(row.id)
+            for row in found
+            if row.session_holder is not None and row.generation_sealed and row.next_seq >= row.created_jobs
+        ]
+    settle_free(ledger, waits | rounds)
+    for task_id in holders if both else ():
+        sessions.step_aside(ledger, task_id)
+
+
+def wake(ledger: Ledger, woken: Collection[int]) -> None:
+    """Settles the hints of Tasks that have jobs due now, because the lines of their keys advanced."""
+    settle_free(ledger, woken)
+
+
+def catch_up(ledger: Ledger) -> None:
+    """Retries the hints and promotions that this process kept because a Task's row was locked. Raises LedgerUnavailable."""
+    (hints, keys), lines = ledger.held.take(), ledger.held.take_lines()
+    try:
+        wake(ledger, sessions.free(ledger, lines))
+        lines = set()
+        settle_free(ledger, hints)
+        for key in keys:
+            sessions.promote_alone(ledger, key)
+    except LedgerUnavailable:
+        ledger.held.keep_lines(lines)
+        for task_id, due in hints.items():
+            ledger.held.keep_hint(task_id, due)
+        for key in keys:
+            ledger.held.keep_session(key)
+        raise
+
+
+@repeatable
+def rejoin(ledger: Ledger) -> int:
+    """Puts Tasks that left their session, and whose retry is due now, at the end of its line. Returns their number."""
+    now = ledger.now()
+    aside = (
+        (_t.due_next <= now)
+        & _t.session_key.is_not(None)
+        & _t.session_holder.is_(None)
+        & _t.session_waits.is_(None)
+        & _t.state.in_([str(State.SPLITTING), str(State.RUNNING)])
+    )
+    with ledger.database.read() as connection:
+        found = [int(i) for i in connection.execute(sa.select(_t.id).where(aside).limit(1_000)).scalars()]
+    each_free(ledger, found, lambda connection, free: sessions.join_again(connection, ledger, free, now))
+    return len(found)
+
+
+# -- repair
+
+_UNREACHABLE: Final = (
+    sa.select(_t.id)
+    .where(
+        _t.finished_at.is_(None),
+        _t.closed_at.is_(None),
+        _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]),
+        _t.turning.is_(None),
+        _t.ready.is_(None),
+        _t.due_next.is_(None),
+        _t.next_seq > 0,
+        ~sa.exists().where(_l.task_id == _t.id),
+    )
+    .limit(sa.bindparam("count"))
+)
+_UNHELD_OF: Final = sa.exists().where(_e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), _UNHELD)
+
+
+def repair(ledger: Ledger, limit: int = 1_000) -> int:
+    """Settles hints that a process left unsettled when it ended, and makes what no hint, loan or claim reaches a free loan:
+    whatever went wrong, an accepted item is reached again. Returns the number of Tasks mended."""
+    due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED))
+    free = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
+    waits = (_t.created_jobs > _t.next_seq) | free
+    lost = (
+        sa.select(_t.id)
+        .where(_t.finished_at.is_(None), _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]))
+        .where(_t.session_waits.is_(None))
+        .where(sa.or_(_t.ready.is_(None) & _t.due_next.is_(None) & waits, due))
+        .limit(limit)
+    )
+    with ledger.database.read() as connection:
+        found = {int(i) for i in connection.execute(lost).scalars()}
+        empty = [int(i) for i in connection.execute(_UNREACHABLE, {"count": limit}).scalars()]
+    settle_free(ledger, found)
+    return len(found) + sum(_free_unreachable(ledger, task_id) for task_id in empty)
+
+
+@repeatable
+def _free_unreachable(ledger: Ledger, task_id: int) -> bool:
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        if task is None or not total_counts(connection, task_id).enqueue:
+            return False
+        if connection.execute(sa.select(_l.id).where(_l.task_id == task_id).limit(1)).first() is not None:
+            return False
+        if not connection.scalar(sa.select(_UNHELD_OF), {"of": task_id, "high": task["next_seq"]}):
+            return False
+        connection.execute(
+            loans.insert(),
+            {"task_id": task_id, "low": 0, "high": task["next_seq"], "process": None, "at": ledger.now()},
+        )
+        get_logger("asynctask.lending").error("unreachable_rows", task_id=task_id)
+        settle(connection, ledger, task)
+    return True

@@ -1,0 +1,109 @@
+"""The ledger lends: processes borrow ranges of Events, and nothing of a Task's jobs lies in a queue of our own.
+
+Revision ID: 0014
+Revises: 0013
+"""
+
+from __future__ import annotations
+
+import time
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0014"
+down_revision = "0013"
+branch_labels = None
+depends_on = None
+
+# What was in a queue, or lent to follow another job, waits again under a new attempt: a copy that is left somewhere is dropped.
+_OUT = (
+    "UPDATE events SET attempt = attempt + 1, due_at = :now, process = NULL, look_at = NULL WHERE status = 'enqueue' AND"
+    " due_at IS NULL AND (EXISTS (SELECT 1 FROM tasks t WHERE t.id = events.task_id AND events.seq < t.next_seq)"
+    " OR (task_id IS NULL AND look_at IS NOT NULL))"
+)
+_DUE = (
+    "UPDATE tasks SET due_next = :now WHERE finished_at IS NULL AND EXISTS"
+    " (SELECT 1 FROM events e WHERE e.task_id = tasks.id AND e.due_at = :now)"
+)
+# Hints of Tasks whose ``parallel`` was used up were taken away.
+_READY = (
+    "UPDATE tasks SET ready = priority WHERE state IN ('splitting', 'running') AND next_seq < created_jobs AND interval_s <= 0"
+    " AND (session_key IS NULL OR session_holder IS NOT NULL)"
+)
+_GONE = ("low_seq", "reserved_from", "dispatch_by", "dispatch_until")
+
+
+def upgrade() -> None:
+    """Up."""
+    key = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "loans",
+        sa.Column("id", key, primary_key=True, autoincrement=True),
+        sa.Column("task_id", sa.BigInteger(), nullable=False),
+        sa.Column("low", sa.BigInteger(), nullable=False),
+        sa.Column("high", sa.BigInteger(), nullable=False),
+        sa.Column("process", sa.String(64)),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("asked", sa.BigInteger()),
+        **_options(),
+    )
+    op.create_index("ix_loans_task", "loans", ["task_id", "process", "low"])
+    op.create_index("ix_loans_process", "loans", ["process"])
+    op.create_table(
+        "places",
+        sa.Column("task_id", sa.BigInteger(), primary_key=True, autoincrement=False),
+        sa.Column("process", sa.String(64), primary_key=True),
+        sa.Column("n", sa.Integer(), nullable=False),
+        **_options(),
+    )
+    op.create_index("ix_places_process", "places", ["process"])
+    op.create_table(
+        "queues",
+        sa.Column("name", sa.String(255), primary_key=True),
+        sa.Column("paused", sa.Integer(), server_default=sa.text("0"), nullable=False),
+        **_options(),
+    )
+    now = {"now": time.time_ns() // 1_000}
+    connection = op.get_bind()
+    for statement in (_OUT, _DUE):
+        connection.execute(sa.text(statement), now)
+    connection.execute(sa.text(_READY))
+    connection.execute(sa.text("DELETE FROM jobs WHERE attempt > 0"))
+    op.drop_index("ix_tasks_dispatch_until", table_name="tasks")
+    with op.batch_alter_table("tasks", schema=None) as batch_op:
+        for name in _GONE:
+            batch_op.drop_column(name)
+    with op.batch_alter_table("task_tallies", schema=None) as batch_op:
+        for name in ("dispatched", "returned"):
+            batch_op.drop_column(name)
+    if connection.dialect.name == "postgresql":
+        op.execute("ALTER TABLE tasks SET (fillfactor = 50)")
+
+
+def downgrade() -> None:
+    """Down. What is on loan waits from now on."""
+    if op.get_context().dialect.name == "postgresql":
+        op.execute("ALTER TABLE tasks RESET (fillfactor)")
+    connection = op.get_bind()
+    now = {"now": time.time_ns() // 1_000}
+    for statement in (_OUT, _DUE):
+        connection.execute(sa.text(statement), now)
+    for table, name in [*(("tasks", each) for each in ("low_seq",)), *(("task_tallies", x) for x in ("dispatched", "returned"))]:
+        op.add_column(table, sa.Column(name, sa.BigInteger(), server_default=sa.text("0"), nullable=False))
+    op.add_column("tasks", sa.Column("reserved_from", sa.BigInteger()))
+    op.add_column("tasks", sa.Column("dispatch_by", sa.String(64)))
+    op.add_column("tasks", sa.Column("dispatch_until", sa.BigInteger()))
+    where = {} if connection.dialect.name == "mariadb" else {
+        "sqlite_where": sa.text("dispatch_until IS NOT NULL"), "postgresql_where": sa.text("dispatch_until IS NOT NULL")
+    }
+    op.create_index("ix_tasks_dispatch_until", "tasks", ["dispatch_until"], **where)
+    for name in ("queues", "places", "loans"):
+        op.drop_table(name)
+
+
+def _options() -> dict[str, str]:
+    return {
+        "mariadb_engine": "InnoDB", "mariadb_row_format": "DYNAMIC", "mariadb_charset": "utf8mb4",
+        "mariadb_collate": "utf8mb4_nopad_bin",
+    }
