@@ -457,8 +457,10 @@ def watch(row: Row) -> Turn | None:
     return Turn(row, row._replace(watched=True), Reason.WORKER_LOST)
 
 
-def recorded(row: Row, status: Status) -> Turn:
+def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Turn:
     """A status that a caller outside the runtimes records for an open job; an unchanged status only adds a message.
+
+    One that goes back to ``enqueue`` waits from ``now``, unless a process holds it (``on_loan`` as of :func:`is_held`).
 
     Raises :class:`~asynctask.errors.TransitionRefused` if the table has no such edge.
     """
@@ -467,6 +469,8 @@ def recorded(row: Row, status: Status) -> Turn:
     changes: dict[str, Any] = {}  # an open one stays with its process, if it has one
     if status is not Status.ENQUEUE:
         changes["due_at"] = None  # nothing to wait for
+    elif row.reserved and row.process is None and not on_loan:
+        changes["due_at"] = now
     if status in TERMINAL:
         changes |= {"process": None, **_end_items(row, status)}
         status = worst(changes) if row.items > 1 else status

@@ -415,6 +415,7 @@ def full_metadata() -> MetaData:
     """
     from sqlalchemy.dialects.mysql import LONGTEXT
 
+    loans.dialect_kwargs.update(sqlite_autoincrement=True)  # the id of a loan that ended is never given again
     for table in metadata.tables.values():
         # Names are compared byte for byte, as on other databases; MariaDB's default is case-insensitive.
         table.dialect_kwargs.update(

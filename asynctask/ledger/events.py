@@ -120,7 +120,7 @@ class EventRecord:
 
 
 def untouched(record: EventRecord) -> bool:
-    """Whether nothing was written since the Event was dispatched: no message, no process, one item."""
+    """Whether nothing was written since the Event was lent or dispatched: no message, no process, one item."""
     row = record.row
     return (
         row.status is Status.ENQUEUE
@@ -311,9 +311,8 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
 
     Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
     what was read is decided on, and the UPDATE compares status and attempt again. Ends, of Events that were
-    :func:`untouched`, or untouched but lent, when they were read without a lock before, come with their ``record`` and
-    ``turn`` and are only compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and
-    ``started_at``. Returns the changes, each with its result. An Event may occur only once per call.
+    :func:`untouched` when they were read without a lock before, come with their ``record`` and ``turn`` and are only
+    compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and ``started_at``. Returns the changes, each with its result. An Event may occur only once per call.
     """
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()
@@ -612,9 +611,6 @@ _UNTOUCHED = (
     "CASE WHEN status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
     " THEN TRUE ELSE FALSE END"
 )
-# A lent Event. The compared attempt identifies the process, because an attempt is lent to one process only.
-_LENT = _UNTOUCHED.replace("process IS NULL", "process IS NOT NULL")
-
 
 _READ_GUARD: Final = ("id", "attempt")
 _LONE_GUARD: Final = ("id", "attempt", "job_id")
@@ -686,9 +682,7 @@ def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None
         "status": str(after.status), "problem": group.problem, "n_finish": after.n_finish, "n_failed": after.n_failed,
         "n_error": after.n_error, "n_cancelled": after.n_cancelled, "look_at": None, "finished_at": now,
     }  # fmt: skip
-    if before.process is not None:
-        same["process"] = None
-    written, where = ("added_messages", *group.names), _UNTOUCHED if before.process is None else _LENT
+    written, where = ("added_messages", *group.names), _UNTOUCHED
     if group.guard is _LONE_GUARD:
         where = f"{where} AND task_id IS NULL AND callback_of IS NULL"
     found = batches.update(connection, events, group.guard, written, group.rows, same=same, where=where)

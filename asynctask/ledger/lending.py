@@ -10,37 +10,37 @@ A loan has no clock: it ends with its last outcome (:func:`end_loans`, in the ou
 (:func:`give_back`), or is recovered with its process (:func:`asynctask.ledger.processes.recover_events`). A foreign queue
 is a holder, too: the dispatcher borrows in its own name, pushes, and hands over (:func:`hand_over`).
 
-``tasks.ready`` and ``tasks.due_next`` say which Tasks are worth a borrow; only :func:`settle` decides them, under the lock
-of the Task's row, by :mod:`asynctask.core.readiness`. Writers of outcomes do not lock Tasks: they have the hints settled
+``tasks.ready`` and ``tasks.due_next`` say which Tasks are worth a borrow; only :mod:`asynctask.ledger.hints` writes them,
+under the lock of the Task's row. Writers of outcomes do not lock Tasks: they have the hints settled
 after their commit (:func:`announce`), and keep those of a locked row for later (:func:`catch_up`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import takewhile
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core import readiness
-from asynctask.core.readiness import Gate, Hints
+from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
-from asynctask.core.transitions import BLOCKED, Delta, Row, at_once, claim, interval_of, next_round
+from asynctask.core.transitions import BLOCKED, Delta, Row, at_once, claim, interval_of
 from asynctask.database import batches
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, queues, tasks
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import sessions
+from asynctask.ledger import hints, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now, try_lock
-from asynctask.ledger.events import Write, has_begun, last_start, move_counts, read_events, total_counts
+from asynctask.ledger.events import Write, move_counts, total_counts
 from asynctask.logs import get_logger
 
 PAGE: Final = 100
@@ -209,7 +209,7 @@ def page(
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job as the ledger has it when it is lent. ``params`` and ``options``: JSON text; ``row``: its row in the list;
-    ``items``: number of items; ``slots``: number of counter slots of its Task."""
+    ``items``: number of items; ``slots``: number of counter slots of its Task; ``seq``: its number in the Task."""
 
     event_id: int
     job_id: str
@@ -225,6 +225,7 @@ class Job:
     row: int | None
     items: int
     slots: int
+    seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,7 @@ class Borrowed:
 
 _LENT: Final = (
     _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.first_row,
-    _e["items"],
+    _e["items"], _e.seq,
 )  # fmt: skip
 _IN_RANGE: Final = (
     _e.task_id == sa.bindparam("of"),
@@ -307,8 +308,9 @@ def borrow(ledger: Ledger, offer: Offer, wanted: int, *, taken: int = 0, tries: 
     """Borrows up to ``wanted`` jobs of a Task for this process: due ones first, then what was given back, then at the
     pointer.
 
-    Of a Task with an interval it takes a round, as many jobs as its limit allows, if the time has come. ``taken``: how many
-    of its jobs count against its limit already; the limits of the own runtime are kept by :func:`lease_places`. Raises
+    Of a Task with an interval it takes what is left of its round, or begins the next one if its time has come. ``taken``:
+    how many of its jobs run already; of the own runtime, which keeps limits by :func:`lease_places`, the caller has taken
+    them off ``wanted``. Raises
     LedgerUnavailable; what is borrowed and never arrives here is given back by the next check.
     """
     if wanted <= 0:
@@ -355,26 +357,28 @@ def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
         if task is None:
             return _Step(is_locked=True)
         now, step = ledger.now(), _Step()
-        if not readiness.may_start(task["state"], sessions.may(task)):
-            settle(connection, ledger, task)
+        if not readiness.may_start(task["state"], hints.in_session(task)):
+            hints.settle(connection, ledger, task)
             return step
         gate = None
         if task["key_limit"] is not None:
             if not sessions.lock_keys(connection, ledger):
                 return _Step(is_locked=True)
             if (gate := sessions.gate(connection, task)).waits:
-                _write_hints(connection, task, Hints(None, now + _SOON))
+                hints.write(connection, task, Hints(None, now + _SOON))
                 return _Step(next_at=now + _SOON)
-        interval, limit = interval_of(task["interval_s"]), None
+        interval, round_ = interval_of(task["interval_s"]), None
+        limit = at_once(task["parallel"], interval)
         if interval:
-            limit = at_once(task["parallel"], interval)
-            taken += places_taken(connection, task_id)
-            opens = _round_opens(connection, task, interval, now)
+            opens = hints.round_opens(connection, task, interval, now)
             if opens > now:
-                settle(connection, ledger, task)
+                hints.settle(connection, ledger, task)
                 return _Step(next_at=opens)
-            wanted = MOST_OF_ROUND
-        count = readiness.room(wanted, limit, taken)
+            round_ = hints.round_of(task)
+            if not round_["left"]:
+                round_ = {"ranges": [], "again": [], "left": limit, "at": now}
+            wanted = min(wanted, round_["left"], limit or 1, MOST_OF_ROUND)
+        count = readiness.room(wanted, limit, taken) if taken else wanted
         left = task_rows.tolerated_left(connection, task)
         if left is not None:
             count = readiness.tolerated(count, left, _lent(connection, task_id))
@@ -383,15 +387,17 @@ def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
         values: dict[str, Any] = {}
         if step.loans or step.claimed:
             values["started_at"] = now if task["started_at"] is None else task["started_at"]
-            if interval:
-                ranges = [[each.low, each.high] for each in step.loans]
-                values |= {"round_at": now, "round_jobs": dumps({"ranges": ranges, "again": step.claimed})}
+            if round_ is not None:
+                ranges = [*round_["ranges"], *([each.low, each.high] for each in step.loans)]
+                lent = len(step.claimed) + sum(each.high - each.low for each in step.loans)
+                jobs = {"ranges": ranges, "again": [*round_["again"], *step.claimed], "left": round_["left"] - lent}
+                values |= {"round_at": round_.get("at", task["round_at"]), "round_jobs": dumps(jobs)}
         if not interval and task["round_at"] is not None:
             values |= {"round_at": None, "round_jobs": None}
         task = {**task, **values}
-        hints = settle(connection, ledger, task, **values)
-        step.next_at = hints.due_next if interval else None
-        step.is_idle = task["session_holder"] is not None and not (step.loans or step.claimed) and hints.ready is None
+        found = hints.settle(connection, ledger, task, **values)
+        step.next_at = found.due_next if interval else None
+        step.is_idle = task["session_holder"] is not None and not (step.loans or step.claimed) and found.ready is None
     return step
 
 
@@ -458,7 +464,9 @@ def _take_free(connection: Connection, ledger: Ledger, task_id: int, count: int,
 
 def _lent(connection: Connection, task_id: int) -> int:
     """How many jobs of a Task are lent at most, claimed ones included."""
-    held = sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0)).where(_l.task_id == task_id, _l.process.is_not(None))
+    held = sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0)).where(
+        _l.task_id == task_id, _l.process.is_not(None)
+    )
     return int(connection.execute(held).scalar_one()) + total_counts(connection, task_id).working
 
 
@@ -470,9 +478,9 @@ def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Jo
     jobs = [
         Job(
             i, job_id, loan.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
-            params, offer.options if options is None else options, created_at, row, items, offer.slots,
+            params, offer.options if options is None else options, created_at, row, items, offer.slots, seq,
         )
-        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items in found
+        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, seq in found
     ]  # fmt: skip
     jobs.sort(key=lambda job: job.event_id)  # the ids of a Task's Events ascend with ``seq``
     return loan, jobs
@@ -596,40 +604,6 @@ def _pass(
     return _claim(connection, ledger, going)
 
 
-# -- rounds of a Task with an interval
-
-_ROUND: Final = sa.select(
-    sa.func.max(_e.started_at),
-    sa.func.count(
-        sa.case(
-            (sa.and_(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None)), 1),
-            (sa.and_(_e.status == str(Status.WORKING), _e.started_at.is_(None)), 1),  # a watched one, about to begin
-        )
-    ),
-).where(*_IN_RANGE)
-
-
-def _round_opens(connection: Connection, task: Mapping[str, Any], interval: int, now: int) -> int:
-    """When the next round of a locked Task may begin; reads the jobs of the last one only once its interval is over."""
-    began = task["round_at"]
-    first = next_round(began, None, 0, interval, now)
-    if began is None or first > now:
-        return first
-    jobs = loads(task["round_jobs"]) or {"ranges": [], "again": []}
-    starts, unbegun = list[int](), 0
-    for low, high in jobs["ranges"]:
-        started, waits = connection.execute(_ROUND, {"of": task["id"], "low": low, "high": high}).one()
-        starts += [] if started is None else [int(started)]
-        unbegun += int(waits)
-    if jobs["again"]:
-        for record in read_events(connection, batches.among(connection, _e.id, jobs["again"])):
-            unbegun += record.row.status is Status.ENQUEUE and record.row.due_at is None
-            unbegun += record.row.status is Status.WORKING and not has_begun(record)
-            if (start := last_start(record)) is not None:
-                starts.append(start)
-    return next_round(began, max(starts, default=None), unbegun, interval, now)
-
-
 # -- jobs without a Task
 
 _QUEUE: Final = sa.func.coalesce(_e.queue, "default")
@@ -732,11 +706,11 @@ def give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> list[bool]:
     """Gives back what this process has not begun of its loans: of each the jobs from a ``seq`` on. They are free loans then,
     which the next borrow takes; no Event is written. Other processes are notified.
 
-    Returns for each whether this process still held it: one that was declared dead must not free what recovery has made
-    due. Raises LedgerUnavailable.
+    Returns for each whether this process still held it, and holds what it did not give back: one that was declared dead must
+    not free what recovery has made due. Raises LedgerUnavailable.
     """
     given, tasks_ = _give_back(ledger, parts)
-    settle_free(ledger, tasks_)
+    hints.settle_free(ledger, tasks_)
     return given
 
 
@@ -753,6 +727,9 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> tuple[list[
                 connection.execute(
                     loans.insert(), {"task_id": loan.task_id, "low": seq, "high": loan.high, "process": None, "at": now}
                 )
+            else:  # an earlier try may have cut it, and its answer was lost
+                cut = sa.select(_l.id).where(_l.id == loan.id, _l.process == ledger.identity, _l.high == seq)
+                had = connection.execute(cut).first() is not None
             given.append(had)
         notify(connection, LEDGER)
     order = sorted(range(len(parts)), key=lambda n: parts[n][0].id)
@@ -771,8 +748,103 @@ def leave(ledger: Ledger) -> set[int]:
         connection.execute(places.delete().where(_p.process == ledger.identity))
         if found:
             notify(connection, LEDGER)
-    settle_free(ledger, found)
+    hints.settle_free(ledger, found)
     return found
+
+
+class OwnLoan:
+    """A loan of this process, from the borrow to its end, and how many of its jobs have not ended here.
+
+    ``top``: the largest ``seq`` that a thread has taken. The jobs behind it may be given back, and those of one loan begin
+    in their order.
+    """
+
+    __slots__ = ("_loans", "high", "id", "left", "low", "task_id", "top")
+
+    def __init__(self, loans_: OwnLoans, loan: Loan, count: int) -> None:
+        self._loans = loans_
+        self.id, self.task_id, self.low, self.high = loan.id, loan.task_id, loan.low, loan.high
+        self.left = count
+        self.top = loan.low - 1
+
+    def ended(self, count: int = 1) -> None:
+        """Jobs of it have ended for this process: recorded, or given back one by one."""
+        self._loans.ended(self, count)
+
+    def as_loan(self) -> Loan:
+        """The loan as the ledger has it."""
+        return Loan(self.id, self.task_id, self.low, self.high)
+
+
+class OwnLoans:
+    """The loans of this process. One lock, for their counts change on the threads of the recorder and of the borrower."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loans: dict[int, OwnLoan] = {}
+        self._ending: set[int] = set()  # in the transaction that the recorder commits now
+        self._empty: set[int] = set()  # to be ended by the borrower
+
+    def add(self, loan: Loan, count: int) -> OwnLoan:
+        """A loan that was borrowed just now, with ``count`` jobs."""
+        own = OwnLoan(self, loan, count)
+        with self._lock:
+            self._loans[loan.id] = own
+            if not count:
+                self._forget(own, is_ended=False)
+        return own
+
+    def ending(self, ends: Mapping[OwnLoan, int]) -> list[int]:
+        """Those of these loans that end with so many of their jobs."""
+        with self._lock:
+            found = [loan.id for loan, count in ends.items() if loan.left <= count and loan.id in self._loans]
+            self._ending.update(found)
+            return found
+
+    def ended(self, loan: OwnLoan, count: int) -> None:
+        """Counts ended jobs of a loan; see :meth:`OwnLoan.ended`."""
+        with self._lock:
+            loan.left -= count
+            if loan.left <= 0 and loan.id in self._loans:
+                self._forget(loan, is_ended=loan.id in self._ending)
+
+    def cut(self, loan: OwnLoan, high: int, count: int) -> None:
+        """``count`` jobs from ``high`` on were given back."""
+        with self._lock:
+            loan.high = high
+            loan.left -= count
+            if loan.id in self._loans and (loan.left <= 0 or high <= loan.low):
+                self._forget(loan, is_ended=high <= loan.low or loan.id in self._ending)
+
+    def forget(self, loan: OwnLoan) -> None:
+        """The ledger no longer has this loan for this process."""
+        with self._lock:
+            self._forget(loan, is_ended=True)
+
+    def _forget(self, loan: OwnLoan, *, is_ended: bool) -> None:
+        self._loans.pop(loan.id, None)
+        self._ending.discard(loan.id)
+        if not is_ended:
+            self._empty.add(loan.id)
+
+    def take_empty(self) -> set[int]:
+        """The loans without a job left that the ledger still has, once."""
+        with self._lock:
+            empty, self._empty = self._empty, set()
+            return empty
+
+    def all(self) -> dict[int, OwnLoan]:
+        """All of them, by id."""
+        with self._lock:
+            return dict(self._loans)
+
+
+def ending(loans_: Iterable[OwnLoan]) -> list[int]:
+    """The loans that end with one job each of these, in a transaction that is about to be committed."""
+    ends: dict[OwnLoan, int] = {}
+    for loan in loans_:
+        ends[loan] = ends.get(loan, 0) + 1
+    return next(iter(ends))._loans.ending(ends) if ends else []
 
 
 # -- what a process holds, checked again and again
@@ -870,47 +942,62 @@ def is_lent(ranges: Iterable[tuple[int, int]], seq: int | None) -> bool:
 # -- places: how many jobs of a Task with a limit a process may run at once
 
 
-def places_taken(connection: Connection, task_id: int) -> int:
-    """The places of a Task that processes have."""
-    return int(connection.execute(sa.select(sa.func.coalesce(sa.func.sum(_p.n), 0)).where(_p.task_id == task_id)).scalar_one())
+class Lease(NamedTuple):
+    """The answer to :func:`lease_places`. ``places``: of this process, None for a Task without a limit; ``is_locked``:
+    another transaction holds the Task's row, and nothing was changed."""
+
+    places: int | None
+    is_locked: bool = False
 
 
 @repeatable
-def lease_places(ledger: Ledger, task_id: int, want: int, running: int) -> int | None:
+def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds: bool = True) -> Lease:
     """Sets this process's places of a Task to ``want``, as far as they are free; it keeps at least ``running``, the jobs of
-    it that run here. Returns how many it has; None while another transaction holds the Task's row, or for a Task without a
-    limit. Raises LedgerUnavailable."""
+    it that run here and until the answer.
+
+    ``holds``: it holds jobs of the Task; then it has a row of 0 places, too: that says that it knows of the limit, and no
+    other process gets a place before everybody does. Raises LedgerUnavailable.
+    """
     with ledger.database.write() as connection:
         task = lock_now(connection, task_id)
         if task is None:
-            return None
+            return Lease(0, is_locked=True)
         rows = {str(process): int(n) for process, n in connection.execute(_PLACES, {"of": task_id})}
         own = rows.pop(ledger.identity, None)
         limit = at_once(task["parallel"], interval_of(task["interval_s"]))
-        may = readiness.may_start(task["state"], sessions.may(task))
-        if limit is None:
-            n = 0
-        else:
-            others = {str(process) for (process,) in connection.execute(_HOLDERS, {"of": task_id})} - {ledger.identity}
-            is_open = others <= rows.keys()
+        may = readiness.may_start(task["state"], hints.in_session(task))
+        n: int | None = None
+        if limit is not None:
+            is_open = _holders(connection, task_id) <= {*rows, ledger.identity}
             n = readiness.granted(want if may else 0, running, limit, sum(rows.values()), is_open=is_open)
-        if n != (own or 0):
-            mine = (_p.task_id == task_id) & (_p.process == ledger.identity)
-            if n == 0:
-                connection.execute(places.delete().where(mine))
-            elif own is None:
-                connection.execute(places.insert(), {"task_id": task_id, "process": ledger.identity, "n": n})
-            else:
-                connection.execute(places.update().where(mine).values(n=n))
-        if n < (own or 0):
+            n = n if n or holds else None
+        mine = (_p.task_id == task_id) & (_p.process == ledger.identity)
+        if n is None:
+            connection.execute(places.delete().where(mine))
+        elif own is None:
+            connection.execute(places.insert(), {"task_id": task_id, "process": ledger.identity, "n": n})
+        elif n != own:
+            connection.execute(places.update().where(mine).values(n=n))
+        if (n or 0) < (own or 0):
             notify(connection, LEDGER)
-    return None if limit is None else n
+    return Lease(None if limit is None else n or 0)
 
 
 _PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))
-_HOLDERS: Final = (
-    sa.select(_l.process).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None)).distinct()
+_LENDERS: Final = sa.select(_l.process).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None)).distinct()
+# The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
+_NAMED: Final = (
+    sa.select(_e.process)
+    .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
+    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"))
+    .distinct()
 )
+
+
+def _holders(connection: Connection, task_id: int) -> set[str]:
+    """The worker processes that hold jobs of a locked Task. The places of a foreign queue are those of its holder."""
+    found = {str(i) for each in (_LENDERS, _NAMED) for i in connection.execute(each, {"of": task_id}).scalars()}
+    return {each for each in found if not is_queue_holder(each) and "@" not in each}
 
 
 # -- foreign queues: the dispatcher borrows in its own name, pushes, and hands over
@@ -926,76 +1013,6 @@ def queue_holder(engine: str | None) -> str:
 def is_queue_holder(holder: str) -> bool:
     """Whether a holder is a foreign queue, not a process."""
     return holder.startswith(_QUEUE_HOLDER)
-
-
-@repeatable
-def hand_over(ledger: Ledger, holder: str, loan_ids: Collection[int], event_ids: Collection[int]) -> None:
-    """What this process borrowed lies in a foreign queue now: its loans and claims are the queue's. If it dies before,
-    recovery has them pushed again under a new attempt."""
-    with ledger.database.write() as connection:
-        if loan_ids:
-            own = batches.among(connection, _l.id, sorted(loan_ids)) & (_l.process == ledger.identity)
-            connection.execute(loans.update().where(own).values(process=holder))
-        if event_ids:
-            mine = batches.among(connection, _e.id, sorted(event_ids)) & (_e.process == ledger.identity)
-            waits = _e.status == str(Status.ENQUEUE)
-            connection.execute(events.update().where(mine, waits).values(process=holder))
-
-
-_OF_HOLDER: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high).where(_l.process == sa.bindparam("holder"))
-_HELD_IN: Final = sa.select(sa.func.min(_e.seq), sa.func.max(_e.seq), sa.func.count()).where(
-    *_IN_RANGE, _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None)
-)
-_CLAIMED_BY: Final = (
-    sa.select(_e.task_id, sa.func.count())
-    .where(_e.process == sa.bindparam("holder"), _e.task_id.is_not(None))
-    .group_by(_e.task_id)
-)
-
-
-def trim(ledger: Ledger, holder: str) -> dict[int, int]:
-    """Ends the loans of a foreign queue of which every row has ended, cuts the others to what is open, and counts: how many
-    jobs of each Task the queue and its workers have. The count of a Task with a limit is the queue's places."""
-    with ledger.database.read() as connection:
-        found = connection.execute(_OF_HOLDER, {"holder": holder}).all()
-        counts = {int(i): int(n) for i, n in connection.execute(_CLAIMED_BY, {"holder": holder})}
-        over, cut = list[int](), list[tuple[int, int, int]]()
-        for i, task_id, low, high in found:
-            first, last, count = connection.execute(_HELD_IN, {"of": task_id, "low": low, "high": high}).one()
-            if not count:
-                over.append(int(i))
-                continue
-            counts[int(task_id)] = counts.get(int(task_id), 0) + int(count)
-            if (int(first), int(last) + 1) != (low, high):
-                cut.append((int(i), int(first), int(last) + 1))
-    _trim(ledger, holder, over, cut, counts)
-    return counts
-
-
-@repeatable
-def _trim(
-    ledger: Ledger, holder: str, over: Sequence[int], cut: Sequence[tuple[int, int, int]], counts: Mapping[int, int]
-) -> None:
-    with ledger.database.write() as connection:
-        if over:
-            ended = batches.among(connection, _l.id, over) & (_l.process == holder)
-            connection.execute(loans.delete().where(ended))
-        for i, low, high in cut:
-            connection.execute(loans.update().where(_l.id == i, _l.process == holder).values(low=low, high=high))
-        had = {int(i): int(n) for i, n in connection.execute(sa.select(_p.task_id, _p.n).where(_p.process == holder))}
-        limited: set[int] = set()
-        if counts:
-            has_limit = batches.among(connection, _t.id, sorted(counts)) & _LIMIT.is_not(None)
-            limited = {int(i) for i in connection.execute(sa.select(_t.id).where(has_limit)).scalars()}
-        now = {i: n for i, n in counts.items() if i in limited}
-        if gone := sorted(had.keys() - now.keys()):
-            connection.execute(places.delete().where(_p.process == holder, batches.among(connection, _p.task_id, gone)))
-        for task_id, n in now.items():
-            if task_id not in had:
-                connection.execute(places.insert(), {"task_id": task_id, "process": holder, "n": n})
-            elif had[task_id] != n:
-                own = (_p.process == holder) & (_p.task_id == task_id)
-                connection.execute(places.update().where(own).values(n=n))
 
 
 # -- paused queues
@@ -1021,56 +1038,7 @@ def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
     return True
 
 
-# -- hints: which Tasks are worth a borrow
-
-_FACTS: Final = sa.select(
-    sa.exists().where(_l.task_id == sa.bindparam("of"), _l.process.is_(None)),
-    sa.select(_e.due_at)
-    .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_not(None))
-    .order_by(_e.due_at)
-    .limit(1)
-    .scalar_subquery(),
-)
-
-
-def settle(connection: Connection, ledger: Ledger, task: Mapping[str, Any], **values: Any) -> Hints:
-    """Writes the hints of a Task, whose row the caller has locked, and ``values`` with them. ``task``: its columns now."""
-    is_free, due = False, None
-    if task["state"] in (State.SPLITTING, State.RUNNING, State.PAUSED):
-        is_free, due = connection.execute(_FACTS, {"of": task["id"]}).one()
-    now, interval = ledger.now(), interval_of(task["interval_s"])
-    opens = None
-    if interval and readiness.may_start(task["state"], sessions.may(task)):
-        opens = _round_opens(connection, task, interval, now)
-    gate = Gate(
-        task["state"],
-        task["priority"],
-        sessions.may(task),
-        bool(is_free) or task["next_seq"] < task["created_jobs"],
-        None if due is None or due == BLOCKED else int(due),
-        opens,
-    )
-    hints = readiness.hints(gate, now)
-    _write_hints(connection, task, hints, **values)
-    return hints
-
-
-def _write_hints(connection: Connection, task: Mapping[str, Any], hints: Hints, **values: Any) -> None:
-    if values or (task["ready"], task["due_next"]) != hints:
-        connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=hints.ready, due_next=hints.due_next, **values))
-
-
-def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
-    """Settles the hints of these Tasks; those whose rows another transaction holds are kept for :func:`catch_up`."""
-
-    def act(connection: Connection, free: list[int]) -> None:
-        chosen = sa.select(tasks).where(batches.among(connection, _t.id, free)).order_by(_t.id)
-        for row in connection.execute(chosen).all():
-            settle(connection, ledger, dict(row._mapping))
-
-    for part in chunks(sorted(task_ids), 500):
-        for task_id in each_free(ledger, part, act):
-            ledger.held.keep_hint(task_id, None)
+# -- what committed outcomes make possible
 
 
 def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
@@ -1107,7 +1075,14 @@ def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
 
 
 _WATCHED: Final = sa.select(
-    _t.id, _t.interval_s, _t.session_holder, _t.tolerated_failures, _t.ready, _t.generation_sealed, _t.next_seq, _t.created_jobs
+    _t.id,
+    _t.interval_s,
+    _t.session_holder,
+    _t.tolerated_failures,
+    _t.ready,
+    _t.generation_sealed,
+    _t.next_seq,
+    _t.created_jobs,
 ).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
 
 
@@ -1126,28 +1101,28 @@ def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
             for row in found
             if row.session_holder is not None and row.generation_sealed and row.next_seq >= row.created_jobs
         ]
-    settle_free(ledger, waits | rounds)
+    hints.settle_free(ledger, waits | rounds)
     for task_id in holders if both else ():
         sessions.step_aside(ledger, task_id)
 
 
 def wake(ledger: Ledger, woken: Collection[int]) -> None:
     """Settles the hints of Tasks that have jobs due now, because the lines of their keys advanced."""
-    settle_free(ledger, woken)
+    hints.settle_free(ledger, woken)
 
 
 def catch_up(ledger: Ledger) -> None:
     """Retries the hints and promotions that this process kept because a Task's row was locked. Raises LedgerUnavailable."""
-    (hints, keys), lines = ledger.held.take(), ledger.held.take_lines()
+    (kept, keys), lines = ledger.held.take(), ledger.held.take_lines()
     try:
         wake(ledger, sessions.free(ledger, lines))
         lines = set()
-        settle_free(ledger, hints)
+        hints.settle_free(ledger, kept)
         for key in keys:
             sessions.promote_alone(ledger, key)
     except LedgerUnavailable:
         ledger.held.keep_lines(lines)
-        for task_id, due in hints.items():
+        for task_id, due in kept.items():
             ledger.held.keep_hint(task_id, due)
         for key in keys:
             ledger.held.keep_session(key)
@@ -1206,7 +1181,7 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
     with ledger.database.read() as connection:
         found = {int(i) for i in connection.execute(lost).scalars()}
         empty = [int(i) for i in connection.execute(_UNREACHABLE, {"count": limit}).scalars()]
-    settle_free(ledger, found)
+    hints.settle_free(ledger, found)
     return len(found) + sum(_free_unreachable(ledger, task_id) for task_id in empty)
 
 
@@ -1225,5 +1200,5 @@ def _free_unreachable(ledger: Ledger, task_id: int) -> bool:
             {"task_id": task_id, "low": 0, "high": task["next_seq"], "process": None, "at": ledger.now()},
         )
         get_logger("asynctask.lending").error("unreachable_rows", task_id=task_id)
-        settle(connection, ledger, task)
+        hints.settle(connection, ledger, task)
     return True

@@ -24,12 +24,12 @@ from asynctask.core.transitions import (
 )
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
-from asynctask.ledger import dispatchable
+from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import EventRecord, Failure, Note, StaleRead, Write, apply
+from asynctask.ledger.lending import OwnLoan
 from asynctask.ledger.processes import Figures
-from asynctask.ledger.reservations import close_small
-from asynctask.ledger.tasks import candidates, try_close, try_finish
+from asynctask.ledger.tasks import candidates, close_small, try_close, try_finish
 from asynctask.logs import get_logger
 
 LINGER_S = 0.005
@@ -62,8 +62,8 @@ class Outcome(Write):
     and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read at Begin;
     the first try to write its end compares with it. ``awaited``: the job waits for this record before it begins, or its
     Task does, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer
-    to the commit was lost and it may be written, so it stands only for the attempt that it names. ``follower``: the job
-    that began in this one's place under their Task's ``parallel``. ``marks``: the outcomes of a slice's items. ``worker``
+    to the commit was lost and it may be written, so it stands only for the attempt that it names. ``loan``: the loan that
+    its job was borrowed with, if this ends the job for this process. ``marks``: the outcomes of a slice's items. ``worker``
     and ``seconds``, for the figures: the job's worker, and how long it ran.
     """
 
@@ -77,7 +77,7 @@ class Outcome(Write):
     awaited: bool = False
     done: bool = False
     doubtful: bool = False
-    follower: Follower | None = None
+    loan: OwnLoan | None = None
     worker: str = ""
     seconds: float | None = None
     marks: str | None = None
@@ -105,8 +105,6 @@ class Outcome(Write):
                 return working(row, ledger.holder)
             if ("checkpoint" in self.values or self.marks is not None) and row.process == ledger.holder:
                 return saved(row)
-            if row.process == ledger.holder and not self.doubtful and not self.elsewhere:
-                return Turn(row, row, Reason.RECORDED)  # recorded with the end of the job before it; adds the messages
             return None
         if self.status is Status.CANCELLED:
             return cancel(row)
@@ -115,15 +113,6 @@ class Outcome(Write):
         if self._waits_again() and state == State.CANCELLED:
             return cancel(row)  # no job of a cancelled Task starts again; the messages keep what happened
         return outcome(row, self.status, self.reason, retry_at=self.retry_at, now=ledger.now())
-
-
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """A lent job that took the place of another. It counts as in flight from the transaction that ends the other, which
-    also records its outcome, or its ``working``, which ``begun`` makes."""
-
-    event_id: int
-    begun: Callable[[], Outcome]
 
 
 def lingers_s(busy_for: float | None, flush_s: float) -> float:
@@ -235,7 +224,6 @@ class Recorder:
                     self._closer.check()
                     return
                 if batch:
-                    batch = self._with_followers(batch)
                     self._flush_timed(batch)
                     tries, self._flushes = 0, True
                 else:
@@ -250,15 +238,6 @@ class Recorder:
                 if self._pause(_RETRY_S[min(tries, len(_RETRY_S) - 1)]):
                     return
                 tries += 1
-
-    def _with_followers(self, batch: list[Outcome]) -> list[Outcome]:
-        """Adds the followers' ``working``. Their own pending outcomes must then re-read the Event, which this flush
-        changes."""
-        whole = with_followers(batch)
-        begun = {each.event_id for each in whole[len(batch) :]}
-        with self._condition:
-            forget_seen([each for each in self._pending if each.event_id in begun])
-        return whole
 
     def _flush_timed(self, batch: Sequence[Outcome]) -> None:
         begun = self._ledger.clock.monotonic()
@@ -313,6 +292,7 @@ class Recorder:
                     seconds=each.seconds,
                     marks=each.marks,
                     told=each.told,
+                    loan=each.loan,
                 )
             )
         each.done = True
@@ -369,6 +349,8 @@ class Recorder:
             ends = self._record(wave)
             for each in wave:  # first: these are committed, whatever fails from here on
                 each.done = True
+                if each.loan is not None:
+                    each.loan.ended()
             self.recorded += len(wave)
             self._figures.flushes.add(len(wave))
             for each in wave:
@@ -378,13 +360,10 @@ class Recorder:
                 if won and (kind := _figure(each)) is not None:
                     self._figures.ended(each.worker, kind, each.seconds)
                 self._notify(each, won)
-            plain = {each.event_id: each for each in ends if _is_plain(each)}
-            self.announce([each for each in wave if each.event_id not in plain], plain.values())
+            plain = {each.event_id for each in ends if _is_plain(each)}
+            self.announce([each for each in wave if each.event_id not in plain])
             over = [record for each in wave if (record := each.record) and _is_over(record, each.turn)]
-            self._closer.ended(
-                {record.task_id for record in over},
-                unannounced={record.task_id for record in over if record.id in plain},
-            )
+            self._closer.ended({record.task_id for record in over})
             self._closer.called({record.callback_of for record in over})
         if self._closes_at_once and not self._pending and self._busy_for() is None:
             self._closer.check()
@@ -425,13 +404,13 @@ class Recorder:
         """Notes that something may be dispatched at this time (microseconds)."""
         self._on_due(at)
 
-    def announce(self, applied: Sequence[Write], plain: Collection[Write] = ()) -> None:
-        """Reports to the dispatcher what committed changes made ready.
+    def announce(self, applied: Sequence[Write]) -> None:
+        """Has the hints of what committed changes made possible settled.
 
         A lost compare-and-set is reported by the row as it is: its first try may have written that row although the answer
         was lost. A superfluous hint does no harm.
         """
-        if (at := dispatchable.announce(self._ledger, [_as_it_stands(each) for each in applied], plain)) is not None:
+        if (at := lending.announce(self._ledger, [_as_it_stands(each) for each in applied])) is not None:
             self._on_due(at)
 
 
@@ -460,14 +439,12 @@ def _figure(each: Outcome) -> str | None:
 
 
 def _is_plain(end: Outcome) -> bool:
-    """Whether nothing waited for this end at Begin, so that what waits for it now may be announced with the next check: it
-    is no failure, and has no place in a ``parallel`` or a round. (A job in a lent place has a process.)
-    """
+    """Whether nothing can wait for this end but the close of its Task: it is no failure, which a Task may tolerate a few of,
+    and belongs to no round and no key."""
     record, turn = end.record, end.turn
     assert record is not None
     assert turn is not None
-    waits = record.parallel, record.round_at, record.row.process
-    return turn.after.status is Status.FINISH and waits == (None, None, None)
+    return turn.after.status is Status.FINISH and record.round_at is None and record.line is None
 
 
 def _is_over(record: EventRecord, turn: Turn | None) -> bool:
@@ -483,15 +460,6 @@ def _as_it_stands(change: Write) -> Write:
 
 def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
-
-
-def with_followers(batch: Sequence[Outcome]) -> list[Outcome]:
-    """These outcomes, and ``working`` of each follower that has no outcome among them."""
-    ids = {each.event_id for each in batch}
-    begun = [each.follower.begun() for each in batch if each.follower is not None and each.follower.event_id not in ids]
-    for each in batch:
-        each.follower = None  # a second flush already has it in the batch
-    return [*batch, *begun]
 
 
 # -- writing outcomes
@@ -511,6 +479,7 @@ def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Outcome]:
         return ends
     with ledger.database.write() as connection:
         apply(connection, ledger, changes, ends)
+        lending.end_loans(connection, ledger, lending.ending(each.loan for each in wave if each.loan is not None))
     return ends
 
 
@@ -564,15 +533,12 @@ class TaskCloser:
         self._on_due = on_due
         self._ended: set[int] = set()  # not checked yet
         self._called: set[int] = set()  # the same, of those of which a callback ended
-        self._unannounced: set[int] = set()  # those of which :func:`dispatchable.announce` does not know yet
         self._check_at = 0.0  # time of the next check while other jobs run (monotonic clock)
         self._log = get_logger("asynctask.recorder")
 
-    def ended(self, task_ids: Iterable[int | None], *, unannounced: Iterable[int | None] = ()) -> None:
-        """Notes that jobs of these Tasks ended; None stands for jobs without a Task. ``unannounced``: the next check tells
-        the dispatcher of these."""
+    def ended(self, task_ids: Iterable[int | None]) -> None:
+        """Notes that jobs of these Tasks ended; None stands for jobs without a Task."""
         self._ended.update(task_id for task_id in task_ids if task_id is not None)
-        self._unannounced.update(task_id for task_id in unannounced if task_id is not None)
 
     def called(self, task_ids: Iterable[int | None]) -> None:
         """Notes that callbacks of these Tasks ended; None stands for other jobs."""
@@ -592,9 +558,6 @@ class TaskCloser:
         """Checks now, and closes the Tasks that have ended."""
         begun = self._ledger.clock.monotonic()
         ended, self._ended = self._ended, set()
-        unannounced, self._unannounced = self._unannounced, set()
-        if (at := dispatchable.announce_freed(self._ledger, unannounced)) is not None:
-            self._on_due(at)
         if ended:
             self._close(ended)
         called, self._called = self._called, set()

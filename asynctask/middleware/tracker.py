@@ -14,14 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import orjson
 
 from asynctask.clock import SECOND, micros
 from asynctask.core.states import TERMINAL, Reason, Status
-from asynctask.core.transitions import LEAD_S, Begin, Row, begin, is_foreign, is_suspect, pause_s
+from asynctask.core.transitions import Begin, Row, begin, is_foreign, is_suspect, pause_s
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, FinalError, IdInUse, InputError, JobInterrupted, JobTimeout, NotPerformed
 from asynctask.iterable import News, Slice
@@ -38,9 +37,9 @@ from asynctask.ledger.events import (
     read_stops,
     untouched,
 )
+from asynctask.ledger.lending import Job, OwnLoan
 from asynctask.ledger.processes import engine_of
-from asynctask.ledger.recorder import Follower, Outcome, Recorder
-from asynctask.ledger.reservations import Ready
+from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, put_off, reopen
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -80,11 +79,12 @@ class Ticket:
     task_id: int | None
     attempt: int
     retries: int = 0
-    watched: bool = False
+    watched: bool = False  # a process that held it died: `working` is committed before it begins
+    is_suspect: bool = False  # a process died under it: it runs alone
     elsewhere: bool = False  # kept, delivered and retried by its engine, without a fence
     holder: str | None = None  # the process that performed it when it arrived
-    awaited: bool = False  # its Task has a ``parallel`` or an interval, or a thread waits for the commit of its end
-    not_before: int | None = None  # it has an interval or a key: when it may start; nothing follows in its place
+    awaited: bool = False  # something waits for the commit of its end: a round, a key, a thread
+    of_round: bool = False  # its Task has an interval, which counts from its start
     started_at: int | None = None
     status: Status | None = None
     reason: Reason = Reason.RETURNED
@@ -111,6 +111,7 @@ class Ticket:
     sent_at: int = 0  # when its present run was sent, as far as it was read
     next_run: NextRun | None = None  # the job has sent itself again
     ended_before: bool = False  # it had ended when it arrived
+    loan: OwnLoan | None = None  # the loan that it was borrowed with
     _notes: list[Note] = field(default_factory=list)
     _free: list[None] = field(default_factory=lambda: [None])
 
@@ -278,10 +279,28 @@ class Tracker:
                 if (found := saved.get(ticket.event_id)) is not None:
                     ticket.checkpoint, ticket.marks, ticket.results = found
 
-    def lent(self, jobs: Sequence[Ready]) -> list[Ticket]:
-        """The tickets of jobs that the ledger has just lent to this process; the loan replaces Begin. Raises
-        LedgerUnavailable."""
-        tickets = [self._lent(job) for job in jobs]
+    def borrowed(self, jobs: Sequence[Job], *, awaited: bool = False, of_round: bool = False) -> list[Ticket]:
+        """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin.
+
+        ``awaited``: something waits for the commit of each end. Raises LedgerUnavailable.
+        """
+        tickets = [
+            Ticket(
+                Begin.RUN,
+                job.job_id,
+                job.event_id,
+                job.task_id,
+                job.attempt,
+                job.retries,
+                awaited=awaited,
+                of_round=of_round,
+                seen=_as_lent(job) if job.attempt == 1 and job.retries == 0 and job.items == 1 and not of_round else None,
+                items=job.items,
+                row=job.row,
+                worker=job.worker_name,
+            )
+            for job in jobs
+        ]
         self._read_places([ticket for ticket in tickets if ticket.seen is None])
         return tickets
 
@@ -307,28 +326,6 @@ class Tracker:
             worker=arrival.worker_name,
         )
 
-    def _lent(self, job: Ready) -> Ticket:
-        seen = None
-        if job.attempt == 1 and job.retries == 0 and job.items == 1:  # nothing but the loan can have been written
-            row = Row(Status.ENQUEUE, reserved=True, process=self._ledger.identity)
-            seen = EventRecord(
-                job.event_id, job.job_id, job.task_id, None, row, None, job.row, None, None, job.worker_name, job.queue,
-                None, job.slots,
-            )  # fmt: skip
-        return Ticket(
-            Begin.RUN,
-            job.job_id,
-            job.event_id,
-            job.task_id,
-            job.attempt,
-            job.retries,
-            awaited=True,
-            seen=seen,
-            items=job.items,
-            row=job.row,
-            worker=job.worker_name,
-        )
-
     def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """The Events of these jobs, by job id. Raises LedgerUnavailable."""
         with self._ledger.database.read() as connection:
@@ -339,8 +336,9 @@ class Tracker:
         attempt = None if is_foreign(row, fence, record.task_id) else fence
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            is_suspect(row), fence is None, row.process,
-            awaited=record.parallel is not None or record.round_at is not None, not_before=_not_before(record),
+            row.watched or is_suspect(row), is_suspect(row), fence is None, row.process,
+            awaited=record.round_at is not None or record.line is not None or record.callback_of is not None,
+            of_round=record.round_at is not None,
             seen=record if untouched(record) else None, callback_of=record.callback_of, items=row.items,
             row=record.first_row, worker=record.worker_name, knobs=record.knobs,
             sent_at=record.created_at if record.is_lone else 0, ended_before=row.status in TERMINAL,
@@ -357,14 +355,10 @@ class Tracker:
     def start(self, ticket: Ticket) -> None:
         """Marks the job as performed now. For a watched job, ``working`` is in the ledger when this returns.
 
-        A job of a round first waits for its time, at most :data:`~asynctask.core.transitions.LEAD_S`. If the ticket is
-        ``lost`` afterwards, acknowledge the job and do not perform it: the attempt belongs to another process, or has
-        ended.
+        If the ticket is ``lost`` afterwards, acknowledge the job and do not perform it: the attempt belongs to another
+        process, or has ended.
         """
-        if ticket.not_before is not None and (early := ticket.not_before - self._ledger.now()) > 0:
-            threading.Event().wait(min(early / SECOND, LEAD_S))
-        of_round = ticket.not_before is not None
-        if not ticket.watched or not of_round:
+        if not ticket.watched or not ticket.of_round:
             ticket.started_at = self._ledger.now()
         ticket.began = self._ledger.clock.monotonic()
         self._running[id(ticket)] = (ticket.began, ticket)
@@ -373,7 +367,7 @@ class Tracker:
         done = threading.Event()
         self._recorder.put([self._working(ticket, done.set)])
         done.wait()
-        if of_round and not ticket.lost:
+        if ticket.of_round and not ticket.lost:
             # The next round counts from here: the commit may have taken longer than the interval.
             with self._lock:  # `note_long` may be about to say that it works, too
                 ticket.started_at = self._ledger.now()
@@ -447,21 +441,6 @@ class Tracker:
             awaited=done is not None, marks=news.marks, failures=news.failures, told=ticket.told,
         )  # fmt: skip
 
-    def _working_of_follower(self, ticket: Ticket) -> Outcome:
-        """``working`` of a lent job that has begun. Its messages are left out if another outcome has them, which is flushed
-        later and must read what this one writes."""
-        with self._lock:
-            if not ticket.settled and not ticket.said and ticket.started_at is not None:
-                return self._working(ticket)
-            ticket.seen = None
-
-        def then(won: bool) -> None:
-            ticket.lost = not won
-
-        return Outcome(
-            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, then=then, elsewhere=ticket.elsewhere
-        )
-
     # -- 3. settle
 
     def settle(
@@ -471,35 +450,17 @@ class Tracker:
         retry_at: int | None = None,
         discarded: str | None = None,
         then: Callable[[bool], None] | None = None,
-        follower: Ticket | None = None,
     ) -> None:
         """Passes the outcome to the group commit. ``then`` is called after the commit, with whether it was won.
 
         ``retry_at`` (microseconds): another attempt follows; ``discarded``: why the engine gave the job up outside its
-        code; ``follower``: a lent job that begins now in this one's place. Idempotent.
+        code. Idempotent.
         """
-        if not ticket.awaited:
-            if self._acquire(ticket):
-                self._hand_over(ticket, retry_at, discarded, then, None)
-            return
-        with self._lock:  # a settled ticket's outcome is passed on under this lock, see `_working_of_follower`
-            if ticket.acquire():
-                self._hand_over(ticket, retry_at, discarded, then, follower)
-
-    def _hand_over(
-        self,
-        ticket: Ticket,
-        retry_at: int | None,
-        discarded: str | None,
-        then: Callable[[bool], None] | None,
-        follower: Ticket | None,
-    ) -> None:
-        outcome = self.outcome(ticket, retry_at, discarded, then)
-        if follower is not None:
-            outcome.follower = Follower(follower.event_id, partial(self._working_of_follower, follower))
-            outcome.awaited = False  # the follower has its place, so nothing waits for it
-        self._mark_settled(ticket)
-        self._recorder.put([outcome])
+        if self._acquire(ticket):
+            outcome = self.outcome(ticket, retry_at, discarded, then)
+            outcome.loan = ticket.loan
+            self._mark_settled(ticket)
+            self._recorder.put([outcome])
 
     def release(self, ticket: Ticket, then: Callable[[bool], None] | None = None) -> None:
         """Returns a fetched job to the ledger unrun, or cancels it with its Task."""
@@ -517,13 +478,16 @@ class Tracker:
             elsewhere=ticket.elsewhere,
             awaited=ticket.awaited,
             worker=ticket.worker,
+            loan=ticket.loan,
         )
         self._recorder.put([outcome])
 
     def forget(self, ticket: Ticket) -> None:
         """Drops an attempt lost before it was performed: records nothing; its copy may be acknowledged."""
-        self._acquire(ticket)
-        self._mark_settled(ticket)
+        if self._acquire(ticket):
+            self._mark_settled(ticket)
+            if ticket.loan is not None:
+                ticket.loan.ended()
 
     def put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> None:
         """Makes fetched jobs that cannot be performed here wait in the ledger until ``until`` (microseconds), spending no
@@ -683,9 +647,12 @@ class Stops:
                 self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
 
 
-def _not_before(record: EventRecord) -> int | None:
-    """When a job of a Task with an interval may start; 0 for others with a key. Nothing follows in their places."""
-    return 0 if record.round_at is None and record.line is not None else record.round_at
+def _as_lent(job: Job) -> EventRecord:
+    """The Event of a job that was borrowed and has had no attempt: nobody has written it."""
+    return EventRecord(
+        job.event_id, job.job_id, job.task_id, None, Row(Status.ENQUEUE, reserved=True), None, job.row, None, None,
+        job.worker_name, job.queue, None, job.slots,
+    )  # fmt: skip
 
 
 def _has_news(ticket: Ticket, now: float) -> bool:

@@ -44,7 +44,8 @@ from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, ret
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:
-    from asynctask.runtime.lanes import Lane
+    from asynctask.ledger.lending import OwnLoan
+    from asynctask.runtime.pool import Permits, Rank
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -60,11 +61,12 @@ class WorkerMissing(AsyncTaskError):
 
 @dataclass(slots=True)
 class Execution:
-    """One job in this process, from its fetch to its acknowledgement.
+    """One job in this process, from its borrow or fetch to its record.
 
-    ``ticket`` is its record if it is tracked; ``asked`` and ``began`` are on the monotonic clock: when the ticket was
-    requested, and when the job began. ``thread`` performs it. ``is_lent``: it never was in the broker, see
-    :mod:`asynctask.runtime.lanes`; ``follower`` is the job that takes its place. ``error`` is what the job raised.
+    ``ticket`` is its record if it is tracked; ``asked`` and ``began`` are on the monotonic clock: when the ledger was asked
+    for it, and when the job began. ``thread`` performs it. ``is_borrowed``: the ledger lent it, and no broker has it;
+    ``loan`` and ``seq``: of one of a range; ``is_recalled``: it may not begin any more. ``rank``: its line in the pool;
+    ``permits``: those of its Task, while it has one. ``error`` is what the job raised.
     """
 
     copy: Copy
@@ -77,9 +79,12 @@ class Execution:
     thread: threading.Thread | None = None
     watch: Watch | None = None
     error: BaseException | None = None
-    is_lent: bool = False
-    lane: Lane | None = None
-    follower: Execution | None = None
+    is_borrowed: bool = False
+    is_recalled: bool = False
+    loan: OwnLoan | None = None
+    seq: int = -1
+    rank: Rank = (0, 0)
+    permits: Permits | None = None
     _owner: dict[str, threading.Thread] = field(default_factory=dict)
 
     # -- who settles it: its own thread, or the one that gave that thread up
@@ -120,7 +125,12 @@ class Execution:
     @property
     def is_suspect(self) -> bool:
         """Whether a process that held it died: the job may be the cause."""
-        return self.ticket is not None and self.ticket.watched
+        return self.ticket is not None and self.ticket.is_suspect
+
+    @property
+    def task_id(self) -> int | None:
+        """The Task that it belongs to."""
+        return self.copy.task_id
 
     @property
     def is_foreign(self) -> bool:
@@ -149,8 +159,7 @@ class Place(Protocol):
     """Where a job runs and what holds its copy; the pool is one.
 
     ``done``: the outcome is recorded, so the copy may be acknowledged. ``gone``: the copy left this process's list in
-    another way. ``hung``: its thread does not return. ``follow``: the lent job that begins in its place, queried just
-    before its outcome is recorded.
+    another way. ``hung``: its thread does not return.
     """
 
     def done(self, execution: Execution) -> None: ...
@@ -158,8 +167,6 @@ class Place(Protocol):
     def gone(self, execution: Execution) -> None: ...
 
     def hung(self, execution: Execution) -> None: ...
-
-    def follow(self, execution: Execution) -> Execution | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,16 +471,9 @@ class Performer:
             self._observers.death(execution.job, error)
 
     def _record(self, execution: Execution, ticket: Ticket, retry_at: int | None = None) -> None:
-        """Records the ticket's outcome, and with it the lent job that follows in its place of the Task."""
-        if ticket.settled:
-            return
-        follower = self._place.follow(execution)
-        self._tracker.settle(
-            ticket,
-            retry_at=retry_at,
-            then=lambda won: self._place.done(execution),
-            follower=follower.ticket if follower is not None else None,
-        )
+        """Records the ticket's outcome."""
+        if not ticket.settled:
+            self._tracker.settle(ticket, retry_at=retry_at, then=lambda won: self._place.done(execution))
 
     def _settle_untracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
         """Moves an untracked job to the broker's sets, for its retry or as dead."""

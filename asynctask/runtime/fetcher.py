@@ -21,7 +21,6 @@ from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
 from asynctask.dispatch.outbox import buried, job_of, options_of, pushed_at
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
-from asynctask.ledger.reservations import Ready
 from asynctask.ledger.standalone import Arrival, fitted, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -55,8 +54,8 @@ _PACE_S: Final = 0.005
 class Fetcher:
     """Fetches for one process, in its own thread.
 
-    Arguments: ``order`` gives the queues in the order of the next fetch; ``on_dry`` is called when the queues gave nothing,
-    with whether they gave anything since the last call; ``unrecorded`` returns how many outcomes wait for the ledger.
+    Arguments: ``order`` gives the queues in the order of the next fetch; ``unrecorded`` returns how many outcomes wait for
+    the ledger.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Fetcher:
         intake: Intake,
         quiet: threading.Event,
         order: Callable[[], Sequence[str]],
-        on_dry: Callable[[bool], None],
         unrecorded: Callable[[], int],
         on_claimed: Callable[[int], None] = lambda count: None,
     ) -> None:
@@ -85,12 +83,10 @@ class Fetcher:
         self._tracker = tracker
         self._quiet = quiet
         self._order = order
-        self._on_dry = on_dry
         self._unrecorded = unrecorded
         self._doubt = Doubt(clock)
         self._asked = 0.0  # time of the last fetch, on the monotonic clock
         self._ask_pauses_at = 0.0  # on the monotonic clock
-        self._gave = False  # whether the queues gave anything since they ran dry
         self._latency = 0.0  # seconds from the request for jobs until they can begin, smoothed
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.fetcher")
@@ -140,9 +136,6 @@ class Fetcher:
         if copies:
             self._begin(copies)
             self._latency = 0.7 * self._latency + 0.3 * min(self._clock.monotonic() - self._asked, LATENCY_S)
-        elif limit > 0:
-            self._on_dry(self._gave)
-        self._gave = bool(copies) or (self._gave and limit <= 0)
         if 0 < limit > len(copies):
             self._wait_for_news()
 
@@ -154,7 +147,6 @@ class Fetcher:
                 self._log.warning("copies_unarrived", count=len(unarrived))
                 self._broker.put_back(self._identity, unarrived)
             self._doubt.checked()
-        self._pool.lanes.return_unknown()
 
     def _follow_pauses(self) -> None:
         """Asks which queues are paused, unless it is known. Raises Unavailable."""
@@ -237,11 +229,8 @@ class Fetcher:
     def _put_off(self, deferred: Sequence[Execution]) -> None:
         """Makes tracked jobs of workers that this process does not know wait in the ledger, without spending a retry.
         Raises :class:`Unavailable`."""
-        names = sorted({job.name[:100] for job in deferred})
-        get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
         try:
-            until = self._tracker.now() + DEFER_S * SECOND
-            self._tracker.put_off([(job.ticket, _why_put_off(job)) for job in deferred if job.ticket is not None], until)
+            put_off(self._tracker, deferred)
         except Unavailable:
             self._held.forget([each.copy for each in deferred])
             raise
@@ -256,6 +245,15 @@ class Fetcher:
             except Unavailable:
                 self._held.forget(copies[position:])
                 raise
+
+
+def put_off(tracker: Tracker, deferred: Sequence[Execution]) -> None:
+    """Makes tracked jobs of workers that this process does not know wait in the ledger for another process, without spending
+    a retry. Raises :class:`Unavailable`."""
+    names = sorted({job.name[:100] for job in deferred})
+    get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
+    until = tracker.now() + DEFER_S * SECOND
+    tracker.put_off([(job.ticket, _why_put_off(job)) for job in deferred if job.ticket is not None], until)
 
 
 def _why_put_off(job: Execution) -> str:
@@ -332,12 +330,14 @@ class Intake:
         refused = self._begin(executions)
         return [each for each in executions if id(each) not in refused] if refused else executions
 
-    def take_lent(self, lent: Sequence[tuple[Copy, Ready]], asked: float) -> list[Execution]:
-        """Jobs lent to this process, each with its ticket. ``asked``: the time of the request, on the monotonic clock."""
+    def borrowed(self, given: Sequence[tuple[Copy, Ticket | None]], asked: float) -> list[Execution]:
+        """Jobs that the ledger has lent to this process, each with its ticket. ``asked``: the time of the borrow, on the
+        monotonic clock."""
         found = []
-        for (copy, _), ticket in zip(lent, self._tracker.lent([job for _, job in lent]), strict=True):
+        for copy, ticket in given:
             execution = self._assign(copy)
-            if isinstance(execution, Execution):
+            if isinstance(execution, Execution) and ticket is not None:
+                execution.is_borrowed = True
                 _bind(execution, ticket, asked)
                 found.append(execution)
         return found

@@ -20,13 +20,14 @@ from typing import Any, Final
 from asynctask._version import __version__
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Broker, Presence
 from asynctask.clock import Clock, Ids
+from asynctask.database.notify import LEDGER
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.reservations import take_back_loans
 from asynctask.logs import get_logger, open_missing_streams
 from asynctask.middleware.tracker import Stops, Tracker
+from asynctask.runtime.borrower import Borrower
 from asynctask.runtime.execution import Execution, Observers
 from asynctask.runtime.fetcher import Fetcher, Intake, UntrackedDeferral
 from asynctask.runtime.interpreter import Switching, collect_seldom
@@ -88,16 +89,16 @@ class Launcher(AppProcess):
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
         self.dispatcher = parts.dispatcher
-        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect, figures=self.figures)
+        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._expect, figures=self.figures)
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
-        self.pool, self.fetcher = self._made_pool()
+        self.pool, self.fetcher, self.borrower = self._made_pool()
         self.performer = self.pool.performer
         presence = parts.broker.presence(self._about())
         self.presence = self._presence_heartbeat(presence) if presence is not None else None
         self.poller = self._made_poller(presence) if parts.broker.capabilities.polled else None
 
-    def _made_pool(self) -> tuple[Pool, Fetcher]:
+    def _made_pool(self) -> tuple[Pool, Fetcher, Borrower]:
         parts, queues, quiet = self._parts, self._queues, threading.Event()
         identity, broker, clock, tracker = self.ledger.identity, parts.broker, parts.clock, self.tracker
         isolation = Isolation(clock, self._concurrency)
@@ -126,10 +127,9 @@ class Launcher(AppProcess):
             isolation=isolation,
             quiet=quiet,
             may_start=self._may_start,
-            lend=self.dispatcher.lend,
-            take_back=partial(take_back_loans, self.ledger),
             observers=Observers(partial(parts.fire, "death"), partial(parts.fire, "error"), self._ended),
             result_limit=parts.config.max_result_bytes,
+            background_share=parts.config.background_share,
         )
         fetcher = Fetcher(
             identity=identity,
@@ -141,11 +141,27 @@ class Launcher(AppProcess):
             intake=intake,
             quiet=quiet,
             order=queues.order,
-            on_dry=self.dispatcher.dry,
             unrecorded=lambda: self.recorder.waiting,
             on_claimed=self.figures.claims.add,
         )
-        return pool, fetcher
+        borrower = Borrower(
+            ledger=self.ledger,
+            tracker=tracker,
+            clock=clock,
+            pool=pool,
+            intake=intake,
+            quiet=quiet,
+            order=queues.order,
+            is_strict=queues.strict,
+            workers=parts.own_workers.keys,
+            outgoing=parts.outgoing,
+            waker=parts.signals.waker(LEDGER),
+            unrecorded=lambda: self.recorder.waiting,
+            fair_by_owner=parts.config.fair_by == "owner",
+            has_share=parts.config.background_share > 0,
+            on_borrowed=self.figures.claims.add,
+        )
+        return pool, fetcher, borrower
 
     def _about(self) -> About:
         parts, config = self._parts, self._parts.config
@@ -183,7 +199,7 @@ class Launcher(AppProcess):
         self.recorder.start()
         self.pool.start()
         self.fetcher.start()
-        self.dispatcher.attach(self.pool.load)
+        self.borrower.start()
         self.dispatcher.start()
         self.maintenance.start()
         if self.presence is not None:
@@ -200,7 +216,7 @@ class Launcher(AppProcess):
             self._log.info("quiet")
             if self.poller is not None:
                 self.poller.quiet()
-            self.pool.quiet()
+            self.borrower.quiet(self.pool.quiet())
             self.heartbeat.soon()
             if self.presence is not None:
                 self.presence.soon()
@@ -216,7 +232,6 @@ class Launcher(AppProcess):
             self._log.warning("jobs_interrupted", count=interrupted)
         self.recorder.drain(_FLUSH_S)
         self.dispatcher.stop()
-        self.dispatcher.attach(None)
         self.maintenance.stop()
         self.fetcher.stop()
         self.pool.stop()
@@ -235,6 +250,7 @@ class Launcher(AppProcess):
 
     def _leave(self, recorded: bool) -> None:
         try:
+            self.borrower.stop(is_idle=recorded and not self.pool.busy and not self._lost)
             empty = recorded and not self._parts.broker.held_by(self.ledger.identity)
         except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
@@ -322,9 +338,12 @@ class Launcher(AppProcess):
     def _busy_for(self) -> float | None:
         return self.pool.busy_for()
 
+    def _expect(self, at: int) -> None:
+        self.borrower.expect(at)
+        self.dispatcher.expect(at)
+
     def facts(self) -> dict[str, Any]:
-        load = self.pool.load()
-        return {"busy": self.pool.busy, "rate": load.rate, "quiet": int(self.pool.is_quiet)}
+        return {"busy": self.pool.busy, "rate": self.pool.rate.per_second, "quiet": int(self.pool.is_quiet)}
 
     def worked(self) -> tuple[int, float]:
         return self.pool.worked

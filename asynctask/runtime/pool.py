@@ -1,13 +1,15 @@
 """The pool: the threads of a process that perform jobs, and the jobs that are ready for them.
 
-``concurrency`` processors take jobs from one buffer. Suspects, jobs whose process died, wait in their own line with one
-more thread, see :class:`Isolation`; lent jobs follow in the place of the one before them, see
-:mod:`asynctask.runtime.lanes`.
+``concurrency`` processors take jobs from :class:`Lines`, the most urgent first, and of a Task with a limit only as many as
+it has places here (:class:`Permits`). Suspects, jobs under which a process died, wait in their own line with one more
+thread, see :class:`Isolation`.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
@@ -15,20 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import Clock, Ids
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.demand import AHEAD_S, Load, Rate
+from asynctask.dispatch.demand import Rate
 from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.execution import Execution, Observers, Performer
-from asynctask.runtime.lanes import Lanes, Lend
 
 if TYPE_CHECKING:
     from asynctask.runtime.fetcher import Intake
 
 STALE_S: Final = 0.5
-"""Age of Begin's answer from which Begin is repeated before a job starts, so that a knob takes effect within a second. A
-fetched job mostly starts within :data:`AHEAD_S`; it waits longer if jobs turn out to be long, or behind a suspect."""
+"""Age of the ledger's last word on a job from which it may not begin, so that a knob takes effect within a second: a borrowed
+one waits for the next check (:data:`~asynctask.ledger.lending.RECHECK_S`), for a fetched one Begin is repeated."""
 
 LINE_S: Final = 5.0
 """Suspects that wait longer in the line go back for other processes, except as many as there are threads."""
@@ -37,13 +38,267 @@ _UNWIND_S: Final = 1.0
 
 Queue = SimpleQueue[Execution | None]  # None ends the thread that takes it
 
+Rank = tuple[int, int]
+"""The place of a line: by the queue's rank, 0 unless queues are strict, and the priority; the smaller first."""
+
+
+class Permits:
+    """The places of a Task with a limit in this process: as many of its jobs run at once.
+
+    A job in a line has its permit already, so whatever a thread takes may begin; the others wait here.
+    """
+
+    __slots__ = ("limit", "used", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.waiting: deque[Execution] = deque()
+
+
+class Lines:
+    """The jobs that are ready for a thread: a line for each :data:`Rank`, in the order in which they came.
+
+    ``share``: the share of the jobs that is of later lines while the first is not empty.
+    """
+
+    def __init__(self, share: float = 0.0) -> None:
+        self._share = share
+        self._owed = 0.0
+        self._lock = threading.Lock()
+        self._filled = threading.Condition(self._lock)
+        self._lines: dict[Rank, deque[Execution]] = {}
+        self._ranks: list[Rank] = []  # of the lines with jobs, sorted
+        self._permits: dict[int, Permits] = {}
+        self._count = 0
+        self._sleeping = 0
+        self._ends = 0
+        self.taken = 0  # jobs that threads took
+
+    def __len__(self) -> int:
+        """Number of jobs that no thread has taken, those that wait for a permit included."""
+        return self._count
+
+    # -- jobs
+
+    def put(self, executions: Sequence[Execution]) -> None:
+        """Adds jobs behind those of their lines."""
+        with self._lock:
+            for each in executions:
+                self._place(each)
+            self._count += len(executions)
+            self._filled.notify(min(len(executions), self._sleeping))
+
+    def _place(self, execution: Execution) -> None:
+        permits = None if execution.task_id is None else self._permits.get(execution.task_id)
+        if permits is not None:
+            if permits.used >= permits.limit:
+                permits.waiting.append(execution)
+                return
+            permits.used += 1
+            execution.permits = permits
+        self._enter(execution)
+
+    def _enter(self, execution: Execution) -> None:
+        line = self._lines.get(execution.rank)
+        if line is None:
+            line = self._lines[execution.rank] = deque()
+            insort(self._ranks, execution.rank)
+        line.append(execution)
+
+    def take(self) -> Execution | None:
+        """The next job for the calling thread; waits for one. None: the thread ends."""
+        with self._lock:
+            while not self._ranks:
+                if self._ends:
+                    self._ends -= 1
+                    return None
+                self._sleeping += 1
+                self._filled.wait()
+                self._sleeping -= 1
+            rank = self._ranks[self._turn()]
+            line = self._lines[rank]
+            execution = line.popleft()
+            if not line:
+                del self._lines[rank]
+                self._ranks.remove(rank)
+            self._count -= 1
+            self.taken += 1
+            if execution.loan is not None and execution.seq > execution.loan.top:
+                execution.loan.top = execution.seq
+            return execution
+
+    def _turn(self) -> int:
+        """Which line is next: the first, or the second as often as the share says."""
+        if not self._share or len(self._ranks) == 1:
+            return 0
+        self._owed += self._share
+        if self._owed < 1:
+            return 0
+        self._owed -= 1
+        return 1
+
+    def end(self, threads: int) -> None:
+        """Ends so many threads, once they find no job."""
+        with self._lock:
+            self._ends += threads
+            self._filled.notify_all()
+
+    def drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
+        """Takes out the jobs that are ``wanted``, in their order; their permits are free again."""
+        dropped: list[Execution] = []
+        with self._lock:
+            for rank in list(self._ranks):
+                line = self._lines[rank]
+                kept = deque[Execution]()
+                for each in line:
+                    (dropped if wanted(each) else kept).append(each)
+                if kept:
+                    self._lines[rank] = kept
+                else:
+                    del self._lines[rank]
+                    self._ranks.remove(rank)
+            for permits in self._permits.values():
+                waiting, permits.waiting = permits.waiting, deque()
+                for each in waiting:
+                    (dropped if wanted(each) else permits.waiting).append(each)
+            self._count -= len(dropped)
+            for each in dropped:
+                self._free(each)
+        return dropped
+
+    def first(self, keep: int) -> Callable[[Execution], bool]:
+        """A condition for :meth:`drop`: all jobs but the next ``keep``."""
+        left = [keep]
+
+        def is_beyond(execution: Execution) -> bool:
+            left[0] -= 1
+            return left[0] < 0
+
+        return is_beyond
+
+    def reorder(self, task_id: int, rank: Rank) -> None:
+        """Moves the jobs of a Task to another line, because its priority was changed."""
+        with self._lock:
+            for old in list(self._ranks):
+                line = self._lines[old]
+                if old == rank or not any(each.task_id == task_id for each in line):
+                    continue
+                kept = deque(each for each in line if each.task_id != task_id)
+                moved = [each for each in line if each.task_id == task_id]
+                if kept:
+                    self._lines[old] = kept
+                else:
+                    del self._lines[old]
+                    self._ranks.remove(old)
+                for each in moved:
+                    each.rank = rank
+                    self._enter(each)
+            if (permits := self._permits.get(task_id)) is not None:
+                for each in permits.waiting:
+                    each.rank = rank
+
+    def by_task(self) -> dict[int | None, int]:
+        """Number of jobs that no thread has taken, by Task."""
+        found: dict[int | None, int] = {}
+        with self._lock:
+            lines = [*self._lines.values(), *(permits.waiting for permits in self._permits.values())]
+            for line in lines:
+                for each in line:
+                    found[each.task_id] = found.get(each.task_id, 0) + 1
+        return found
+
+    def rank_of(self, task_id: int) -> Rank | None:
+        """The line in which jobs of a Task wait; None if none does."""
+        with self._lock:
+            lines = [*self._lines.values(), *(permits.waiting for permits in self._permits.values())]
+            return next((each.rank for line in lines for each in line if each.task_id == task_id), None)
+
+    def first_rank(self) -> Rank | None:
+        """The rank of the line that is next; None if no job waits."""
+        with self._lock:
+            return self._ranks[0] if self._ranks else None
+
+    # -- permits
+
+    def limit(self, task_id: int, limit: int | None) -> None:
+        """Sets the places of a Task here; None: it has no limit any more."""
+        with self._lock:
+            permits = self._permits.get(task_id)
+            if limit is None:
+                if permits is not None:
+                    del self._permits[task_id]
+                    for each in permits.waiting:
+                        self._enter(each)
+                    self._filled.notify(min(len(permits.waiting), self._sleeping))
+                return
+            if permits is None:
+                permits = self._permits[task_id] = Permits(limit)
+                for line in self._lines.values():  # they came before the limit, and are counted from now on
+                    for each in line:
+                        if each.task_id == task_id:
+                            each.permits = permits
+                            permits.used += 1
+            permits.limit = limit
+            self._start_waiting(permits)
+
+    def lower(self, task_id: int, limit: int) -> int:
+        """Lowers the places of a Task here, not below those in use; returns how many jobs use one."""
+        with self._lock:
+            permits = self._permits[task_id]
+            permits.limit = min(permits.limit, max(permits.used, limit))
+            return permits.used
+
+    def count_running(self, executions: Sequence[Execution]) -> None:
+        """Counts jobs that began before their Task had a limit."""
+        with self._lock:
+            for each in executions:
+                permits = None if each.task_id is None else self._permits.get(each.task_id)
+                if permits is not None and each.permits is None:
+                    each.permits = permits
+                    permits.used += 1
+
+    def permits(self, task_id: int) -> tuple[int, int, int] | None:
+        """The places of a Task here, how many are used, and how many jobs wait for one; None for a Task without."""
+        with self._lock:
+            found = self._permits.get(task_id)
+            return None if found is None else (found.limit, found.used, len(found.waiting))
+
+    def limited(self) -> list[int]:
+        """The Tasks that have places here."""
+        with self._lock:
+            return list(self._permits)
+
+    def release(self, execution: Execution) -> None:
+        """The job has ended or will not begin: its place is free for the next job of its Task. Idempotent."""
+        if execution.permits is not None:
+            with self._lock:
+                self._free(execution)
+
+    def _free(self, execution: Execution) -> None:
+        permits, execution.permits = execution.permits, None
+        if permits is not None:
+            permits.used -= 1
+            self._start_waiting(permits)
+
+    def _start_waiting(self, permits: Permits) -> None:
+        started = 0
+        while permits.waiting and permits.used < permits.limit:
+            execution = permits.waiting.popleft()
+            permits.used += 1
+            execution.permits = permits
+            self._enter(execution)
+            started += 1
+        if started:
+            self._filled.notify(min(started, self._sleeping))
+
 
 class Pool:
     """The processors of one process.
 
     Arguments: ``chain``, the middleware around each job; ``queues``, which this process works; ``may_start`` is false while
     nothing may begin (the heartbeat is late, the ledger is unavailable); ``quiet`` is set when nothing begins any more;
-    ``lend`` and ``take_back`` are for :class:`~asynctask.runtime.lanes.Lanes`.
+    ``background_share`` as of :class:`Lines`.
     """
 
     def __init__(
@@ -62,10 +317,9 @@ class Pool:
         isolation: Isolation,
         quiet: threading.Event,
         may_start: Callable[[], bool],
-        lend: Lend,
-        take_back: Callable[[set[int]], int],
         observers: Observers,
         result_limit: int = 65_536,
+        background_share: float = 0.0,
     ) -> None:
         self.identity = identity
         self.concurrency = concurrency
@@ -79,9 +333,6 @@ class Pool:
         self._quiet = quiet
         self.may_start = may_start
         self.rate = Rate(clock, concurrency)
-        self.lanes = Lanes(
-            clock, lend=lend, take=intake.take_lent, release=self.release, take_back=take_back, fresh_s=STALE_S
-        )
         self.performer = Performer(
             result_limit=result_limit,
             identity=identity,
@@ -93,15 +344,20 @@ class Pool:
             place=self,
             observers=observers,
         )
-        self._buffer: Queue = SimpleQueue()
+        self.lines = Lines(background_share)
         self._suspects: Queue = SimpleQueue()
         self._has_line = False
-        self._filled_at = 0.0  # when jobs were put there last
+        self._filled_at = 0.0  # when fetched jobs were put there last
+        self._checked_at = -1e9  # when the ledger was asked last about what is borrowed
+        self._checked = threading.Condition()
         self._paused: frozenset[str] = frozenset()  # queues
-        self._threads: dict[threading.Thread, Queue] = {}
+        self._paused_in_ledger: frozenset[str] = frozenset()
+        self._threads: dict[threading.Thread, bool] = {}  # whether it takes from the lines, not the suspects
         self._lock = threading.Lock()  # over the threads
         self.low = threading.Event()  # set when no more than `mark` jobs lie ready: time for the next fetch
         self.mark = 0
+        self.on_low: Callable[[], None] = lambda: None
+        self.took: Callable[[int | None, float], None] = lambda task_id, seconds: None
         self._ended = threading.Event()
         self._log = get_logger("asynctask.pool")
 
@@ -110,19 +366,24 @@ class Pool:
     def start(self) -> None:
         """Starts the processors."""
         for _ in range(self.concurrency):
-            self._spawn(self._buffer)
+            self._spawn(in_line=True)
 
-    def quiet(self) -> None:
-        """Begins nothing more; gives back what was fetched and has not begun."""
+    def quiet(self) -> list[Execution]:
+        """Begins nothing more; gives back what was fetched and has not begun. Returns what was borrowed and has not."""
         if self._quiet.is_set():
-            return
+            return []
         self._quiet.set()
         self.low.set()
         self._broker.wake()
+        with self._checked:
+            self._checked.notify_all()
+        unbegun = [*self.lines.drop(lambda each: True), *_drained(self._suspects)]
+        borrowed = [each for each in unbegun if each.is_borrowed]
         try:
-            self._give_back([*_drained(self._buffer), *_drained(self._suspects)])
+            self._give_back([each for each in unbegun if not each.is_borrowed])
         except Unavailable as error:  # recovery finds them in this process's list
             self._log.warning("release_put_off", error=str(error))
+        return borrowed
 
     def wait_idle(self, timeout: float) -> bool:
         """Waits until no job runs; False if one still does after ``timeout`` seconds."""
@@ -152,8 +413,11 @@ class Pool:
 
     def stop(self) -> None:
         """Ends the threads that can be ended."""
-        for queue in list(self._threads.values()):
-            queue.put(None)
+        threads = list(self._threads.values())
+        self.lines.end(sum(threads))
+        for in_line in threads:
+            if not in_line:
+                self._suspects.put(None)
         for thread in list(self._threads):
             thread.join(0.2)
 
@@ -167,7 +431,7 @@ class Pool:
     @property
     def ready(self) -> int:
         """Number of fetched jobs that wait for a thread, without suspects."""
-        return self._buffer.qsize()
+        return len(self.lines)
 
     @property
     def is_stale(self) -> bool:
@@ -195,14 +459,7 @@ class Pool:
         if self._isolation.closed:  # a suspect runs alone: all others wait for it, and it for its outcome
             return 0.0
         rate = self.rate.per_second
-        return (self._buffer.qsize() + self.lanes.ready) / rate if rate > 0 else 0.0
-
-    def load(self) -> Load:
-        """What the dispatcher should keep ready for this process."""
-        if self._quiet.is_set() or self._isolation.closed or not self.may_start():
-            return Load(self.identity, self.queues, 0, 0.0, self.concurrency)
-        free = max(0, self.concurrency - self.busy - self._buffer.qsize())
-        return Load(self.identity, self.queues, free, self.rate.per_second, self.concurrency)
+        return len(self.lines) / rate if rate > 0 else 0.0
 
     @property
     def worked(self) -> tuple[int, float]:
@@ -211,51 +468,59 @@ class Pool:
 
     def measured(self) -> float:
         """Jobs per second, measured now. For the fetching thread."""
-        idle = not self.busy and not self._buffer.qsize()
+        idle = not self.busy and not len(self.lines)
         return self.rate.update(self.performer.performed, self._isolation.busy_s, dry=idle)
 
     # -- what lies ready
 
     def put(self, executions: Sequence[Execution]) -> None:
-        """Passes jobs that may begin to the processors. Their queues gave them just now, so these are not paused."""
+        """Passes fetched jobs that may begin to the processors. Their queues gave them just now, so these are not paused."""
         self._filled_at = self._clock.monotonic()
         if self._paused:
             self._paused -= {execution.copy.queue for execution in executions}
-        for execution in executions:
-            if execution.is_suspect:
-                self._line_up(execution)
-            else:
-                self._buffer.put(execution)
+        self.line_up(executions)
 
-    def _line_up(self, suspect: Execution) -> None:
-        """Puts a suspect into the line, whose own thread takes them in turn, so that no processor waits."""
-        if not self._has_line:
+    def line_up(self, executions: Sequence[Execution]) -> None:
+        """Passes jobs to the processors: suspects to the line of their own thread, so that no processor waits."""
+        suspects = [each for each in executions if each.is_suspect]
+        if suspects and not self._has_line:
             self._has_line = True
-            self._spawn(self._suspects)
-        self._suspects.put(suspect)
+            self._spawn(in_line=False)
+        for each in suspects:
+            self._suspects.put(each)
+        self.lines.put([each for each in executions if not each.is_suspect] if suspects else executions)
 
     def keep(self, count: int) -> None:
-        """Gives all but ``count`` ready jobs back, if jobs became long: others can begin them, and more urgent ones now
-        come first. Raises Unavailable."""
-        surplus = _drained(self._buffer)
-        for execution in surplus[:count]:
-            self._buffer.put(execution)
-        self._give_back(surplus[count:])
+        """Gives all but ``count`` fetched jobs back, if jobs became long: others can begin them. Raises Unavailable."""
+        is_beyond = self.lines.first(count)
+        self._give_back(self.lines.drop(lambda each: not each.is_borrowed and is_beyond(each)))
 
     def pause(self, queues: Collection[str]) -> None:
-        """These queues, and no others, are paused: none of their jobs begins here, and those that lie ready go back, each
-        queue's in their order. Raises Unavailable."""
+        """These queues, and no others, are paused in the broker: none of their jobs begins here, and those that lie ready go
+        back, each queue's in their order. Raises Unavailable."""
         new, self._paused = frozenset(queues) - self._paused, frozenset(queues)
-        if not new:
-            return
-        back: list[Execution] = []
-        for line in (self._suspects, self._buffer):
-            for execution in _drained(line):
-                if execution.copy.queue in new:
-                    back.append(execution)
-                else:
-                    line.put(execution)
-        self._give_back(back)
+        if new:
+            self._give_back(self._drop(lambda each: each.copy.queue in new))
+
+    def drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
+        """Takes the jobs that are ``wanted`` out of the lines, suspects included."""
+        return self._drop(wanted)
+
+    def _drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
+        dropped: list[Execution] = []
+        for execution in _drained(self._suspects):
+            if wanted(execution):
+                dropped.append(execution)
+            else:
+                self._suspects.put(execution)
+        return dropped + self.lines.drop(wanted)
+
+    def checked(self, at: float, paused: frozenset[str]) -> None:
+        """The ledger was asked at this time (monotonic) about everything that is borrowed; these queues are paused there."""
+        self._paused_in_ledger = paused
+        with self._checked:
+            self._checked_at = at
+            self._checked.notify_all()
 
     def shorten_line(self) -> None:
         """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""
@@ -274,11 +539,13 @@ class Pool:
             if execution.ticket is not None:
                 self.release(execution)
         copies = [each.copy for each in unbegun if each.ticket is None]
-        self._held.forget(copies)  # if the broker is unavailable now, they go back when it is available
-        self._broker.put_back(self.identity, copies)
+        if copies:
+            self._held.forget(copies)  # if the broker is unavailable now, they go back when it is available
+            self._broker.put_back(self.identity, copies)
 
     def release(self, execution: Execution) -> None:
-        """Gives back a fetched or lent job that will not run in this process."""
+        """Gives back a fetched or borrowed job that will not run in this process."""
+        self.lines.release(execution)
         try:
             self._release(execution)
         except Unavailable as error:  # recovery finds it in this process's list
@@ -290,32 +557,30 @@ class Pool:
             self._broker.put_back(self.identity, [execution.copy])
             self.gone(execution)
         elif ticket.verdict is Begin.DROP:
+            self._tracker.forget(ticket)
             self.done(execution)
         else:
             self._tracker.release(ticket, then=lambda won: self.done(execution))
 
     # -- processors
 
-    def _spawn(self, queue: Queue) -> None:
-        thread = threading.Thread(target=self._process, args=(queue,), name="processor", daemon=True)
+    def _spawn(self, *, in_line: bool) -> None:
+        thread = threading.Thread(target=self._process, args=(in_line,), name="processor", daemon=True)
         with self._lock:
-            self._threads[thread] = queue
+            self._threads[thread] = in_line
         thread.start()
 
-    def _process(self, queue: Queue) -> None:
+    def _process(self, in_line: bool) -> None:
         """A processor: takes jobs until its end. One that dies is replaced."""
-        ended = False
+        ended, take = False, self.lines.take if in_line else self._suspects.get
         try:
-            while (taken := queue.get()) is not None:
-                if not self.low.is_set() and self._buffer.qsize() <= self.mark:
+            while (execution := take()) is not None:
+                if not self.low.is_set() and len(self.lines) <= self.mark:
                     self.low.set()
-                execution: Execution | None = taken
-                while execution is not None:
-                    self._run(execution)
-                    if execution.abandoned:  # its thread returned after all, and another has its place
-                        ended = True
-                        return
-                    execution = execution.follower
+                    self.on_low()
+                self._run(execution)
+                if execution.abandoned:  # its thread returned after all, and another has its place
+                    break
             ended = True
         except BaseException:
             self._log.exception("processor_died")
@@ -323,39 +588,37 @@ class Pool:
             with self._lock:
                 self._threads.pop(threading.current_thread(), None)
             if not ended and not self._quiet.is_set():
-                self._spawn(queue)
+                self._spawn(in_line=in_line)
 
     def _run(self, execution: Execution) -> None:
         execution.thread = threading.current_thread()
         try:
-            if execution.is_lent or self._begins(execution):  # a lent job had its turn with the end of the one before
+            if self._begins(execution):
                 self.performer.perform(execution)
+                self.took(execution.task_id, self._clock.monotonic() - execution.began)
             else:
                 self.release(execution)
         except BaseException as error:
             self.performer.broke(execution, error)
-            if (follower := execution.follower) is not None:  # this thread ends, so it cannot begin the next job
-                execution.follower = None
-                self.release(follower)
             raise
         finally:
             self._leave(execution)
 
     def _leave(self, execution: Execution) -> None:
-        if execution.follower is not None:
-            self._isolation.pass_on(execution, execution.follower)
-            return
-        self.lanes.close(execution)
+        self.lines.release(execution)
         self._isolation.leave(execution)
         if self._quiet.is_set():
             self._ended.set()
-        elif self._buffer.empty():
+        elif not len(self.lines):
             self._broker.wake()
+            self.on_low()
 
     def _begins(self, execution: Execution) -> bool:
-        """Waits for the turn of a job; returns whether it may begin then. Repeats Begin if its answer is old."""
+        """Waits for the turn of a job; returns whether it may begin then."""
         if not self._waited_for_start() or not self._isolation.enter(execution, self._quiet.is_set):
             return False
+        if execution.is_borrowed:
+            return self._is_known(execution) and self._takes_from(execution.copy.queue)
         if not self._takes_from(execution.copy.queue):
             return False
         if execution.ticket is None or self._clock.monotonic() - execution.asked < STALE_S:
@@ -368,9 +631,20 @@ class Pool:
             self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
             return False
 
+    def _is_known(self, execution: Execution) -> bool:
+        """Waits until the ledger's last word on a borrowed job is fresh; False if it has been taken back, or nothing begins
+        any more."""
+        while not execution.is_recalled and not self._quiet.is_set():
+            known = max(execution.asked, self._checked_at)
+            if self._clock.monotonic() - known < STALE_S and self.may_start():
+                return True
+            with self._checked:
+                self._checked.wait(_CHECK_S)
+        return False
+
     def _takes_from(self, queue: str) -> bool:
         """Whether this process begins jobs of the queue, whichever way they came."""
-        return not self._quiet.is_set() and queue not in self._paused
+        return not self._quiet.is_set() and queue not in self._paused and queue not in self._paused_in_ledger
 
     def _waited_for_start(self) -> bool:
         """Waits until anything may start; False if nothing will any more."""
@@ -381,10 +655,9 @@ class Pool:
     # -- the place of a job that runs
 
     def done(self, execution: Execution) -> None:
-        """The outcome is in the ledger (or there is none): the copy is acknowledged with the next exchange."""
-        if execution.is_lent:
-            self.lanes.done(execution)
-        else:
+        """The outcome is in the ledger (or there is none): the copy of a fetched job is acknowledged with the next
+        exchange."""
+        if not execution.is_borrowed:
             self._held.done(execution.copy)
 
     def gone(self, execution: Execution) -> None:
@@ -393,25 +666,10 @@ class Pool:
 
     def hung(self, execution: Execution) -> None:
         """The thread of this job is lost: another takes its place."""
+        self.lines.release(execution)
         self._isolation.leave(execution)
         if not self._quiet.is_set():
-            self._spawn(self._suspects if execution.is_suspect else self._buffer)
-
-    def follow(self, execution: Execution) -> Execution | None:
-        """The lent job that begins on this thread in the place of one that ended, if any."""
-
-        def goes_on() -> bool:
-            closed = execution.abandoned or self._isolation.closed
-            return not closed and self._takes_from(execution.copy.queue) and self.may_start()
-
-        return self.lanes.follow(execution, goes_on, self._has_room)
-
-    def _has_room(self) -> bool:
-        """Whether nothing waits for a thread of this process, as far as known: one is idle, or jobs are fetched ahead and
-        none waits."""
-        idle = max(0, self.concurrency - self.busy)
-        ahead = idle > 0 or self.rate.per_second * AHEAD_S >= 1
-        return ahead and self._buffer.qsize() <= idle and self._suspects.empty()
+            self._spawn(in_line=not execution.is_suspect)
 
 
 def _drained(queue: Queue) -> list[Execution]:
@@ -547,11 +805,6 @@ class Isolation:
             self._open()
         elif self._waiting:
             self._condition.notify_all()
-
-    def pass_on(self, execution: Execution, follower: Execution) -> None:
-        """The follower begins on its thread, in its place."""
-        self._add(follower)
-        self._running.pop(id(execution), None)
 
     @property
     def closed(self) -> bool:

@@ -1,0 +1,614 @@
+"""The borrower: which jobs of the ledger this process has, how many, and whether they may still begin.
+
+One thread. It borrows about a third of a second of the process's own work, in the order of priorities; Tasks of one priority
+share alike. It asks the ledger every :data:`~asynctask.ledger.lending.RECHECK_S` what became of what it has: a paused or
+cancelled Task, another priority, a limit, a stopped job; and gives back what will not begin soon, so that others do not idle
+beside it. A process needs nobody's permission, and no leader: what it has borrowed, nobody else has.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import zlib
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Final
+
+from asynctask.clock import SECOND, Clock, backoff_s
+from asynctask.core.states import State
+from asynctask.core.transitions import Begin
+from asynctask.database.notify import Waker
+from asynctask.dispatch.demand import Shares
+from asynctask.dispatch.outbox import PushFilter, passing
+from asynctask.errors import Unavailable
+from asynctask.ledger import lending
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.lending import Alone, Borrowed, HeldTask, Job, Loan, Offer, OwnLoan, OwnLoans
+from asynctask.logs import get_logger
+from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.execution import Execution
+from asynctask.runtime.fetcher import MAX_UNRECORDED, Intake, put_off
+from asynctask.runtime.pool import Pool, Rank
+
+AHEAD_S: Final = 0.33
+"""Seconds of work that a process borrows. Below the half second after which a job must not begin by an old word of the
+ledger; above the duration of a slow borrow many times over, since more is borrowed when a third is left."""
+
+LEAST: Final = 1 / 3
+"""Share of what was borrowed at which more is."""
+
+MOST: Final = 2_000
+"""Jobs of one borrow: they are read and made ready in one go."""
+
+MOST_BYTES: Final = 16_000_000
+"""Characters of parameters of one borrow, by the average of the Task's jobs so far."""
+
+PART: Final = 200
+"""Jobs that are made ready at a time: threads begin the first while the others are made."""
+
+IDLE_S: Final = 5.0
+"""Longest wait for a notification, for one may be lost."""
+
+BUSY_S: Final = 0.05
+"""Pause while nothing may begin."""
+
+RUSH_S: Final = 0.02
+"""Longest random delay of an idle process after a notification of others, so that a hundred do not ask at once."""
+
+VAIN_S: Final = 0.1
+"""Seconds until a process with idle threads that found nothing but locked Tasks asks again."""
+
+_TASKS: Final = 1_000
+"""Tasks whose duration of a job is remembered."""
+
+_SMOOTH: Final = 0.2
+
+
+class Borrower:
+    """Borrows for one process.
+
+    Arguments: ``order`` gives the queues in the order of the next borrow, ``is_strict`` whether that order comes before
+    priorities; ``workers`` are the names that this process performs; ``outgoing`` gives the client middleware, None without
+    any; ``fair_by_owner``: the owners of Tasks of one priority share alike, not the Tasks; ``unrecorded`` returns how many
+    outcomes wait for the ledger; ``waker`` ends a wait when the ledger has something new.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        tracker: Tracker,
+        clock: Clock,
+        pool: Pool,
+        intake: Intake,
+        quiet: threading.Event,
+        order: Callable[[], Sequence[str]],
+        is_strict: bool,
+        workers: Callable[[], Collection[str]],
+        outgoing: Callable[[], PushFilter | None],
+        waker: Waker,
+        unrecorded: Callable[[], int],
+        fair_by_owner: bool = False,
+        has_share: bool = False,
+        on_borrowed: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._ledger = ledger
+        self._tracker = tracker
+        self._clock = clock
+        self._pool = pool
+        self._intake = intake
+        self._quiet = quiet
+        self._order = order
+        self._is_strict = is_strict
+        self._workers = workers
+        self._outgoing = outgoing
+        self._waker = waker
+        self._unrecorded = unrecorded
+        self._fair_by_owner = fair_by_owner
+        self._has_share = has_share
+        self._on_borrowed = on_borrowed
+        self._loans = OwnLoans()
+        self._shares = Shares()
+        self._durations = Durations()
+        self._last_served: dict[tuple[str, int], int] = {}
+        self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
+        self._checked_at = -1e9  # on the monotonic clock
+        self._taken = 0  # jobs that threads had taken at the last check
+        self._due: int | None = None  # when the next job is due, as far as known (microseconds)
+        self._is_locked = False  # the last borrow found Tasks whose rows others had locked
+        self._thread: threading.Thread | None = None
+        self._log = get_logger("asynctask.borrower")
+        pool.on_low = waker.wake
+        pool.took = self._durations.note
+
+    # -- life
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(target=self._run, name="borrower", daemon=True)
+        self._thread.start()
+
+    def quiet(self, unbegun: Sequence[Execution]) -> None:
+        """Gives back what has not begun, in one transaction; the process begins nothing any more."""
+        self._waker.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5)
+        try:
+            self._give_back(unbegun)
+        except Unavailable as error:  # recovery finds them with this process
+            self._log.warning("give_back_put_off", error=str(error))
+
+    def stop(self, *, is_idle: bool) -> None:
+        """Ends what is left; ``is_idle``: every outcome is recorded, so no loan holds anything. Raises Unavailable."""
+        self._waker.wake()
+        if self._thread is not None:
+            self._thread.join(5)
+        if is_idle:
+            lending.leave(self._ledger)
+
+    def expect(self, at: int) -> None:
+        """Borrows at this time (microseconds; the past: now), when something is due."""
+        if self._due is None or at < self._due:
+            self._due = at
+            self._waker.wake()
+
+    def _run(self) -> None:
+        tries = 0
+        while not self._quiet.is_set():
+            try:
+                pause = self._step()
+                tries = 0
+            except Unavailable as error:
+                tries += 1
+                self._log.warning("borrow_put_off", error=str(error), tries=tries)
+                pause = backoff_s(tries)
+            except Exception:
+                self._log.exception("borrow_failed")
+                pause = 1.0
+            if pause > 0:
+                self._wait(pause)
+
+    def _wait(self, seconds: float) -> None:
+        was_idle = not self._pool.busy and not self._pool.ready
+        if self._waker.wait(seconds) and self._waker.signalled and was_idle and not self._quiet.is_set():
+            self._quiet.wait(random.random() * RUSH_S)
+
+    def _step(self) -> float:
+        """Checks what is borrowed, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
+        now = self._clock.monotonic()
+        if empty := self._loans.take_empty():
+            lending.end_empty(self._ledger, empty)
+        next_check = self._checked_at + lending.RECHECK_S
+        if now >= next_check and (self._loans.all() or self._pool.ready or self._pool.busy or self._pool.lines.limited()):
+            self._check()
+            next_check = self._checked_at + lending.RECHECK_S
+        if self._ledger.held.keeps:
+            lending.catch_up(self._ledger)
+        pool = self._pool
+        if pool.closed or not pool.may_start() or self._unrecorded() > MAX_UNRECORDED:
+            return BUSY_S
+        got = self._borrow()
+        has_work = bool(pool.busy or pool.ready)
+        until_check = max(0.0, next_check - self._clock.monotonic()) if has_work else IDLE_S
+        if got:
+            return min(until_check, AHEAD_S)
+        if self._is_locked:
+            return min(until_check, VAIN_S)
+        return min(until_check, self._until_due())
+
+    # -- borrow
+
+    def _borrow(self) -> int:
+        """Borrows as much as this process can use soon; returns the number of jobs."""
+        pool = self._pool
+        pool.low.clear()
+        self._is_locked = False
+        wanted = self._lack()
+        first = pool.lines.first_rank()
+        offers, alone = self._query()
+        ranks = sorted({*offers, *alone})
+        self._shares.keep({key for group in offers.values() for offer in group for key in self._keys(offer)})
+        total = 0
+        for rank in ranks:
+            is_urgent = first is not None and rank < first
+            if not is_urgent and wanted <= 0:
+                break
+            seconds = max(wanted, AHEAD_S) if is_urgent else wanted
+            got, used = self._borrow_rank(rank, offers.get(rank, []), alone.get(rank, []), seconds)
+            total += got
+            wanted -= used
+            if self._has_share and got and rank == ranks[0]:
+                wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
+        pool.mark = int(pool.ready * LEAST)
+        if total:
+            self._on_borrowed(total)
+        return total
+
+    def _lack(self) -> float:
+        """For how many seconds more this process could use work; 0 while it has enough."""
+        pool = self._pool
+        ready = pool.lines.by_task()
+        queued = sum(count * self._durations.of(task_id, AHEAD_S) for task_id, count in ready.items()) / pool.concurrency
+        idle = pool.concurrency - pool.busy - sum(ready.values())
+        if idle <= 0 and queued > AHEAD_S * LEAST:
+            return 0.0
+        return max(AHEAD_S - queued, 1e-6 if idle > 0 else 0.0)
+
+    def _query(self) -> tuple[dict[Rank, list[Offer]], dict[Rank, list[Alone]]]:
+        names = list(dict.fromkeys(self._order()))
+        workers = self._workers()
+        with self._ledger.database.read() as connection:
+            found = lending.pick(
+                connection, self._ledger, names, workers=workers, after=self._last_served, place=self._place
+            )
+            now = self._ledger.now()
+            single = lending.alone_due(connection, now, names, workers=workers)
+            self._due = lending.next_due(connection, now)
+        order = {name: number for number, name in enumerate(names)}
+        offers: dict[Rank, list[Offer]] = {}
+        for offer in found:
+            offers.setdefault(self._rank(order, offer.queue, offer.priority), []).append(offer)
+        alone: dict[Rank, list[Alone]] = {}
+        for job in single:
+            alone.setdefault(self._rank(order, job.queue, job.priority), []).append(job)
+        return offers, alone
+
+    def _rank(self, order: Mapping[str, int], queue: str, priority: int) -> Rank:
+        return order.get(queue, 0) if self._is_strict else 0, priority
+
+    def _keys(self, offer: Offer) -> set[Hashable]:
+        return {offer.task_id, self._group(offer)}
+
+    def _group(self, offer: Offer) -> Hashable:
+        return ("owner", offer.owner) if self._fair_by_owner else offer.task_id
+
+    def _borrow_rank(self, rank: Rank, offers: list[Offer], alone: list[Alone], seconds: float) -> tuple[int, float]:
+        """Borrows of the Tasks and single jobs of one rank in turn; returns how many jobs, and for how many seconds."""
+        total, used = 0, 0.0
+        if alone:
+            got = self._claim(rank, alone, self._amount(None, seconds / (1 + bool(offers))))
+            total += got
+            used += self._seconds(None, got)
+        groups: dict[Hashable, list[Offer]] = {}
+        for offer in offers:
+            groups.setdefault(self._group(offer), []).append(offer)
+        while groups and used < seconds:
+            share = (seconds - used) / len(groups)
+            for group in self._shares.order(groups):
+                if used >= seconds:
+                    break
+                by_id = {offer.task_id: offer for offer in groups[group]}
+                offer = by_id[self._shares.order(by_id)[0]]
+                amount = self._amount(offer.task_id, share)
+                got = self._borrow_of(rank, offer, amount)
+                for key in self._keys(offer):
+                    self._shares.served(key, got)
+                if got:
+                    self._last_served[offer.queue, offer.priority] = offer.task_id
+                total += got
+                used += self._seconds(offer.task_id, got)
+                if got < amount or not self._durations.knows(offer.task_id):
+                    groups[group].remove(offer)
+                if not groups[group]:
+                    del groups[group]
+        return total, used
+
+    def _amount(self, task_id: int | None, seconds: float) -> int:
+        """How many jobs of a Task last so long; of one that is not known yet, one for each idle thread."""
+        pool = self._pool
+        idle = pool.concurrency - pool.busy - pool.ready
+        if not self._durations.knows(task_id):
+            return max(1, idle)
+        amount = int(seconds * pool.concurrency / self._durations.of(task_id, AHEAD_S))
+        most = min(MOST, int(MOST_BYTES / self._durations.size(task_id)))
+        return max(1, min(max(amount, idle), most))
+
+    def _seconds(self, task_id: int | None, count: int) -> float:
+        return count * self._durations.of(task_id, AHEAD_S) / self._pool.concurrency
+
+    def _borrow_of(self, rank: Rank, offer: Offer, amount: int) -> int:
+        if offer.limit is not None:
+            amount = self._within_limit(offer, amount)
+        if amount <= 0:
+            return 0
+        asked = self._clock.monotonic()
+        found = lending.borrow(self._ledger, offer, amount)
+        self._is_locked |= found.is_locked
+        if found.next_at is not None:
+            self.expect_quietly(found.next_at)
+        return self._take(rank, offer, found, asked)
+
+    def expect_quietly(self, at: int) -> None:
+        """As :meth:`expect`, from the borrowing thread itself."""
+        if at > self._ledger.now() and (self._due is None or at < self._due):
+            self._due = at
+
+    def _within_limit(self, offer: Offer, amount: int) -> int:
+        """Leases places of a Task with a limit; returns how many jobs of it to borrow."""
+        lines, limit = self._pool.lines, offer.limit or 0
+        places, used, waiting = lines.permits(offer.task_id) or (0, 0, 0)
+        idle = max(0, self._pool.concurrency - self._pool.busy - (self._pool.ready - waiting))
+        want = min(limit, max(places, used + idle))
+        if want > places:
+            # Until the answer, jobs may begin within the places that it has.
+            lease = lending.lease_places(self._ledger, offer.task_id, want, places, holds=bool(used or waiting))
+            if lease.is_locked or lease.places is None:
+                self._is_locked |= lease.is_locked
+                return 0
+            places = lease.places
+            lines.limit(offer.task_id, places)
+        if offer.has_rounds:
+            return max(0, places - used - waiting)  # of a round every job begins at once
+        if not self._durations.knows(offer.task_id):
+            return max(0, places - used - waiting)
+        ahead = int(AHEAD_S * places / self._durations.of(offer.task_id, AHEAD_S))
+        return max(0, min(amount, max(places, ahead) - waiting - max(0, used - places)))
+
+    def _claim(self, rank: Rank, alone: list[Alone], amount: int) -> int:
+        """Claims single jobs in the order of the query, until it has enough; others claim at the same time."""
+        total, ids = 0, [job.event_id for job in alone]
+        while ids and total < amount:
+            part, ids = ids[: amount - total], ids[amount - total :]
+            asked = self._clock.monotonic()
+            jobs = lending.claim_alone(self._ledger, part)
+            total += self._claimed(rank, jobs, asked)
+        return total
+
+    def _take(self, rank: Rank, offer: Offer, found: Borrowed, asked: float) -> int:
+        if offer.has_rounds or offer.limit is not None:
+            places = self._pool.lines.permits(offer.task_id)
+            if places is None and offer.limit is not None:
+                self._pool.lines.limit(offer.task_id, 0)
+        awaited = offer.has_rounds or not (offer.is_plain or offer.limit is not None)
+        for loan, jobs in found.loans:
+            own = self._loans.add(loan, len(jobs))
+            for start in range(0, len(jobs), PART):
+                part = jobs[start : start + PART]
+                tickets = self._tracker.borrowed(part, awaited=awaited, of_round=offer.has_rounds)
+                for ticket in tickets:
+                    ticket.loan = own
+                self._line_up(rank, part, tickets, asked, own)
+            self._durations.measure(offer.task_id, jobs)
+        return sum(len(jobs) for _, jobs in found.loans) + self._claimed(rank, found.claimed, asked)
+
+    def _claimed(self, rank: Rank, jobs: Sequence[Job], asked: float) -> int:
+        for start in range(0, len(jobs), PART):
+            part = jobs[start : start + PART]
+            tickets = self._tracker.begin([(job.job_id, job.attempt) for job in part])
+            self._line_up(rank, part, tickets, asked, None)
+        return len(jobs)
+
+    def _line_up(
+        self, rank: Rank, jobs: Sequence[Job], tickets: Sequence[object], asked: float, loan: OwnLoan | None
+    ) -> None:
+        by_id = {job.job_id: (job, ticket) for job, ticket in zip(jobs, tickets, strict=True)}
+        copies = passing(self._ledger, self._outgoing(), jobs)
+        for job_id in by_id.keys() - {copy.jid for copy in copies}:  # ended with the reason
+            if loan is not None:
+                loan.ended()
+        given = [(copy, by_id[copy.jid][1]) for copy in copies]
+        executions, ready = self._intake.borrowed(given, asked), list[Execution]()
+        unknown: list[Execution] = []
+        for each in executions:
+            job = by_id[each.copy.jid][0]
+            each.loan, each.seq, each.rank = loan, -1 if job.seq is None else job.seq, rank
+            if not each.begins:
+                self._pool.release(each)
+            elif each.is_unknown:
+                unknown.append(each)
+            else:
+                ready.append(each)
+        self._pool.line_up(ready)
+        if unknown:
+            put_off(self._tracker, unknown)
+
+    def _until_due(self) -> float:
+        if self._due is None:
+            return IDLE_S
+        return min(IDLE_S, max(0.001, (self._due - self._ledger.now()) / SECOND))
+
+    # -- check
+
+    def _check(self) -> None:
+        """Asks the ledger what became of what this process has, and acts on it. Raises Unavailable."""
+        pool, own = self._pool, self._loans.all()
+        begun_at = self._clock.monotonic()
+        ready = pool.lines.by_task()
+        limited = pool.lines.limited()
+        tasks = {task_id for task_id in ready if task_id is not None}.union(limited)
+        tasks |= {
+            each.task_id for each in pool.running() if each.task_id is not None and each.is_borrowed and not each.began
+        }
+        found = lending.check(self._ledger, tasks)
+        self._checked_at = begun_at
+        held_back = {i for i, task in found.tasks.items() if not _may_begin(task)}
+        gone = [loan for loan_id, loan in own.items() if loan_id not in found.loans and loan_id in self._loans.all()]
+        for loan in gone:
+            self._loans.forget(loan)
+        lost = {id(loan) for loan in gone}
+        paused = found.paused
+
+        def must_not_begin(each: Execution) -> bool:
+            return each.is_borrowed and (
+                each.task_id in held_back or (each.loan is not None and id(each.loan) in lost) or each.copy.queue in paused
+            )
+
+        for each in pool.running():
+            if not each.began and must_not_begin(each):
+                each.is_recalled = True
+        dropped = pool.drop(must_not_begin) if held_back or lost or (paused and pool.ready) else []
+        pool.checked(begun_at, paused)
+        self._return(dropped, found.tasks, lost)
+        unknown = [
+            (Loan(held.id, held.task_id, held.low, held.high), held.low)
+            for held in found.loans.values()
+            if held.id not in own
+        ]
+        if unknown:  # the answer to their borrow was lost
+            self._log.warning("loans_unarrived", count=len(unknown))
+            lending.give_back(self._ledger, unknown)
+        self._follow_knobs(found.tasks, set(limited))
+        if any(held.asked is not None for held in found.loans.values()):
+            self._stop_asked([each.task_id for each in found.loans.values() if each.asked is not None])
+        self._return_surplus(begun_at)
+
+    def _return(self, dropped: Sequence[Execution], tasks: Mapping[int, HeldTask], lost: set[int]) -> None:
+        """Gives back what may not begin; rows of a cancelled Task are cancelled by their holder."""
+        back: list[Execution] = []
+        for each in dropped:
+            each.is_recalled = True
+            if each.loan is not None and id(each.loan) in lost:
+                if each.ticket is not None:  # recovery has raised its attempt
+                    each.ticket.loan = None
+                    self._tracker.forget(each.ticket)
+            elif each.task_id in tasks and tasks[each.task_id].state == State.CANCELLED:
+                if each.ticket is not None:
+                    each.ticket.verdict = Begin.CANCEL
+                self._pool.release(each)
+            else:
+                back.append(each)
+        self._give_back(back)
+
+    def _give_back(self, unbegun: Sequence[Execution]) -> None:
+        """The jobs at the end of a loan go back with a cut, all loans in one transaction; others one by one."""
+        by_loan: dict[OwnLoan, list[Execution]] = {}
+        for each in unbegun:
+            if each.loan is None or (each.ticket is not None and each.ticket.of_round):
+                self._pool.release(each)
+            else:
+                by_loan.setdefault(each.loan, []).append(each)
+        parts: list[tuple[OwnLoan, int, list[Execution]]] = []
+        for loan, executions in by_loan.items():
+            cut = max(loan.top + 1, min(each.seq for each in executions))
+            for each in executions:
+                if each.seq < cut:
+                    self._pool.release(each)
+            parts.append((loan, cut, [each for each in executions if each.seq >= cut]))
+        if not parts:
+            return
+        given = lending.give_back(self._ledger, [(loan.as_loan(), cut) for loan, cut, _ in parts])
+        for (loan, cut, executions), had in zip(parts, given, strict=True):
+            for each in executions:
+                each.is_recalled = True
+                if each.ticket is not None:
+                    each.ticket.loan = None
+                    self._tracker.forget(each.ticket)
+            if had:
+                self._loans.cut(loan, cut, len(executions))
+            else:
+                self._loans.forget(loan)
+
+    def _follow_knobs(self, tasks: Mapping[int, HeldTask], limited: set[int]) -> None:
+        """Follows changed priorities and limits; returns places that nothing here needs."""
+        pool = self._pool
+        waiting = pool.lines.by_task()
+        for task_id, task in tasks.items():
+            if waiting.get(task_id):
+                rank = pool.lines.rank_of(task_id)
+                if rank is not None and rank[1] != task.priority:
+                    pool.lines.reorder(task_id, (rank[0], task.priority))
+            if task.limit is None:
+                # Only once the row of places is gone: with it, a new limit would count too few jobs here.
+                if task_id in limited and not lending.lease_places(self._ledger, task_id, 0, 0).is_locked:
+                    pool.lines.limit(task_id, None)
+                continue
+            self._follow_limit(task_id, task, task_id in limited)
+        for task_id in limited - tasks.keys():  # it is gone
+            pool.lines.limit(task_id, None)
+
+    def _follow_limit(self, task_id: int, task: HeldTask, is_known: bool) -> None:
+        pool = self._pool
+        if not is_known:  # it had no limit when it was borrowed
+            pool.lines.limit(task_id, 0)
+            pool.lines.count_running([each for each in pool.running() if each.task_id == task_id])
+        places, used, waiting = pool.lines.permits(task_id) or (0, 0, 0)
+        needed = min(task.limit or 0, used + waiting)
+        if is_known and places == needed == task.places:
+            return
+        # Fewer places first here, then in the ledger: others get at once what is given up.
+        used = pool.lines.lower(task_id, needed)
+        lease = lending.lease_places(self._ledger, task_id, needed, used, holds=bool(used or waiting))
+        if lease.is_locked:
+            return
+        if lease.places is None or not (lease.places or used or waiting):
+            pool.lines.limit(task_id, None)
+        else:
+            pool.lines.limit(task_id, lease.places)
+
+    def _stop_asked(self, task_ids: Collection[int]) -> None:
+        """Stops the jobs that a user stopped and that have not begun."""
+        chosen = set(task_ids)
+        unbegun = self._pool.drop(lambda each: each.is_borrowed and each.task_id in chosen)
+        asked = lending.stopping(self._ledger, [each.ticket.event_id for each in unbegun if each.ticket is not None])
+        kept: list[Execution] = []
+        for each in unbegun:
+            if each.ticket is not None and each.ticket.event_id in asked:
+                self._pool.release(each)
+            else:
+                kept.append(each)
+        self._pool.line_up(kept)
+
+    def _return_surplus(self, now: float) -> None:
+        """Gives back what cannot begin within half a second, because its jobs, or those before them, turned out to be
+        long: other processes may have idle threads."""
+        pool = self._pool
+        for each in pool.running():
+            if each.began and each.task_id is not None:
+                self._durations.at_least(each.task_id, now - each.began)
+        taken, self._taken = pool.lines.taken - self._taken, pool.lines.taken
+        keep = int(taken * 1.25)
+        if pool.busy < pool.concurrency and not pool.closed:
+            return
+        if pool.ready <= keep:
+            return
+        is_beyond, old = pool.lines.first(keep), now - lending.RECHECK_S * 0.9
+        self._give_back(pool.drop(lambda each: is_beyond(each) and each.is_borrowed and each.asked <= old))
+
+
+def _may_begin(task: HeldTask) -> bool:
+    return task.state in (State.SPLITTING, State.RUNNING) and task.in_session and not task.is_paused
+
+
+class Durations:
+    """The seconds that a job of each Task takes, smoothed, and the length of its parameters. None stands for jobs without a
+    Task. Written by threads without a lock: a lost update does no harm."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int | None, float] = {}
+        self._sizes: dict[int | None, float] = {}
+
+    def note(self, task_id: int | None, seconds: float) -> None:
+        """A job took so long."""
+        known = self._seconds.get(task_id)
+        if known is None:
+            self._make_room()
+            self._seconds[task_id] = seconds
+        else:
+            self._seconds[task_id] = known + _SMOOTH * (seconds - known)
+
+    def at_least(self, task_id: int, seconds: float) -> None:
+        """A job runs for so long already."""
+        if seconds > self._seconds.get(task_id, 0.0):
+            self._seconds[task_id] = seconds
+
+    def knows(self, task_id: int | None) -> bool:
+        """Whether a job of the Task has ended here."""
+        return task_id in self._seconds
+
+    def of(self, task_id: int | None, unknown: float) -> float:
+        """Seconds of a job; ``unknown`` if none has ended."""
+        return max(1e-5, self._seconds.get(task_id, unknown))
+
+    def measure(self, task_id: int | None, jobs: Sequence[Job]) -> None:
+        """The lengths of the parameters of some jobs."""
+        if jobs:
+            self._sizes[task_id] = sum(len(job.params or "") for job in jobs) / len(jobs)
+
+    def size(self, task_id: int | None) -> float:
+        """Average length of the parameters of a job."""
+        return max(1.0, self._sizes.get(task_id, 1.0))
+
+    def _make_room(self) -> None:
+        if len(self._seconds) >= _TASKS:
+            self._seconds.clear()
+            self._sizes.clear()
