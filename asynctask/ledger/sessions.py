@@ -7,9 +7,9 @@ line again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
 of it (``key_places``) until it has ended. The first in a line goes, or the first ``key_limit``. Nothing comes into a line
-before what may have been dispatched: the Tasks with keys are committed in the order of their ids (:func:`lock_order`), each
-waits while an earlier one is split, and an Event that runs again moves to the front when it goes. The gate of a reservation
-(:func:`admit`) dispatches only what goes. An Event whose Task's pointer passed it before its turn waits with ``due_at``
+before what may have been lent: the Tasks with keys are committed in the order of their ids (:func:`lock_order`), each
+waits while an earlier one is split, and an Event that runs again moves to the front when it goes. The gate of a borrow
+(:func:`admit`) lends only what goes. An Event whose Task's pointer passed it before its turn waits with ``due_at``
 :data:`~asynctask.core.transitions.BLOCKED`, until :func:`free` finds that its turn has come.
 """
 
@@ -31,12 +31,13 @@ from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, key_places, task_tallies, tasks
+from asynctask.database.tables import events, key_places, loans, task_tallies, tasks
 from asynctask.ledger.base import MAX_ID, Ledger, chunks, loads, lock_duty, try_lock, try_lock_duty
 from asynctask.ledger.events import total_counts
+from asynctask.ledger.hints import in_session, settle
 
-_t, _e, _n, _k = tasks.c, events.c, task_tallies.c, key_places.c
-_DISPATCHED = (str(State.SPLITTING), str(State.RUNNING))
+_t, _e, _n, _k, _l = tasks.c, events.c, task_tallies.c, key_places.c, loans.c
+_STARTS = (str(State.SPLITTING), str(State.RUNNING))
 _OVER = (State.FINALIZING, State.FINISHED, State.REJECTED)
 
 
@@ -50,19 +51,9 @@ def key_of(owner: str, session: str | None) -> str | None:
     return hashlib.blake2b(f"{len(owner)}:{owner}{session}".encode(), digest_size=16).hexdigest()
 
 
-def may(task: Mapping[str, Any]) -> bool:
-    """Whether the session of a Task (its columns) allows it to start jobs."""
-    return task["session_key"] is None or task["session_holder"] is not None
-
-
-def readiness(task: Mapping[str, Any]) -> int | None:
-    """``tasks.ready`` of a Task (its columns) with something to dispatch: its priority; None if it may not dispatch."""
-    return task["priority"] if task["state"] in _DISPATCHED and may(task) else None
-
-
 def waiting_in_line(task: Mapping[str, Any]) -> bool:
     """Whether a Task (its columns) waits for its session, as shown to users."""
-    return task["session_waits"] is not None and task["state"] in _DISPATCHED
+    return task["session_waits"] is not None and task["state"] in _STARTS
 
 
 def holder(connection: Connection, key: str) -> tuple[int, str] | None:
@@ -72,15 +63,13 @@ def holder(connection: Connection, key: str) -> tuple[int, str] | None:
 
 
 def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int) -> dict[str, Any]:
-    """Further columns that a state change sets: readiness, and the place in the session's line."""
+    """Further columns that a state change sets: the place in the session's line."""
     if target in _OVER:
-        return {"ready": None, "due_next": None, "session_holder": None, "session_waits": None}
+        return {"session_holder": None, "session_waits": None}
     if target in (State.PAUSED, State.CANCELLED):
-        return {"ready": None, "session_waits": None}  # a holder keeps the session
-    if reason not in (Reason.RESUMED, Reason.RETRIED):
+        return {"session_waits": None}  # a holder keeps the session
+    if reason not in (Reason.RESUMED, Reason.RETRIED) or in_session(task):
         return {}
-    if may(task):
-        return {"ready": task["priority"]}
     line: dict[str, Any] = {"session_waits": task["priority"]}
     return {**line, "session_place": now} if reason is Reason.RETRIED else line
 
@@ -103,7 +92,7 @@ def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
     """Gives a free session to the first Task in its line, in the caller's transaction. Returns that Task's id.
 
     Smaller priority first, then first come. None if the session is held or nobody waits. If another transaction
-    has locked the first Task's row, a later ``dispatchable.catch_up`` promotes it: no Task overtakes it.
+    has locked the first Task's row, a later ``lending.catch_up`` promotes it: no Task overtakes it.
     """
     if connection.execute(sa.select(_t.id).where(_t.session_holder == key)).first() is not None:
         return None
@@ -111,19 +100,23 @@ def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
     first = connection.execute(line.order_by(_t.session_waits, _t.session_place, _t.id).limit(1)).scalar()
     if first is None:
         return None
-    if try_lock(connection, ledger, int(first)) is None:
+    task = try_lock(connection, ledger, int(first))
+    if task is None:
         ledger.held.keep_session(key)
         return None
     promoted = (
         tasks.update()
-        .where(_t.id == first, _t.session_waits.is_not(None), _t.session_holder.is_(None), _t.state.in_(_DISPATCHED))
-        .values(session_holder=key, session_waits=None, ready=_t.priority, version=_t.version + 1)
+        .where(_t.id == first, _t.session_waits.is_not(None), _t.session_holder.is_(None), _t.state.in_(_STARTS))
+        .values(session_holder=key, session_waits=None, version=_t.version + 1)
     )
     try:
         with _one_statement(connection):
-            return int(first) if connection.execute(promoted).rowcount == 1 else None
+            if connection.execute(promoted).rowcount != 1:
+                return None
     except exc.IntegrityError:  # another process promoted a Task concurrently
         return None
+    settle(connection, ledger, {**task, "session_holder": key, "session_waits": None})
+    return int(first)
 
 
 @contextmanager
@@ -150,13 +143,8 @@ def step_aside(ledger: Ledger, task_id: int) -> bool:
             return False
         if not _waits_for_retries(connection, row, ledger.now()):
             return False
-        now = ledger.now()
-        due = next_due(connection, task_id)
-        connection.execute(
-            tasks.update()
-            .where(_t.id == task_id)
-            .values(session_holder=None, session_place=now, ready=None, due_next=due, version=_t.version + 1)
-        )
+        left = {"session_holder": None, "session_place": ledger.now()}
+        settle(connection, ledger, {**row, **left}, **left, version=_t.version + 1)
         promote(connection, ledger, row["session_key"])
     return True
 
@@ -171,21 +159,17 @@ def _waits_for_retries(connection: Connection, task: Mapping[str, Any], now: int
     ):
         return False
     counts = total_counts(connection, task["id"])
-    if counts.working or counts.stopped or not counts.enqueue or counts.dispatched != counts.returned:
+    if counts.working or counts.stopped or not counts.enqueue or connection.scalar(_IS_LENT, {"task_id": task["id"]}):
         return False
-    due = connection.execute(_NEXT_DUE, {"task_id": task["id"]}).scalar()  # or its jobs wait for their keys
-    return due is not None and int(due) > now
+    due, waiting = connection.execute(_WAITING, {"task_id": task["id"]}).one()
+    return int(waiting or 0) == counts.enqueue and int(due) > now  # or its jobs wait for their keys
 
 
-_NEXT_DUE = (
-    sa.select(_e.due_at).where(_e.task_id == sa.bindparam("task_id"), _e.due_at.is_not(None)).order_by(_e.due_at).limit(1)
-)
-
-
-def next_due(connection: Connection, task_id: int) -> int | None:
-    """The due time of the first of a Task's jobs that wait in the ledger, without those that wait for their keys."""
-    due = connection.execute(_NEXT_DUE, {"task_id": task_id}).scalar()
-    return None if due == BLOCKED else due
+_IS_LENT: Final = sa.select(sa.exists().where(_l.task_id == sa.bindparam("task_id")))
+_WAITING: Final = sa.select(
+    sa.func.min(_e.due_at), sa.func.sum(_e["items"] - _e.n_finish - _e.n_failed - _e.n_error - _e.n_cancelled)
+).where(_e.task_id == sa.bindparam("task_id"), _e.due_at.is_not(None))
+"""When the first of a Task's rows that wait is due, and how many items they have."""
 
 
 def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
@@ -195,7 +179,7 @@ def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now:
     """
     aside = (
         _t.id.in_(task_ids)
-        & _t.state.in_(_DISPATCHED)
+        & _t.state.in_(_STARTS)
         & _t.session_key.is_not(None)
         & _t.session_holder.is_(None)
         & (_t.due_next <= now)
@@ -301,12 +285,7 @@ def _at_pointer() -> Any:
 
 
 # One statement: among busy threads, each takes as long as many rows.
-_GATE: Final = sa.select(
-    _SPLITTING.scalar_subquery(),
-    _NEXT_DUE.scalar_subquery(),
-    _at_pointer().scalar_subquery(),
-    sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned - _n.working), 0),
-).where(_n.task_id == sa.bindparam("task_id"))
+_GATE: Final = sa.select(_SPLITTING.scalar_subquery(), _at_pointer().scalar_subquery())
 
 
 def key_text(value: Any) -> str | None:
@@ -359,22 +338,18 @@ class Gate(NamedTuple):
     """What a Task with keys may do now.
 
     ``waits``: a Task that was submitted earlier is still being split, and its next items come before those of this one;
-    ``due``: as :func:`next_due`; ``goes``: the Event at its pointer may have its turn; ``ahead``: its jobs that wait for a
-    thread.
+    ``goes``: the Event at its pointer may have its turn.
     """
 
     waits: bool
-    due: int | None
     goes: bool
-    ahead: int
 
 
 def gate(connection: Connection, task: Mapping[str, Any]) -> Gate:
     """The gate of a locked Task; the caller has locked the keys."""
     given = {"task_id": task["id"], "worker": task["worker_name"], "seq": task["next_seq"]}
-    splitting, due, turn, ahead = connection.execute(_GATE, given).one()
-    goes = turn != 0 or task["key_limit"] > 1
-    return Gate(splitting is not None, None if due == BLOCKED else due, goes, max(0, int(ahead)))
+    splitting, turn = connection.execute(_GATE, given).one()
+    return Gate(splitting is not None, turn != 0 or task["key_limit"] > 1)
 
 
 ASKING: Final = (_e.line, *_asking(events))
@@ -382,7 +357,7 @@ ASKING: Final = (_e.line, *_asking(events))
 
 
 class Asking(NamedTuple):
-    """An Event that is to be dispatched.
+    """An Event that is to be lent.
 
     ``line``: if it has a key; ``place``: its place there (None: it ended before, and runs again); ``first``: the first of
     that line; None if nobody is there.
@@ -397,7 +372,7 @@ class Asking(NamedTuple):
 def admit(connection: Connection, task: Mapping[str, Any], asking: Collection[Asking]) -> set[int]:
     """Of these Events of a locked Task those whose turn it is.
 
-    The caller has locked the keys. In its transaction it dispatches those that go, and has the others :func:`block`; after
+    The caller has locked the keys. In its transaction it lends those that go, and has the others :func:`block`; after
     it, :func:`free` looks at the lines of these, for those before them may have ended meanwhile. An Event without a key has
     its turn always; one that runs again gets the last place, and when it goes the first one: lists that are split yet may
     come before its last one.
@@ -430,7 +405,7 @@ def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
 
 
 def block(connection: Connection, event_ids: Collection[int]) -> None:
-    """Makes these Events, which were to be dispatched, wait for their turn; neither status nor counts change."""
+    """Makes these Events, which were to be lent, wait for their turn; neither status nor counts change."""
     if event_ids:
         dialect = connection.dialect.name
         connection.execute(_block(dialect), {"ids": batches.given(dialect, event_ids)})
@@ -439,7 +414,7 @@ def block(connection: Connection, event_ids: Collection[int]) -> None:
 def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
     """Lets lines go on in which Events have ended or were blocked, after the commit of that: the next ones are due now.
 
-    Returns the Tasks of these. What another transaction keeps from it now, a later ``dispatchable.catch_up`` does.
+    Returns the Tasks of these. What another transaction keeps from it now, a later ``lending.catch_up`` does.
     Whoever ends an Event takes it out of its line and then looks who is next; whoever blocks one looks afterwards, too: one
     of the two sees what both did. Only where somebody is next are the keys locked.
     """

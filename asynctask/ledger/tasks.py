@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -13,6 +13,8 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
+from asynctask.core import readiness
+from asynctask.core.readiness import Gate
 from asynctask.core.states import OPEN, Reason, State, Status, check_event, check_task
 from asynctask.core.transitions import MERGE, Delta, Tolerance, Turn, due_callbacks, explicit_retry, may_close
 from asynctask.database import batches
@@ -32,6 +34,7 @@ from asynctask.errors import Conflict, InputError, NotFound, Unavailable
 from asynctask.ledger import corrections, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
 from asynctask.ledger.events import Change, EventRecord, Note, apply, move_counts, total_counts
+from asynctask.ledger.hints import settle
 from asynctask.ledger.progress import progress
 from asynctask.messages import clean
 
@@ -277,6 +280,7 @@ def turn(
     if result.rowcount != 1:
         return False
     task.update(values, state=target)
+    settle(connection, ledger, task)
     sessions.after_turn(connection, ledger, task, target)
     return True
 
@@ -302,7 +306,7 @@ def open_generation(connection: Connection, ledger: Ledger, task: dict[str, Any]
     Raises :class:`Conflict` as :func:`check_reopenable` does.
     """
     check_reopenable(task)
-    opened = {"generation": task["generation"] + 1, "low_seq": 0, "closed_at": None, "finished_at": None}
+    opened = {"generation": task["generation"] + 1, "closed_at": None, "finished_at": None}
     turn(connection, ledger, task, State.RUNNING, Reason.RETRIED, state_reason=None, **opened, **values)
 
 
@@ -350,18 +354,11 @@ def add_slice(
         if corrects:
             items, rejects = corrections.take_rows(connection, task, above, items, rejects)
         now = ledger.now()
-        connection.execute(
-            tasks.update()
-            .where(_t.id == task_id)
-            .values(
-                **_grown(task, items, len(rejects)),
-                split_cursor=cursor,
-                split_tries=0,
-                headers=None if headers is None else dumps(headers),
-                split_until=now + micros(lease_s),
-                updated_at=now,
-            )
-        )
+        grown = {
+            **_grown(task, items, len(rejects)), "split_cursor": cursor, "split_tries": 0,
+            "headers": None if headers is None else dumps(headers), "split_until": now + micros(lease_s), "updated_at": now,
+        }  # fmt: skip
+        settle(connection, ledger, {**task, **grown}, **grown)
         if items:
             _add_jobs(connection, ledger, task, jids[: len(items)], items, now)
         write_rejects(connection, task_id, rejects)
@@ -379,7 +376,6 @@ def _grown(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> 
         "rejected": task["rejected"] + rejected,
         "slots": MAX_SLOTS if created >= SLOTS_FROM else task["slots"],
         "version": task["version"] + 1,
-        "ready": sessions.readiness(task) if items else task["ready"],
     }
 
 
@@ -744,14 +740,17 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
         **described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1,
         "created": items_of(whole.items), "created_jobs": count,
         "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
-        "ready": None, "closed_at": None, "finished_at": None, "state_reason": None,
+        **_hints(new, count), "closed_at": None, "finished_at": None, "state_reason": None,
     }  # fmt: skip
     if not count:
         state_reason = nothing_taken(reason, len(whole.rejects))
         row |= {"state_reason": state_reason, "closed_at": now, "finished_at": now, "session_waits": None}
-    elif row["session_key"] is None:
-        row["ready"] = new.priority
     return row
+
+
+def _hints(new: NewTask, count: int) -> dict[str, int | None]:
+    """The hints of a new Task with this many jobs; in a session it gets them with its turn."""
+    return readiness.hints(Gate(State.RUNNING, new.priority, new.session is None, count > 0), 0)._asdict()
 
 
 def _log_rows(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
@@ -952,6 +951,83 @@ def _open_rows(connection: Connection, task_id: int) -> bool:
     statuses = [str(status) for status in OPEN]
     found = sa.select(sa.literal(1)).where(events.c.task_id == task_id, events.c.status.in_(statuses)).limit(1)
     return connection.execute(found).first() is not None
+
+
+# -- small Tasks, closed many per transaction: one by one, each costs as many statements and commits as a large one
+
+MOST_CLOSED: Final = 100
+"""Tasks of more jobs are closed one by one, to keep transactions short."""
+
+_CLOSED_AT_ONCE: Final = 200
+_TO_CLOSE: Final = (
+    _t.id, _t.state, _t.generation, _t.generation_sealed, _t.closed_at, _t.turning, _t.session_key, _t.callbacks,
+    _t.created_jobs,
+)  # fmt: skip
+_LOG: Final = task_log.insert()
+
+
+@repeatable
+def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
+    """Closes those of these Tasks that run, have no session, no callbacks, few jobs, and no open row; returns their ids.
+
+    ``task_ids``: found by :func:`candidates`, so no item is open by the counts. No row of a locked Task can be opened
+    again, so this transaction checks the rows. :func:`try_close` handles the rest.
+    """
+    with ledger.database.write() as connection:
+        dialect, chosen = connection.dialect.name, sorted(task_ids)[:_CLOSED_AT_ONCE]
+        free = connection.execute(_select_small(dialect), {"ids": batches.given(dialect, chosen)}) if chosen else ()
+        found = {int(row.id): row for row in free if _is_small(row)}
+        if not found:
+            return []
+        open_ = connection.execute(_select_open(dialect), {"ids": batches.given(dialect, list(found))})
+        for (task_id,) in open_.all():
+            del found[int(task_id)]
+        if not found:
+            return []
+        # They have no callbacks, so the step through finalizing ends in the same statement.
+        check_task(State.RUNNING, State.FINALIZING, Reason.CLOSED)
+        check_task(State.FINALIZING, State.FINISHED, Reason.CALLED_BACK)
+        now = ledger.now()
+        connection.execute(_close_all(dialect), {"ids": batches.given(dialect, list(found)), "now": now})
+        entry = {"at": now, "who": "", "action": "closed"}
+        logged = [{**entry, "task_id": i, "detail": dumps({"generation": row.generation})} for i, row in found.items()]
+        connection.execute(_LOG, logged)
+    for task_id in found:
+        ledger.closed(task_id)
+    return list(found)
+
+
+def _is_small(task: Any) -> bool:
+    return bool(
+        task.state == State.RUNNING
+        and task.generation_sealed
+        and task.closed_at is None
+        and task.turning is None
+        and task.session_key is None
+        and task.callbacks is None
+        and task.created_jobs <= MOST_CLOSED
+    )
+
+
+@cache
+def _select_small(dialect: str) -> Any:
+    found = sa.select(*_TO_CLOSE).where(batches.among_given(dialect, _t.id, "ids")).order_by(_t.id)
+    return found if dialect == "sqlite" else found.with_for_update(skip_locked=True)
+
+
+@cache
+def _select_open(dialect: str) -> Any:
+    statuses = [str(status) for status in sorted(OPEN)]
+    found = sa.select(_e.task_id).where(batches.among_given(dialect, _e.task_id, "ids"), _e.status.in_(statuses))
+    return found.distinct()
+
+
+@cache
+def _close_all(dialect: str) -> Any:
+    at: Any = sa.bindparam("now")
+    over = {"state": State.FINISHED, "closed_at": at, "finished_at": at, "updated_at": at, "ready": None, "due_next": None}
+    small = batches.among_given(dialect, _t.id, "ids") & (_t.state == State.RUNNING)
+    return tasks.update().where(small).values(**over, version=_t.version + 2)
 
 
 # -- callbacks: stand-alone Events, queued in the transaction that closes their generation

@@ -1,0 +1,123 @@
+"""The hints of a Task, ``tasks.ready`` and ``tasks.due_next``: :func:`settle` alone decides them for a Task that is there,
+by :mod:`asynctask.core.readiness`, under the lock of the Task's row.
+
+A new Task gets them in its insert, and one that has ended has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.core import readiness
+from asynctask.core.readiness import Gate, Hints
+from asynctask.core.states import State, Status
+from asynctask.core.transitions import BLOCKED, interval_of, next_round
+from asynctask.database import batches
+from asynctask.database.tables import events, loans, tasks
+from asynctask.ledger.base import Ledger, chunks, each_free, loads
+from asynctask.ledger.events import has_begun, last_start, read_events
+
+_t, _e, _l = tasks.c, events.c, loans.c
+_FACTS: Final = sa.select(
+    sa.exists().where(_l.task_id == sa.bindparam("of"), _l.process.is_(None)),
+    sa.select(_e.due_at)
+    .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_not(None))
+    .order_by(_e.due_at)
+    .limit(1)
+    .scalar_subquery(),
+)
+
+
+def in_session(task: Mapping[str, Any]) -> bool:
+    """Whether the session of a Task (its columns) allows it to start jobs."""
+    return task["session_key"] is None or task["session_holder"] is not None
+
+
+def settle(connection: Connection, ledger: Ledger, task: dict[str, Any], **values: Any) -> Hints:
+    """Writes the hints of a Task, whose row the caller has locked, and ``values`` with them. ``task``: its columns now,
+    but for the hints, which are set in it."""
+    is_free, due = False, None
+    if task["state"] in (State.SPLITTING, State.RUNNING, State.PAUSED):
+        is_free, due = connection.execute(_FACTS, {"of": task["id"]}).one()
+    now, interval, opens = ledger.now(), interval_of(task["interval_s"]), None
+    if interval and readiness.may_start(task["state"], in_session(task)):
+        opens = round_opens(connection, task, interval, now)
+    gate = Gate(
+        task["state"],
+        task["priority"],
+        in_session(task),
+        bool(is_free) or task["next_seq"] < task["created_jobs"],
+        None if due is None or due == BLOCKED else int(due),
+        opens,
+    )
+    hints = readiness.hints(gate, now)
+    write(connection, task, hints, **values)
+    return hints
+
+
+def write(connection: Connection, task: dict[str, Any], hints: Hints, **values: Any) -> None:
+    """Writes these hints of a locked Task, if they differ from those in ``task``, and ``values`` with them."""
+    if values or (task["ready"], task["due_next"]) != hints:
+        kept = {"ready": hints.ready, "due_next": hints.due_next}
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(**kept, **values))
+        task |= kept
+
+
+def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
+    """Settles the hints of these Tasks; keeps those whose rows another transaction holds for
+    :func:`asynctask.ledger.lending.catch_up`."""
+
+    def act(connection: Connection, free: list[int]) -> None:
+        chosen = sa.select(tasks).where(batches.among(connection, _t.id, free)).order_by(_t.id)
+        for row in connection.execute(chosen).all():
+            settle(connection, ledger, dict(row._mapping))
+
+    for part in chunks(sorted(task_ids), 500):
+        for task_id in each_free(ledger, part, act):
+            ledger.held.keep_hint(task_id, None)
+
+
+# -- rounds of a Task with an interval
+
+_ROUND: Final = sa.select(
+    sa.func.max(_e.started_at),
+    sa.func.count(
+        sa.case(
+            (sa.and_(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None)), 1),
+            (sa.and_(_e.status == str(Status.WORKING), _e.started_at.is_(None)), 1),  # a watched one, about to begin
+        )
+    ),
+).where(_e.task_id == sa.bindparam("of"), _e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
+
+
+def round_of(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The last round of a Task: the ranges and the ids of its jobs, and how many more may start in it: a process takes as
+    many as it has threads, and others the rest."""
+    return loads(task["round_jobs"]) or {"ranges": [], "again": [], "left": 0}
+
+
+def round_opens(connection: Connection, task: Mapping[str, Any], interval: int, now: int) -> int:
+    """When the next round of a locked Task may begin; reads the jobs of the last one only once its interval is over."""
+    began = task["round_at"]
+    jobs = round_of(task)
+    if jobs["left"]:
+        return now
+    first = next_round(began, None, 0, interval, now)
+    if began is None or first > now:
+        return first
+    starts, unbegun = list[int](), 0
+    for low, high in jobs["ranges"]:
+        started, waits = connection.execute(_ROUND, {"of": task["id"], "low": low, "high": high}).one()
+        starts += [] if started is None else [int(started)]
+        unbegun += int(waits)
+    if jobs["again"]:
+        for record in read_events(connection, batches.among(connection, _e.id, jobs["again"])):
+            unbegun += record.row.status is Status.ENQUEUE and record.row.due_at is None
+            unbegun += record.row.status is Status.WORKING and not has_begun(record)
+            if (start := last_start(record)) is not None:
+                starts.append(start)
+    return next_round(began, max(starts, default=None), unbegun, interval, now)
