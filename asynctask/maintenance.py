@@ -14,16 +14,15 @@ from typing import Final
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
 from asynctask.clock import micros
-from asynctask.core.states import State
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.dispatcher import LOOK_AGAIN_S
 from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, dispatchable, leases, lost_copies, processes, progress, sessions
+from asynctask.ledger import control, leases, lending, lost_copies, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
+from asynctask.ledger.lending import queue_holder
 from asynctask.ledger.purge import Old, Purge
 from asynctask.ledger.tasks import called_back, candidates, try_close, try_finish
 from asynctask.lists.rows import ListSource, remove_list
@@ -33,7 +32,8 @@ from asynctask.logs import get_logger
 # Seconds between two runs of a step
 
 FIND_LOST_S = 10.0
-"""Of the search for lost copies: a copy that two searches miss is lost, because none is in transit for that long."""
+"""Of the search for jobs that a foreign queue lost: one that two searches miss is lost, because none is in transit for that
+long."""
 
 SAMPLE_S = 5.0
 """Of the samples for rate and chart."""
@@ -57,15 +57,12 @@ of its last two durations counts, because a single long one was spent waiting fo
 _RECOVERY_RESTS_S: Final = 1.0
 """Longest pause of the recovery of dead processes: their jobs wait for it."""
 
-_WORK: Final = ("release_due", "turn_rows")
+_WORK: Final = ("release_due", "rejoin", "turn_rows")
 """Steps without a pause: somebody waits for their end, and each run makes progress."""
 
 # Rows of one transaction or query
 
 _BATCH: Final = 1_000
-_MAX_CHECKS: Final = 10
-"""Batches of Events without a Task that one search for lost copies checks; the next search continues."""
-
 POISON_COPIES: Final = 3
 """Deaths of processes after which an untracked job goes to the dead set."""
 
@@ -99,6 +96,7 @@ class Maintenance:
     ) -> None:
         self._ledger = ledger
         self._broker = broker
+        self._engines = engines
         self._router = Router(broker, engines, ledger.clock)
         self._host = host
         self._controls = controls
@@ -121,11 +119,13 @@ class Maintenance:
             can_split=resume_split is not None,
             broker_apart=not (broker.capabilities.in_ledger or broker.capabilities.polled),
             apart=broker.capabilities.polled,
+            dispatches=lambda: bool(engines) or not broker.capabilities.in_ledger,
         )
         self._sightings = self._schedule.sightings
         self._steps: Mapping[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
             "release_due": self.release_due,
+            "rejoin": self.rejoin,
             "turn_rows": self.turn_rows,
             "resume_splits": self.resume_splits,
             "pause_failing": self.pause_failing,
@@ -135,7 +135,7 @@ class Maintenance:
             "clear_uploads": self.clear_uploads,
             "purge": self.purge,
         }
-        self._missed: dict[Key, tuple[int, int]] = {}
+        self._missed: frozenset[Key] = frozenset()  # jobs that the last search did not find in their queues
         self._searched_at = -math.inf
         self._unknown: set[str] = set()
         self._rests: dict[str, float] = {}
@@ -158,6 +158,8 @@ class Maintenance:
         while not self._schedule.stopped:
             wanted: Sequence[str] = ()
             try:
+                if self._ledger.held.keeps:
+                    lending.catch_up(self._ledger)
                 wanted = self._schedule.due_steps(self._steps)
             except Unavailable as error:
                 self._log.retrying("sweep_put_off", part="look", error=str(error))
@@ -337,35 +339,34 @@ class Maintenance:
         self._purge = None
         return False
 
-    # -- lost copies
+    # -- what a foreign queue lost, and what no process reaches
+
+    def rejoin(self) -> None:
+        """Puts Tasks that left their session, and whose retry is due now, at the end of its line."""
+        lending.rejoin(self._ledger)
 
     def find_lost(self) -> int:
-        """Dispatches copies again that the broker lacked in two searches 10 s apart. Returns the number of lost copies."""
+        """Makes jobs due again that their foreign queue lacked in two searches 10 s apart, and mends hints, sessions and
+        lines that a process left unsettled when it ended. Returns the number of lost jobs."""
         now = self._ledger.clock.monotonic()
         if now - self._searched_at < FIND_LOST_S:
             return 0
         self._searched_at = now
         woken = sessions.repair_keys(self._ledger)
-        dispatchable.wake(self._ledger, woken)
-        if dispatchable.repair(self._ledger) + sessions.repair(self._ledger) + len(woken):
+        lending.wake(self._ledger, woken)
+        if lending.repair(self._ledger) + sessions.repair(self._ledger) + len(woken):
             self._nudge()
-        self._check_alone()
-        with self._ledger.database.read() as connection:
-            tasks = lost_copies.tasks_in_flight(connection)
-        lost_copies.advance_low_mark(self._ledger, tasks)
+        queues = [*self._engines, *([] if self._broker.capabilities.in_ledger else [None])]
         with self._ledger.database.read() as connection:
             flying = {
                 (record.job_id, record.row.attempt): record
-                for task_id in tasks
-                for record in lost_copies.rows_in_flight(connection, task_id)
+                for engine in queues
+                for record in lost_copies.held_in_queues(connection, queue_holder(engine))
             }
-        # A process may have died before it removed the copies of a Task that was cancelled meanwhile.
-        for task_id in sorted({r.task_id for r in flying.values() if r.task_id and r.task_state == State.CANCELLED}):
-            self._controls.recall(task_id)
         held = self._held(flying)
         missing = {key: record for key, record in flying.items() if key not in held}
         gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
-        self._missed = {key: (record.id, key[1]) for key, record in missing.items()}
+        self._missed = frozenset(missing)
         if gone:
             lost_copies.redispatch_lost(self._ledger, gone)
             self._log.warning("copies_lost", count=len(gone))
@@ -380,23 +381,6 @@ class Maintenance:
             workers = processes.performing(connection, self._ledger.now())
         busy = {queue for each in workers if each["busy"] for queue in loads(each["queues"])}
         return self._router.held({key: (record.queue, record.worker_name) for key, record in flying.items()}, busy)
-
-    def _check_alone(self) -> None:
-        for _ in range(_MAX_CHECKS):
-            if self._check_some_alone() < _BATCH:
-                return
-
-    def _check_some_alone(self) -> int:
-        with self._ledger.database.read() as connection:
-            records: list[EventRecord] = lost_copies.events_to_check(connection, self._ledger.now(), _BATCH)
-        if not records:
-            return 0
-        held = self._held({(r.job_id, r.row.attempt): r for r in records})
-        there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
-        gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
-        lost_copies.check_later(self._ledger, there, after_s=LOOK_AGAIN_S)
-        lost_copies.redispatch_lost(self._ledger, gone)
-        return len(records)
 
     def sample(self) -> None:
         """Samples the progress of each running Task, for rate and chart."""
@@ -437,6 +421,7 @@ class Schedule:
         can_split: bool,
         broker_apart: bool,
         apart: bool = False,
+        dispatches: Callable[[], bool] = lambda: False,
     ) -> None:
         self._ledger = ledger
         self._host = host
@@ -447,6 +432,7 @@ class Schedule:
         self._can_split = can_split
         self._broker_apart = broker_apart  # outside the ledger's database, so one query does not cover it
         self._apart = apart  # so are the lists of processes
+        self._dispatches = dispatches  # whether this program has foreign queues
         self._strays_at = -1e9
         self._cleared_at = -1e9
         self._leadership = leases.Leadership(ledger, leases.MAINTENANCE)
@@ -477,9 +463,14 @@ class Schedule:
 
     def pause(self) -> None:
         """Waits for the next query."""
-        if self._waker is None or not self._leadership.held:
+        if self._waker is None or not (self._leadership.held or self._dispatches()):
             self._stop.wait(self._every_s)
+        elif not self._leadership.held:
+            if self._waker.wait(self._every_s) and self._waker.signalled:
+                self._nudge()  # the leader may not reach the queues that this process reaches
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
+            if self._waker.signalled:
+                self._nudge()
             # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
             # query before may have come too early; where much happens, one query serves all of them.
             distance = self._every_s * _NOTIFIED

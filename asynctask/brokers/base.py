@@ -1,4 +1,5 @@
-"""The contract of a broker, which holds jobs between the dispatcher and the workers.
+"""The contract of a broker, which holds untracked jobs, what other programs push, and, in Redis, jobs of Tasks for workers
+in other languages.
 
 The ledger can refill a broker with tracked jobs, so it may lose them. It guarantees
 
@@ -123,12 +124,8 @@ class Broker(Protocol):
         ...
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        """Removes up to ``limit`` waiting copies of a Task from their queues, not from processes' lists; returns them."""
-        ...
-
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        """Removes the tracked ones of the last ``count`` copies that wait in a queue; returns them. A broker may look at
-        fewer."""
+        """Removes up to ``limit`` waiting copies of a Task from their queues, not from processes' lists; returns them. None
+        where no program in another language takes jobs (``in_ledger``)."""
         ...
 
     # -- queries

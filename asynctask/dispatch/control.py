@@ -1,4 +1,4 @@
-"""Where knobs, pause, resume, cancel and retry take effect: in the ledger, then on what waits in the broker."""
+"""Where knobs, pause, resume, cancel and retry take effect: in the ledger, then on what waits in Redis for others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from asynctask.logs import get_logger
 _WITHDRAW = 1_000
 """Copies taken out of the broker in one step."""
 
-_WITHDRAW_LAST = 2_000
-"""The most copies at the end of a queue that are read at once: jobs of others may lie there, in any number."""
-
 _TURN_FOR_S = 0.5
 """Seconds for which the caller of a cancel or a retry turns rows."""
 
@@ -25,8 +22,8 @@ _TURN_FOR_S = 0.5
 class Control:
     """Pause, resume, cancel, retry and knobs; accepted with or without living workers, and while the broker is unavailable.
 
-    A pause, a cancel and a changed ``parallel``, ``interval`` or ``priority`` also apply to copies in the broker, and to
-    jobs that a worker fetched half a second ago or earlier: it repeats Begin before their start.
+    Worker processes look for a pause, a cancel and changed knobs at what they borrowed, and engines at Begin. From Redis,
+    where workers in other languages take jobs, those of the Task are withdrawn.
     """
 
     def __init__(self, ledger: Ledger, broker: Broker) -> None:
@@ -35,8 +32,7 @@ class Control:
         self._log = get_logger("asynctask.control")
 
     def pause(self, task_id: int, who: str = "") -> bool:
-        """Starts no more jobs; copies in the broker return to the ledger. Raises :class:`Conflict` if the Task has
-        ended."""
+        """Starts no more jobs. Raises :class:`Conflict` if the Task has ended."""
         changed = control.pause(self._ledger, task_id, who=who)
         self.withdrawn(task_id)
         return changed
@@ -74,6 +70,11 @@ class Control:
         if set(changes) & {"parallel", "interval", "priority"}:
             self.withdrawn(task_id)
 
+    @property
+    def withdraws(self) -> bool:
+        """Whether jobs of Tasks may lie in the broker, for workers in other languages."""
+        return not self._broker.capabilities.in_ledger
+
     def withdrawn(self, task_id: int) -> bool:
         """As :meth:`withdraw`; False if the broker does not answer now."""
         try:
@@ -86,16 +87,13 @@ class Control:
     def withdraw(self, task_id: int) -> int:
         """Removes the Task's waiting copies from the broker; returns their number."""
         count = 0
-        while True:
+        while self.withdraws:
             keys = self._broker.withdraw(task_id, _WITHDRAW)
             control.give_back_copies(self._ledger, keys)
             count += len(keys)
             if len(keys) < _WITHDRAW:
-                return count
-
-    def withdraw_last(self, queue: str, count: int) -> None:
-        """Takes the tracked ones of the last ``count`` copies out of a queue, of at most :data:`_WITHDRAW_LAST`."""
-        control.give_back_copies(self._ledger, self._broker.withdraw_last(queue, min(count, _WITHDRAW_LAST)))
+                break
+        return count
 
     def recall(self, task_id: int) -> None:
         """Withdraws copies of a Task that was paused or cancelled while they were on their way to the broker.

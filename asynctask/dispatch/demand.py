@@ -1,5 +1,5 @@
-"""How many jobs are wanted in each queue: what its workers can use soon, minus what waits there; and how many workers are
-wanted for what waits."""
+"""How many jobs are wanted in each foreign queue: what its workers can use soon, minus what waits there; whose turn it is;
+and how many workers are wanted for what waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from asynctask.clock import Clock
-from asynctask.core.transitions import target
 
 _STALE_S: Final = 1.0
 """A queue not watched for this long has no known rate."""
@@ -19,11 +18,10 @@ _WINDOW_S: Final = 0.1
 """Shortest time over which a rate is measured."""
 
 _MANY: Final = 1_000
-"""Jobs of one full reservation."""
+"""Jobs of one full borrow."""
 
 _FEW: Final = _MANY // 8
-"""A smaller remainder is left to the next round after a full reservation: reserving a few costs nearly as much as reserving
-many."""
+"""A smaller remainder is left to the next round after a full borrow: to borrow a few costs nearly as much as many."""
 
 
 _MOST_OWED: Final = 100
@@ -33,27 +31,23 @@ once."""
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one worker process can use: its queues, its idle threads, its jobs per second, and all its threads.
-
-    ``is_local``: it is this process, so the figures are current.
-    """
+    """What one process of a foreign queue can use: its queues, its idle threads, its jobs per second, and all its
+    threads."""
 
     identity: str
     queues: Sequence[str]
     free: int
     rate: float
     threads: int = 0
-    is_local: bool = False
 
 
 class Capacity:
-    """What the living worker processes can use, in the queues that the dispatcher ``reaches``."""
+    """What the living processes of foreign queues can use, in those that the dispatcher ``reaches``."""
 
     def __init__(self, loads: Sequence[Load], reaches: Callable[[str], bool] = lambda queue: True) -> None:
         self.free: dict[str, int] = defaultdict(int)
         self.threads: dict[str, int] = defaultdict(int)
         self._rates: dict[str, float] = defaultdict(float)
-        self._watched = {queue for load in loads if not load.is_local for queue in load.queues if reaches(queue)}
         for load in loads:
             for queue in filter(reaches, set(load.queues)):
                 self.free[queue] += max(0, load.free)
@@ -71,11 +65,11 @@ class Capacity:
         return {queue for queue in self.free if self.free[queue] or self._rates[queue]}
 
     def soon(self, waiting: Mapping[str, Mapping[int, int]], pace: QueueRates, ahead_s: float) -> dict[str, int]:
-        """How many jobs of each queue its workers can use in ``ahead_s`` seconds."""
-        rates = dict(self._rates)
-        for queue in self._watched:
-            rates[queue] = max(rates[queue], pace.rate(queue, sum(waiting.get(queue, {}).values())))
-        return {queue: target(self.free[queue], rate, ahead_s) for queue, rate in rates.items()}
+        """How many jobs of each queue its workers can use: one for each idle thread, and ``ahead_s`` seconds of work."""
+        rates = {
+            queue: max(rate, pace.rate(queue, sum(waiting.get(queue, {}).values()))) for queue, rate in self._rates.items()
+        }
+        return {queue: self.free[queue] + int(rate * ahead_s) for queue, rate in rates.items()}
 
 
 class Demand:
@@ -84,7 +78,7 @@ class Demand:
     Jobs that wait at a larger priority do not count, because new ones pass them: much background work must not keep an
     urgent job in the ledger. In a queue that ``is_ordered`` says is not ordered by priority, all waiting jobs count.
 
-    After a full reservation, and a job for each of the ``free`` threads, a remainder of fewer than :data:`_FEW` is left to
+    After a full borrow, and a job for each of the ``free`` threads, a remainder of fewer than :data:`_FEW` is left to
     the next round.
     """
 
@@ -226,37 +220,6 @@ class QueueRates:
         last.latest = now
         last.pushed += pushed
         last.wanted += wanted
-
-
-_WAITED_S: Final = 0.5
-"""For so long more waits in a queue than its workers can use soon, before the rest goes back."""
-
-
-class Surplus:
-    """What waits in each queue without being used soon: the ledger is to have it back.
-
-    Its causes: a rate that a few jobs that ended together made too high, threads that were busy before a heartbeat said so,
-    jobs that suddenly take long. In a queue without priorities it would delay more urgent jobs, in any queue those of the
-    same priority.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seen: dict[str, tuple[float, float, int]] = {}  # queue -> (since, latest, the least that was too many)
-
-    def note(self, queue: str, waits: int, soon: int) -> int:
-        """Where ``waits`` are in a queue and ``soon`` of them will be used: how many are to go back."""
-        now, over = self._clock.monotonic(), waits - soon
-        since, latest, least = self._seen.pop(queue, (now, now, over))
-        if over <= 0:
-            return 0
-        if now - latest > _STALE_S:
-            since, least = now, over
-        least = min(least, over)
-        if now - since >= _WAITED_S:
-            return least
-        self._seen[queue] = since, now, least
-        return 0
 
 
 # -- how fast one process is

@@ -1,11 +1,11 @@
-"""Copies that a dispatcher has reserved, until they are pushed to the broker or an attached engine and confirmed.
+"""Jobs that a dispatcher has borrowed, until they are pushed to a foreign queue and handed over; and their payloads.
 
 A queue of an engine has the engine's name as a prefix, as in ``celery/emails``; no queue of the own broker has a slash.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,12 +15,14 @@ import orjson
 
 from asynctask.brokers.base import Broker, Copy, Key
 from asynctask.clock import SECOND, Clock, micros
-from asynctask.errors import Unavailable, UnknownWorker
+from asynctask.dispatch.control import Control
+from asynctask.errors import BrokerUnavailable, Unavailable, UnknownWorker
 from asynctask.job import CurrentJob
-from asynctask.ledger import reservations
+from asynctask.ledger import foreign, lending
 from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import AGAIN, Snapshot, discard, put_off_elsewhere
+from asynctask.ledger.control import give_back_copies
+from asynctask.ledger.lending import Borrowed, Job, Loan, queue_holder
+from asynctask.ledger.standalone import AGAIN, discard, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -184,72 +186,101 @@ class Router:
 
 
 class Outbox:
-    """Reserved copies. They leave it only to the broker, or, if refused, to the ledger.
+    """Jobs that this process has borrowed for the queues of one engine, or of the own broker, until they are pushed and
+    handed over. They leave it only to the queues, or back to the ledger.
 
-    Arguments: ``push`` puts copies on their queues; ``outgoing`` applies the client middleware; ``pushed`` is called after
-    each push; ``recall`` withdraws what was pushed of a Task that was paused or cancelled, or got another priority,
-    meanwhile.
+    Arguments: ``holder``: the name under which the ledger has what lies in those queues; ``push`` puts copies on them;
+    ``outgoing`` applies the client middleware; ``control`` withdraws what was pushed of a Task that was paused or
+    cancelled, or got another priority, meanwhile.
     """
 
     def __init__(
         self,
         ledger: Ledger,
+        holder: str,
         push: Callable[[Sequence[Copy]], None],
         outgoing: PushFilter | None,
-        pushed: Callable[[], None] = lambda: None,
-        recall: Callable[[int], None] = lambda task_id: None,
+        control: Control,
     ) -> None:
         self._ledger = ledger
+        self._holder = holder
         self._put = push
         self._outgoing = outgoing
-        self._on_pushed = pushed
-        self._recall = recall
-        self._unasked: list[Copy] = []  # reserved, before the client middleware
+        self._control = control
+        self._unasked: list[Copy] = []  # borrowed, before the client middleware
         self._unpushed: list[Copy] = []  # after it, but not accepted by the broker
-        self._unconfirmed: dict[int, int | None] = {}  # Tasks with reserved jobs, with their priorities
+        self._loans: list[Loan] = []
+        self._claimed: dict[int, Key] = {}  # by the id of the Event
+        self._limited: Counter[int] = Counter()  # jobs of Tasks with a limit
+        self._priorities: dict[int, int | None] = {}  # of the Tasks
         self._refused: dict[Key, str] = {}  # copies that cannot be pushed, and why
         self._unknown: dict[Key, str] = {}  # those that another process may be able to push
         self._log = get_logger("asynctask.dispatcher")
 
-    def add(self, found: Sequence[Ready], now: int, task_id: int | None = None, *, at: int | None = None) -> None:
-        """Adds reserved jobs; of a Task, whose reservation is to be confirmed. ``now``: a time (microseconds) before
-        the reservation, which looked at their Task; ``at``: a priority instead of their own."""
-        if task_id is not None:
-            self._unconfirmed.setdefault(task_id, found[0].priority if found else None)
-        for each in found:
+    def add(
+        self,
+        found: Borrowed,
+        now: int,
+        task_id: int | None = None,
+        *,
+        limited: bool = False,
+        at: int | None = None,
+    ) -> None:
+        """Adds borrowed jobs; of a Task, which may have a limit. ``now``: a time (microseconds) before the borrow, which
+        looked at the Task; ``at``: a priority instead of their own."""
+        self._loans += [loan for loan, _ in found.loans]
+        self._claimed.update((job.event_id, (job.job_id, job.attempt)) for job in found.claimed)
+        if limited and task_id is not None:
+            self._limited[task_id] += found.count
+        for job in [*found.claimed, *(job for _, jobs in found.loans for job in jobs)]:
+            if task_id is not None:
+                self._priorities.setdefault(task_id, job.priority)
             try:
-                self._unasked.append(tracked_copy(each if at is None else replace(each, priority=at), now))
+                self._unasked.append(tracked_copy(job if at is None else replace(job, priority=at), now))
             except Exception as error:
-                self._refuse((each.job_id, each.attempt), error)
-
-    def taken(self, found: Sequence[Ready]) -> Sequence[Copy]:
-        """Those that pass the client middleware, for a process that takes them directly, without the broker."""
-        self.add(found, self._ledger.now())
-        unasked, self._unasked = self._unasked, []
-        asked = unasked if self._outgoing is None else self._sift(unasked, self._outgoing)
-        self._give_up()
-        return asked
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether everything that was reserved of Tasks is confirmed."""
-        return not self._unconfirmed
+                self._refuse((job.job_id, job.attempt), error)
 
     def settle(self) -> int:
-        """Pushes what is reserved, then confirms it. Returns the number pushed. Raises :class:`Unavailable`.
-
-        If another transaction holds a Task's row, a later round confirms it.
-        """
-        pushed = self._push()
-        if self._unconfirmed:
-            confirmed = reservations.confirm(self._ledger, sorted(self._unconfirmed), self._unconfirmed)
-            self._unconfirmed = {task_id: self._unconfirmed[task_id] for task_id in confirmed.held}
-            for task_id in confirmed.stopped:
-                self._recall(task_id)
+        """Pushes what is borrowed, then hands it over. Returns the number pushed. Raises :class:`Unavailable`; if it is the
+        broker that does not answer, everything is back in the ledger."""
+        if not (self._loans or self._claimed):
+            return 0
+        try:
+            pushed = self._push()
+        except BrokerUnavailable:
+            self._give_back()
+            raise
+        foreign.hand_over(self._ledger, self._holder, [loan.id for loan in self._loans], self._claimed, self._limited)
+        tasks = self._priorities
+        self._clear()
+        if self._control.withdraws and self._holder == queue_holder(None):
+            for task_id in foreign.changed_tasks(self._ledger, tasks):
+                self._control.recall(task_id)
         return pushed
 
+    def leave(self) -> None:
+        """Gives everything back; what the ledger does not take now is recovered with this process."""
+        try:
+            self._give_back()
+        except Unavailable as error:
+            self._log.warning("outbox_not_given_back", error=str(error))
+
+    def _give_back(self) -> None:
+        """What was pushed nevertheless is dropped at Begin, or performed once: the ledger counts one outcome."""
+        if self._loans:
+            lending.give_back(self._ledger, [(loan, loan.low) for loan in self._loans])
+        if self._claimed:
+            give_back_copies(self._ledger, sorted(self._claimed.values()))
+        for task_id in self._limited:
+            foreign.lease(self._ledger, self._holder, task_id, 0)
+        self._unasked, self._unpushed = [], []
+        self._refused, self._unknown = {}, {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._loans, self._claimed, self._limited, self._priorities = [], {}, Counter(), {}
+
     def _push(self) -> int:
-        """Pushes what is reserved before anything else is reserved: a later confirmation covers it too."""
         if self._unasked:
             asked = self._unasked if self._outgoing is None else self._sift(self._unasked, self._outgoing)
             self._unpushed += asked
@@ -261,7 +292,6 @@ class Outbox:
 
     def _pushed(self, copies: Sequence[Copy]) -> Sequence[Copy]:
         self._put(copies)
-        self._on_pushed()
         return copies
 
     def _sift(self, copies: Sequence[Copy], act: PushFilter) -> list[Copy]:
@@ -407,8 +437,8 @@ def build(
     }
 
 
-def tracked_copy(ready: Ready, now: int) -> Copy:
-    """The copy of a reserved job for the broker.
+def tracked_copy(ready: Job, now: int) -> Copy:
+    """The copy of a lent job for a queue.
 
     The item's JSON is inserted as the ledger's text, not parsed and serialized for each job. A job that another program
     pushed has its original members, see :func:`options_of`.
@@ -429,10 +459,10 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
     name = f'"{jid}"' if jid.isalnum() and jid.isascii() else orjson.dumps(jid).decode()
     text = f"{before}{args}{between}{name}{after}"
     priority = options.get("priority") if ready.priority is None else ready.priority
-    return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id, snapshot=_snapshot(ready, now))
+    return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
 
 
-def _sent_again(ready: Ready, run: Mapping[str, Any], now: int) -> Copy:
+def _sent_again(ready: Job, run: Mapping[str, Any], now: int) -> Copy:
     """The copy of a job of a Task that has sent itself again: of that run, not of its item."""
     job = build(
         run["class"], run["args"], ready.job_id, ready.queue, True, ready.created_at, enqueued_at=now / SECOND,
@@ -440,14 +470,6 @@ def _sent_again(ready: Ready, run: Mapping[str, Any], now: int) -> Copy:
     )  # fmt: skip
     job[AGAIN] = {name: run[name] for name in ("kwargs", "before", "signature")}
     return Copy(ready.job_id, ready.attempt, ready.queue, encoded(job), int(ready.priority or 0), ready.task_id)
-
-
-def _snapshot(ready: Ready, now: int) -> list[Any] | None:
-    """For the message of an engine, which has no other place for it; None if an attempt may have written something."""
-    is_untouched = ready.is_free and ready.attempt == 1 and ready.retries == 0 and ready.items == 1
-    if not is_untouched or engine_of(ready.queue) is None:
-        return None
-    return Snapshot(ready.event_id, now, ready.task_id, ready.slots, ready.row).header(ready.job_id)
 
 
 def _lone_arguments(params: str) -> str:
@@ -477,7 +499,7 @@ def pushed_at(options: str | None) -> tuple[Any, Any]:
     return came.get("created_at"), came.get("enqueued_at")
 
 
-def _as_it_came(ready: Ready, now: int) -> Copy:
+def _as_it_came(ready: Job, now: int) -> Copy:
     """The copy of a job that another program pushed, with its original members, in their order and with their own numbers.
     Ruby's own members count its retries, and continue."""
     job = parse(orjson.loads(ready.options or "{}")[CAME], keep_numbers=True)

@@ -725,7 +725,7 @@ class EngineProcess(AppProcess):
         self._measuring = threading.Lock()
         self._performed = 0
         self._ended_at = 0.0  # the last job, on the monotonic clock
-        self._worked = False  # since the dispatcher was told that there is nothing to do
+        self._worked = False  # since the dispatcher was asked for more
         self._busy_s = 0.0
         self._busy_until = 0.0  # that counts the time until then, on the monotonic clock
         self._stopping = threading.Event()
@@ -741,7 +741,7 @@ class EngineProcess(AppProcess):
         self.register()
         self.recorder.start()
         self.heartbeat.start()
-        self._dispatcher.attach(self.load)
+        self._dispatcher.attach(self.load, self.ledger)
         self._dispatcher.start()
         self.maintenance.start()
         self._stops.start()
@@ -981,7 +981,7 @@ class EngineProcess(AppProcess):
     def _ask_for_more(self) -> None:
         if not self.should_stop:
             self._worked = False
-            self._dispatcher.dry(worked=True)
+            self._dispatcher.nudge()
 
     def _tick(self) -> None:
         while not self._ended.wait(LONG_S):

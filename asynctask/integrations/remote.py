@@ -20,13 +20,14 @@ from asynctask.brokers.base import Key
 from asynctask.clock import rfc3339
 from asynctask.config import QUEUE_NAME
 from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import Begin, begin, in_flight
+from asynctask.core.transitions import Begin, begin
 from asynctask.dispatch import outbox
 from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
 from asynctask.exports.run import MERGER
-from asynctask.ledger import processes, queries
+from asynctask.ledger import foreign, processes, queries
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import EventRecord, Failure, Note, untouched
+from asynctask.ledger.lending import is_queue_holder
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fitted, is_job_id, last_message_is
@@ -213,12 +214,13 @@ class RemoteTracker:
         with self._ledger.database.read() as connection:
             apart = queries.engines(connection, lone) if lone else {}
             shared = processes.own_queues(connection, self._ledger.now())
+            lent = foreign.holders(connection, known.values())
         barred: dict[str, _Bar] = {}
         doubtful: dict[Key, EventRecord] = {}
         for record in records:
             if (event := known.get(record.job_id)) is None:
                 continue
-            if bar := _fenced_off(record, event, event.id in apart) or self._held(event):
+            if bar := _fenced_off(record, event, event.id in apart) or self._held(event, lent.get(event.id), shared):
                 barred[record.job_id] = bar
             elif _waits(event) and event.id not in apart and (event.queue in shared or event.queue not in self._queues):
                 doubtful[record.job_id, event.row.attempt] = event
@@ -227,16 +229,27 @@ class RemoteTracker:
             barred[job_id] = _held(f"it is on the queue {queue!r}, or with a process of the application that works it")
         return apart, barred
 
-    def _held(self, event: EventRecord) -> _Bar | None:
-        """Why no worker in another language can have this job."""
-        row, engine = event.row, outbox.engine_of(event.queue)
+    def _held(self, event: EventRecord, lent: str | None, shared: Collection[str]) -> _Bar | None:
+        """Why no worker in another language can have this job. ``lent``: who holds the loan that it lies in; ``shared``:
+        the queues that processes of the application work."""
+        row, engine, holder = event.row, outbox.engine_of(event.queue), event.row.process or lent
         if engine is not None:
             return _held(f"it is one of {engine}, whose workers record it by themselves")
-        if row.process is not None and row.process != self._ledger.holder and not processes.is_engine(row.process):
-            return _held(f"the process {row.process} of the application has it")
-        if row.status is Status.ENQUEUE and not in_flight(row):
+        if _waits(event) and event.task_id is not None and holder is None:
             return _held("it waits in the ledger, and was given to nobody")
-        return None
+        if row.status is Status.ENQUEUE and row.due_at is not None:
+            return _held("it waits in the ledger, and was given to nobody")
+        # A process that has pushed it names the queue as its holder a moment later.
+        pushed = row.status is Status.ENQUEUE and event.queue in self._queues and event.queue not in shared
+        if (
+            holder is None
+            or holder == self._ledger.holder
+            or processes.is_engine(holder)
+            or is_queue_holder(holder)
+            or pushed
+        ):
+            return None
+        return _held(f"the process {holder} of the application has it")
 
     def _outcomes(
         self, record: JobRecord, event: EventRecord, elsewhere: bool, count: Callable[[bool], None]
@@ -336,8 +349,8 @@ def _held(where: str) -> _Bar:
 
 
 def _waits(event: EventRecord) -> bool:
-    """Whether it is dispatched, and was not begun as far as the ledger knows."""
-    return event.row.status is Status.ENQUEUE and in_flight(event.row)
+    """Whether it has not begun, as far as the ledger knows, and has no time to wait for."""
+    return event.row.status is Status.ENQUEUE and event.row.due_at is None
 
 
 def _is_current(record: JobRecord, event: EventRecord) -> bool:

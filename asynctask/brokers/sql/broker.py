@@ -216,12 +216,7 @@ class SqlBroker:
         return moved
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        with self._translated():
-            return self._table.withdraw(task_id, limit)
-
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        with self._translated():
-            return self._table.withdraw_last(queue, count)
+        return []  # jobs of Tasks wait in the ledger itself
 
     # -- queries
 

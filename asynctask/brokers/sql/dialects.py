@@ -1,4 +1,4 @@
-"""The statements of each database on the table ``jobs``: push, exchange, withdraw.
+"""The statements of each database on the table ``jobs``: push and exchange.
 
 ``exchange`` limits the throughput, so it is hand-written for each:
 
@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.brokers.base import Copy, Key
-from asynctask.brokers.sql.copies import ASIDE, COLUMNS, COPY, FIRST, LAST, Range, Row, copy_of, parts
+from asynctask.brokers.base import Copy
+from asynctask.brokers.sql.copies import COLUMNS, COPY, FIRST, LAST, Range, Row, copy_of, parts
 from asynctask.database.batches import among, fetch_small, has_statistics, json_each, json_rows, json_table, sendable, texts
 from asynctask.database.engine import Database
 from asynctask.database.retrying import TransactionConflict, repeatable
@@ -82,14 +82,6 @@ class JobsTable(Protocol):
         """Removes copies from the process's list."""
         ...
 
-    def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        """Removes up to ``limit`` waiting copies of a Task."""
-        ...
-
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        """Removes the tracked ones of the last ``count`` waiting copies of a queue."""
-        ...
-
 
 class SqliteJobs:
     """SQLite: the write transaction excludes other writers."""
@@ -134,18 +126,6 @@ class SqliteJobs:
             for text in texts(rows):
                 connection.exec_driver_sql(_REMOVE, (text, process))
 
-    def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        return self._withdraw(sa.select(_j.id).where(_j.task_id == task_id, _j.waits.is_not(None)).limit(limit))
-
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        waiting = sa.select(_j.id).where(_j.queue == queue, _j.waits < ASIDE)
-        return self._withdraw(waiting.order_by(_j.waits.desc(), _j.id.desc()).limit(count))
-
-    def _withdraw(self, waiting: sa.Select[tuple[int]]) -> list[Key]:
-        with self._database.write() as connection:
-            tracked = jobs.delete().where(_j.id.in_(waiting), _j.attempt > 0)
-            return [(jid, attempt) for jid, attempt in connection.execute(tracked.returning(_j.jid, _j.attempt))]
-
 
 # -- MariaDB: an exchange is one compound statement
 #
@@ -164,19 +144,6 @@ _INSERT_MARIADB: Final = (
 )
 # By key: the index on process covers more rows.
 _REMOVE_MARIADB: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.id IN %s AND CONCAT(t.process, '') = %s"
-_FIND_MARIADB: Final = (
-    "SELECT id, jid, attempt FROM jobs FORCE INDEX (ix_jobs_task) WHERE task_id = %s AND waits IS NOT NULL"
-    " LIMIT %s FOR UPDATE SKIP LOCKED"
-)
-_LAST_MARIADB: Final = (
-    f"SELECT id FROM jobs FORCE INDEX (ix_jobs_waiting) WHERE queue = %s AND waits < {ASIDE}"  # noqa: S608 - a number
-    " ORDER BY waits DESC, id DESC LIMIT %s"
-)
-_TAKE_MARIADB: Final = (
-    "SELECT id, jid, attempt FROM jobs FORCE INDEX (PRIMARY) WHERE id IN %s AND waits IS NOT NULL AND attempt > 0"
-    " FOR UPDATE SKIP LOCKED"
-)
-_WITHDRAW_MARIADB: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.id IN %s"
 
 _BEGIN_MARIADB: Final = """BEGIN NOT ATOMIC
 DECLARE missing, spread, tries, begin_at, seen, taken INT DEFAULT 0;
@@ -335,27 +302,6 @@ class MariadbJobs:
         for part in parts([copy.handle for copy in copies]):
             connection.exec_driver_sql(_REMOVE_MARIADB, (list(part), process))
 
-    @repeatable
-    def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        with self._database.write() as connection:
-            rows = connection.exec_driver_sql(_FIND_MARIADB, (task_id, limit)).all()
-            return _withdrawn_mariadb(connection, rows)
-
-    @repeatable
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        with self._database.read() as connection:  # without locks: one that somebody claims meanwhile is left to him
-            last = [row[0] for row in connection.exec_driver_sql(_LAST_MARIADB, (queue, count))]
-        with self._database.write() as connection:
-            rows = [row for part in parts(last) for row in connection.exec_driver_sql(_TAKE_MARIADB, (list(part),))]
-            return _withdrawn_mariadb(connection, rows)
-
-
-def _withdrawn_mariadb(connection: Connection, rows: Sequence[Any]) -> list[Key]:
-    """Removes locked rows (id, jid, attempt)."""
-    for part in parts([row[0] for row in rows]):
-        connection.exec_driver_sql(_WITHDRAW_MARIADB, (list(part),))
-    return [(jid, attempt) for _, jid, attempt in rows]
-
 
 def _rows(results: Sequence[Sequence[Any]], taken: int) -> list[Any]:
     """The copies in the results. A truncated JSON text may still parse, so the count is compared, too."""
@@ -418,23 +364,6 @@ EXCHANGE: Final = (
 
 _REMOVE_POSTGRESQL: Final = "DELETE FROM jobs WHERE id = ANY(%(done)s::bigint[]) AND coalesce(process, '') = %(process)s"
 
-WITHDRAW: Final = """
-WITH picked AS MATERIALIZED (
-  SELECT id FROM jobs WHERE task_id = %(task_id)s AND waits IS NOT NULL LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-)
-DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) RETURNING jid, attempt
-"""
-
-_WITHDRAW_LAST: Final = f"""
-WITH last AS MATERIALIZED (
-  SELECT id, attempt FROM jobs WHERE queue = %(queue)s AND waits < {ASIDE} ORDER BY waits DESC, id DESC LIMIT %(count)s
-), picked AS MATERIALIZED (
-  SELECT id FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM last WHERE attempt > 0)) AND waits IS NOT NULL
-  FOR UPDATE SKIP LOCKED
-)
-DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) RETURNING jid, attempt
-"""  # noqa: S608 - a number
-
 
 def exchange_values(process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> dict[str, Any]:
     """The values of :data:`EXCHANGE`."""
@@ -473,13 +402,3 @@ class PostgresqlJobs:
     def remove(self, connection: Connection, process: str, copies: Sequence[Copy]) -> None:
         if copies:
             connection.exec_driver_sql(_REMOVE_POSTGRESQL, {"done": [copy.handle for copy in copies], "process": process})
-
-    def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        with self._database.read() as connection:
-            gone = connection.exec_driver_sql(WITHDRAW, {"task_id": task_id, "limit": limit}).all()
-        return [(jid, attempt) for jid, attempt in gone]
-
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        with self._database.read() as connection:
-            gone = connection.exec_driver_sql(_WITHDRAW_LAST, {"queue": queue, "count": count}).all()
-        return [(jid, attempt) for jid, attempt in gone]

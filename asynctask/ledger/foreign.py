@@ -1,0 +1,224 @@
+"""Foreign queues as holders of loans and claims: what an engine's broker, or Redis for workers in other languages, has.
+
+The dispatcher borrows in its own name, pushes, and hands over (:func:`hand_over`). From then on the jobs are the queue's
+(:func:`asynctask.ledger.lending.queue_holder`) until their workers begin them, which names those processes in the Events,
+or record them. Nobody tells the ledger when a loan of a queue is over: :func:`trim` looks.
+
+The limit of a Task (``parallel``, or its rounds) holds here, too: a dispatcher takes places before it borrows
+(:func:`lease`), in its own name, and hands them over with the jobs. So the places of the queue and of every dispatcher
+count at least what is on its way, in the queue, or with its workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import Connection
+
+from asynctask.core.readiness import may_start
+from asynctask.core.states import Status
+from asynctask.core.transitions import at_once, interval_of
+from asynctask.database import batches
+from asynctask.database.retrying import TransactionConflict, repeatable
+from asynctask.database.tables import events, loans, places, tasks
+from asynctask.ledger.base import Ledger, lock_now
+from asynctask.ledger.events import EventRecord
+from asynctask.ledger.hints import in_session
+
+_t, _e, _l, _p = tasks.c, events.c, loans.c, places.c
+
+_OPEN: Final = (_e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None))
+_UNBEGUN: Final = (_e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high, _e.process.is_(None), *_OPEN)
+"""The rows of a loan that no process has begun, as far as the ledger knows."""
+
+
+def _first_of_loan(which: Any) -> Any:
+    return sa.select(which).where(*_UNBEGUN).correlate(loans).scalar_subquery()
+
+
+_OF_HOLDER: Final = sa.select(
+    _l.id, _l.task_id, _l.low, _l.high, _first_of_loan(sa.func.min(_e.seq)), _first_of_loan(sa.func.max(_e.seq))
+).where(_l.process == sa.bindparam("holder"))
+_LENT_TO: Final = (
+    sa.select(sa.func.count())
+    .select_from(loans.join(events, sa.and_(*_UNBEGUN)))
+    .where(_l.task_id == sa.bindparam("of"), _l.process == sa.bindparam("holder"))
+)
+# The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
+_NAMED: Final = (
+    sa.select(sa.func.count())
+    .select_from(events)
+    .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
+    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"), *_OPEN)
+    .where(sa.or_(_e.process == sa.bindparam("holder"), _e.process.like("%@%")))
+)
+_PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))
+_HOLDERS: Final = sa.select(_l.process).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None)).distinct()
+
+
+def _held(connection: Connection, holder: str, task_id: int) -> int:
+    """How many jobs of a Task lie in a foreign queue, or with its workers."""
+    given = {"of": task_id, "holder": holder}
+    return int(connection.scalar(_LENT_TO, given) or 0) + int(connection.scalar(_NAMED, given) or 0)
+
+
+# -- places
+
+
+@repeatable
+def lease(ledger: Ledger, holder: str, task_id: int, want: int) -> int:
+    """Takes up to ``want`` places of a Task with a limit for jobs that this process is about to push to a foreign queue.
+
+    Returns how many it has then: 0 if none is free, the Task may not start, or another transaction holds its row. Those
+    that it does not need go back with ``want`` 0. Raises LedgerUnavailable.
+    """
+    with ledger.database.write() as connection:
+        task = lock_now(connection, task_id)
+        if task is None:
+            return 0
+        had = {str(process): int(n) for process, n in connection.execute(_PLACES, {"of": task_id})}
+        own = had.pop(ledger.identity, 0)
+        held = _settle_places(connection, holder, task_id, had.pop(holder, None))
+        limit = at_once(task["parallel"], interval_of(task["interval_s"]))
+        holders = {str(process) for process in connection.execute(_HOLDERS, {"of": task_id}).scalars()}
+        n = 0
+        is_open = holders <= {*had, holder, ledger.identity}
+        if limit is not None and is_open and may_start(task["state"], in_session(task)):
+            n = max(0, min(want, limit - held - sum(had.values())))
+        _set_places(connection, ledger.identity, task_id, own or None, n)
+    return n
+
+
+def _settle_places(connection: Connection, holder: str, task_id: int, had: int | None) -> int:
+    """Sets the places of a queue, of a locked Task, to what it holds; returns them.
+
+    Only under the Task's lock, and only if nothing was handed over since they were read: they never fall below the truth.
+    """
+    count = _held(connection, holder, task_id)
+    return count if _set_places(connection, holder, task_id, had, count) else max(count, had or 0)
+
+
+def _set_places(connection: Connection, process: str, task_id: int, had: int | None, n: int) -> bool:
+    if n == (had or 0):
+        return True
+    same = (_p.task_id == task_id) & (_p.process == process)
+    if had is None:
+        return _insert(connection, process, task_id, n)
+    as_read = same & (_p.n == had)
+    change = places.delete().where(as_read) if n == 0 else places.update().where(as_read).values(n=n)
+    return connection.execute(change).rowcount == 1
+
+
+def _insert(connection: Connection, process: str, task_id: int, n: int) -> bool:
+    try:
+        connection.execute(places.insert(), {"task_id": task_id, "process": process, "n": n})
+    except exc.IntegrityError as error:
+        raise TransactionConflict("another process has inserted these places") from error
+    return True
+
+
+# -- the way of what was borrowed
+
+
+@repeatable
+def hand_over(
+    ledger: Ledger, holder: str, loan_ids: Collection[int], event_ids: Collection[int], limited: Mapping[int, int]
+) -> None:
+    """What this process borrowed lies in a foreign queue now: its loans and claims are the queue's, and so are its places.
+
+    ``limited``: the number of jobs of each Task with a limit. If this process dies before, recovery has all of it pushed
+    again under a new attempt. Raises LedgerUnavailable.
+    """
+    with ledger.database.write() as connection:
+        if loan_ids:
+            own = batches.among(connection, _l.id, sorted(loan_ids)) & (_l.process == ledger.identity)
+            connection.execute(loans.update().where(own).values(process=holder))
+        if event_ids:
+            mine = batches.among(connection, _e.id, sorted(event_ids)) & (_e.process == ledger.identity)
+            waits = _e.status == str(Status.ENQUEUE)
+            connection.execute(events.update().where(mine, waits).values(process=holder))
+        for task_id, count in sorted(limited.items()):
+            of_task = _p.task_id == task_id
+            if connection.execute(places.delete().where(of_task, _p.process == ledger.identity)).rowcount == 0:
+                continue  # this process was declared dead; its jobs are due again
+            more = places.update().where(of_task, _p.process == holder).values(n=_p.n + count)
+            if connection.execute(more).rowcount == 0:
+                _insert(connection, holder, task_id, count)
+
+
+def trim(ledger: Ledger, holder: str) -> None:
+    """Ends the loans of a foreign queue of which nothing waits any more, cuts the others to what does, and sets the places
+    of Tasks with a limit to what the queue and its workers hold. Raises LedgerUnavailable."""
+    with ledger.database.read() as connection:
+        found = connection.execute(_OF_HOLDER, {"holder": holder}).all()
+        had = {int(i): int(n) for i, n in connection.execute(sa.select(_p.task_id, _p.n).where(_p.process == holder))}
+        lent_of = {int(task_id) for _, task_id, *_ in found}
+        has_limit = sa.or_(_t.parallel.is_not(None), _t.interval_s > 0)
+        limited = sa.select(_t.id).where(batches.among(connection, _t.id, sorted(lent_of - had.keys())), has_limit)
+        new = [int(i) for i in connection.execute(limited).scalars()] if lent_of - had.keys() else []
+        changed = [i for i in sorted({*had, *new}) if _held(connection, holder, i) != had.get(i, 0)]
+    over = [int(i) for i, _, _, _, first, _ in found if first is None]
+    cut = [
+        (int(i), int(first), int(last) + 1)
+        for i, _, low, high, first, last in found
+        if first is not None and (int(first), int(last) + 1) != (int(low), int(high))
+    ]
+    if over or cut:
+        _trim(ledger, holder, over, cut)
+    for task_id in changed:
+        _count_places(ledger, holder, task_id)
+
+
+@repeatable
+def _trim(ledger: Ledger, holder: str, over: list[int], cut: list[tuple[int, int, int]]) -> None:
+    with ledger.database.write() as connection:
+        if over:
+            ended = batches.among(connection, _l.id, over) & (_l.process == holder)
+            connection.execute(loans.delete().where(ended))
+        for i, low, high in cut:
+            connection.execute(loans.update().where(_l.id == i, _l.process == holder).values(low=low, high=high))
+
+
+@repeatable
+def _count_places(ledger: Ledger, holder: str, task_id: int) -> None:
+    with ledger.database.write() as connection:
+        if lock_now(connection, task_id) is None:
+            return
+        had = connection.scalar(_PLACES.with_only_columns(_p.n).where(_p.process == holder), {"of": task_id})
+        _settle_places(connection, holder, task_id, None if had is None else int(had))
+
+
+_RECALLED: Final = sa.select(_t.id, _t.state, _t.priority).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+
+
+def changed_tasks(ledger: Ledger, pushed: Mapping[int, int | None]) -> list[int]:
+    """Those of these Tasks that may not start jobs any more, or have another priority than the one named for them."""
+    if not pushed:
+        return []
+    with ledger.database.read() as connection:
+        found = connection.execute(_RECALLED, {"ids": sorted(pushed)}).all()
+    return [
+        int(i)
+        for i, state, priority in found
+        if not may_start(state) or (pushed[int(i)] is not None and priority != pushed[int(i)])
+    ]
+
+
+def holders(connection: Connection, records: Collection[EventRecord]) -> dict[int, str]:
+    """Who holds the loans in which these Events lie, by the ids of the Events; of those in a loan of nobody none."""
+    of_tasks = {record.task_id for record in records if record.task_id is not None}
+    if not of_tasks:
+        return {}
+    lent = sa.select(_l.task_id, _l.low, _l.high, _l.process).where(
+        batches.among(connection, _l.task_id, sorted(of_tasks)), _l.process.is_not(None)
+    )
+    found = connection.execute(lent).all()
+    return {
+        record.id: str(process)
+        for record in records
+        for task_id, low, high, process in found
+        if record.seq is not None and record.task_id == task_id and low <= record.seq < high
+    }
