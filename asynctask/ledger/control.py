@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -17,20 +17,19 @@ from asynctask.core.transitions import (
     cancel,
     explicit_retry,
     give_back,
-    in_flight,
 )
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, item_errors, task_errors, tasks
+from asynctask.database.tables import events, item_errors, loans, task_errors, tasks
 from asynctask.errors import Conflict, InputError
 from asynctask.iterable import places_of
-from asynctask.ledger import corrections, dispatchable, progress, sessions
+from asynctask.ledger import corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 
-_t, _e, _x, _g = tasks.c, events.c, item_errors.c, task_errors.c
+_t, _e, _x, _g, _l = tasks.c, events.c, item_errors.c, task_errors.c, loans.c
 SLICE = 10_000
 """Largest number of rows that one transaction updates; fewer on SQLite, where it holds the only write lock."""
 
@@ -210,21 +209,22 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
         task = task_rows.lock(connection, task_id)
         if task["finished_at"] is not None and set(values) != {"title"}:
             raise Conflict(f"Task {task_id} is {task['state']}; its knobs do nothing any more")
-        kept = _hints({**task, **values}) if task["finished_at"] is None else {}
-        connection.execute(
-            tasks.update()
-            .where(_t.id == task_id)
-            .values({**values, **kept, "version": _t.version + 1, "updated_at": ledger.now()})
-        )
+        moved = {**values, "updated_at": ledger.now()}
+        if task["session_waits"] is not None and "priority" in values:
+            moved["session_waits"] = values["priority"]
+        now = {**task, **moved}
+        if task["finished_at"] is None:
+            hints.settle(connection, ledger, now, **moved, version=_t.version + 1)
+        else:
+            connection.execute(tasks.update().where(_t.id == task_id).values(**moved, version=_t.version + 1))
         if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
             progress.measure_anew(connection, task_id, ledger.now())
         if task["finished_at"] is None and {"parallel", "interval_s", "priority"} & set(values):
-            # By heartbeats of a second ago the workers may look busy to this process; the notification lets them decide.
             notify(connection, LEDGER)
         both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # what it was, and is
         task_rows.log(connection, ledger, task_id, "changed", both, who)
         if "tolerated_failures" in values and task["state_reason"] == Reason.TOO_MANY_FAILURES:
-            _go_on(connection, ledger, {**task, **values}, who)
+            _go_on(connection, ledger, now, who)
     return task
 
 
@@ -236,15 +236,6 @@ def _go_on(connection: Connection, ledger: Ledger, task: dict[str, Any], who: st
     task_rows.turn(connection, ledger, task, _resumed_state(task), Reason.RESUMED, state_reason=None)
     progress.measure_anew(connection, task["id"], ledger.now())
     task_rows.log(connection, ledger, task["id"], "resumed", {"tolerated_failures": task["tolerated_failures"]}, who)
-
-
-def _hints(task: dict[str, Any]) -> dict[str, Any]:
-    """The columns that repeat the priority for an index; a ready hint makes the next reservation check ``parallel`` and the
-    interval."""
-    return {
-        "ready": sessions.readiness(task),
-        "session_waits": None if task["session_waits"] is None else task["priority"],
-    }
 
 
 def _checked(changes: dict[str, Any]) -> dict[str, Any]:
@@ -282,8 +273,16 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
 
 def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
     """Tasks with rows left to update, and the action (``cancel``, ``retry``)."""
-    statement = sa.select(_t.id, _t.turning).where(_t.finished_at.is_(None), _t.turning.is_not(None)).order_by(_t.id)
-    return [(int(i), str(turning)) for i, turning in connection.execute(statement)]
+    statement = sa.select(_t.id, _t.turning).where(_t.finished_at.is_(None), sa.or_(_t.turning.is_not(None), _WAS_FREED))
+    return [(int(i), str(turning or "cancel")) for i, turning in connection.execute(statement.order_by(_t.id))]
+
+
+_WAS_FREED: Final = (
+    (_t.state == str(State.CANCELLED))
+    & _t.closed_at.is_(None)
+    & sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
+)
+"""A cancelled Task with a loan that its holder gave back while its rows were updated, or later."""
 
 
 def turn_some(ledger: Ledger, task_id: int) -> bool | None:
@@ -294,7 +293,7 @@ def turn_some(ledger: Ledger, task_id: int) -> bool | None:
     """
     more, applied = _turn_some(ledger, task_id)
     if any(each.record is not None and each.record.line is not None for each in applied):
-        dispatchable.announce(ledger, applied)  # later jobs of their keys may start
+        lending.announce(ledger, applied)  # later jobs of their keys may start
     return more
 
 
@@ -305,7 +304,9 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]
         if task is None:
             return None, []
         if task["turning"] is None:
-            return False, []
+            if not connection.scalar(sa.select(_t.id).where(_t.id == task_id, _WAS_FREED)):
+                return False, []
+            task |= {"turning": "cancel", "turn_cursor": -1}
         size = _SQLITE_SLICE if ledger.database.is_sqlite else SLICE
         wanted = [str(s) for s in OPEN] if task["turning"] == "cancel" else task["turn_statuses"].split(",")
         only = loads(task["turn_chosen"]) or {"digests": None, "left": None}
@@ -319,24 +320,44 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]
         if is_retry and any(items > 1 for _, _, items in found):
             slices = _chosen_items(connection, found, wanted, only, left, task_id if but_taken else None)
             found = [each for each in found if each[2] == 1 or each[0] in slices]
-        applied = apply(connection, ledger, [_turn_change(ledger, task, i, slices.get(i)) for i, *_ in found])
+        free, lent = _loans_of(connection, task_id)
+        applied = apply(connection, ledger, [_turn_change(ledger, task, i, slices.get(i), lent) for i, *_ in found])
         left -= sum(len(slices[i]) if items > 1 and i in slices else 1 for i, _, items in found)
         more = whole and left > 0
         values: dict[str, Any] = {"turn_cursor": last} if more else _turn_end(task)
         if more and only["left"] is not None:
             values["turn_chosen"] = dumps({**only, "left": left})
-        if is_retry:
-            values["ready"] = sessions.readiness(task)
-        connection.execute(tasks.update().where(_t.id == task_id).values(values))
+        if not more and free and not is_retry:
+            connection.execute(loans.delete().where(_l.id.in_(free), _l.process.is_(None), ~_WAITS))
+        hints.settle(connection, ledger, {**task, **values}, **values)
     return more, applied
 
 
 def _turn_end(task: dict[str, Any]) -> dict[str, Any]:
     done: dict[str, Any] = {"turning": None, "turn_statuses": None, "turn_chosen": None}
     if task["turning"] == "cancel":
-        # All rows are terminal or in flight now; if the pointer stayed, a later retry would pass them twice.
-        return {**done, "next_seq": task["created_jobs"], "reserved_from": None}
+        # All rows are terminal or held now; if the pointer stayed, a later retry would pass them twice.
+        return {**done, "next_seq": task["created_jobs"]}
     return {**done, "generation_sealed": 1}
+
+
+_WAITS: Final = sa.exists().where(
+    _e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high, _e.status == str(Status.ENQUEUE),
+    _e.due_at.is_(None), _e.process.is_(None),
+)  # fmt: skip
+"""Whether a row waits in a free loan: its holder gave it back after this pass had left it to the holder."""
+
+
+def _loans_of(connection: Connection, task_id: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """The ids of the free loans of a Task, and the ranges of the others."""
+    free, lent = list[int](), list[tuple[int, int]]()
+    its = sa.select(_l.id, _l.process, _l.low, _l.high).where(_l.task_id == task_id)
+    for loan_id, process, low, high in connection.execute(its):
+        if process is None:
+            free.append(int(loan_id))
+        else:
+            lent.append((int(low), int(high)))
+    return free, lent
 
 
 def _chosen_items(
@@ -376,9 +397,20 @@ def _chosen_items(
     return chosen
 
 
-def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int, places: Collection[int] | None) -> Change:
+def _turn_change(
+    ledger: Ledger,
+    task: dict[str, Any],
+    event_id: int,
+    places: Collection[int] | None,
+    lent: Sequence[tuple[int, int]],
+) -> Change:
     if task["turning"] == "cancel":
-        return Change(event_id, _cancel_at_rest, notes=[Note("cancelled", ledger.catalogue("cancelled"))])
+
+        def cancel_at_rest(record: EventRecord) -> Turn | None:
+            """What a process holds is cancelled by that, or keeps its outcome."""
+            return cancel(record.row) if at_rest(record.row, lending.is_lent(lent, record.seq)) else None
+
+        return Change(event_id, cancel_at_rest, notes=[Note("cancelled", ledger.catalogue("cancelled"))])
     chosen = frozenset(task["turn_statuses"].split(","))
     now = ledger.now()
 
@@ -390,27 +422,26 @@ def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int, places: Co
     return Change(event_id, reopen, notes=[Note("enqueue", ledger.catalogue("retried"))])
 
 
-def _cancel_at_rest(record: EventRecord) -> Turn | None:
-    """Cancels only rows that wait; others are cancelled when fetched or given back, or keep their outcome."""
-    return cancel(record.row) if at_rest(record.row) else None
-
-
 def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Change]:
-    """Returns rows to waiting, or cancels them, whose copies (job id, attempt) were removed from the broker before they
-    ran."""
+    """Returns rows to waiting, or cancels them, whose copies (job id, attempt) were removed from a foreign queue
+    before they ran."""
     attempts = dict(copies)
     applied: list[Change] = []
     jids = list(attempts)
     for part in chunks(jids, 1_000):
         applied += _give_back_part(ledger, part, attempts)
-    dispatchable.announce(ledger, applied)
+    lending.announce(ledger, applied)
     return applied
 
 
 @repeatable
 def _give_back_part(ledger: Ledger, jids: Sequence[str], attempts: dict[str, int]) -> list[Change]:
     def decide(seen: EventRecord) -> Turn | None:
-        if seen.row.attempt != attempts[seen.job_id] or seen.row.status is not Status.ENQUEUE or not in_flight(seen.row):
+        if (
+            seen.row.attempt != attempts[seen.job_id]
+            or seen.row.status is not Status.ENQUEUE
+            or seen.row.due_at is not None
+        ):
             return None
         return cancel(seen.row) if seen.task_state == State.CANCELLED else give_back(seen.row, now=ledger.now())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,20 +13,20 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
-from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import Row, Turn, held_elsewhere, is_foreign, recover
+from asynctask.core.states import Reason, State, Status
+from asynctask.core.transitions import Row, Turn, cancel, give_back, held_elsewhere, is_foreign, recover
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database, Reading, database_now, read_time
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import as_dict, events, processes, tasks
+from asynctask.database.tables import as_dict, events, loans, places, processes, tasks
 from asynctask.errors import ConfigError
-from asynctask.ledger import dispatchable
-from asynctask.ledger.base import Ledger, dumps, each_free, loads
+from asynctask.ledger import lending
+from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import is_job_id
 
-_p, _e, _t = processes.c, events.c, tasks.c
+_p, _e, _t, _l, _n = processes.c, events.c, tasks.c, loans.c, places.c
 
 LOST = "LOST"
 """The signal of a process that was declared dead."""
@@ -240,30 +240,34 @@ def give_up(ledger: Ledger) -> None:
 
 @repeatable
 def leave(ledger: Ledger) -> None:
-    """Removes this process, which ended normally; if Events still name it, others recover its jobs at once."""
+    """Removes this process, which ended normally; if it still holds jobs, others recover these at once."""
     with ledger.database.write() as connection:
         own = _p.identity == ledger.identity
-        if connection.execute(sa.select(_e.id).where(_e.process == ledger.identity).limit(1)).first() is None:
-            connection.execute(processes.delete().where(own))
-        else:
+        held = (c.process == ledger.identity for c in (_e, _l, _n))
+        if any(connection.execute(sa.select(sa.literal(1)).where(which).limit(1)).first() for which in held):
             connection.execute(processes.update().where(own).values(lease_until=0, signal=LOST))
             notify(connection, LEDGER)
+        else:
+            connection.execute(processes.delete().where(own))
 
 
 def unknown_workers(connection: Connection) -> set[str]:
-    """Processes named by Events but registered nowhere."""
-    named = sa.select(_e.process).where(_e.process.is_not(None)).distinct()
-    return {str(i) for (i,) in connection.execute(named.where(~sa.exists().where(_p.identity == _e.process)))}
+    """Processes that Events, loans or places name, and that are registered nowhere."""
+    found: set[str] = set()
+    for column in (_e.process, _l.process, _n.process):
+        named = sa.select(column).where(column.is_not(None), ~sa.exists().where(_p.identity == column)).distinct()
+        found |= {str(name) for name in connection.execute(named).scalars()}
+    return {name for name in found if not lending.is_queue_holder(name)}
 
 
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """Removes a process that ended normally, or (``dead``) one whose jobs have been recovered.
 
-    For a dead one, its leases of splits and reservations end too, so others take them over at once. One that ended normally
-    may live on in part: a program with a worker inside continues submitting its items.
+    For a dead one, its leases of splits end too, so others take them over at once. One that ended normally may live on in
+    part: a program with a worker inside continues submitting its items.
     """
     if dead:
-        _end_leases(ledger, identity)
+        _end_splits(ledger, identity)
     _remove(ledger, identity)
 
 
@@ -273,15 +277,14 @@ def _remove(ledger: Ledger, identity: str) -> None:
         connection.execute(processes.delete().where(_p.identity == identity))
 
 
-def _end_leases(ledger: Ledger, identity: str) -> None:
+def _end_splits(ledger: Ledger, identity: str) -> None:
     """Skips Tasks whose rows another transaction holds: those leases expire by themselves, usually earlier."""
-    splits, dispatches = (_t.split_by == identity) & _t.finished_at.is_(None), _t.dispatch_by == identity
+    its = (_t.split_by == identity) & _t.finished_at.is_(None)
     with ledger.database.read() as connection:
-        found = [int(i) for (i,) in connection.execute(sa.select(_t.id).where(splits | dispatches))]
+        found = [int(i) for i in connection.execute(sa.select(_t.id).where(its)).scalars()]
 
     def act(connection: Connection, free: list[int]) -> None:
-        connection.execute(tasks.update().where(_t.id.in_(free), splits).values(split_until=0))
-        connection.execute(tasks.update().where(_t.id.in_(free), dispatches).values(dispatch_until=0))
+        connection.execute(tasks.update().where(_t.id.in_(free), its).values(split_until=0))
 
     each_free(ledger, found, act)
 
@@ -405,24 +408,149 @@ def is_dead(host: Host, process: Mapping[str, Any], sightings: Sightings) -> boo
     return host.knows_dead(process) or sightings.has_ended(process)
 
 
-def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Change]:
-    """Recovers the Events of a dead process: those whose copies it held, and those that name it.
+# -- recovery
 
-    ``copies``: (job id, attempt) as the broker lists them; attempt 0 is a job of another program, which may have an Event
-    since it was fetched. Idempotent, because the attempt rises.
+_PART: Final = 1_000
+"""Events that one transaction recovers."""
+
+HELD_S: Final = 5.0
+"""A process whose own heartbeat is older than this, though its supervisor renews its lease, is stalled: job code holds its
+interpreter."""
+
+_Decide = Callable[[EventRecord], Turn | None]
+
+
+def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]] = ()) -> list[Change]:
+    """Recovers the Events of a dead process: those that name it, those of its loans, and those whose copies it held. Its
+    loans and places end.
+
+    ``copies``: (job id, attempt) as a foreign queue lists them; attempt 0 is a job of another program, which may have an
+    Event since it was fetched. Idempotent, because the attempt rises.
     """
     applied: list[Change] = []
     attempts = dict(sorted(copies))  # of two copies of a job, the later attempt
     for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
         applied += _recover_part(ledger, identity, ids, attempts)
-    dispatchable.announce(ledger, applied)
+    applied += _end_its_loans(ledger, identity, _recover_lent)
+    _end_places(ledger, identity)
+    lending.announce(ledger, applied)
     return applied
 
 
 def recover_job(ledger: Ledger, event_id: int) -> None:
     """Recovers one Event held by this process, which records for others, after only the process that performed the job
     died."""
-    dispatchable.announce(ledger, _recover_part(ledger, ledger.identity, [event_id], {}, alone=True))
+    lending.announce(ledger, _recover_part(ledger, ledger.identity, [event_id], {}, alone=True))
+
+
+def stalled(connection: Connection, now: int, *, heartbeat_s: float) -> list[str]:
+    """Worker processes of the own runtime whose leases run, and whose own heartbeats are older than :data:`HELD_S`, and
+    than two of them (``heartbeat_s`` seconds each)."""
+    late = _p.beat_at < now - micros(max(HELD_S, 2 * heartbeat_s))
+    found = sa.select(_p.identity).where(_p.concurrency > 0, _p.lease_until > now, late, _p.signal.is_(None))
+    held = [str(identity) for identity in connection.execute(found.order_by(_p.identity)).scalars()]
+    return [identity for identity in held if not is_engine(identity)]
+
+
+def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
+    """Makes the jobs of a stalled process that are not known to run due again, under a new attempt; its places are as many
+    as its jobs that run. What it had ended and not recorded runs again. Returns the changes."""
+
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        if row.status is not Status.ENQUEUE or row.due_at is not None or row.process not in (None, identity):
+            return None
+        return cancel(row) if record.task_state == State.CANCELLED else give_back(row, now=ledger.now())
+
+    def lent(ledger: Ledger, event_id: int) -> Change:
+        return Change(event_id, decide, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
+
+    applied = _end_its_loans(ledger, identity, lent)
+    with ledger.database.read() as connection:
+        claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
+        found = connection.execute(claimed).scalars().all()
+    for part in chunks(found, _PART):
+        applied += _apply_claimed(ledger, identity, part, decide)
+    _shrink_places(ledger, identity)
+    lending.announce(ledger, applied)
+    return applied
+
+
+@repeatable
+def _apply_claimed(ledger: Ledger, identity: str, ids: Sequence[int], decide: _Decide) -> list[Change]:
+    def its(record: EventRecord) -> Turn | None:
+        return decide(record) if record.row.process == identity else None
+
+    note = Note("cancelled", ledger.catalogue("cancelled"))
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, [Change(event_id, its, cancelled=note) for event_id in ids])
+
+
+@repeatable
+def _shrink_places(ledger: Ledger, identity: str) -> None:
+    """Under the lock of each Task's row, as every change of places but the end of a process."""
+    running = sa.select(_e.task_id, sa.func.count()).where(_e.process == identity, _e.status == str(Status.WORKING))
+    with ledger.database.write() as connection:
+        runs = {i: int(n) for i, n in connection.execute(running.group_by(_e.task_id)).all()}
+        had = connection.execute(sa.select(_n.task_id, _n.n).where(_n.process == identity).order_by(_n.task_id)).all()
+        for task_id, n in had:
+            own, left = (_n.task_id == task_id) & (_n.process == identity), runs.get(task_id, 0)
+            if not left:
+                connection.execute(places.delete().where(own))
+            elif left < n:
+                connection.execute(places.update().where(own).values(n=left))
+        notify(connection, LEDGER)
+
+
+def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[Ledger, int], Change]) -> list[Change]:
+    """Ends the loans of a process, each with the changes of the Events that it holds by them."""
+    applied: list[Change] = []
+    with ledger.database.read() as connection:
+        its = sa.select(_l.id).where(_l.process == identity).order_by(_l.id)
+        found = [int(i) for i in connection.execute(its).scalars()]
+    for loan_id in found:
+        is_left = True
+        while is_left:
+            changes, is_left = _end_loan(ledger, identity, loan_id, make)
+            applied += changes
+    return applied
+
+
+@repeatable
+def _end_loan(
+    ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[Ledger, int], Change]
+) -> tuple[list[Change], bool]:
+    """The next part of a loan: it goes, or becomes shorter, in the transaction of its Events. Returns whether some of it is
+    left. ``identity`` None: a free loan."""
+    with ledger.database.write() as connection:
+        its = _l.process.is_(None) if identity is None else _l.process == identity
+        # Locked before its Events: a holder that gives it back meanwhile waits, and finds it gone.
+        locked = for_update(connection, sa.select(_l.task_id, _l.low, _l.high).where(_l.id == loan_id, its))
+        loan = connection.execute(locked).one_or_none()
+        if loan is None:
+            return [], False
+        held = (
+            sa.select(_e.id, _e.seq)
+            .where(_e.task_id == loan.task_id, _e.seq >= loan.low, _e.seq < loan.high)
+            .where(_e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None), _e.process.is_(None))
+            .order_by(_e.seq)
+            .limit(_PART)
+        )
+        found = connection.execute(held).all()
+        applied = apply(connection, ledger, [make(ledger, int(i)) for i, _ in found])
+        is_left = len(found) == _PART
+        if is_left:
+            connection.execute(loans.update().where(_l.id == loan_id).values(low=int(found[-1].seq) + 1))
+        else:
+            connection.execute(loans.delete().where(_l.id == loan_id))
+    return applied, is_left
+
+
+@repeatable
+def _end_places(ledger: Ledger, identity: str) -> None:
+    with ledger.database.write() as connection:
+        connection.execute(places.delete().where(_n.process == identity))
+        notify(connection, LEDGER)
 
 
 @repeatable
@@ -430,10 +558,9 @@ def _recover_part(
     ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int], *, alone: bool = False
 ) -> list[Change]:
     with ledger.database.write() as connection:
-        now = ledger.now()
         begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
         at_work = {} if alone else {record.id: record.row for record in read_events(connection, begun)}
-        changes = [_change(ledger, event_id, identity, attempts, at_work, now) for event_id in ids]
+        changes = [_change(ledger, event_id, identity, attempts, at_work) for event_id in ids]
         return apply(connection, ledger, changes)
 
 
@@ -450,28 +577,45 @@ def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[
     return [part for part in parts if part]
 
 
+def _recover_lent(ledger: Ledger, event_id: int) -> Change:
+    """The recovery of an Event that a dead process held by a loan: nothing was written of it."""
+
+    def decide(record: EventRecord) -> Turn | None:
+        if record.row.process is not None:
+            return None
+        return _recovered(ledger, change, record, ())
+
+    change = Change(event_id, decide)
+    return change
+
+
 def _change(
-    ledger: Ledger, event_id: int, identity: str, attempts: Mapping[str, int], at_work: Mapping[int, Row], now: int
+    ledger: Ledger, event_id: int, identity: str, attempts: Mapping[str, int], at_work: Mapping[int, Row]
 ) -> Change:
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
         attempt = attempts.get(record.job_id)
         own = attempt == row.attempt or is_foreign(row, attempt, record.task_id)
-        held = own and row.process in (None, identity)
-        if not held and row.process != identity:
+        if row.process != identity and not (own and row.process is None):
             return None
-        beside = [other for id_, other in at_work.items() if id_ != event_id]
-        turn = recover(row, record.task_state, now=now, beside=beside)
+        turn = _recovered(ledger, change, record, [other for id_, other in at_work.items() if id_ != event_id])
         if turn is not None and is_engine(identity) and record.is_lone:
             turn = held_elsewhere(turn)  # the engine keeps its lone jobs, and redelivers those of a dead process
-        if turn is not None:
-            change.notes = _notes(ledger, turn)
-            if turn.after.n_error > row.n_error:
-                change.failure = Failure("poison", ledger.catalogue("poison", str(turn.after.deaths or row.deaths + 1)))
         return turn
 
     change = Change(event_id, decide)
     return change
+
+
+def _recovered(ledger: Ledger, change: Change, record: EventRecord, beside: Sequence[Row]) -> Turn | None:
+    """The transition, with its messages and its failure in ``change``."""
+    row = record.row
+    turn = recover(row, record.task_state, now=ledger.now(), beside=beside)
+    if turn is not None:
+        change.notes = _notes(ledger, turn)
+        if turn.after.n_error > row.n_error:
+            change.failure = Failure("poison", ledger.catalogue("poison", str(turn.after.deaths or row.deaths + 1)))
+    return turn
 
 
 def _notes(ledger: Ledger, turn: Turn) -> list[Note]:

@@ -18,7 +18,7 @@ from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import IdInUse, InputError, JobTimeout
-from asynctask.ledger import dispatchable
+from asynctask.ledger import lending
 from asynctask.ledger.base import MAX_ID, MAX_SLOTS, Ledger, chunks, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.tasks import close_after
@@ -286,7 +286,7 @@ def _send_again(
                 sent[record.job_id] = _in_use(record)
         if due_at is not None:
             notify(connection, LEDGER)
-    dispatchable.announce(ledger, changes)
+    lending.announce(ledger, changes)
     return sent
 
 
@@ -391,7 +391,7 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
         event_id = _find(connection, ledger, job_id)
         change = _change(ledger, event_id, wanted, message)
         applied = apply(connection, ledger, [change])[0]
-    dispatchable.announce(ledger, [applied])
+    lending.announce(ledger, [applied])
     if applied.turn is not None and wanted in TERMINAL and applied.record is not None:
         close_after(ledger, applied.record)
     return applied.turn is not None
@@ -439,7 +439,7 @@ def end_elsewhere(
             return False
         change = Change(int(event_id), decide, notes=[Note("error", text)], failure=Failure(code, text))
         applied = apply(connection, ledger, [change])[0]
-    dispatchable.announce(ledger, [applied])
+    lending.announce(ledger, [applied])
     if applied.turn is not None and applied.record is not None:
         close_after(ledger, applied.record)
     return applied.turn is not None
@@ -479,7 +479,7 @@ def put_off_elsewhere(ledger: Ledger, reasons: Mapping[tuple[str, int], str], un
                 put_off(ledger, int(i), attempts[jid], clean(reasons[jid, attempts[jid]]), until) for i, jid in found
             ]
             applied = apply(connection, ledger, changes)
-        dispatchable.announce(ledger, applied)
+        lending.announce(ledger, applied)
 
 
 @repeatable
@@ -490,7 +490,8 @@ def send_from_ledger(ledger: Ledger, job_id: str, why: str, until: int) -> None:
 
     Leaves a job that is known to run. One that runs and is not known to yet ends by its own outcome, which needs no fence.
     """
-    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None) & _e.due_at.is_(None)
+    unbegun = _e.process.is_(None) | _e.process.startswith(lending.QUEUE_HOLDER)
+    waits = (_e.status == str(Status.ENQUEUE)) & unbegun & _e.due_at.is_(None)
     is_lone = _e.task_id.is_(None) & _e.callback_of.is_(None)
     with ledger.database.write() as connection:
         chosen = sa.select(_e.id, _e.attempt, _e.params.is_not(None)).where(_e.job_id == job_id, waits, is_lone)
@@ -500,7 +501,7 @@ def send_from_ledger(ledger: Ledger, job_id: str, why: str, until: int) -> None:
         event_id, attempt, is_kept = found
         change = put_off(ledger, event_id, attempt, why, until) if is_kept else _discarded(ledger, event_id, attempt, why)
         applied = apply(connection, ledger, [change])
-    dispatchable.announce(ledger, applied)
+    lending.announce(ledger, applied)
 
 
 @repeatable
@@ -512,7 +513,7 @@ def discard(ledger: Ledger, reasons: Mapping[tuple[str, int], str]) -> None:
             attempts = dict(part)
             changes = [_discarded(ledger, int(i), attempts[jid], reasons[jid, attempts[jid]]) for i, jid in found]
             applied = apply(connection, ledger, changes)
-        dispatchable.announce(ledger, applied)
+        lending.announce(ledger, applied)
 
 
 def _discarded(ledger: Ledger, event_id: int, attempt: int, reason: str) -> Change:
