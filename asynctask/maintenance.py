@@ -18,7 +18,7 @@ from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, leases, lending, lost_copies, processes, progress, sessions
+from asynctask.ledger import control, foreign, leases, lending, lost_copies, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
@@ -204,7 +204,8 @@ class Maintenance:
             unknown = processes.unknown_workers(connection)
         self._sightings.note(registered)
         dead = [str(each["identity"]) for each in registered if processes.is_dead(self._host, each, self._sightings)]
-        unknown |= self._strays({str(each["identity"]) for each in registered})
+        known = {str(each["identity"]) for each in registered}
+        unknown = {identity for identity in unknown if foreign.process_of(identity) not in known} | self._strays(known)
         orphans = [identity for identity in unknown if identity in self._unknown and identity != self._ledger.identity]
         self._unknown = unknown
         for identity in {*dead, *orphans} - {self._ledger.identity}:
@@ -228,6 +229,7 @@ class Maintenance:
             lost_copies.watch_in_flight(self._ledger, queues)
         held = self._broker.held_by(identity)
         applied = processes.recover_events(self._ledger, identity, [copy.key for copy in held])
+        applied += processes.recover_events(self._ledger, foreign.pusher(identity))
         # A job of another program is tracked once it has an Event, which decides whether it runs again.
         recovered = {each.record.job_id for each in applied if each.record is not None and each.turn is not None}
         untracked = [copy for copy in held if copy.attempt == 0 and copy.jid not in recovered]
@@ -363,13 +365,18 @@ class Maintenance:
                 for engine in queues
                 for record in lost_copies.held_in_queues(connection, queue_holder(engine))
             }
+            pushers = foreign.pushers(connection)
+            pushed = [record for each in pushers for record in lost_copies.held_in_queues(connection, each)]
         held = self._held(flying)
         missing = {key: record for key, record in flying.items() if key not in held}
+        missing |= {(record.job_id, record.row.attempt): record for record in pushed}
         gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
         self._missed = frozenset(missing)
         if gone:
             lost_copies.redispatch_lost(self._ledger, gone)
             self._log.warning("copies_lost", count=len(gone))
+            for each in pushers:
+                foreign.end_empty(self._ledger, each)
             self._nudge()
         return len(gone)
 

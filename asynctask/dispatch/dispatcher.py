@@ -89,7 +89,7 @@ class Dispatcher:
         fair_by_owner: bool = False,
         background_share: float = 0.0,
     ) -> None:
-        self._ledger = ledger
+        self._ledger = ledger.under(foreign.pusher(ledger.identity))
         self._engines = engines
         self._is_shared = not broker.capabilities.in_ledger
         self._router = Router(broker, engines, ledger.clock)
@@ -156,7 +156,7 @@ class Dispatcher:
         registered in, if that is not the application's; before :meth:`start`."""
         self._local = local
         if ledger is not None:
-            self._ledger = ledger
+            self._ledger = ledger.under(foreign.pusher(ledger.identity))
 
     @property
     def serves(self) -> bool:

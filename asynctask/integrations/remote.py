@@ -220,7 +220,7 @@ class RemoteTracker:
         for record in records:
             if (event := known.get(record.job_id)) is None:
                 continue
-            if bar := _fenced_off(record, event, event.id in apart) or self._held(event, lent.get(event.id), shared):
+            if bar := _fenced_off(record, event, event.id in apart) or self._held(event, lent.get(event.id)):
                 barred[record.job_id] = bar
             elif _waits(event) and event.id not in apart and (event.queue in shared or event.queue not in self._queues):
                 doubtful[record.job_id, event.row.attempt] = event
@@ -229,9 +229,8 @@ class RemoteTracker:
             barred[job_id] = _held(f"it is on the queue {queue!r}, or with a process of the application that works it")
         return apart, barred
 
-    def _held(self, event: EventRecord, lent: str | None, shared: Collection[str]) -> _Bar | None:
-        """Why no worker in another language can have this job. ``lent``: who holds the loan that it lies in; ``shared``:
-        the queues that processes of the application work."""
+    def _held(self, event: EventRecord, lent: str | None) -> _Bar | None:
+        """Why no worker in another language can have this job. ``lent``: who holds the loan that it lies in."""
         row, engine, holder = event.row, outbox.engine_of(event.queue), event.row.process or lent
         if engine is not None:
             return _held(f"it is one of {engine}, whose workers record it by themselves")
@@ -239,15 +238,9 @@ class RemoteTracker:
             return _held("it waits in the ledger, and was given to nobody")
         if row.status is Status.ENQUEUE and row.due_at is not None:
             return _held("it waits in the ledger, and was given to nobody")
-        # A process that has pushed it names the queue as its holder a moment later.
-        pushed = row.status is Status.ENQUEUE and event.queue in self._queues and event.queue not in shared
-        if (
-            holder is None
-            or holder == self._ledger.holder
-            or processes.is_engine(holder)
-            or is_queue_holder(holder)
-            or pushed
-        ):
+        is_other = holder is not None and holder != self._ledger.holder and not processes.is_engine(holder)
+        # What a dispatcher has pushed it hands over a moment later.
+        if holder is None or not is_other or is_queue_holder(holder) or foreign.process_of(holder) != holder:
             return None
         return _held(f"the process {holder} of the application has it")
 

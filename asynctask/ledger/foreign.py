@@ -65,6 +65,38 @@ def _held(connection: Connection, holder: str, task_id: int) -> int:
     return int(connection.scalar(_LENT_TO, given) or 0) + int(connection.scalar(_NAMED, given) or 0)
 
 
+# -- who pushes
+
+_PUSHER: Final = "+d"
+
+
+def pusher(identity: str) -> str:
+    """The holder of what the dispatcher of a process has borrowed and not handed over; the process itself may perform jobs,
+    and knows its own loans."""
+    return f"{identity}{_PUSHER}"
+
+
+def process_of(holder: str) -> str:
+    """The process of a :func:`pusher`; any other holder as it is."""
+    return holder.removesuffix(_PUSHER)
+
+
+def pushers(connection: Connection) -> set[str]:
+    """The dispatchers that have something now. What one has for longer than a push lasts was lost on its way: the answer to
+    its borrow never came."""
+    named = [sa.select(column).where(column.like(f"%{_PUSHER}")).distinct() for column in (_l.process, _e.process)]
+    return {str(holder) for each in named for holder in connection.execute(each).scalars()}
+
+
+@repeatable
+def end_empty(ledger: Ledger, holder: str) -> None:
+    """Ends those loans of a holder of which nothing waits any more."""
+    with ledger.database.write() as connection:
+        found = connection.execute(_OF_HOLDER, {"holder": holder}).all()
+        if over := [int(row[0]) for row in found if row[4] is None]:
+            connection.execute(loans.delete().where(batches.among(connection, _l.id, over), _l.process == holder))
+
+
 # -- places
 
 
