@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
@@ -35,9 +35,9 @@ from asynctask.dispatch.outbox import Router, engine_of
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
+from asynctask.ledger import lending, queries, sessions, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
-from asynctask.ledger import queries, sessions, tasks
 from asynctask.ledger.base import loads, loads_shown
 from asynctask.ledger.queries import Take
 from asynctask.messages import masked
@@ -134,11 +134,13 @@ class Operations:
             )
         now = self._ledger.now()
         works = Counter(name for each in self.processes() if each["alive"] for name in set(each["queues"]))
-        # The brokers first: jobs dispatched after the ledger's count would look unknown to the ledger.
+        # The brokers first: jobs pushed after the ledger's count would look unknown to the ledger.
         facts = {each.name: each for each in self._admin.queues()} | self._engine_queues(works)
         with self._ledger.database.read() as connection:
             waiting = queries.backlog(connection, now)
             performing = _performing(recovery.list_processes(connection), now)
+            paused = lending.paused_queues(connection)
+        facts |= {name: replace(facts.get(name) or QueueFacts(name, 0, None, False, None), paused=True) for name in paused}
         busy = {name for name, those in performing.items() if any(each.busy for each in those)}
         names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {queue_name(only)}
         parts: dict[str, list[queries.Backlog]] = {name: [] for name in names}
@@ -206,13 +208,19 @@ class Operations:
                 return result
 
     def pause(self, queue: str) -> bool:
-        """Stops taking jobs from the queue until :meth:`unpause`. False if paused already. Raises :class:`Conflict` if
-        the broker cannot pause, :class:`NotFound` for a queue that nobody knows."""
-        return self._admin.pause(self._known_queue(queue))
+        """Stops the start of jobs of the queue until :meth:`unpause`: of Tasks, single ones, and those that lie in the
+        broker. False if paused already. Raises :class:`NotFound` for a queue that nobody knows."""
+        return self._set_paused(self._known_queue(queue), True)
 
     def unpause(self, queue: str) -> bool:
         """Undoes :meth:`pause`. Raises as it does."""
-        return self._admin.unpause(self._known_queue(queue))
+        return self._set_paused(self._known_queue(queue), False)
+
+    def _set_paused(self, queue: str, paused: bool) -> bool:
+        changed = lending.pause_queue(self._ledger, queue, paused)
+        if self._broker.capabilities.pauses:  # where tools of other programs see it
+            changed |= self._admin.pause(queue) if paused else self._admin.unpause(queue)
+        return changed
 
     def _known_queue(self, queue: str) -> str:
         """The name of a queue of the broker that a setting, a registered worker, a living process, the broker or a job
@@ -220,7 +228,7 @@ class Operations:
         name = self._own_queue(queue)
         if name in self._queues or any(name in (w.queue, w.options.get("retry_queue")) for w in self._workers.values()):
             return name
-        if name in self._admin.paused([name]) or any(each.name == name for each in self._admin.queues()):
+        if name in self._paused([name]) or any(each.name == name for each in self._admin.queues()):
             return name
         if any(each["alive"] and name in each["queues"] for each in self.processes()):
             return name
@@ -230,6 +238,12 @@ class Operations:
         raise NotFound(
             f"there is no queue {plain(name)!r}: no worker is registered for it, no process works it, and no job is in it"
         )
+
+    def _paused(self, names: Collection[str]) -> set[str]:
+        """Those of these queues that are paused: in the ledger, or by another tool in the broker."""
+        with self._ledger.database.read() as connection:
+            paused = lending.paused_queues(connection)
+        return {*names} & paused | self._admin.paused(names)
 
     def _own_queue(self, queue: str) -> str:
         """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""
@@ -286,7 +300,7 @@ class Operations:
         name, engine = plain(queue), engine_of(queue)
         try:
             there = [each for each in self.processes() if each["alive"] and queue in each["queues"]]
-            paused = engine is None and any(each.paused for each in self._admin.queues() if each.name == queue)
+            paused = engine is None and bool(self._paused([queue]))
         except BrokerUnavailable as error:
             return [WaitReason("broker_away", str(error), "see that it runs")]
         found = []
@@ -399,14 +413,13 @@ class Operations:
         elif event["status"] == "enqueue" and (event["due_at"] or event["waits_for"]) is not None:
             done = bool(queries.turn_waiting(self._ledger, action, [event["id"]], who=who))
         elif event["status"] == "enqueue" and action == "delete":
-            self._take_back(event)
-            done = bool(queries.cancel_removed(self._ledger, [(job_id, event["attempt"])], who=who))
+            done = self._delete(event, who)
         else:
             raise Conflict(_refusal(event, action))
         if not done:
             raise Conflict(_refusal(self.job(job_id), action))
         if action == "restart":
-            self._services.dispatch_now()
+            self._services.dispatcher.submitted()
         return self.job(job_id)
 
     # -- stopping one tracked job, and starting it again where it was
@@ -427,7 +440,7 @@ class Operations:
         self._check("stop", event)
         changed = queries.ask_stop_one(self._ledger, event["id"], who=who)
         event, _ = self._event(job_id)
-        # Either this removes it from the queue, or a worker has it, whose Begin is refused.
+        # Either this removes it from the foreign queue, or a worker has it, which stops it.
         lies_there = event["status"] == "enqueue" and event["stopping"] and engine_of(str(event["queue"])) is None
         if lies_there and self._admin.delete_job(str(event["queue"]), f"{job_id}:{event['attempt']}") is not None:
             queries.stop_removed(self._ledger, event["id"], event["attempt"])
@@ -460,7 +473,7 @@ class Operations:
                 text = f"it ended {event['status']}: only a job that ended in error can be restarted"
                 raise NotNow("finished", text)
         if changed:
-            self._services.dispatch_now()
+            self._services.dispatcher.submitted()
         return self._told(job_id, changed)
 
     def _check(self, action: str, event: Mapping[str, Any]) -> None:
@@ -478,13 +491,25 @@ class Operations:
         event = self.job(job_id)
         return {**event, "changed": changed, "detail": _standing(event)}
 
+    def _delete(self, event: Mapping[str, Any], who: str) -> bool:
+        """Cancels a job that has not begun: in the ledger, or after it was removed from the foreign queue that holds it.
+        Raises :class:`Conflict` if a process holds it."""
+        with self._ledger.database.read() as connection:
+            holder = queries.holder(connection, event["id"])
+        if holder is None:
+            return queries.cancel_resting(self._ledger, event["id"], who=who)
+        if holder and not lending.is_queue_holder(holder):
+            raise Conflict(_HELD)
+        self._take_back(event)
+        return bool(queries.cancel_removed(self._ledger, [(event["job_id"], event["attempt"])], who=who))
+
     def _take_back(self, event: Mapping[str, Any]) -> None:
-        """Removes a job from its queue before it begins. Raises :class:`Conflict` with the reason if it cannot."""
+        """Removes a job from its foreign queue before it begins. Raises :class:`Conflict` with the reason if it cannot."""
         job_id, queue = event["job_id"], str(event["queue"])
         name = engine_of(queue)
         if name is None:
             if self._admin.delete_job(queue, f"{job_id}:{event['attempt']}") is None:
-                raise Conflict("it is not in its queue (any more): a worker has it, or is about to")
+                raise Conflict(_HELD)
             return
         if event["task_id"] is not None:
             raise Conflict(f"it waits in a queue of {name}, and its Task {event['task_id']} with it: cancel the Task")
@@ -596,7 +621,7 @@ class Operations:
             if key not in tracked:
                 self._act_untracked(set_name, action, key, result)
         if action == "restart" and result.done:
-            self._services.dispatch_now()
+            self._services.dispatcher.submitted()
         return result
 
     def _act_tracked(self, set_name: str, action: str, ids: dict[str, int], result: Result, who: str) -> None:
@@ -664,7 +689,7 @@ class Operations:
         else:
             self._act_on_untracked(set_name, action, result)
         if action == "restart" and result.done:
-            self._services.dispatch_now()
+            self._services.dispatcher.submitted()
         return result
 
     def _id_pages(self, set_name: str) -> Iterator[list[int]]:
@@ -830,9 +855,9 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
         case "enqueue" if (engine := _kept_by(event)) is not None:
             return f"{engine} keeps it, on its queue or until its time, and it cannot be {_DONE[action]} from here"
         case "enqueue" if action == "restart":
-            return "it is on its queue already"
+            return "it begins when its turn comes"
         case "enqueue":
-            return "it is on its queue: delete it, or wait for its outcome"
+            return "it waits for its turn, or a worker is about to begin it: delete it, or wait for its outcome"
         case "working":
             return "a worker performs it"
         case "stopped":
@@ -844,6 +869,7 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
     return _RECORDED
 
 
+_HELD: Final = "a worker has it, or is about to"
 _DONE: Final = {"restart": "started", "kill": "moved to the dead", "delete": "deleted"}
 _RECORDED: Final = "a tracked job's outcome stays recorded until a purge: restart it, or leave it"
 
@@ -933,7 +959,7 @@ def _backlog_object(
 
 
 def _alone(facts: QueueFacts, parts: Sequence[queries.Backlog]) -> dict[int | None, int]:
-    """The jobs in a queue without a Task, by priority. If the broker cannot tell, dispatched jobs of Tasks are subtracted;
+    """The jobs in a queue without a Task, by priority. If the broker cannot tell, jobs of Tasks that were pushed there are subtracted;
     as a process may hold some of these, this is a lower bound."""
     if facts.alone is not None:
         return {priority: count for priority, count in facts.alone.items()}  # noqa: C416 - a wider type of key

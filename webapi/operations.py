@@ -317,9 +317,9 @@ def clear_queue(name: str, query: NoQuery) -> Response:
 @blueprint.output(PauseState)
 @blueprint.doc(operation_id="pauseQueue", responses=[403, 409, 503])
 def pause_queue(name: str, query: NoQuery) -> Response:
-    """Take no jobs from a queue until it is unpaused
+    """Begin no jobs of a queue until it is unpaused
 
-    Only with Redis; 409 if the database is the broker.
+    Of every Task of it, limited or not, and of single jobs. 409 for a queue that an attached engine keeps.
     """
     changed = _operations().pause(_known(name, "queue"))
     return json_response({"queue": name, "paused": True, "changed": changed})

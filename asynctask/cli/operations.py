@@ -180,7 +180,7 @@ def clear(session: Session, queue: str, yes: bool) -> int:
 @click.argument("queue")
 @pass_session
 def pause(session: Session, queue: str) -> int:
-    """Take no jobs from a queue until it is unpaused. Only with Redis as the broker."""
+    """Begin no jobs of a queue until it is unpaused."""
     return _print_pause(session, queue, session.existing().operations.pause(queue), "paused")
 
 

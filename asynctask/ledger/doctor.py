@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, PROBLEM, State, Status
-from asynctask.core.transitions import MERGE, Delta, due_callbacks, in_flight, marked, marks_of, measure
+from asynctask.core.transitions import MERGE, Delta, due_callbacks, marked, marks_of, measure
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
     item_errors,
+    loans,
+    places,
     resubmitted_rows,
     task_ancestors,
     task_callbacks,
@@ -30,12 +33,14 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import LedgerUnavailable, NotFound, Unavailable
 from asynctask.iterable import item_statuses
+from asynctask.ledger import lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads
 from asynctask.ledger.events import (
     COUNTS,
     EventRecord,
     Failure,
+    apply,
     group_of,
     move_counts,
     read_events,
@@ -45,7 +50,7 @@ from asynctask.ledger.events import (
 )
 from asynctask.logs import get_logger
 
-_e, _t, _x, _o = events.c, tasks.c, item_errors.c, resubmitted_rows.c
+_e, _t, _x, _o, _l, _n = events.c, tasks.c, item_errors.c, resubmitted_rows.c, loans.c, places.c
 _KEPT = sa.select(_t.id).where(sa.func.coalesce(_t.turning, "") != PURGING).order_by(_t.id)
 _PAGE = 5_000
 _REPAIRED = "counts repaired"
@@ -66,9 +71,9 @@ class Finding:
 def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | None = None, who: str = "") -> list[Finding]:
     """Examines every Task (or these), and looks for orphans.
 
-    ``repair`` corrects the counts, the list and groups of failures, and the records of corrected lists, by the rows. A Task
-    may run meanwhile: it is read in one snapshot, and the differences found are added. ``who``: for the logs of the
-    repaired Tasks. Raises LedgerUnavailable.
+    ``repair`` corrects the counts, the list and groups of failures, and the records of corrected lists, by the rows, and
+    mends loans and places. A Task may run meanwhile: it is read in one snapshot, and the differences found are added.
+    ``who``: for the logs of the repaired Tasks. Raises LedgerUnavailable.
     """
     named = task_ids is not None
     if task_ids is None:
@@ -81,7 +86,7 @@ def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | N
         except NotFound:
             if named:
                 raise  # else it was purged meanwhile
-    return findings + _orphans(ledger)
+    return findings + _loans(ledger, repair, task_ids if named else None) + _orphans(ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +140,11 @@ def _repairs(connection: Connection, task_id: int) -> int:
 
 def _inspect(connection: Connection, task_id: int) -> _Examined:
     task = task_rows.get(connection, task_id)
-    stored, (truth, flying, untold) = total_counts(connection, task_id), _count(connection, task_id)
+    stored, (truth, untold) = total_counts(connection, task_id), _count(connection, task_id)
     missing = Delta(*(getattr(truth, name) - getattr(stored, name) for name in COUNTS))
-    missing.dispatched, missing.returned = flying - (stored.dispatched - stored.returned), 0
     items = sum(getattr(truth, str(status)) for status in Status)
     created = (truth.jobs - task["created_jobs"], items - task["created"])
-    findings = [*_compare(task, stored, truth, flying), *_errors(connection, task_id), *_callbacks(connection, task, truth)]
+    findings = [*_compare(task, stored, truth), *_errors(connection, task_id), *_callbacks(connection, task, truth)]
     if task["resubmit_of"] is not None:
         findings += _corrections(connection, task, items)
     if untold:
@@ -148,21 +152,20 @@ def _inspect(connection: Connection, task_id: int) -> _Examined:
     return _Examined(findings, missing, created, _repairs(connection, task_id))
 
 
-def _count(connection: Connection, task_id: int) -> tuple[Delta, int, int]:
-    """The counts according to the rows, the number of rows in flight, and of slices that disagree with their marks."""
-    counts, flying, after, untold = Delta(), 0, 0, 0
+def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:
+    """The counts according to the rows, and the number of slices that disagree with their marks."""
+    counts, after, untold = Delta(), 0, 0
     while True:
         page = read_tasks_events(connection, task_id, after, after + _PAGE, limit=_PAGE)
         for record in page:
             counts.jobs += 1
-            flying += in_flight(record.row)
             untold += record.row.items > 1 and not _agrees(record)
             for name, number in measure(record.row).items():
                 setattr(counts, name, getattr(counts, name) + number)
         after += _PAGE
         beyond = sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.seq >= after).limit(1)
         if not page and connection.execute(beyond).first() is None:
-            return counts, flying, untold
+            return counts, untold
 
 
 def _agrees(record: EventRecord) -> bool:
@@ -171,14 +174,12 @@ def _agrees(record: EventRecord) -> bool:
     return len(marks_of(row)) == row.items and row._replace(**marked(marks_of(row))) == row._replace(marks=marks_of(row))
 
 
-def _compare(task: dict[str, Any], stored: Delta, truth: Delta, flying: int) -> list[Finding]:
+def _compare(task: dict[str, Any], stored: Delta, truth: Delta) -> list[Finding]:
     wrong = [
         f"{name} says {getattr(stored, name)}, rows say {getattr(truth, name)}"
         for name in _COMPARED
         if getattr(stored, name) != getattr(truth, name)
     ]
-    if stored.dispatched - stored.returned != flying:
-        wrong.append(f"in_flight says {stored.dispatched - stored.returned}, rows say {flying}")
     if task["created_jobs"] != truth.jobs:
         wrong.append(f"created jobs says {task['created_jobs']}, rows say {truth.jobs}")
     items = sum(getattr(truth, str(status)) for status in Status)
@@ -422,6 +423,93 @@ def _repair_corrections(connection: Connection, task: dict[str, Any]) -> None:
     if missing:
         rows = [{"ancestor_id": each, "task_id": task_id} for each in sorted(missing)]
         connection.execute(task_ancestors.insert(), rows)
+
+
+# -- loans and places
+
+_OTHER: Final = loans.alias("other")
+_OVERLAPS: Final = (
+    sa.select(_l.task_id, _l.id, _l.process, _OTHER.c.id, _OTHER.c.process)
+    .join(_OTHER, (_OTHER.c.task_id == _l.task_id) & (_OTHER.c.id > _l.id))
+    .where(_OTHER.c.low < _l.high, _OTHER.c.high > _l.low)
+    .order_by(_l.task_id, _l.id, _OTHER.c.id)
+)
+_UNREACHED: Final = (
+    sa.select(_e.id, _e.task_id)
+    .join(tasks, _t.id == _e.task_id)
+    .where(_t.finished_at.is_(None), _t.state != str(State.CANCELLED), _e.seq < _t.next_seq)
+    .where(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None), _e.process.is_(None))
+    .where(~sa.exists().where(_l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq))
+    .order_by(_e.task_id, _e.id)
+)
+_FEW_PLACES: Final = (
+    sa.select(_n.task_id, _n.process, _n.n, sa.func.count())
+    .join(events, (_e.process == _n.process) & (_e.task_id == _n.task_id))
+    .where(_e.status == str(Status.WORKING))
+    .group_by(_n.task_id, _n.process, _n.n)
+    .having(sa.func.count() > _n.n)
+)
+
+
+def _loans(ledger: Ledger, repair: bool, task_ids: Sequence[int] | None) -> list[Finding]:
+    """Loans of one Task that overlap, rows that no borrow reaches, holders that are registered nowhere, and processes that
+    run more jobs of a Task than they have places.
+
+    ``repair``: such rows are due from now on, under a new attempt, so that whoever held them cannot end them; the places
+    become as many as the jobs that run.
+    """
+    with ledger.database.snapshot() as connection:
+        overlaps = connection.execute(_OVERLAPS).all()
+        unreached = connection.execute(_UNREACHED).all()
+        few = connection.execute(_FEW_PLACES).all()
+        strangers = processes.unknown_workers(connection) if task_ids is None else set()
+    findings: dict[tuple[str, int | None], Finding] = {}
+
+    def add(code: str, task_id: int | None, message: str) -> None:
+        findings.setdefault((code, task_id), Finding(code, task_id, message, repaired=repair))
+
+    for task_id, one, process, other, of_other in overlaps:
+        add("loans", task_id, f"the loans {one} ({process or 'free'}) and {other} ({of_other or 'free'}) overlap")
+    for task_id, count in Counter(int(task_id) for _, task_id in unreached).items():
+        add("unreachable", task_id, f"rows that are open, and that no borrow reaches: {count}")
+    for task_id, process, n, runs in few:
+        add("places", task_id, f"{process} has {n} places, and runs {runs} jobs")
+    for name in sorted(strangers):
+        add("holders", None, f"{name} holds jobs or places, and is not registered")
+    chosen = [each for each in findings.values() if task_ids is None or each.task_id in task_ids]
+    if not repair or not chosen:
+        return chosen
+    for task_id, one, process, other, _ in overlaps:
+        if task_ids is None or task_id in task_ids:
+            processes.take_loan(ledger, int(one) if process is None else int(other))
+    for part in chunks([int(i) for i, task_id in unreached if task_ids is None or task_id in task_ids], 1_000):
+        _make_due(ledger, part)
+    _add_places(ledger, [(int(i), str(process)) for i, process, *_ in few if task_ids is None or i in task_ids])
+    for name in sorted(strangers):
+        processes.recover_events(ledger, name)
+    return chosen
+
+
+@repeatable
+def _make_due(ledger: Ledger, event_ids: Sequence[int]) -> None:
+    """Rows that nothing reaches, read again under the locks of their Tasks."""
+    with ledger.database.write() as connection:
+        named = batches.among(connection, _e.id, list(event_ids))
+        for task_id in sorted(connection.execute(sa.select(_e.task_id).where(named).distinct()).scalars()):
+            task_rows.lock(connection, int(task_id))
+        still = [int(i) for i, _ in connection.execute(_UNREACHED.where(named)).all()]
+        applied = apply(connection, ledger, [processes.make_due(ledger, event_id) for event_id in still])
+    lending.announce(ledger, applied)
+
+
+@repeatable
+def _add_places(ledger: Ledger, whose: Sequence[tuple[int, str]]) -> None:
+    with ledger.database.write() as connection:
+        for task_id, process in sorted(whose):
+            task_rows.lock(connection, task_id)
+            its = (_n.task_id == task_id) & (_n.process == process)
+            for *_, runs in connection.execute(_FEW_PLACES.where(its)).all():
+                connection.execute(places.update().where(its).values(n=int(runs)))
 
 
 def _orphans(ledger: Ledger) -> list[Finding]:

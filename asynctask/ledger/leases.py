@@ -17,9 +17,10 @@ from sqlalchemy import exc
 
 from asynctask.clock import SECOND, micros
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import as_dict, duties, events, jobs, processes, tasks
+from asynctask.database.tables import as_dict, duties, events, jobs, loans, places, processes, tasks
 from asynctask.errors import Unavailable
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.lending import AFTER_QUEUE_HOLDERS, QUEUE_HOLDER
 from asynctask.ledger.processes import Host
 from asynctask.logs import get_logger
 
@@ -29,7 +30,7 @@ MAINTENANCE: Final = "upkeep"
 LEADER_LEASE_S: Final = 1.0
 """Lease of the leader of the dispatching, renewed after half of it."""
 
-_d, _t, _e, _p, _j = duties.c, tasks.c, events.c, processes.c, jobs.c
+_d, _t, _e, _p, _j, _l, _n = duties.c, tasks.c, events.c, processes.c, jobs.c, loans.c, places.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +245,10 @@ class Leadership:
 class Work:
     """The work for the maintenance that one query found.
 
-    ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``ready``: something can be
-    dispatched, or was reserved and not pushed in time; ``alone``: copies of jobs without a Task are due for a check;
-    ``lost``: an unregistered process holds jobs; ``newest``: when the last process registered; ``due_at``: when the next
-    job in the ledger is due; ``scheduled_at``: the next in the broker's sets (all three in microseconds, None for none).
+    ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``ready``: something is ready
+    or due; ``alone``: a foreign queue has claimed jobs; ``lost``: an unregistered process holds jobs or places;
+    ``newest``: when the last process registered; ``due_at``: when the next job in the ledger is due; ``scheduled_at``: the
+    next in the broker's sets (all three in microseconds, None for none).
     """
 
     leads: bool
@@ -275,14 +276,15 @@ _WORK = sa.select(
     sa.exists().where(_p.lease_until <= sa.bindparam("now")),
     sa.exists().where(_t.finished_at.is_(None)),
     sa.exists().where(_t.finished_at.is_(None), _t.ready.is_not(None)),
-    sa.exists().where(_e.look_at <= sa.bindparam("now")),
+    sa.exists().where(_e.process >= QUEUE_HOLDER, _e.process < AFTER_QUEUE_HOLDERS),
     sa.or_(
-        sa.exists().where(_e.process.is_not(None), ~sa.exists().where(_p.identity == _e.process)),
-        sa.exists().where(_j.process.is_not(None), ~sa.exists().where(_p.identity == _j.process)),
+        *(
+            sa.exists().where(held.is_not(None), held.not_like(f"{QUEUE_HOLDER}%"), ~sa.exists().where(_p.identity == held))
+            for held in (_e.process, _j.process, _l.process, _n.process)
+        )
     ),
     sa.select(sa.func.max(_p.started_at)).scalar_subquery(),
     sa.exists().where(_t.due_next <= sa.bindparam("now")),
-    sa.exists().where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)),
     sa.exists().where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now")),
     _earliest(_t.due_next, _t.due_next > sa.bindparam("now")),
     _earliest(_e.due_at, _e.task_id.is_(None), _e.due_at > sa.bindparam("now")),
@@ -295,9 +297,9 @@ def query_work(ledger: Ledger) -> Work:
     """Queries the work for maintenance, in one statement. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
         found = connection.execute(_WORK, {"now": ledger.now()}).one()
-    holder, dead, open_, ready, alone, lost, newest, due_task, unconfirmed, due_alone, *times = found
+    holder, dead, open_, ready, alone, lost, newest, due_task, due_alone, *times = found
     of_tasks, of_events, scheduled, retry = (None if at is None else int(at) for at in times)
-    waits = bool(ready or due_task or unconfirmed or due_alone)
+    waits = bool(ready or due_task or due_alone)
     return Work(
         holder == ledger.identity, bool(dead), bool(open_), waits, bool(alone), bool(lost), newest,
         due_at=_earlier(of_tasks, of_events), scheduled_at=_earlier(scheduled, retry),

@@ -1,7 +1,6 @@
 """Copies lost by a foreign queue: jobs that it was handed, and does not hold, return to the ledger.
 
-Maintenance queries the queue. The rows of Tasks are those of the queue's loans and claims, and count as lost after two
-checks without a copy. An Event without a Task has ``look_at``, the time of its check.
+Maintenance queries the queue for what its loans and claims are. A job counts as lost after two checks without a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import micros
 from asynctask.core.states import Status
 from asynctask.core.transitions import Turn, redispatch, watch
 from asynctask.database import batches
@@ -24,55 +22,46 @@ from asynctask.ledger.events import Change, EventRecord, Note, apply, read_event
 _e, _t, _l = events.c, tasks.c, loans.c
 
 
-def events_to_check(connection: Connection, now: int, limit: int = 1_000) -> list[EventRecord]:
-    """Events without a Task whose copy has been out for so long that its queue should be checked for it."""
-    found = sa.select(_e.id).where(_e.look_at <= now).order_by(_e.look_at, _e.id).limit(limit)
-    return _read(connection, connection.execute(found).scalars().all())
+def held_in_queues(connection: Connection, holder: str, limit: int = 10_000) -> list[EventRecord]:
+    """Jobs that a foreign queue (:func:`asynctask.ledger.lending.queue_holder`) was handed and that are not known to have
+    begun, by id; of Tasks, and without one."""
+    return _held(connection, holder, None, limit)
 
 
-def _read(connection: Connection, event_ids: Sequence[int]) -> list[EventRecord]:
-    return read_events(connection, batches.among(connection, _e.id, event_ids)) if event_ids else []
-
-
-@repeatable
-def check_later(ledger: Ledger, event_ids: Sequence[int], *, after_s: float) -> None:
-    """Postpones the next check of Events whose copies their queues hold, by ``after_s`` seconds."""
-    if not event_ids:
-        return
-    with ledger.database.write() as connection:
-        connection.execute(
-            events.update()
-            .where(_e.id.in_(list(event_ids)), _e.look_at.is_not(None))
-            .values(look_at=ledger.now() + micros(after_s))
-        )
-
-
-def rows_held(
-    connection: Connection, holder: str, queues: Collection[str] | None = None, limit: int = 10_000
-) -> list[EventRecord]:
-    """Jobs of Tasks that a foreign queue (:func:`asynctask.ledger.lending.queue_holder`) was handed and that are not known
-    to have begun, by id; of Tasks in these ``queues``, if given."""
+def _held(connection: Connection, holder: str, queues: Collection[str] | None, limit: int) -> list[EventRecord]:
     waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_(None)
     of_loans = sa.select(_e.id).join(loans, (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high))
     of_loans = of_loans.where(_l.process == holder, waits, _e.process.is_(None))
-    claimed = sa.select(_e.id).where(_e.process == holder, waits, _e.task_id.is_not(None))
+    claimed = sa.select(_e.id).where(_e.process == holder, waits)
     if queues is not None:
         its = sa.select(_t.id).where(_t.queue.in_(sorted(queues)), _t.finished_at.is_(None))
         of_loans, claimed = of_loans.where(_l.task_id.in_(its)), claimed.where(_e.task_id.in_(its))
     found = {int(i) for each in (of_loans, claimed) for i in connection.execute(each.limit(limit)).scalars()}
-    return [record for part in chunks(sorted(found)[:limit], 1_000) for record in _read(connection, part)]
+    return [
+        record
+        for part in chunks(sorted(found)[:limit], 1_000)
+        for record in read_events(connection, batches.among(connection, _e.id, part))
+    ]
 
 
-def watch_held(ledger: Ledger, holder: str, queues: Collection[str]) -> None:
-    """Marks the jobs that these queues of an engine were handed, of which a process died: it may have held any of them.
+def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
+    """Marks the jobs of Tasks that these queues of an engine were handed, of which a process died: it may have held any of
+    them.
 
     An engine does not report which, and delivers them again by itself. Without the mark, a job that ends its process before
     its start is recorded would be delivered for ever; the start of a marked job is recorded first.
     """
+    holders = {lending.queue_holder(_engine_of(queue)) for queue in queues}
     with ledger.database.read() as connection:
-        ids = [record.id for record in rows_held(connection, holder, queues) if not record.row.watched]
-    for part in chunks(ids, 1_000):
+        found = [record for holder in sorted(holders) for record in _held(connection, holder, queues, 10_000)]
+    for part in chunks([record.id for record in found if not record.row.watched], 1_000):
         _watch(ledger, part)
+
+
+def _engine_of(queue: str) -> str | None:
+    """The engine in the name of a queue (``celery/emails``); None for one of the own broker."""
+    engine, slash, _ = queue.partition("/")
+    return engine if slash else None
 
 
 @repeatable

@@ -417,8 +417,6 @@ HELD_S: Final = 5.0
 """A process whose own heartbeat is older than this, though its supervisor renews its lease, is stalled: job code holds its
 interpreter."""
 
-_Decide = Callable[[EventRecord], Turn | None]
-
 
 def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]] = ()) -> list[Change]:
     """Recovers the Events of a dead process: those that name it, those of its loans, and those whose copies it held. Its
@@ -456,39 +454,44 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     """Makes the jobs of a stalled process that are not known to run due again, under a new attempt; its places are as many
     as its jobs that run. What it had ended and not recorded runs again. Returns the changes."""
 
-    def decide(record: EventRecord) -> Turn | None:
-        row = record.row
-        if row.status is not Status.ENQUEUE or row.due_at is not None or row.process not in (None, identity):
-            return None
-        return cancel(row) if record.task_state == State.CANCELLED else give_back(row, now=ledger.now())
-
-    def lent(ledger: Ledger, event_id: int) -> Change:
-        return Change(event_id, decide, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
-
-    applied = _end_its_loans(ledger, identity, lent)
+    applied = _end_its_loans(ledger, identity, make_due)
     with ledger.database.read() as connection:
         claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
         found = connection.execute(claimed).scalars().all()
     for part in chunks(found, _PART):
-        applied += _apply_claimed(ledger, identity, part, decide)
+        applied += _give_back_claimed(ledger, identity, part)
     _shrink_places(ledger, identity)
     lending.announce(ledger, applied)
     return applied
 
 
+def make_due(ledger: Ledger, event_id: int) -> Change:
+    """The change of an Event that was held by a loan: it waits from now on, under a new attempt."""
+
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None or row.process is not None:
+            return None
+        return cancel(row) if record.task_state == State.CANCELLED else give_back(row, now=ledger.now())
+
+    return Change(event_id, decide, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
+
+
 @repeatable
-def _apply_claimed(ledger: Ledger, identity: str, ids: Sequence[int], decide: _Decide) -> list[Change]:
-    def its(record: EventRecord) -> Turn | None:
-        return decide(record) if record.row.process == identity else None
+def _give_back_claimed(ledger: Ledger, identity: str, ids: Sequence[int]) -> list[Change]:
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        if row.status is not Status.ENQUEUE or row.due_at is not None or row.process != identity:
+            return None
+        return cancel(row) if record.task_state == State.CANCELLED else give_back(row, now=ledger.now())
 
     note = Note("cancelled", ledger.catalogue("cancelled"))
     with ledger.database.write() as connection:
-        return apply(connection, ledger, [Change(event_id, its, cancelled=note) for event_id in ids])
+        return apply(connection, ledger, [Change(event_id, decide, cancelled=note) for event_id in ids])
 
 
 @repeatable
 def _shrink_places(ledger: Ledger, identity: str) -> None:
-    """Under the lock of each Task's row, as every change of places but the end of a process."""
     running = sa.select(_e.task_id, sa.func.count()).where(_e.process == identity, _e.status == str(Status.WORKING))
     with ledger.database.write() as connection:
         runs = {i: int(n) for i, n in connection.execute(running.group_by(_e.task_id)).all()}
@@ -502,22 +505,33 @@ def _shrink_places(ledger: Ledger, identity: str) -> None:
         notify(connection, LEDGER)
 
 
+def take_loan(ledger: Ledger, loan_id: int) -> list[Change]:
+    """Takes a loan from whoever has it: its rows are due from now on, under a new attempt."""
+    with ledger.database.read() as connection:
+        found = connection.execute(sa.select(_l.process).where(_l.id == loan_id)).one_or_none()
+    applied = [] if found is None else _end_whole(ledger, found[0], loan_id, make_due)
+    lending.announce(ledger, applied)
+    return applied
+
+
 def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[Ledger, int], Change]) -> list[Change]:
     """Ends the loans of a process, each with the changes of the Events that it holds by them."""
-    applied: list[Change] = []
     with ledger.database.read() as connection:
         its = sa.select(_l.id).where(_l.process == identity).order_by(_l.id)
         found = [int(i) for i in connection.execute(its).scalars()]
-    for loan_id in found:
-        is_left = True
-        while is_left:
-            changes, is_left = _end_loan(ledger, identity, loan_id, make)
-            applied += changes
+    return [change for loan_id in found for change in _end_whole(ledger, identity, loan_id, make)]
+
+
+def _end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[Ledger, int], Change]) -> list[Change]:
+    applied, is_left = list[Change](), True
+    while is_left:
+        changes, is_left = _end_part(ledger, identity, loan_id, make)
+        applied += changes
     return applied
 
 
 @repeatable
-def _end_loan(
+def _end_part(
     ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[Ledger, int], Change]
 ) -> tuple[list[Change], bool]:
     """The next part of a loan: it goes, or becomes shorter, in the transaction of its Events. Returns whether some of it is

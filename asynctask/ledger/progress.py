@@ -18,6 +18,7 @@ from asynctask.database import batches
 from asynctask.database.engine import Database
 from asynctask.database.tables import (
     events,
+    loans,
     task_ancestors,
     task_callbacks,
     task_errors,
@@ -30,8 +31,9 @@ from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 
 _t, _e, _n, _x, _s, _c = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c, task_callbacks.c
+_l = loans.c
 _COUNTS = tuple(str(status) for status in Status)
-_TALLIED = (*_COUNTS, "retrying", "jobs", "dispatched", "returned", "version")
+_TALLIED = (*_COUNTS, "retrying", "jobs", "version")
 RATE_WINDOW_S = 30
 TOP_ERRORS = 5
 _ERROR_FIELDS = ("count", "digest", "message", "status", "job")
@@ -77,7 +79,7 @@ class Control(TypedDict):
     """The knobs, and the number of jobs in flight."""
 
     parallel: Annotated[int | None, "null: no limit; with an interval, 1."]
-    in_flight: int
+    in_flight: Annotated[int, "About how many jobs run, or are about to: those that processes hold, up to `parallel`."]
     interval: Annotated[float, "Seconds from round to round; 0 for none."]
     priority: int
     session: str | None
@@ -204,6 +206,23 @@ def _corrections(dialect: str) -> Any:
     return listed.select_from(joined).where(own).correlate(tasks).scalar_subquery()
 
 
+_LENT: Final = (
+    sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0))
+    .where(_l.task_id == _t.id, _l.process.is_not(None))
+    .correlate(tasks)
+    .scalar_subquery()
+)
+# The Task comes by a function: by its index, all its rows would be read for the few that processes hold.
+_NAMED: Final = (
+    sa.select(sa.func.count())
+    .select_from(events)
+    .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
+    .where(_e.process > "", sa.func.coalesce(_e.task_id, 0) == _t.id)
+    .correlate(tasks)
+    .scalar_subquery()
+)
+
+
 def _columns(dialect: str, sums: Any, next_due: Any) -> list[Any]:
     recent = (_s.task_id == _t.id, _s.at >= sa.bindparam("since"))
     sampled_at = sa.select(_s.at).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
@@ -213,6 +232,8 @@ def _columns(dialect: str, sums: Any, next_due: Any) -> list[Any]:
         *(sums.c[f"n_{name}"] for name in _TALLIED),
         sums.c.moved_at,
         next_due.label("next_due_at"),
+        _LENT.label("lent"),
+        _NAMED.label("named"),
         sampled_at.label("sampled_at"),
         sampled.label("sampled_done"),
         _t.callbacks,
@@ -353,7 +374,7 @@ def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
 _NEW_TASK: dict[str, Any] = {
     "split_reason": None, "interval_s": 0.0, "tolerated_failures": None, "generation": 1, "version": 1, "started_at": None,
     "round_at": None, "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
-    "queued_callbacks": None, "corrections": None, "mended": 0,
+    "queued_callbacks": None, "corrections": None, "mended": 0, "lent": 0, "named": 0,
 }  # fmt: skip
 """Columns that a new Task has by default."""
 
@@ -398,7 +419,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         },
         "control": {
             "parallel": row["parallel"],
-            "in_flight": int((row["n_dispatched"] or 0) - (row["n_returned"] or 0)),
+            "in_flight": _in_flight(row),
             "interval": float(row["interval_s"]),
             "priority": row["priority"],
             "session": row["session"],
@@ -457,6 +478,13 @@ def percent(done: int, total: int) -> float | None:
     return 100.0 if done >= total else math.floor(done * 10_000 / total) / 100
 
 
+def _in_flight(row: dict[str, Any]) -> int:
+    """How many jobs run or are about to: what processes hold, as far as it is open, within the limit."""
+    held = min(int(row["lent"]) + int(row["named"]), int(row["n_enqueue"] or 0) + int(row["n_working"] or 0))
+    limit = at_once(row["parallel"], interval_of(row["interval_s"]))
+    return held if limit is None else min(held, limit)
+
+
 def _reason(row: dict[str, Any], counts: dict[str, int]) -> str | None:
     if waiting_in_line(row):
         return "waiting_for_session"
@@ -491,10 +519,9 @@ def _eta_s(row: dict[str, Any], done: int, remaining: int, retrying: int, now: i
     if not interval or began is None or row["state"] != State.RUNNING:
         return None if by_rate is None else round(by_rate, 1)
     most = at_once(row["parallel"], interval) or 1
-    flying = int((row["n_dispatched"] or 0) - (row["n_returned"] or 0))
     to_next_s = max(0, next_round(began, None, 0, interval, now) - now) / SECOND
     by_rounds = max(
-        eta_by_rounds(remaining - flying, most, interval / SECOND, to_next_s),
+        eta_by_rounds(remaining - _in_flight(row), most, interval / SECOND, to_next_s),
         pause_s + eta_by_rounds(retrying, most, interval / SECOND, 0.0),
     )
     if are_late(rate * seconds, seconds, most, interval / SECOND):  # workers or jobs are slower than the rounds

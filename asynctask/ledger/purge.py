@@ -22,6 +22,8 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
     item_errors,
+    loans,
+    places,
     resubmitted_rows,
     task_ancestors,
     task_callbacks,
@@ -51,7 +53,7 @@ MOST_TASKS: Final = 100
 _t, _e, _x, _r, _l, _c = tasks.c, events.c, item_errors.c, task_rejects.c, task_log.c, task_callbacks.c
 _o, _a, _n = resubmitted_rows.c, task_ancestors.c, task_tallies.c
 # Their number does not grow with the items.
-_SMALL: Final = (task_tallies, task_errors, task_samples, task_callbacks)
+_SMALL: Final = (task_tallies, task_errors, task_samples, task_callbacks, loans, places)
 
 
 @dataclass(frozen=True, slots=True)

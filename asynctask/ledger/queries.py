@@ -21,10 +21,10 @@ from asynctask.core.transitions import (
     MERGE,
     Turn,
     ask_stop,
+    at_rest,
     cancel,
     explicit_retry,
     hurry,
-    in_flight,
     recorded,
     start,
     stop,
@@ -35,6 +35,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
     item_errors,
+    loans,
     resubmitted_rows,
     task_errors,
     task_log,
@@ -44,16 +45,15 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import corrections, dispatchable, sessions
+from asynctask.ledger import corrections, lending
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, loads_shown, stamp
 from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
-from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import is_storable
 
-_t, _e, _x, _n = tasks.c, events.c, task_errors.c, task_tallies.c
+_t, _e, _x, _n, _l = tasks.c, events.c, task_errors.c, task_tallies.c, loans.c
 
 Take = Callable[[Iterator[dict[str, Any]]], list[Any]]
 """What becomes of the rows of a page: ``list``, or a reader that ends the page by its size. The rows are read as it takes
@@ -576,15 +576,15 @@ def engines(connection: Connection, event_ids: Collection[int]) -> dict[int, str
 MOST_TASKS: Final = 10_000
 """Open Tasks that are counted, the oldest first."""
 
-_MOST_OVERDUE: Final = 10_000  # jobs of Tasks whose time has come and that are not dispatched yet
+_MOST_OVERDUE: Final = 10_000  # jobs of Tasks whose time has come and that nobody has claimed yet
 
 
 @dataclass(slots=True)
 class Backlog:
     """The jobs that wait in a queue for one worker at one priority, and may start now.
 
-    ``waiting``: jobs that have not begun as far as the ledger knows, dispatched or not; ``of_tasks``: those of them that
-    are dispatched, of Tasks, so the broker or a process holds them; ``oldest_at``: when the one that has been ready for
+    ``waiting``: jobs that have not begun as far as the ledger knows, lent or not; ``of_tasks``: at most how many of them
+    are of Tasks, and lie in a foreign queue; ``oldest_at``: when the one that has been ready for
     longest was made or came due, in microseconds, None if unknown; ``limited``: (waiting, ``parallel``) of each Task with a
     limit, included in ``waiting``.
     """
@@ -608,6 +608,12 @@ def _tallied(value: Any) -> Any:
     return sa.select(sa.func.coalesce(sa.func.sum(value), 0)).where(_n.task_id == _t.id).scalar_subquery()
 
 
+def _lent(which: Any) -> Any:
+    """The jobs of a Task's loans, ended ones included."""
+    its = sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0)).where(_l.task_id == _t.id, which)
+    return its.scalar_subquery()
+
+
 # Look-ups by an index for each Task, whatever the planner knows of the tables: a join might read all Events.
 _FIRST: Final = (
     sa.select(_e.created_at)
@@ -620,12 +626,12 @@ _COULD_START: Final = (
         (_t.created_jobs - _t.next_seq).label("left"), (_t.generation > 1).label("is_again"),
         _tallied(_n.enqueue - _n.retrying).label("waiting"),
         _tallied(_n.retrying).label("retrying"),
-        _tallied(_n.dispatched - _n.returned).label("flying"),
-        _tallied(_n.working).label("working"),
+        _lent(sa.true()).label("lent"),
+        _lent((_l.process >= lending.QUEUE_HOLDER) & (_l.process < lending.AFTER_QUEUE_HOLDERS)).label("queued"),
         _FIRST.label("first_at"),
     )
     .with_hint(tasks, "FORCE INDEX (ix_tasks_open)", "mariadb")  # else it may read the finished Tasks, too
-    .where(_t.finished_at.is_(None), dispatchable.MAY)
+    .where(_t.finished_at.is_(None), lending.MAY)
     .order_by(_t.id)
     .limit(MOST_TASKS)
 )  # fmt: skip
@@ -648,8 +654,8 @@ _ALONE_WAITING: Final = sa.select(
 
 
 def backlog(connection: Connection, now: int) -> list[Backlog]:
-    """The jobs that could start now, by queue, priority and worker: of Tasks that may dispatch, and jobs without a Task
-    that are due and not dispatched.
+    """The jobs that could start now, by queue, priority and worker: of Tasks that may start some, and jobs without a Task
+    that are due and not lent.
 
     Counts the oldest 10,000 open Tasks by their counters, the first 100,000 jobs without a Task, and the first 10,000 due
     retries. Later jobs, and those of paused Tasks and of Tasks that wait for their session, do not count. A job that runs
@@ -676,7 +682,7 @@ def backlog(connection: Connection, now: int) -> list[Backlog]:
         if row.parallel is not None:
             there.limited.append((waiting, int(row.parallel)))
     for queue, worker, options, count, due_at in connection.execute(_ALONE_WAITING, {"now": now}):
-        group(queue, worker, options_priority(options)).add(int(count), int(due_at))
+        group(queue, worker, lending.options_priority(options)).add(int(count), int(due_at))
     return [found[key] for key in sorted(found)]
 
 
@@ -698,17 +704,16 @@ _NONE_DUE: Final = _Due(0, 0, None)
 
 
 def _jobs_of(row: Any, due: _Due, held: Counter[str]) -> tuple[int, int]:
-    """How many jobs of a Task could start, and how many of them are dispatched. ``held``: of its Events at work or lent,
-    the number by status.
+    """How many jobs of a Task could start, and at most how many of them lie in a foreign queue. ``held``: of its Events
+    that name a process, the number by status.
 
-    The counters of outcomes count items. If each job has one item they suffice; of slices, the jobs are those that the
-    pointer has not reached, those that are dispatched and not at work, those that are lent, and those that are due again.
+    The counters of outcomes count items. If each job has one item they suffice; of slices, the jobs are at most those that
+    the pointer has not reached, those that are lent, and those that are due again.
     """
-    items = int(row.waiting) + due.retries
+    items, queued = int(row.waiting) + due.retries, int(row.queued)
     if not row.in_slices:
-        return items, int(row.flying) - int(row.working)
-    queued = max(0, int(row.flying) - held[Status.WORKING])
-    return min(items, int(row.left) + queued + held[Status.ENQUEUE] + due.jobs), queued
+        return items, min(items, queued)
+    return min(items, int(row.left) + int(row.lent) + held[Status.ENQUEUE] + due.jobs), min(items, queued)
 
 
 def _held(connection: Connection) -> dict[int, Counter[str]]:
@@ -794,10 +799,19 @@ def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: 
 def _turn_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str) -> list[Change]:
     make = {"restart": _hurry_change, "delete": _cancel_change, "kill": _kill_change}[action]
     with ledger.database.write() as connection:
+        _lock_tasks(connection, event_ids)
         elsewhere = engines(connection, event_ids)
         applied = apply(connection, ledger, [make(ledger, event_id) for event_id in event_ids if event_id not in elsewhere])
         _log(connection, ledger, applied, {"restart": "restarted", "delete": "cancelled", "kill": "killed"}[action], who)
     return applied
+
+
+def _lock_tasks(connection: Connection, event_ids: Collection[int]) -> None:
+    """Locks the rows of the Tasks of these Events: the pointer does not pass one of them, nor is one claimed, between the
+    read and the write."""
+    its = sa.select(_e.task_id).where(among(connection, _e.id, list(event_ids)), _e.task_id.is_not(None)).distinct()
+    for task_id in sorted(connection.execute(its).scalars().all()):
+        task_rows.lock(connection, int(task_id))
 
 
 def _waits(record: EventRecord) -> bool:
@@ -818,14 +832,14 @@ def _kill_change(ledger: Ledger, event_id: int) -> Change:
     text = ledger.catalogue("discarded", "killed")
     return Change(
         event_id,
-        lambda seen: recorded(seen.row, Status.ERROR) if _waits(seen) else None,
+        lambda seen: recorded(seen.row, Status.ERROR, on_loan=False, now=ledger.now()) if _waits(seen) else None,
         notes=[Note("error", text)],
         failure=Failure("killed", text),
     )
 
 
 def cancel_removed(ledger: Ledger, keys: Sequence[tuple[str, int]], *, who: str = "") -> int:
-    """Cancels the items of copies, (job id, attempt), that a user removed from a queue; returns how many.
+    """Cancels the items of copies, (job id, attempt), that a user removed from a foreign queue; returns how many.
 
     Call it after the removal, when no process can be running them. Skips items that the ledger knows to be elsewhere.
     """
@@ -840,7 +854,7 @@ def cancel_removed(ledger: Ledger, keys: Sequence[tuple[str, int]], *, who: str 
 def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, int], who: str) -> list[Change]:
     def decide(seen: EventRecord) -> Turn | None:
         holds_attempt = seen.row.attempt == attempts[seen.job_id] and seen.row.status is Status.ENQUEUE
-        return cancel(seen.row) if holds_attempt and in_flight(seen.row) else None
+        return cancel(seen.row) if holds_attempt and seen.row.due_at is None else None
 
     notes = [Note("cancelled", ledger.catalogue("cancelled"))]
     with ledger.database.write() as connection:
@@ -848,6 +862,43 @@ def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, 
         applied = apply(connection, ledger, [Change(record.id, decide, notes=notes) for record in records])
         _log(connection, ledger, applied, "cancelled", who)
     return applied
+
+
+def cancel_resting(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
+    """Cancels a job that waits in the ledger and that nobody holds. False if a process has it, or it has ended."""
+    return bool(_after_commit(ledger, _cancel_resting(ledger, event_id, who)))
+
+
+@repeatable
+def _cancel_resting(ledger: Ledger, event_id: int, who: str) -> list[Change]:
+    with ledger.database.write() as connection:
+        _lock_tasks(connection, [event_id])
+        on_loan = holder(connection, event_id) is not None
+
+        def decide(seen: EventRecord) -> Turn | None:
+            return cancel(seen.row) if seen.row.status is Status.ENQUEUE and at_rest(seen.row, on_loan) else None
+
+        applied = apply(
+            connection, ledger, [Change(event_id, decide, notes=[Note("cancelled", ledger.catalogue("cancelled"))])]
+        )
+        _log(connection, ledger, applied, "cancelled", who)
+    return applied
+
+
+def holder(connection: Connection, event_id: int) -> str | None:
+    """The process or the foreign queue that holds a job, by a claim or a loan; an empty text for a lone job whose engine
+    keeps it; None for one that nobody holds."""
+    of_loan = sa.select(_l.process).where(
+        _l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq, _l.process.is_not(None)
+    )
+    found = sa.select(_e.task_id, _e.due_at, _e.process, of_loan.limit(1).scalar_subquery()).where(
+        _e.id == event_id, _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
+    )
+    row = connection.execute(found).one_or_none()
+    if row is None or row.due_at is not None:
+        return None
+    named = row[2] if row[2] is not None else row[3]
+    return "" if named is None and row.task_id is None else named
 
 
 def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], action: str, who: str) -> None:
@@ -862,7 +913,7 @@ def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], acti
 
 def _after_commit(ledger: Ledger, applied: Sequence[Change]) -> int:
     """Follows a committed change with the dispatcher's hints, and closes Tasks that it ended."""
-    dispatchable.announce(ledger, applied)
+    lending.announce(ledger, applied)
     won = [each for each in applied if each.turn is not None and each.record is not None]
     over = [each.record for each in won if each.record and each.turn and each.turn.after.status in TERMINAL]
     for record in {(each.task_id, each.callback_of): each for each in over}.values():
@@ -874,23 +925,43 @@ def _after_commit(ledger: Ledger, applied: Sequence[Change]) -> int:
 
 
 def ask_stop_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
-    """Stops a job that does not run, or asks its process to stop it. False if there is nothing to do: it is stopped or has
+    """Stops a job that nobody holds, or asks its process to stop it. False if there is nothing to do: it is stopped or has
     ended, or was asked before. Raises :class:`OtherEngine` for a job that another program keeps."""
-    return bool(_after_commit(ledger, _turn_one(ledger, event_id, lambda seen: ask_stop(seen.row), "stopped", who)))
+    return bool(_after_commit(ledger, _ask_stop(ledger, event_id, who)))
+
+
+@repeatable
+def _ask_stop(ledger: Ledger, event_id: int, who: str) -> list[Change]:
+    with ledger.database.write() as connection:
+        _refuse_elsewhere(connection, event_id)
+        _lock_tasks(connection, [event_id])
+        task_id, seq = connection.execute(sa.select(_e.task_id, _e.seq).where(_e.id == event_id)).one_or_none() or (
+            None,
+            None,
+        )
+        on_loan = task_id is None or lending.ask(connection, ledger, int(task_id), int(seq or 0))
+        applied = apply(connection, ledger, [Change(event_id, lambda seen: ask_stop(seen.row, on_loan))])
+        _log(connection, ledger, applied, "stopped", who)
+    return applied
+
+
+def _refuse_elsewhere(connection: Connection, event_id: int) -> None:
+    if (engine := engines(connection, [event_id]).get(event_id)) is not None:
+        raise OtherEngine(engine)
 
 
 def stop_removed(ledger: Ledger, event_id: int, attempt: int) -> bool:
     """Stops a job whose copy of this attempt was removed from its queue, so that nothing can run it."""
 
     def decide(seen: EventRecord) -> Turn | None:
-        waits = seen.row.attempt == attempt and seen.row.status is Status.ENQUEUE and in_flight(seen.row)
+        waits = seen.row.attempt == attempt and seen.row.status is Status.ENQUEUE and seen.row.due_at is None
         return stop(seen.row) if waits else None
 
     return bool(_after_commit(ledger, _turn_one(ledger, event_id, decide, None, "")))
 
 
 def start_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
-    """Starts a stopped job again; the dispatcher pushes it. False if it is not stopped."""
+    """Starts a stopped job again. False if it is not stopped."""
     now = ledger.now()
 
     def decide(seen: EventRecord) -> Turn | None:
@@ -904,8 +975,8 @@ def _turn_one(
     ledger: Ledger, event_id: int, decide: Callable[[EventRecord], Turn | None], action: str | None, who: str
 ) -> list[Change]:
     with ledger.database.write() as connection:
-        if (engine := engines(connection, [event_id]).get(event_id)) is not None:
-            raise OtherEngine(engine)
+        _refuse_elsewhere(connection, event_id)
+        _lock_tasks(connection, [event_id])
         applied = apply(connection, ledger, [Change(event_id, decide)])
         if action is not None:
             _log(connection, ledger, applied, action, who)
@@ -935,7 +1006,7 @@ def retry_one(ledger: Ledger, event_id: int, *, who: str = "", refused_too: bool
     state forbids it or the ledger does not have the job's arguments, and :class:`OtherEngine` for a job of another program.
     """
     applied = _retry_one(ledger, event_id, who, refused_too)
-    dispatchable.announce(ledger, applied)
+    lending.announce(ledger, applied)
     return any(each.turn is not None for each in applied)
 
 
@@ -954,8 +1025,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
         if callback_of is not None:
             return _retry_callback(connection, ledger, int(callback_of), event_id, who)
         if task_id is None:
-            if (engine := engines(connection, [event_id]).get(event_id)) is not None:
-                raise OtherEngine(engine)
+            _refuse_elsewhere(connection, event_id)
             if is_bare:
                 raise Conflict("its arguments were not kept, so it cannot run again: push a new job")
             return apply(connection, ledger, [change])
@@ -968,7 +1038,6 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
             raise Conflict("its row was corrected and sent again with another Task; retry that one")
         # Sealed at once: its one row is turned in this transaction.
         task_rows.open_generation(connection, ledger, task, generation_sealed=1)
-        connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=sessions.readiness(task)))
         applied = apply(connection, ledger, [change])
         _log(connection, ledger, applied, "retried", who)
     return applied

@@ -21,7 +21,7 @@ from asynctask.errors import IdInUse, InputError, JobTimeout
 from asynctask.ledger import lending
 from asynctask.ledger.base import MAX_ID, MAX_SLOTS, Ledger, chunks, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
-from asynctask.ledger.tasks import close_after
+from asynctask.ledger.tasks import close_after, lock
 from asynctask.messages import clean
 
 ENGINE: Final = "engine"
@@ -389,7 +389,7 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
     wanted = Status(status)
     with ledger.database.write() as connection:
         event_id = _find(connection, ledger, job_id)
-        change = _change(ledger, event_id, wanted, message)
+        change = _change(ledger, event_id, wanted, message, _is_lent(connection, event_id))
         applied = apply(connection, ledger, [change])[0]
     lending.announce(ledger, [applied])
     if applied.turn is not None and wanted in TERMINAL and applied.record is not None:
@@ -405,11 +405,22 @@ def _find(connection: Connection, ledger: Ledger, job_id: str) -> int:
     return int(found)
 
 
-def _change(ledger: Ledger, event_id: int, wanted: Status, message: str) -> Change:
+def _is_lent(connection: Connection, event_id: int) -> bool:
+    """Whether an Event lies in a loan that a process holds; locks its Task's row, so that this does not change."""
+    task_id, seq = connection.execute(sa.select(_e.task_id, _e.seq).where(_e.id == event_id)).one()
+    if task_id is None:
+        return True
+    lock(connection, int(task_id))
+    return lending.is_lent(lending.lent_ranges(connection, int(task_id)), seq)
+
+
+def _change(ledger: Ledger, event_id: int, wanted: Status, message: str, on_loan: bool) -> Change:
     text = clean(message) or ledger.catalogue("retry" if wanted is Status.ENQUEUE else str(wanted), "")
 
     def decide(seen: EventRecord) -> Turn | None:
-        return None if seen.row.status in TERMINAL else recorded(seen.row, wanted)
+        if seen.row.status in TERMINAL:
+            return None
+        return recorded(seen.row, wanted, on_loan=on_loan, now=ledger.now())
 
     failure = Failure("recorded", text) if wanted in PROBLEM else None
     return Change(event_id, decide, notes=[Note(str(wanted), text)], failure=failure)
@@ -490,7 +501,7 @@ def send_from_ledger(ledger: Ledger, job_id: str, why: str, until: int) -> None:
 
     Leaves a job that is known to run. One that runs and is not known to yet ends by its own outcome, which needs no fence.
     """
-    unbegun = _e.process.is_(None) | _e.process.startswith(lending.QUEUE_HOLDER)
+    unbegun = _e.process.is_(None) | ((_e.process >= lending.QUEUE_HOLDER) & (_e.process < lending.AFTER_QUEUE_HOLDERS))
     waits = (_e.status == str(Status.ENQUEUE)) & unbegun & _e.due_at.is_(None)
     is_lone = _e.task_id.is_(None) & _e.callback_of.is_(None)
     with ledger.database.write() as connection:
