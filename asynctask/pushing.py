@@ -120,7 +120,7 @@ class Pushing:
                 raise refused
         if due is not None:
             core.dispatcher.expect(due)
-        core.services.dispatch_now()
+        core.dispatcher.submitted()
         passed = {job.job_id for job in let_through}
         return [job.job_id if job.job_id in passed else None for job in jobs]
 

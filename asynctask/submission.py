@@ -343,10 +343,9 @@ class Submitter:
 
     def _write_whole(self, whole: NewWhole) -> Whole:
         """Writes the Task with all its items in one transaction."""
-        mine = self._services.dispatcher.soon
-        made = self._group.create(replace(whole, notify_dispatcher=not mine))
-        if mine and made.created and whole.items:
-            self._services.dispatch_soon()
+        made = self._group.create(whole)
+        if made.created and whole.items:
+            self._services.dispatcher.submitted()
         return made
 
     def _answer_whole(self, worker: Worker, made: Whole, whole: NewWhole) -> Submission:
@@ -370,7 +369,7 @@ class Submitter:
                         f"Task {made.task_id} did not take every item: {lost.reason}; submit the rest again"
                     ) from lost
                 self._log.info("split_ended", task_id=made.task_id, reason=lost.reason)
-            self._services.dispatch_now()
+            self._services.dispatcher.submitted()
         return self._unbroken(worker, made)
 
     def _unbroken(self, worker: Worker, made: Whole) -> TaskHandle:
@@ -425,7 +424,7 @@ class Submitter:
     # -- answers
 
     def _answer(self, worker: Worker, task_id: int) -> Submission:
-        self._services.dispatch_now()
+        self._services.dispatcher.submitted()
         if (error := refusal(self._ledger, task_id)) is not None:
             task_rows.refuse_submission(self._ledger, task_id)
             raise error

@@ -91,26 +91,6 @@ class Services:
             " restart it with the application that has the worker (asynctask -A module:app), or while such a program runs"
         )
 
-    def dispatch_now(self) -> None:
-        """Runs one round of the dispatcher; if it fails, the next round of any process does the work.
-
-        Never raises: the caller's request was accepted, and a failed dispatch must not look like a refusal.
-        """
-        self._dispatch(self.dispatcher.round)
-
-    def dispatch_soon(self) -> None:
-        """The same for a small Task, which needs no round of its own."""
-        self._dispatch(self.dispatcher.submitted)
-
-    @staticmethod
-    def _dispatch(how: Callable[[], object]) -> None:
-        try:
-            how()
-        except Unavailable as error:
-            get_logger("asynctask.submit").warning("dispatch_put_off", error=str(error))
-        except Exception:
-            get_logger("asynctask.submit").exception("dispatch_failed")
-
 
 def checked_statuses(status: str | Collection[str]) -> tuple[str, ...]:
     """One status or several. Raises :class:`InputError` for an unknown one."""
@@ -244,9 +224,7 @@ class TaskHandle:
 
     def resume(self, who: str = "") -> bool:
         """Starts jobs again."""
-        changed = self._s.control.resume(self.id, who)
-        self._s.dispatch_now()
-        return changed
+        return self._s.control.resume(self.id, who)
 
     def cancel(self, who: str = "") -> bool:
         """Starts no more jobs, and cancels those that have not begun."""
@@ -263,19 +241,14 @@ class TaskHandle:
         task = task_rows.read(self._s.ledger, self.id)
         self._s.refuse_unperformed(task.worker_name, task.queue)
         statuses = (status,) if isinstance(status, str) else status
-        changed = self._s.control.retry(self.id, statuses, who, message=message, limit=limit)
-        self._s.dispatch_now()
-        return changed
+        return self._s.control.retry(self.id, statuses, who, message=message, limit=limit)
 
     def run_callbacks(self, who: str = "") -> bool:
         """Runs the failed callbacks again; the Task is ``finalizing`` meanwhile. False while they run."""
-        changed = task_rows.call_back_again(self._s.ledger, self.id, who=who)
-        self._s.dispatch_now()
-        return changed
+        return task_rows.call_back_again(self._s.ledger, self.id, who=who)
 
     def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
         """Changes ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10"; None:
         no limit), ``title``; returns the progress. A Task that paused itself continues once its failures are tolerated."""
         self._s.control.update(self.id, knobs, who)
-        self._s.dispatch_now()
         return self.progress()

@@ -83,11 +83,17 @@ def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
 
 # -- rounds of a Task with an interval
 
+_IS_LENT: Final = sa.exists().where(
+    _l.task_id == _e.task_id, _l.process.is_not(None), _l.low <= _e.seq, _l.high > _e.seq
+)
 _ROUND: Final = sa.select(
     sa.func.max(_e.started_at),
     sa.func.count(
         sa.case(
-            (sa.and_(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None)), 1),
+            (
+                sa.and_(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None), sa.or_(_e.process.is_not(None), _IS_LENT)),
+                1,
+            ),
             (sa.and_(_e.status == str(Status.WORKING), _e.started_at.is_(None)), 1),  # a watched one, about to begin
         )
     ),

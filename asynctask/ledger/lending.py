@@ -31,7 +31,8 @@ from sqlalchemy.engine import Connection
 from asynctask.core import readiness
 from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
-from asynctask.core.transitions import BLOCKED, Delta, Row, at_once, claim, interval_of
+from asynctask.core.transitions import BLOCKED, Delta, Row, Turn, at_once, cancel, claim, interval_of
+from asynctask.core.transitions import give_back as give_back_one
 from asynctask.database import batches
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import TransactionConflict, repeatable
@@ -40,7 +41,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import hints, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now, try_lock
-from asynctask.ledger.events import Write, move_counts, total_counts
+from asynctask.ledger.events import Change, EventRecord, Note, Write, apply, move_counts, total_counts
 from asynctask.logs import get_logger
 
 PAGE: Final = 100
@@ -79,7 +80,7 @@ class Offer:
     slots: int
 
 
-_MAY: Final = _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]) & (
+MAY: Final = _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]) & (
     _t.session_key.is_(None) | _t.session_holder.is_not(None)
 )
 _HAS_ROUNDS: Final = _t.interval_s > 0
@@ -113,7 +114,7 @@ def _offers(dialect: str, named: bool) -> tuple[Any, Any, Any, Any, Any]:
     found = sa.select(*_OFFERED).where(may).limit(sa.bindparam("count"))
     # Otherwise MariaDB also reads the Tasks that are not ready.
     ready = found.with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb").order_by(_t.ready, _t.id)
-    due = found.where(_t.due_next <= sa.bindparam("now"), _t.ready.is_(None), _MAY).order_by(_t.priority, _t.id)
+    due = found.where(_t.due_next <= sa.bindparam("now"), _t.ready.is_(None), MAY).order_by(_t.priority, _t.id)
     newest = (
         sa.select(_t.id)
         .where(_t.queue == sa.bindparam("of"), _t.ready == sa.bindparam("priority"))
@@ -240,11 +241,13 @@ class Loan:
 
 @dataclass(slots=True)
 class Borrowed:
-    """What a borrow gave: loans with their jobs, and claimed jobs. ``is_locked``: another transaction holds the Task's row;
-    ``next_at``: when its next round may begin (microseconds), if that is later."""
+    """What a borrow gave: loans with their jobs, and claimed jobs. ``limit``: that of the Task at that moment, see
+    :class:`Offer`; ``is_locked``: another transaction holds the Task's row; ``next_at``: when its next round may begin
+    (microseconds), if that is later."""
 
     loans: list[tuple[Loan, list[Job]]] = field(default_factory=list)
     claimed: list[Job] = field(default_factory=list)
+    limit: int | None = None
     is_locked: bool = False
     next_at: int | None = None
 
@@ -325,7 +328,7 @@ def borrow(ledger: Ledger, offer: Offer, wanted: int, *, taken: int = 0, tries: 
         sessions.step_aside(ledger, offer.task_id)
     lent = [_read_range(ledger, offer, loan) for loan in step.loans]
     claimed = read_jobs(ledger, step.claimed) if step.claimed else []
-    return Borrowed(lent, claimed, step.is_locked, step.next_at)
+    return Borrowed(lent, claimed, step.limit, step.is_locked, step.next_at)
 
 
 def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
@@ -344,6 +347,7 @@ class _Step:
 
     loans: list[Loan] = field(default_factory=list)
     claimed: list[int] = field(default_factory=list)
+    limit: int | None = None
     is_locked: bool = False
     next_at: int | None = None
     blocked: set[int] = field(default_factory=set)
@@ -368,7 +372,7 @@ def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
                 hints.write(connection, task, Hints(None, now + _SOON))
                 return _Step(next_at=now + _SOON)
         interval, round_ = interval_of(task["interval_s"]), None
-        limit = at_once(task["parallel"], interval)
+        step.limit = limit = at_once(task["parallel"], interval)
         if interval:
             opens = hints.round_opens(connection, task, interval, now)
             if opens > now:
@@ -737,6 +741,25 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> tuple[list[
     return [by_part[n] for n in range(len(parts))], {loan.task_id for loan, _ in parts}
 
 
+def unclaim(ledger: Ledger, claims: Mapping[int, int]) -> None:
+    """Gives back claimed Events (id -> attempt) that never arrived here: the answer to their claim was lost. Raises
+    LedgerUnavailable."""
+    announce(ledger, _unclaim(ledger, claims))
+
+
+@repeatable
+def _unclaim(ledger: Ledger, claims: Mapping[int, int]) -> list[Change]:
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        if row.process != ledger.identity or row.status is not Status.ENQUEUE or row.attempt != claims[record.id]:
+            return None
+        return cancel(row) if record.task_state == State.CANCELLED else give_back_one(row, now=ledger.now())
+
+    note = Note("cancelled", ledger.catalogue("cancelled"))
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, [Change(event_id, decide, cancelled=note) for event_id in sorted(claims)])
+
+
 @repeatable
 def leave(ledger: Ledger) -> set[int]:
     """Frees every loan and place of this process, which ends normally and performs nothing any more. Claimed jobs are given
@@ -776,12 +799,27 @@ class OwnLoan:
         return Loan(self.id, self.task_id, self.low, self.high)
 
 
+class OwnClaim:
+    """An Event that this process has claimed, until its end here."""
+
+    __slots__ = ("_event_id", "_loans")
+
+    def __init__(self, loans_: OwnLoans, event_id: int) -> None:
+        self._loans, self._event_id = loans_, event_id
+
+    def ended(self) -> None:
+        """It has ended for this process: recorded, or given back."""
+        self._loans.claim_ended(self._event_id)
+
+
 class OwnLoans:
-    """The loans of this process. One lock, for their counts change on the threads of the recorder and of the borrower."""
+    """The loans and claims of this process. One lock, for they change on the threads of the recorder and of the
+    borrower."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loans: dict[int, OwnLoan] = {}
+        self._claims: set[int] = set()  # ids of Events
         self._ending: set[int] = set()  # in the transaction that the recorder commits now
         self._empty: set[int] = set()  # to be ended by the borrower
 
@@ -793,6 +831,22 @@ class OwnLoans:
             if not count:
                 self._forget(own, is_ended=False)
         return own
+
+    def claim(self, event_id: int) -> OwnClaim:
+        """An Event that was claimed just now."""
+        with self._lock:
+            self._claims.add(event_id)
+        return OwnClaim(self, event_id)
+
+    def claim_ended(self, event_id: int) -> None:
+        """See :meth:`OwnClaim.ended`."""
+        with self._lock:
+            self._claims.discard(event_id)
+
+    def claims(self) -> set[int]:
+        """The claimed Events."""
+        with self._lock:
+            return set(self._claims)
 
     def ending(self, ends: Mapping[OwnLoan, int]) -> list[int]:
         """Those of these loans that end with so many of their jobs."""
@@ -839,11 +893,12 @@ class OwnLoans:
             return dict(self._loans)
 
 
-def ending(loans_: Iterable[OwnLoan]) -> list[int]:
+def ending(held: Iterable[OwnLoan | OwnClaim | None]) -> list[int]:
     """The loans that end with one job each of these, in a transaction that is about to be committed."""
     ends: dict[OwnLoan, int] = {}
-    for loan in loans_:
-        ends[loan] = ends.get(loan, 0) + 1
+    for each in held:
+        if isinstance(each, OwnLoan):
+            ends[each] = ends.get(each, 0) + 1
     return next(iter(ends))._loans.ending(ends) if ends else []
 
 
@@ -878,6 +933,11 @@ class HeldTask:
 _HELD_LOANS: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high, _l.asked).where(_l.process == sa.bindparam("me"))
 
 
+_HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt).where(
+    _e.process == sa.bindparam("me"), _e.status == str(Status.ENQUEUE)
+)
+
+
 @cache
 def _held_tasks(dialect: str) -> Any:
     joined = tasks.outerjoin(places, (_p.task_id == _t.id) & (_p.process == sa.bindparam("me")))
@@ -891,9 +951,11 @@ def _held_tasks(dialect: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What :func:`check` read."""
+    """What :func:`check` read. ``claims``: the claimed Events that have not begun, as far as the ledger knows, with their
+    attempts."""
 
     loans: Mapping[int, HeldLoan]
+    claims: Mapping[int, int]
     tasks: Mapping[int, HeldTask]
     paused: frozenset[str]
 
@@ -904,6 +966,7 @@ def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
     with ledger.database.read() as connection:
         dialect = connection.dialect.name
         held = {int(row[0]): HeldLoan(*row) for row in connection.execute(_HELD_LOANS, {"me": ledger.identity})}
+        claims = {int(i): int(attempt) for i, attempt in connection.execute(_HELD_CLAIMS, {"me": ledger.identity})}
         ids = sorted({*task_ids, *(each.task_id for each in held.values())})
         given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
         rows = connection.execute(_held_tasks(dialect), given).all() if ids else []
@@ -912,7 +975,7 @@ def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
         int(i): HeldTask(state, bool(session), priority, limit, n, bool(is_paused), (priority, parallel, interval_s))
         for i, state, session, priority, limit, n, is_paused, parallel, interval_s in rows
     }
-    return Check(held, found, paused)
+    return Check(held, claims, found, paused)
 
 
 def stopping(ledger: Ledger, event_ids: Collection[int]) -> set[int]:
@@ -920,6 +983,15 @@ def stopping(ledger: Ledger, event_ids: Collection[int]) -> set[int]:
     with ledger.database.read() as connection:
         chosen = batches.among(connection, _e.id, list(event_ids)) & (_e.stopping > 0)
         return {int(i) for i in connection.execute(sa.select(_e.id).where(chosen)).scalars()}
+
+
+@repeatable
+def heard(ledger: Ledger, held: Collection[HeldLoan]) -> None:
+    """This process has stopped what users stopped in these loans until they were read."""
+    with ledger.database.write() as connection:
+        for each in held:
+            same = (_l.id == each.id) & (_l.process == ledger.identity) & (_l.asked == each.asked)
+            connection.execute(loans.update().where(same).values(asked=None))
 
 
 def ask(connection: Connection, ledger: Ledger, task_id: int, seq: int) -> bool:
@@ -1002,17 +1074,19 @@ def _holders(connection: Connection, task_id: int) -> set[str]:
 
 # -- foreign queues: the dispatcher borrows in its own name, pushes, and hands over
 
-_QUEUE_HOLDER: Final = "queue/"
+QUEUE_HOLDER: Final = "queue/"
+AFTER_QUEUE_HOLDERS: Final = "queue0"
+"""The names of foreign queues as holders begin with the first, and sort before the second: an index finds them."""
 
 
 def queue_holder(engine: str | None) -> str:
     """The holder of what lies in the queues of an engine; None: in Redis, for workers in other languages."""
-    return f"{_QUEUE_HOLDER}{engine or 'redis'}"
+    return f"{QUEUE_HOLDER}{engine or 'redis'}"
 
 
 def is_queue_holder(holder: str) -> bool:
     """Whether a holder is a foreign queue, not a process."""
-    return holder.startswith(_QUEUE_HOLDER)
+    return holder.startswith(QUEUE_HOLDER)
 
 
 # -- paused queues
@@ -1175,7 +1249,7 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
         sa.select(_t.id)
         .where(_t.finished_at.is_(None), _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]))
         .where(_t.session_waits.is_(None))
-        .where(sa.or_(_t.ready.is_(None) & _t.due_next.is_(None) & waits, due))
+        .where(sa.or_(_t.ready.is_(None) & waits & (_t.due_next.is_(None) | (_t.interval_s <= 0)), due))
         .limit(limit)
     )
     with ledger.database.read() as connection:

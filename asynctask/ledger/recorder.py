@@ -27,7 +27,7 @@ from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import EventRecord, Failure, Note, StaleRead, Write, apply
-from asynctask.ledger.lending import OwnLoan
+from asynctask.ledger.lending import OwnClaim, OwnLoan
 from asynctask.ledger.processes import Figures
 from asynctask.ledger.tasks import candidates, close_small, try_close, try_finish
 from asynctask.logs import get_logger
@@ -62,8 +62,8 @@ class Outcome(Write):
     and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read at Begin;
     the first try to write its end compares with it. ``awaited``: the job waits for this record before it begins, or its
     Task does, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer
-    to the commit was lost and it may be written, so it stands only for the attempt that it names. ``loan``: the loan that
-    its job was borrowed with, if this ends the job for this process. ``marks``: the outcomes of a slice's items. ``worker``
+    to the commit was lost and it may be written, so it stands only for the attempt that it names. ``loan``: the loan or
+    claim that its job was borrowed with, if this ends the job for this process. ``marks``: the outcomes of a slice's items. ``worker``
     and ``seconds``, for the figures: the job's worker, and how long it ran.
     """
 
@@ -77,7 +77,7 @@ class Outcome(Write):
     awaited: bool = False
     done: bool = False
     doubtful: bool = False
-    loan: OwnLoan | None = None
+    loan: OwnLoan | OwnClaim | None = None
     worker: str = ""
     seconds: float | None = None
     marks: str | None = None
@@ -479,7 +479,7 @@ def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Outcome]:
         return ends
     with ledger.database.write() as connection:
         apply(connection, ledger, changes, ends)
-        lending.end_loans(connection, ledger, lending.ending(each.loan for each in wave if each.loan is not None))
+        lending.end_loans(connection, ledger, lending.ending(each.loan for each in wave))
     return ends
 
 

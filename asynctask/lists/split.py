@@ -50,7 +50,6 @@ class _Slice:
     size: int = 0
     begun: float = 0.0
     after: int = 0
-    notify_dispatcher: bool = False
     open: list[NewItem] = field(default_factory=list)  # the items of the job that is not full yet
     open_size: int = 0
     count: int = 0  # rows, accepted or refused
@@ -228,14 +227,10 @@ class Splitter:
         sizes = self._sizes()
         largest = next(sizes)
         ahead = not self._ledger.database.is_sqlite
-        notified = False
         with Writing[_Slice](lambda each: self._commit(task_id, each, each.after, names), ahead=ahead) as writing:
             for count, row in enumerate(rows, 1):
                 _add(current, row, chunks)
                 if not current.open and self._full(current, max(largest, chunks.rows_at_once)):
-                    # The submitter dispatches only after the split, long after the first jobs could begin.
-                    current.notify_dispatcher = bool(current.items) and not notified
-                    notified |= current.notify_dispatcher
                     writing.add(current)
                     current = _Slice(begun=self._clock.monotonic(), after=current.cursor)
                     largest = next(sizes)
@@ -270,7 +265,6 @@ class Splitter:
             after=after,
             cursor=current.cursor,
             lease_s=self._lease_s,
-            notify_dispatcher=current.notify_dispatcher,
             headers=names.as_json(),
         )
         self._on_slice()

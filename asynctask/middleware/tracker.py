@@ -37,7 +37,7 @@ from asynctask.ledger.events import (
     read_stops,
     untouched,
 )
-from asynctask.ledger.lending import Job, OwnLoan
+from asynctask.ledger.lending import Job, OwnClaim, OwnLoan
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, put_off, reopen
@@ -111,7 +111,7 @@ class Ticket:
     sent_at: int = 0  # when its present run was sent, as far as it was read
     next_run: NextRun | None = None  # the job has sent itself again
     ended_before: bool = False  # it had ended when it arrived
-    loan: OwnLoan | None = None  # the loan that it was borrowed with
+    loan: OwnLoan | OwnClaim | None = None  # the loan, or the claim, that it was borrowed with
     _notes: list[Note] = field(default_factory=list)
     _free: list[None] = field(default_factory=lambda: [None])
 

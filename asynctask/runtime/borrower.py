@@ -19,13 +19,16 @@ from asynctask.core.states import State
 from asynctask.core.transitions import Begin
 from asynctask.database.notify import Waker
 from asynctask.dispatch.demand import Shares
-from asynctask.dispatch.outbox import PushFilter, passing
+from asynctask.brokers.base import Copy
+from asynctask.dispatch.outbox import PushFilter, tracked_copy
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.standalone import discard
 from asynctask.ledger.lending import Alone, Borrowed, HeldTask, Job, Loan, Offer, OwnLoan, OwnLoans
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Tracker
+from asynctask.messages import clean
+from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.fetcher import MAX_UNRECORDED, Intake, put_off
 from asynctask.runtime.pool import Pool, Rank
@@ -134,7 +137,7 @@ class Borrower:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5)
         try:
-            self._give_back(unbegun)
+            self._give_back([*unbegun, *self._pool.drop(lambda each: each.is_borrowed)])
         except Unavailable as error:  # recovery finds them with this process
             self._log.warning("give_back_put_off", error=str(error))
 
@@ -277,31 +280,32 @@ class Borrower:
             for group in self._shares.order(groups):
                 if used >= seconds:
                     break
-                by_id = {offer.task_id: offer for offer in groups[group]}
+                by_id: dict[Hashable, Offer] = {offer.task_id: offer for offer in groups[group]}
                 offer = by_id[self._shares.order(by_id)[0]]
                 amount = self._amount(offer.task_id, share)
-                got = self._borrow_of(rank, offer, amount)
+                got = self._borrow_of(rank, offer, amount) if amount else 0
                 for key in self._keys(offer):
                     self._shares.served(key, got)
                 if got:
                     self._last_served[offer.queue, offer.priority] = offer.task_id
                 total += got
                 used += self._seconds(offer.task_id, got)
-                if got < amount or not self._durations.knows(offer.task_id):
+                if not got or got < amount or not self._durations.knows(offer.task_id):
                     groups[group].remove(offer)
                 if not groups[group]:
                     del groups[group]
         return total, used
 
     def _amount(self, task_id: int | None, seconds: float) -> int:
-        """How many jobs of a Task last so long; of one that is not known yet, one for each idle thread."""
+        """How many jobs of a Task last so long, at least one for each idle thread. Of one that is not known yet no more:
+        its jobs may take hours, and others could begin them."""
         pool = self._pool
-        idle = pool.concurrency - pool.busy - pool.ready
+        idle = max(0, pool.concurrency - pool.busy - pool.ready)
         if not self._durations.knows(task_id):
-            return max(1, idle)
+            return idle
         amount = int(seconds * pool.concurrency / self._durations.of(task_id, AHEAD_S))
-        most = min(MOST, int(MOST_BYTES / self._durations.size(task_id)))
-        return max(1, min(max(amount, idle), most))
+        most = max(1, min(MOST, int(MOST_BYTES / self._durations.size(task_id))))
+        return min(max(amount, idle), most)
 
     def _seconds(self, task_id: int | None, count: int) -> float:
         return count * self._durations.of(task_id, AHEAD_S) / self._pool.concurrency
@@ -355,10 +359,8 @@ class Borrower:
         return total
 
     def _take(self, rank: Rank, offer: Offer, found: Borrowed, asked: float) -> int:
-        if offer.has_rounds or offer.limit is not None:
-            places = self._pool.lines.permits(offer.task_id)
-            if places is None and offer.limit is not None:
-                self._pool.lines.limit(offer.task_id, 0)
+        if found.limit is not None and found.count and self._pool.lines.permits(offer.task_id) is None:
+            self._pool.lines.limit(offer.task_id, 0)  # it got one since the query: its jobs wait for places
         awaited = offer.has_rounds or not (offer.is_plain or offer.limit is not None)
         for loan, jobs in found.loans:
             own = self._loans.add(loan, len(jobs))
@@ -374,15 +376,19 @@ class Borrower:
     def _claimed(self, rank: Rank, jobs: Sequence[Job], asked: float) -> int:
         for start in range(0, len(jobs), PART):
             part = jobs[start : start + PART]
+            claims = {job.job_id: self._loans.claim(job.event_id) for job in part}
             tickets = self._tracker.begin([(job.job_id, job.attempt) for job in part])
+            for ticket in tickets:
+                if ticket is not None:
+                    ticket.loan = claims[ticket.job_id]
             self._line_up(rank, part, tickets, asked, None)
         return len(jobs)
 
     def _line_up(
-        self, rank: Rank, jobs: Sequence[Job], tickets: Sequence[object], asked: float, loan: OwnLoan | None
+        self, rank: Rank, jobs: Sequence[Job], tickets: Sequence[Ticket | None], asked: float, loan: OwnLoan | None
     ) -> None:
         by_id = {job.job_id: (job, ticket) for job, ticket in zip(jobs, tickets, strict=True)}
-        copies = passing(self._ledger, self._outgoing(), jobs)
+        copies = self._passing(jobs)
         for job_id in by_id.keys() - {copy.jid for copy in copies}:  # ended with the reason
             if loan is not None:
                 loan.ended()
@@ -402,6 +408,21 @@ class Borrower:
         if unknown:
             put_off(self._tracker, unknown)
 
+    def _passing(self, jobs: Sequence[Job]) -> Sequence[Copy]:
+        """The payloads of jobs, after the client middleware. One that cannot be made, or which a middleware stops, ends in
+        ``error`` with the reason."""
+        now, copies, refused = self._ledger.now(), list[Copy](), dict[tuple[str, int], str]()
+        for job in jobs:
+            try:
+                copies.append(tracked_copy(job, now))
+            except Exception as error:
+                self._log.exception("job_not_made", job_id=job.job_id)
+                refused[job.job_id, job.attempt] = clean(f"it cannot be made: {type(error).__name__}: {error}")
+        if refused:
+            discard(self._ledger, refused)
+        outgoing = self._outgoing()
+        return copies if outgoing is None else outgoing(copies)
+
     def _until_due(self) -> float:
         if self._due is None:
             return IDLE_S
@@ -412,7 +433,7 @@ class Borrower:
     def _check(self) -> None:
         """Asks the ledger what became of what this process has, and acts on it. Raises Unavailable."""
         pool, own = self._pool, self._loans.all()
-        begun_at = self._clock.monotonic()
+        begun_at, claims = self._clock.monotonic(), self._loans.claims()
         ready = pool.lines.by_task()
         limited = pool.lines.limited()
         tasks = {task_id for task_id in ready if task_id is not None}.union(limited)
@@ -447,9 +468,14 @@ class Borrower:
         if unknown:  # the answer to their borrow was lost
             self._log.warning("loans_unarrived", count=len(unknown))
             lending.give_back(self._ledger, unknown)
+        lost_claims = {i: attempt for i, attempt in found.claims.items() if i not in claims}
+        if lost_claims:
+            self._log.warning("claims_unarrived", count=len(lost_claims))
+            lending.unclaim(self._ledger, lost_claims)
         self._follow_knobs(found.tasks, set(limited))
-        if any(held.asked is not None for held in found.loans.values()):
-            self._stop_asked([each.task_id for each in found.loans.values() if each.asked is not None])
+        if asked := [each for each in found.loans.values() if each.asked is not None]:
+            self._stop_asked({each.task_id for each in asked})
+            lending.heard(self._ledger, asked)
         self._return_surplus(begun_at)
 
     def _return(self, dropped: Sequence[Execution], tasks: Mapping[int, HeldTask], lost: set[int]) -> None:
@@ -461,7 +487,7 @@ class Borrower:
                 if each.ticket is not None:  # recovery has raised its attempt
                     each.ticket.loan = None
                     self._tracker.forget(each.ticket)
-            elif each.task_id in tasks and tasks[each.task_id].state == State.CANCELLED:
+            elif each.task_id is not None and each.task_id in tasks and tasks[each.task_id].state == State.CANCELLED:
                 if each.ticket is not None:
                     each.ticket.verdict = Begin.CANCEL
                 self._pool.release(each)
@@ -587,8 +613,8 @@ class Durations:
             self._seconds[task_id] = known + _SMOOTH * (seconds - known)
 
     def at_least(self, task_id: int, seconds: float) -> None:
-        """A job runs for so long already."""
-        if seconds > self._seconds.get(task_id, 0.0):
+        """A job of a Task of which others have ended runs for so long already."""
+        if seconds > self._seconds.get(task_id, seconds):
             self._seconds[task_id] = seconds
 
     def knows(self, task_id: int | None) -> bool:

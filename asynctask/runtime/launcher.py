@@ -250,8 +250,9 @@ class Launcher(AppProcess):
 
     def _leave(self, recorded: bool) -> None:
         try:
-            self.borrower.stop(is_idle=recorded and not self.pool.busy and not self._lost)
-            empty = recorded and not self._parts.broker.held_by(self.ledger.identity)
+            idle = recorded and not self.pool.busy
+            self.borrower.stop(is_idle=idle and not self._lost)
+            empty = idle and not self._parts.broker.held_by(self.ledger.identity)
         except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
             return

@@ -25,7 +25,7 @@ from asynctask.database.notify import LEDGER, Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Pace
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.dispatch.outbox import EngineQueues
+from asynctask.dispatch.outbox import EngineQueues, PushFilter
 from asynctask.errors import Unavailable
 from asynctask.exports.files import ExportFiles
 from asynctask.ledger import processes
@@ -89,6 +89,8 @@ class Parts(Dispatching, Protocol):
 
     @property
     def own_workers(self) -> Mapping[str, Worker]: ...
+
+    def outgoing(self) -> PushFilter | None: ...
 
     def fire(self, event: str, *args: Any) -> None: ...
 
