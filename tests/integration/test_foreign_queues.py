@@ -1,0 +1,415 @@
+"""What lies in a foreign queue is lent to it: its loans end with its jobs, and the limits of Tasks hold there, too."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.foreign import QUEUE, Shop
+from support.world import World, numbers
+
+from asynctask import AsyncTask
+from asynctask.brokers.base import Copy
+from asynctask.dispatch import dispatcher
+from asynctask.dispatch.dispatcher import Dispatcher
+from asynctask.errors import BrokerUnavailable, UnknownWorker
+from asynctask.ledger import foreign, hints, lending
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.lending import queue_holder
+from asynctask.maintenance import Maintenance
+from asynctask.testing import wait_for
+from asynctask.worker import Priority
+
+HOLDER = queue_holder("shop")
+
+
+def loans(world: World) -> list[tuple[int, int, str | None]]:
+    return [(low, high, process) for low, high, process in world.sql("SELECT low, high, process FROM loans ORDER BY low")]
+
+
+def places(world: World) -> dict[str, int]:
+    return dict(world.sql("SELECT process, n FROM places"))
+
+
+def statuses(world: World, task_id: int) -> dict[str, int]:
+    return dict(world.sql("SELECT status, COUNT(*) FROM events WHERE task_id = ? GROUP BY status", task_id))
+
+
+def another(app: AsyncTask, shop: Shop, identity: str = "another") -> Dispatcher:
+    """The dispatcher of another process that reaches the same queue."""
+    made = Dispatcher(Ledger(app.ledger.database, identity=identity), app.broker, engines={"shop": shop})
+    made.attach(app.dispatcher._local)
+    return made
+
+
+# -- loans of a queue
+
+
+def test_what_is_pushed_is_lent_to_the_queue_until_it_ends(world: World) -> None:
+    app = world.app()
+    shop = Shop(app, free=4)
+    task = app.submit("sold", numbers(10))
+    assert app.dispatcher.round() == 4
+    assert loans(world) == [(0, 4, HOLDER)]
+    assert app.dispatcher.round() == 0, "so many wait there"
+    taken = shop.takes()
+    shop.ends(taken[:2])
+    assert app.dispatcher.round() == 4
+    assert loans(world) == [(2, 4, HOLDER), (4, 8, HOLDER)]
+    shop.ends([*taken[2:], *shop.takes()])
+    app.dispatcher.round()
+    shop.ends(shop.takes())
+    assert task.progress()["done"]
+    app.dispatcher.round()
+    assert loans(world) == []
+    assert app.doctor() == []
+
+
+def test_of_a_limited_task_no_more_lie_in_the_queue_and_with_its_workers_than_may_run(world: World) -> None:
+    app = world.app()
+    shop = Shop(app, free=100)
+    task = app.submit("sold", numbers(20), parallel=3)
+    assert (app.dispatcher.round(), app.dispatcher.round()) == (3, 0)
+    assert places(world) == {HOLDER: 3}
+    other = another(app, shop)
+    running = shop.takes()
+    while running:
+        shop.ends(running[:1])
+        sent = other.round() if len(running) % 2 else app.dispatcher.round()
+        running = [*running[1:], *shop.takes()]
+        assert sent == 1 or not task.progress()["counts"]["enqueue"] or len(running) < 3
+        assert len(running) <= 3
+    assert task.progress()["done"]
+    app.dispatcher.round()
+    assert (loans(world), places(world)) == ([], {})
+
+
+def test_two_dispatchers_between_their_borrow_and_their_push_keep_the_limit(world: World) -> None:
+    """Taken out: the places that a dispatcher takes before it borrows."""
+    app = world.app()
+    shop = Shop(app, free=100)
+    app.submit("sold", numbers(20), parallel=3)
+    other, meanwhile = another(app, shop), list[int]()
+
+    def in_between(copies: Sequence[Copy]) -> None:
+        if not meanwhile:
+            meanwhile.append(-1)
+            meanwhile.append(other.round())
+
+    shop.refuses = in_between
+    assert app.dispatcher.round() == 3
+    assert meanwhile == [-1, 0]
+    assert len(shop.takes()) == 3
+
+
+def test_a_claimed_job_that_its_worker_has_begun_still_has_its_place(world: World) -> None:
+    app = world.app()
+    shop = Shop(app, free=100)
+    task = app.submit("sold", numbers(5), parallel=1)
+    app.dispatcher.round()
+    (copy,) = shop.takes()
+    world.sql("UPDATE events SET due_at = 1, attempt = 2 WHERE job_id = ?", copy.jid)
+    hints.settle_free(app.ledger, [task.id])
+    assert app.dispatcher.round() == 1
+    (again,) = shop.takes()
+    assert (again.jid, again.attempt) == (copy.jid, 2)
+    world.sql("UPDATE events SET status = 'working', process = 'shop@there:2:b' WHERE job_id = ?", copy.jid)
+    assert app.dispatcher.round() == 0
+    assert places(world) == {HOLDER: 1}
+
+
+def test_a_limit_that_comes_later_counts_what_lies_in_the_queue(world: World) -> None:
+    app = world.app()
+    shop = Shop(app, free=5)
+    task = app.submit("sold", numbers(20))
+    assert app.dispatcher.round() == 5
+    task.update(parallel=2)
+    shop.takes()
+    assert app.dispatcher.round() == 0
+    assert places(world) == {HOLDER: 5}
+
+
+def test_single_jobs_are_claimed_for_the_queue(world: World) -> None:
+    app = world.app()
+    shop = Shop(app, free=5)
+    app.workers["note"].perform_bulk(numbers(2))
+    world.sql("UPDATE events SET queue = ?", QUEUE)
+    assert app.dispatcher.round() == 2
+    assert world.sql("SELECT DISTINCT process, due_at FROM events") == [(HOLDER, None)]
+    shop.ends(shop.takes())
+    assert world.sql("SELECT DISTINCT status, process FROM events") == [("finish", None)]
+
+
+def test_a_program_without_a_foreign_queue_makes_no_query(world: World) -> None:
+    app = world.app()
+    app.submit("note", numbers(3))
+    with queried(app) as said:
+        app.dispatcher.start()
+        app.dispatcher.nudge()
+        app.dispatcher.expect(1)
+        app.dispatcher.submitted()
+        assert app.dispatcher.round() == 0
+        app.dispatcher.stop()
+    assert said == []
+    assert not app.dispatcher.soon
+
+
+@contextmanager
+def queried(app: AsyncTask) -> Iterator[list[str]]:
+    """The statements that this application runs meanwhile."""
+    said: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        said.append(statement)
+
+    engine = app.ledger.database.engine
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield said
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+
+
+# -- what cannot be pushed
+
+
+@pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+class TestNotPushed:
+    def test_what_a_broker_that_is_away_did_not_take_is_back_in_the_ledger(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app, free=100)
+        task, limited = app.submit("sold", numbers(5)), app.submit("sold", numbers(5), parallel=2)
+        app.workers["note"].perform_async({"n": 1})
+        world.sql("UPDATE events SET queue = ? WHERE task_id IS NULL", QUEUE)
+        shop.refuses = lambda copies: BrokerUnavailable("away")
+        app.dispatcher.round()
+        assert statuses(world, task.id) == {"enqueue": 5}, "that a broker is away is no fault of the jobs"
+        assert {process for *_, process in loans(world)} == {None}
+        assert places(world) == {}
+        shop.refuses = lambda copies: None
+        assert another(app, shop).round() == 8, "another process reaches it"
+        assert Counter(copy.task_id for copy in shop.takes()) == {task.id: 5, limited.id: 2, None: 1}
+
+    def test_of_a_whole_batch_only_the_copy_that_the_broker_refuses_ends_in_error(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app, free=100)
+        task = app.submit("sold", numbers(50))
+        bad = task.events()[31]["job_id"]
+        shop.refuses = lambda copies: ValueError("no\ud800") if any(copy.jid == bad for copy in copies) else None
+        app.dispatcher.round()
+        assert statuses(world, task.id) == {"enqueue": 49, "error": 1}
+        assert "cannot be put on its queue" in app.event(bad)["messages"][-1]["message"]
+        assert len(shop.takes()) == 49
+        assert app.doctor() == []
+
+    def test_a_job_that_this_process_does_not_know_how_to_push_waits_for_another(self, world: World) -> None:
+        """As during a deployment: RQ needs the path of a function, and a process of the earlier release has none."""
+        app = world.app()
+        shop = Shop(app, free=10)
+        task = app.submit("sold", numbers(2))
+        shop.refuses = lambda copies: UnknownWorker("sold", ())
+        app.dispatcher.round()
+        for event in task.events():
+            assert (event["status"], event["retries"], event["due_at"] is None) == ("enqueue", 0, False)
+            assert [m["message"] for m in event["messages"]] == [
+                "Waiting for a process that can dispatch it: one of them does not know 'sold'"
+            ]
+        assert app.doctor() == []
+
+    def test_a_task_that_cannot_be_borrowed_leaves_the_others_their_turn(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app = world.app()
+        shop = Shop(app, free=100)
+        broken, good = app.submit("sold", numbers(3)), app.submit("sold", numbers(3))
+        borrow = lending.borrow
+
+        def failing(ledger: Any, offer: Any, *rest: Any, **more: Any) -> Any:
+            if offer.task_id == broken.id:
+                raise RuntimeError("a row that cannot be read")
+            return borrow(ledger, offer, *rest, **more)
+
+        monkeypatch.setattr(lending, "borrow", failing)
+        app.dispatcher.round()
+        assert {copy.task_id for copy in shop.takes()} == {good.id}
+
+    def test_what_a_dispatcher_had_that_died_before_its_push_is_pushed_by_another_under_a_new_attempt(
+        self, world: World
+    ) -> None:
+        class Killed(BaseException):
+            """Stands for the end of the process: nothing of it runs after that."""
+
+        dead, app = world.app(), world.app()
+        Shop(dead, free=3).refuses = lambda copies: Killed()
+        shop = Shop(app, free=100)
+        task = dead.submit("sold", numbers(5), parallel=4)
+        with pytest.raises(Killed):
+            dead.dispatcher.round()
+        assert places(world) == {foreign.pusher(dead.ledger.identity): 3}
+        assert app.dispatcher.round() == 1, "the rest has places"
+        maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
+        for _ in range(2):
+            maintenance.recover_dead()
+        assert app.dispatcher.round() == 3
+        assert Counter(copy.attempt for copy in shop.pushed) == {1: 1, 2: 3}
+        assert app.doctor() == []
+        assert task.progress()["counts"]["enqueue"] == 5
+
+    def test_what_a_queue_lost_is_found_by_its_loans_and_claims(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app, free=10)
+        task = app.submit("sold", numbers(3))
+        app.workers["note"].perform_async({"n": 1})
+        world.sql("UPDATE events SET queue = ? WHERE task_id IS NULL", QUEUE)
+        assert app.dispatcher.round() == 4
+        maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
+
+        def search() -> int:
+            maintenance._searched_at = 0
+            return maintenance.find_lost()
+
+        assert [search(), search()] == [0, 0], "its queue holds them"
+        taken = shop.takes()
+        shop.ends([next(copy for copy in taken if copy.task_id == task.id)])
+        assert [search(), search()] == [0, 3]
+        assert app.dispatcher.round() == 3
+        assert {copy.attempt for copy in shop.takes()} == {2}
+        assert task.progress()["counts"]["enqueue"] == 2
+
+
+# -- whose turn it is
+
+
+def begun(app: AsyncTask, shop: Shop, rounds: int, places_: int = 1) -> Counter[int | None]:
+    """How many jobs of each Task a process of so many threads begins in so many rounds."""
+    shop.uses(places_)
+    found: Counter[int | None] = Counter()
+    for _ in range(rounds):
+        app.dispatcher.round()
+        found.update(copy.task_id for copy in shop.takes(places_))
+    return found
+
+
+@pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+class TestTurns:
+    def submitted(self, app: AsyncTask, count: int, items: int = 30, **options: Any) -> list[int]:
+        return [app.submit("sold", numbers(items), **options).id for _ in range(count)]
+
+    def test_tasks_share_alike_where_there_is_room_for_one(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app)
+        ids = self.submitted(app, 5)
+        assert begun(app, shop, 20) == dict.fromkeys(ids, 4)
+        (later,) = self.submitted(app, 1)
+        assert begun(app, shop, 12) == dict.fromkeys([*ids, later], 2)
+
+    def test_more_tasks_than_a_round_reads_have_their_turns_too(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app)
+        ids = self.submitted(app, 105, 3)
+        assert begun(app, shop, 105) == dict.fromkeys(ids, 1)
+
+    def test_owners_share_alike_whatever_they_handed_in(self, world: World) -> None:
+        app = world.app(fair_by="owner")
+        shop = Shop(app)
+        many = self.submitted(app, 4, owner="many")
+        (one,) = self.submitted(app, 1, owner="one")
+        assert begun(app, shop, 16) == {one: 8, **dict.fromkeys(many, 2)}
+
+    def test_a_larger_priority_has_its_share_while_a_smaller_one_wants_all(self, world: World) -> None:
+        app = world.app(background_share=0.1)
+        shop = Shop(app)
+        (urgent,) = self.submitted(app, 1, 200, priority=100)
+        later = [*self.submitted(app, 1, priority=300), *self.submitted(app, 1, priority=400)]
+        found = begun(app, shop, 102)
+        assert found[urgent] == 92
+        assert [found[task_id] for task_id in later] == [5, 5]
+
+    def test_without_a_background_share_a_larger_priority_waits(self, world: World) -> None:
+        app = world.app(background_share=0.0)
+        shop = Shop(app)
+        (urgent,) = self.submitted(app, 1, 50, priority=100)
+        (later,) = self.submitted(app, 1, priority=300)
+        assert begun(app, shop, 50) == {urgent: 50}
+        assert begun(app, shop, 10) == {later: 10}
+
+    def test_neither_single_jobs_nor_tasks_of_a_priority_starve_where_there_is_room_for_one(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app)
+        (task_id,) = self.submitted(app, 1)
+        app.workers["note"].set(priority=app.workers["sold"].priority).perform_bulk(numbers(20))
+        world.sql("UPDATE events SET queue = ? WHERE task_id IS NULL", QUEUE)
+        assert set(begun(app, shop, 4)) == {None, task_id}
+
+    def test_an_urgent_single_job_does_not_wait_behind_more_of_them_than_one_look_reads(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app)
+        note = app.workers["note"]
+        note.set(priority=Priority.SYSTEM_LOW).perform_bulk(numbers(2_500))
+        urgent = note.set(priority=Priority.ADMIN_HIGH).perform_async({"n": 0})
+        world.sql("UPDATE events SET queue = ?", QUEUE)
+        shop.uses(1)
+        app.dispatcher.round()
+        assert [copy.jid for copy in shop.takes()] == [urgent]
+
+    def test_single_jobs_of_a_queue_that_nobody_works_wait_in_the_ledger_and_keep_no_others(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app)
+        app.workers["note"].perform_bulk(numbers(3_000))
+        world.sql("UPDATE events SET queue = 'shop/nobody'")
+        (task_id,) = self.submitted(app, 1, 2)
+        assert begun(app, shop, 1, 5) == {task_id: 2}
+        shop.uses(5, "shop/nobody")
+        assert app.dispatcher.round() == 5
+
+    def test_a_round_whose_turn_ends_leaves_the_rest_to_the_next(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app = world.app(background_share=0.0)
+        shop = Shop(app, free=50)
+        (first,) = self.submitted(app, 1, 100, priority=100)
+        (other,) = self.submitted(app, 1, 100, priority=200)
+        monkeypatch.setattr(dispatcher, "TURN_S", 0.0)
+        monkeypatch.setattr(dispatcher, "_MOST_BORROWED", 20)
+        assert app.dispatcher._round(anew=True) == 20
+        app.task(first).update(priority=300)
+        shop.takes()
+        assert app.dispatcher._round(anew=True) == 20
+        assert {copy.task_id for copy in shop.takes()} == {other}
+
+    def test_one_process_leads_what_is_more_than_wanted(self, world: World) -> None:
+        app = world.app()
+        shop = Shop(app, free=2)
+        self.submitted(app, 1, 50)
+        other = another(app, shop)
+        other._thread = app.dispatcher._thread = threading.current_thread()
+        assert app.dispatcher._round(anew=True) == 2
+        shop.takes()
+        assert other._round(anew=True) == 0, "another leads"
+        app.dispatcher._leadership("shop").resign()
+        assert other._round(anew=True) == 2
+        app.dispatcher._thread = None
+
+
+def test_the_thread_dispatches_until_nothing_is_left(world: World) -> None:
+    app = world.app()
+    shop = Shop(app, free=10)
+    task = app.submit("sold", numbers(60))
+    app.dispatcher.start()
+    try:
+
+        def done() -> bool:
+            shop.ends(shop.takes())
+            return bool(task.progress()["done"])
+
+        wait_for(done, "every job was dispatched")
+    finally:
+        app.dispatcher.stop()
+    assert len(shop.pushed) == 60
+    foreign.trim(app.ledger, HOLDER)
+    assert loans(world) == []
