@@ -7,8 +7,9 @@ from typing import Any
 
 from asynctask.brokers.base import Broker
 from asynctask.errors import BrokerUnavailable
-from asynctask.ledger import control
+from asynctask.ledger import control, foreign
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.lending import queue_holder
 from asynctask.ledger.tasks import try_close
 from asynctask.logs import get_logger
 
@@ -93,6 +94,8 @@ class Control:
             count += len(keys)
             if len(keys) < _WITHDRAW:
                 break
+        if count:
+            foreign.trim(self._ledger, queue_holder(None))
         return count
 
     def recall(self, task_id: int) -> None:

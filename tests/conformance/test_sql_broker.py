@@ -90,12 +90,11 @@ def test_names_and_payloads_of_the_greatest_length_are_taken(broker: SqlBroker) 
         broker.push([Copy("j", 1, "q", "'" * (MAX_PAYLOAD_BYTES + 1))])
 
 
-def test_ten_thousand_are_pushed_fetched_withdrawn_and_counted(broker: SqlBroker) -> None:
-    broker.push([a_copy(n, task_id=n % 100 + 1) for n in range(10_000)])
+def test_ten_thousand_are_pushed_fetched_and_counted(broker: SqlBroker) -> None:
+    broker.push([a_copy(n) for n in range(10_000)])
     assert broker.waiting(["default"]) == {"default": {0: 10_000}}
-    assert len(broker.withdraw(1, 1_000)) == 100
     fetched = broker.exchange("p", [], ["default"], 5_000)
-    assert [int(c.jid, 16) for c in fetched] == [n for n in range(10_000) if n % 100][:5_000]
+    assert [int(c.jid, 16) for c in fetched] == list(range(5_000))
     broker.exchange("p", fetched, ["default"], 0)
     assert broker.holders() == set()
-    assert broker.queues() == {"default": 4_900}
+    assert broker.queues() == {"default": 5_000}

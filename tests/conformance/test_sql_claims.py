@@ -151,7 +151,6 @@ def test_one_call_uses_one_connection_and_gives_it_back(database: Database, brok
     done: Sequence[Copy] = []
     for _ in range(5):
         done = broker.exchange("p", done, ["default", "other"], 7)
-    broker.withdraw(1, 10)
     assert max(most) == 1
     assert pool.checkedout() == 0
 
@@ -175,7 +174,7 @@ def test_the_number_of_statements_does_not_grow_with_the_number_of_copies(databa
         done = broker.exchange("p", [], ["default"], size // 2)
         broker.exchange("p", done, ["default"], 1)
         broker.put_back("p", broker.held_by("p"))
-        broker.withdraw(5, 1_000)
+        broker.drop("p", broker.exchange("p", [], ["default"], 1_000))
         counts.append(len(seen))
         seen.clear()
     assert counts[0] == counts[1]

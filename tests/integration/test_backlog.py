@@ -14,9 +14,8 @@ from support.world import World, numbers
 from asynctask import AsyncTask, current_job
 from asynctask.clock import SECOND
 from asynctask.database.tables import task_tallies, tasks
-from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError
-from asynctask.ledger import processes, queries
+from asynctask.ledger import lending, processes, queries
 from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import untracked
 
@@ -30,9 +29,13 @@ def rows(app: AsyncTask, queue: str = "default") -> list[tuple[str | None, int |
 
 
 def dispatched(app: AsyncTask, free: int, queue: str = "default") -> int:
-    """One round for a worker with so many idle threads."""
-    app.dispatcher.attach(lambda: Load("me", [queue], free, 0.0, is_local=True))
-    return app.dispatcher.round()
+    """Borrows as many jobs as a process with so many idle threads."""
+    borrowed = 0
+    with app.ledger.database.read() as connection:
+        offers = lending.pick(connection, app.ledger, [queue])
+    for offer in offers:
+        borrowed += lending.borrow(app.ledger, offer, free - borrowed).count
+    return borrowed
 
 
 def opened(app: AsyncTask, count: int, *, finished: bool = False) -> None:

@@ -15,9 +15,8 @@ from support.world import World, numbers
 from asynctask import AsyncTask, submission
 from asynctask.core.states import Reason, Status
 from asynctask.database.engine import Database
-from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError, LedgerUnavailable
-from asynctask.ledger import reservations, tasks
+from asynctask.ledger import tasks
 from asynctask.ledger.base import NewItem, Reject
 from asynctask.ledger.recorder import TaskCloser
 from asynctask.ledger.tasks import GroupSubmit, NewTask, NewWhole
@@ -266,39 +265,7 @@ def test_a_ledger_that_is_away_is_told_to_each(world: World, monkeypatch: pytest
     assert world.one("SELECT COUNT(*) FROM tasks") == 0
 
 
-# -- dispatching and closing
-
-
-@pytest.mark.each_database(reason="what is written for many at once is each one's own")
-def test_many_small_tasks_cost_a_round_as_much_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = world.app()
-    ids = [GroupSubmit(app.ledger).create(new_whole(n)).task_id for n in range(30)]
-    app.dispatcher.attach(lambda: Load("me", ["default"], 25, 0.0, is_local=True))
-    with transactions(monkeypatch) as seen:
-        assert app.dispatcher.round() == 25
-    assert len(seen) == (3 if not world.broker_url else 2), "reserved, pushed, confirmed"
-    assert [i for (i,) in world.sql("SELECT id FROM tasks WHERE next_seq > 0 ORDER BY id")] == ids[:25]
-    limited = GroupSubmit(app.ledger).create(new_whole(1, 2, 3, parallel=1)).task_id
-    app.dispatcher.attach(None)
-    with world.working(app):
-        for task_id in [*ids, limited]:
-            assert app.task(task_id).wait(20)["done"]
-    world.check_promises(app, [*ids, limited], 33)
-
-
-@pytest.mark.each_database(reason="what is written for many at once is each one's own")
-def test_only_an_untouched_small_task_is_reserved_with_others(world: World) -> None:
-    app = world.app()
-    group = GroupSubmit(app.ledger)
-    plain, held, paused, waits = (group.create(new_whole(1, 2)).task_id for _ in range(4))
-    world.sql("UPDATE tasks SET dispatch_by = 'another', dispatch_until = ? WHERE id = ?", 2**62, held)
-    app.task(paused).pause()
-    world.sql("UPDATE events SET due_at = 1 WHERE task_id = ? AND seq = 0", waits)
-    found = reservations.reserve_small(app.ledger, [plain, held, paused, waits], 100, lease_s=5.0)
-    assert {task_id: len(jobs) for task_id, jobs in found.items()} == {plain: 2}
-    assert app.task(plain).progress()["control"]["in_flight"] == 2
-    assert reservations.reserve_small(app.ledger, [plain], 100, lease_s=5.0) == {}
-    assert world.sql("SELECT next_seq FROM tasks WHERE id IN (?, ?, ?)", held, paused, waits) == [(0,)] * 3
+# -- closing
 
 
 @pytest.mark.each_database(reason="what is written for many at once is each one's own")
@@ -320,7 +287,7 @@ def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World
     assert len(seen) <= 2, "one for all that are small, one for the one that holds a session"
     states = dict(world.sql("SELECT id, state FROM tasks"))
     assert states == {**dict.fromkeys(over, "finished"), open_: "running", in_session: "finished"}
-    assert reservations.close_small(app.ledger, [*over, open_]) == []
+    assert tasks.close_small(app.ledger, [*over, open_]) == []
     assert Reason.CLOSED in [Reason(entry["action"]) for entry in app.task(over[0]).log() if entry["action"] == "closed"]
 
 
