@@ -17,6 +17,7 @@ from asynctask.core.readiness import Gate, Hints
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import BLOCKED, interval_of, next_round
 from asynctask.database import batches
+from asynctask.database.notify import LEDGER, notify
 from asynctask.database.tables import events, loans, tasks
 from asynctask.ledger.base import Ledger, chunks, each_free, loads
 from asynctask.ledger.events import has_begun, last_start, read_events
@@ -55,16 +56,27 @@ def settle(connection: Connection, ledger: Ledger, task: dict[str, Any], **value
         opens,
     )
     hints = readiness.hints(gate, now)
-    write(connection, task, hints, **values)
+    write(connection, task, hints, now, **values)
     return hints
 
 
-def write(connection: Connection, task: dict[str, Any], hints: Hints, **values: Any) -> None:
-    """Writes these hints of a locked Task, if they differ from those in ``task``, and ``values`` with them."""
+def write(connection: Connection, task: dict[str, Any], hints: Hints, now: int, **values: Any) -> None:
+    """Writes these hints of a locked Task, if they differ from those in ``task``, and ``values`` with them; notifies the
+    processes if it may start something that it could not before."""
     if values or (task["ready"], task["due_next"]) != hints:
         kept = {"ready": hints.ready, "due_next": hints.due_next}
         connection.execute(tasks.update().where(_t.id == task["id"]).values(**kept, **values))
+        if _is_news(task, hints, now):
+            notify(connection, LEDGER)
         task |= kept
+
+
+def _is_news(task: Mapping[str, Any], hints: Hints, now: int) -> bool:
+    """Whether the Task may start something that it could not start before."""
+    if hints.ready is not None and (task["ready"] is None or hints.ready < task["ready"]):
+        return True
+    was = task["due_next"]
+    return hints.due_next is not None and hints.due_next <= now and (was is None or was > now)
 
 
 def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:

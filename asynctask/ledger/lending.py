@@ -369,7 +369,7 @@ def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
             if not sessions.lock_keys(connection, ledger):
                 return _Step(is_locked=True)
             if (gate := sessions.gate(connection, task)).waits:
-                hints.write(connection, task, Hints(None, now + _SOON))
+                hints.write(connection, task, Hints(None, now + _SOON), now)
                 return _Step(next_at=now + _SOON)
         interval, round_ = interval_of(task["interval_s"]), None
         step.limit = limit = at_once(task["parallel"], interval)

@@ -559,7 +559,7 @@ class Borrower:
         if lease.places is None or not (lease.places or used or waiting):
             pool.lines.limit(task_id, None)
         else:
-            pool.lines.limit(task_id, lease.places)
+            pool.lines.limit(task_id, min(lease.places, needed))
 
     def _stop_asked(self, task_ids: Collection[int]) -> None:
         """Stops the jobs that a user stopped and that have not begun."""

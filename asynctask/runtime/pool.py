@@ -243,10 +243,10 @@ class Lines:
             self._start_waiting(permits)
 
     def lower(self, task_id: int, limit: int) -> int:
-        """Lowers the places of a Task here, not below those in use; returns how many jobs use one."""
+        """Lowers the places of a Task here; returns how many jobs use one, which may be more: they keep it to their end."""
         with self._lock:
             permits = self._permits[task_id]
-            permits.limit = min(permits.limit, max(permits.used, limit))
+            permits.limit = min(permits.limit, limit)
             return permits.used
 
     def count_running(self, executions: Sequence[Execution]) -> None:
