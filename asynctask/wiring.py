@@ -104,7 +104,7 @@ class Core:
         config = self._config
         if not config.uses_redis:
             return SqlBroker(self.database, signals=self.signals)
-        from asynctask.brokers.redis.broker import RedisBroker  # not imported without Redis
+        from asynctask.sidekiq.broker import RedisBroker  # not imported without Redis
 
         return RedisBroker(
             config.broker_url,

@@ -39,8 +39,8 @@ from asynctask.middleware.tracker import (
 )
 from asynctask.runtime.interpreter import QUICK_S
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
-from asynctask.wire.activejob import worker_name
-from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, retries, write_time
+from asynctask.sidekiq.activejob import worker_name
+from asynctask.sidekiq.payload import dump, encode_backtrace, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:
@@ -815,7 +815,7 @@ def _is_over(job: Mapping[str, Any], count: int, limit: int, now: int) -> bool:
 
 def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
     """The copy as an entry of a set after ``error``, at ``now`` (microseconds): the same members in the same order, and
-    those that a failure adds. Raises :class:`~asynctask.wire.payload.Malformed` for a payload that is no job."""
+    those that a failure adds. Raises :class:`~asynctask.sidekiq.payload.Malformed` for a payload that is no job."""
     job = parse(copy.payload, keep_numbers=True)
     queue = job.get("retry_queue")
     if not (isinstance(queue, str) and 0 < len(queue) <= _MAX_QUEUE):

@@ -28,9 +28,9 @@ from asynctask.messages import clean
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
-from asynctask.wire.activejob import worker_name
-from asynctask.wire.payload import parse
-from asynctask.wire.ruby_json import dump_any
+from asynctask.sidekiq.activejob import worker_name
+from asynctask.sidekiq.payload import parse
+from asynctask.sidekiq.ruby_json import dump_any
 from asynctask.worker import Worker
 
 LATENCY_S: Final = 0.5

@@ -25,13 +25,13 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Maintenance
 from asynctask.runtime import fetcher, launcher
 from asynctask.runtime.launcher import Launcher
+from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing import wait_for
 
 pytestmark = [

@@ -14,9 +14,9 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import About
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.runtime.launcher import Poller
+from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing import wait_for
 
 NOW = 1_763_700_000_123_456

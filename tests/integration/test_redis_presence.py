@@ -18,12 +18,12 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import About, Copy, Running
-from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.presence import MAX_SHOWN, RedisPresence
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
 from asynctask.runtime.execution import Execution
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.presence import MAX_SHOWN, RedisPresence
 from asynctask.testing import wait_for
 
 ME = "box:17:0123456789ab"

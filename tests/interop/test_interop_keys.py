@@ -19,13 +19,13 @@ from support.redis_watch import Monitor
 from support.redis_world import RedisWorld
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.client import RedisClient, RemoteWorker
 from asynctask.clock import SECOND, SystemClock
 from asynctask.dispatch.outbox import poisoned
 from asynctask.runtime.execution import after_failure
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.payload import dump, parse
 from asynctask.testing import wait_for
-from asynctask.wire.payload import dump, parse
 
 NOW = SystemClock().now() - 3_600 * SECOND  # the dead are kept for half a year
 LATER = 4_000_000_000

@@ -20,13 +20,13 @@ from support.redis_world import RedisWorld
 from support.servers import RedisServer, missing
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Copy, Held, Running
-from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.presence import MAX_SHOWN
 from asynctask.clock import SECOND, SystemClock
 from asynctask.dispatch.outbox import poisoned
 from asynctask.runtime.execution import after_failure
-from asynctask.wire.activejob import Symbol, wrap
-from asynctask.wire.payload import build, dump, parse
+from asynctask.sidekiq.activejob import Symbol, wrap
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.payload import build, dump, parse
+from asynctask.sidekiq.presence import MAX_SHOWN
 
 NOW = SystemClock().now() - 3_600 * SECOND  # the dead are kept for half a year
 PAGES = {SCHEDULE: "scheduled", RETRY: "retries", DEAD: "morgue"}

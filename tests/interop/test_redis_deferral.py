@@ -15,11 +15,11 @@ from support.redis_world import RedisWorld
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
-from asynctask.brokers.redis.broker import PASSED_AT_ONCE, RedisBroker
 from asynctask.database import tables
 from asynctask.runtime.fetcher import DeferredCopy, UntrackedDeferral
+from asynctask.sidekiq.activejob import OLD_WRAPPER, WRAPPER
+from asynctask.sidekiq.broker import PASSED_AT_ONCE, RedisBroker
 from asynctask.testing import wait_for
-from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
 
 THEIRS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "an unknown class": ("Shop::HardWorker", [1], {"tags": ["a"]}),

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from asynctask.clock import SECOND, from_datetime, micros
 from asynctask.errors import ConfigError, InputError, Problem
-from asynctask.wire.ruby_json import MAX_BYTES, Malformed, check, dump, dump_any, parse
+from asynctask.sidekiq.ruby_json import MAX_BYTES, Malformed, check, dump, dump_any, parse
 
 __all__ = [
     "DEFAULT_QUEUE",

@@ -18,7 +18,7 @@ from support.payloads import EDGES, TEXTS, VALUES
 from support.redis_ruby import RubyJson
 
 from asynctask.errors import InputError
-from asynctask.wire.payload import (
+from asynctask.sidekiq.payload import (
     MAX_BYTES,
     Malformed,
     build,
@@ -32,7 +32,7 @@ from asynctask.wire.payload import (
     retries,
     write_time,
 )
-from asynctask.wire.ruby_json import dump_any
+from asynctask.sidekiq.ruby_json import dump_any
 
 NOW = 1_763_700_000_123_456
 JID = "0" * 20 + "abcd"
