@@ -29,8 +29,7 @@ from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
 from asynctask.sidekiq.activejob import worker_name
-from asynctask.sidekiq.payload import parse
-from asynctask.sidekiq.ruby_json import dump_any
+from asynctask.sidekiq.payload import dump_any, parse
 from asynctask.worker import Worker
 
 LATENCY_S: Final = 0.5

@@ -31,7 +31,7 @@ from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
 from asynctask.messages import SECRET, masked
-from asynctask.sidekiq.ruby_json import dump_any
+from asynctask.sidekiq.payload import dump_any
 from asynctask.sidekiq.server import Command, Server
 
 SEEN_S: Final = 60

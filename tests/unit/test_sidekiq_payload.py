@@ -25,6 +25,7 @@ from asynctask.sidekiq.payload import (
     check,
     decode_backtrace,
     dump,
+    dump_any,
     encode_backtrace,
     normalise,
     parse,
@@ -32,7 +33,6 @@ from asynctask.sidekiq.payload import (
     retries,
     write_time,
 )
-from asynctask.sidekiq.ruby_json import dump_any
 
 NOW = 1_763_700_000_123_456
 JID = "0" * 20 + "abcd"
