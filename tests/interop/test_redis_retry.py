@@ -16,9 +16,10 @@ from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.maintenance import POISON_COPIES, Maintenance
-from asynctask.runtime.execution import Decision, Follow, after_failure, decide_untracked
+from asynctask.runtime.execution import Decision, Follow
 from asynctask.sidekiq.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wrap
 from asynctask.sidekiq.payload import decode_backtrace, dump, parse
+from asynctask.sidekiq.sharing import after_failure, decide_untracked
 from asynctask.testing import wait_for
 from asynctask.worker import Worker
 
