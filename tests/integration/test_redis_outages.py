@@ -30,8 +30,9 @@ from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Maintenance
-from asynctask.runtime import fetcher, launcher
+from asynctask.runtime import fetcher
 from asynctask.runtime.launcher import Launcher
+from asynctask.sidekiq import sharing
 from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing import wait_for
 
@@ -52,7 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(maintenance, "STRAYS_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
-    monkeypatch.setattr(launcher, "JITTER_S", 0.0)
+    monkeypatch.setattr(sharing, "JITTER_S", 0.0)
 
 
 @pytest.fixture
