@@ -20,7 +20,7 @@ from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime.execution import Execution, Observers, Performer
+from asynctask.runtime.execution import Execution, Hook, Observers, Performer
 from asynctask.runtime.lanes import Lanes, Lend
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Pool:
         held: HeldCopies,
         intake: Intake,
         isolation: Isolation,
+        hook: Hook,
         quiet: threading.Event,
         may_start: Callable[[], bool],
         lend: Lend,
@@ -91,6 +92,7 @@ class Pool:
             clock=clock,
             ids=ids,
             place=self,
+            hook=hook,
             observers=observers,
         )
         self._buffer: Queue = SimpleQueue()
