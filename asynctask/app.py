@@ -46,9 +46,9 @@ from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.supervisor import Pulse
+from asynctask.sidekiq.payload import UNTRACKED, When, check_names
 from asynctask.submission import Submission, check_fields
 from asynctask.task import TaskHandle, checked_statuses
-from asynctask.wire.payload import UNTRACKED, When, check_names
 from asynctask.wiring import OnDemand
 from asynctask.worker import (
     TRACKED_RETRIES,
@@ -75,8 +75,8 @@ from asynctask.worker import (
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from asynctask.client import RemoteWorker
     from asynctask.lists.options import Options
+    from asynctask.sidekiq.client import RemoteWorker
 
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
@@ -172,7 +172,7 @@ class AsyncTask(OnDemand):
         retry, ``"kill"`` or ``"discard"``; ``retries_exhausted(job, error)``, called when no retry is left; ``batch``: the
         function takes a list of items and reports on them with ``current_job().fail(i, reason)``, ``error`` and ``finish``.
         ``options`` of an untracked worker: ``tags``, ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members``
-        (:mod:`asynctask.wire.payload`). Raises :class:`ConfigError`.
+        (:mod:`asynctask.sidekiq.payload`). Raises :class:`ConfigError`.
         """
         if retry is None:
             retry = TRACKED_RETRIES if use_task_event else True

@@ -41,8 +41,8 @@ from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads, loads_shown
 from asynctask.ledger.queries import Take
 from asynctask.messages import masked
+from asynctask.sidekiq.payload import read_time
 from asynctask.task import Services
-from asynctask.wire.payload import read_time
 from asynctask.worker import Worker
 
 MAX_WINDOW: Final = 10_000

@@ -26,12 +26,12 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, plain_json
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TICKET, Ticket, send_itself
-from asynctask.wire.payload import When, check, due_at, dump, flat, normalise, write_time
+from asynctask.sidekiq.payload import When, check, due_at, dump, flat, normalise, write_time
 from asynctask.wiring import Core
 from asynctask.worker import Worker, is_model
 
 if TYPE_CHECKING:
-    from asynctask.client import RedisClient
+    from asynctask.sidekiq.client import RedisClient
 
 BATCH: Final = 1_000
 """Untracked jobs per round trip."""
@@ -175,7 +175,7 @@ class Pushing:
         """The client that pushes jobs for workers of other programs. Raises :class:`ConfigError` without Redis."""
         if not self._config.uses_redis:
             raise ConfigError("a worker of another program is reached through Redis alone: set broker_url=redis://...")
-        from asynctask.client import RedisClient
+        from asynctask.sidekiq.client import RedisClient
 
         with self._lock:
             if self._client is None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from asynctask.brokers.base import Broker, Copy
+from asynctask.brokers.base import About, Broker, Copy
 from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.clock import Clock, Ids, hostname
 from asynctask.config import Config
@@ -38,6 +38,7 @@ from asynctask.lists.split import Splitter
 from asynctask.lists.uploads import Uploads
 from asynctask.messages import Catalogue
 from asynctask.middleware.chain import Chain
+from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.runtime.supervisor import LIFELINE
 from asynctask.submission import Submitter
@@ -104,7 +105,7 @@ class Core:
         config = self._config
         if not config.uses_redis:
             return SqlBroker(self.database, signals=self.signals)
-        from asynctask.brokers.redis.broker import RedisBroker  # not imported without Redis
+        from asynctask.sidekiq.broker import RedisBroker  # not imported without Redis
 
         return RedisBroker(
             config.broker_url,
@@ -340,6 +341,29 @@ class OnDemand(ABC):
                     )
                 core = self._core
         return core
+
+    def sharing(
+        self,
+        about: About,
+        *,
+        running: Callable[[], Sequence[Execution]],
+        is_quiet: Callable[[], bool],
+        on_signal: Callable[[str], None],
+    ) -> Hook:
+        """What a worker process does for other programs at its broker."""
+        from asynctask.sidekiq.sharing import Sharing  # imported by worker processes only
+
+        return Sharing(
+            self.broker,
+            self.clock,
+            self.ids,
+            about,
+            self.own_workers,
+            running=running,
+            is_quiet=is_quiet,
+            on_signal=on_signal,
+            average_s=self.config.poll_interval_s,
+        )
 
     def start_services(self) -> None:
         """Registers this process and runs dispatcher and maintenance in it; for web processes. Idempotent."""

@@ -31,7 +31,7 @@ from asynctask.config import QUEUE_NAME
 from asynctask.errors import ConfigError, InputError, JobExit, NormalException
 from asynctask.iterable import Iterable
 from asynctask.job import ASYNC, GENERATOR, CurrentJob, work_of
-from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
+from asynctask.sidekiq.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
 
 # -- priorities: smaller runs first, any integer is legal
 
@@ -142,7 +142,7 @@ class EngineTask(Protocol):
 
 
 class UntrackedOptions(TypedDict, total=False):
-    """Further options of the payload of an untracked worker's job (:mod:`asynctask.wire.payload`)."""
+    """Further options of the payload of an untracked worker's job (:mod:`asynctask.sidekiq.payload`)."""
 
     tags: Sequence[str]
     backtrace: bool | int
@@ -203,8 +203,8 @@ class Worker(Generic[P, R_co]):
     exceptions that are business refusals. ``use_task_event``: whether its jobs are tracked. ``unique``: fields in which no
     two rows of a list may be equal, by default. ``key``: the field whose equal values run one after the other across its
     Tasks, or ``key_limit`` at once. ``checks``: called before a person stops or starts one of its jobs. ``options``:
-    further members of the payload of an untracked job (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait``: those of
-    :meth:`set`. ``engine``: the attached engine that performs it; its ``queue`` has that engine's name as a prefix.
+    further members of the payload of an untracked job (:mod:`asynctask.sidekiq.payload`). ``overrides`` and ``wait``: those
+    of :meth:`set`. ``engine``: the attached engine that performs it; its ``queue`` has that engine's name as a prefix.
     ``callbacks``: default callbacks of its Tasks, by name. ``batch``: its function takes a list of items, and reports on
     them with ``current_job().finish``, ``fail`` and ``error``. ``columns``: of the rows of an export; ``rows_of``: the
     function that yields them, if it is another. Calling a worker calls the declared function, in this thread. Type checkers
@@ -315,8 +315,8 @@ class Worker(Generic[P, R_co]):
         tracked jobs also ``job_id``: under the id of a job that has ended, its Event is opened again; under that of an open
         one, or of a job of a Task, :class:`~asynctask.errors.IdInUse` is raised. For untracked jobs also ``retry_for``,
         ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members`` (types:
-        :mod:`asynctask.wire.payload`). Raises :class:`ConfigError` for an option that is unknown or has no effect for this
-        worker, :class:`InputError` for an invalid value.
+        :mod:`asynctask.sidekiq.payload`). Raises :class:`ConfigError` for an option that is unknown or has no effect for
+        this worker, :class:`InputError` for an invalid value.
         """
         wait, given = self.wait, dict(options)
         if said := sorted({"wait", "wait_until"} & given.keys()):

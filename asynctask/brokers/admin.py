@@ -18,7 +18,7 @@ import orjson
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Key
 from asynctask.errors import Conflict, InputError
-from asynctask.wire.payload import Malformed, dump, parse, read_time, write_time
+from asynctask.sidekiq.payload import Malformed, dump, parse, read_time, write_time
 
 SETS: Final = (SCHEDULE, RETRY, DEAD)
 """The sets of a broker, in which jobs wait that are on no queue."""

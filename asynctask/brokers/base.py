@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asynctask.errors import InputError, Problem, TooLarge
-from asynctask.wire.activejob import worker_name
+from asynctask.sidekiq.activejob import worker_name
 
 if TYPE_CHECKING:
     from asynctask.brokers.admin import Operations
@@ -274,7 +274,7 @@ def why_left(job: Mapping[str, Any], known: Container[str]) -> str | None:
     performs.
 
     A job of a batch would leave that batch open for ever, and an encrypted one cannot be read. A job that asks to be
-    tracked is taken though nobody knows its worker: its Event says so. ``brokers/redis/exchange.lua`` decides the same.
+    tracked is taken though nobody knows its worker: its Event says so. ``sidekiq/exchange.lua`` decides the same.
     """
     if _is_set(job.get("bid")):
         return "it belongs to a batch of Sidekiq Pro (bid)"

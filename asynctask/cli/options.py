@@ -22,9 +22,9 @@ import click
 from click.core import ParameterSource
 
 from asynctask.cli.output import Output, clean
-from asynctask.cli.worker_file import WorkerFile, read_worker_file
 from asynctask.config import ENV_PREFIX, Config, load, setting_types, shown
 from asynctask.errors import ConfigError
+from asynctask.sidekiq.worker_file import WorkerFile, read_worker_file
 
 if TYPE_CHECKING:
     from asynctask.app import AsyncTask

@@ -26,8 +26,8 @@ from asynctask.ledger.standalone import AGAIN, discard, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
-from asynctask.wire.activejob import is_wrapped, unwrap
-from asynctask.wire.payload import dump, parse, presentable, read_time, write_time
+from asynctask.sidekiq.activejob import is_wrapped, unwrap
+from asynctask.sidekiq.payload import dump, parse, presentable, read_time, write_time
 from asynctask.worker import Worker
 
 PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]

@@ -3,7 +3,8 @@
 Around the worker's function, from the outside in: the context of the job (``current_job()``), the middleware chain with the
 recording middleware innermost, the timeout, and the function on this thread or on the event loop.
 
-The retry policy (:func:`decide`, :func:`decide_untracked`, :func:`decide_foreign`) is pure, and at the end of the module.
+The retry policy (:func:`decide`) is pure, and at the end of the module. The :class:`Hook` applies it to untracked jobs, and
+to those that other programs pushed.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
-from asynctask.clock import SECOND, Clock, Ids, backoff_s, micros
+from asynctask.brokers.base import Broker, Copy
+from asynctask.clock import Clock, Ids, backoff_s, micros
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import arguments_of
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
+from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -39,8 +40,7 @@ from asynctask.middleware.tracker import (
 )
 from asynctask.runtime.interpreter import QUICK_S
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
-from asynctask.wire.activejob import worker_name
-from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, retries, write_time
+from asynctask.sidekiq.activejob import worker_name
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:
@@ -154,6 +154,13 @@ class Execution:
             return opted
         return self.worker is not None and self.worker.use_task_event
 
+    def conceal(self, args: Any) -> Any:
+        """The job's arguments for its Event; the secrets of an item are marked."""
+        shape = None if self.worker is None else self.worker.shape
+        if shape is None or not isinstance(args, list) or not args:
+            return args
+        return [shape.conceal(args[0]), *args[1:]]
+
 
 class Place(Protocol):
     """Where a job runs and what holds its copy; the pool is one.
@@ -169,14 +176,53 @@ class Place(Protocol):
     def hung(self, execution: Execution) -> None: ...
 
 
+class Hook(Protocol):
+    """What a worker process does for other programs at its broker, which push jobs, perform jobs, or show processes. The
+    runtime knows of them through this alone; :class:`asynctask.sidekiq.sharing.Sharing` is the one implementation.
+
+    ``quiet``: the process begins nothing more. ``ended``: a job ended, and whether it raised.
+    """
+
+    def start(self) -> None: ...
+
+    def quiet(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def leave(self, untracked: Sequence[Execution]) -> Sequence[Execution]:
+        """Leaves those of these fetched jobs that others perform in their queues; returns them. Raises
+        :class:`Unavailable`."""
+        ...
+
+    def arrival(self, execution: Execution) -> tuple[Arrival, str | None]:
+        """What the tracker gets of a job that another program pushed, and the part that an Event cannot store."""
+        ...
+
+    def decide(self, execution: Execution, error: BaseException, *, now: int, noise: float) -> Decision:
+        """What follows ``error`` in an untracked job, or in one that another program pushed; ``now`` in microseconds,
+        ``noise`` in [0, 1)."""
+        ...
+
+    def failed(
+        self, execution: Execution, error: BaseException, decision: Decision, now: int, exhausted: Callable[[], object]
+    ) -> Callable[[], None] | None:
+        """The step that moves an untracked job that raised from this process's list to where it waits; None for one that is
+        dropped. ``exhausted`` tells its worker that no retry is left, and returns the answer."""
+        ...
+
+    def bury(self, copy: Copy, now: int, reason: str | None = None) -> None:
+        """Moves a copy from this process's list to where people see it, with the reason. Raises :class:`Unavailable`."""
+        ...
+
+    def ended(self, execution: Execution, failed: bool) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Callbacks of the application and its tools: ``death`` when no retry is left, ``error`` for every exception, ``ended``
-    once when a job ends, with whether it raised."""
+    """Callbacks of the application: ``death`` when no retry is left, ``error`` for every exception."""
 
     death: Callable[[CurrentJob, BaseException], None]
     error: Callable[[BaseException, Mapping[str, Any]], None]
-    ended: Callable[[Execution, bool], None]
 
 
 class Performer:
@@ -192,6 +238,7 @@ class Performer:
         clock: Clock,
         ids: Ids,
         place: Place,
+        hook: Hook,
         observers: Observers,
         result_limit: int = 65_536,
     ) -> None:
@@ -203,6 +250,7 @@ class Performer:
         self._clock = clock
         self._ids = ids
         self._place = place
+        self._hook = hook
         self._observers = observers
         self._result_limit = result_limit
         self._log = get_logger("asynctask.job")
@@ -423,13 +471,12 @@ class Performer:
         if error is None:
             return _FINISH
         if ticket is None:
-            came = parse(execution.copy.payload)
-            return decide_untracked(error, came, job, worker, now=self._tracker.now(), noise=self._ids.random())
+            return self._hook.decide(execution, error, now=self._tracker.now(), noise=self._ids.random())
         if worker is not None and worker.refuses(error) and not interrupted(job, error):
             return Decision(Follow.FAILED)  # raised by a middleware around the one that records
         noise = self._ids.random()
         if execution.is_foreign:
-            return decide_foreign(error, execution.payload, job, worker, now=self._tracker.now(), noise=noise)
+            return self._hook.decide(execution, error, now=self._tracker.now(), noise=noise)
         limit = retries_of(execution.payload.get("retry"))
         return decide(error, job, worker, retries=ticket.retries, limit=limit, noise=noise)
 
@@ -438,14 +485,14 @@ class Performer:
     def settle(self, execution: Execution, decision: Decision) -> None:
         """Records the outcome, or moves the copy of an untracked job to its set; then acknowledges."""
         if decision is _FINISH:
-            self._observers.ended(execution, False)
+            self._hook.ended(execution, False)
             if execution.ticket is None:
                 self._place.done(execution)
             else:
                 self._record(execution, execution.ticket)
             return
         if decision.follow is not Follow.DROP:
-            self._observers.ended(execution, True)
+            self._hook.ended(execution, True)
         if execution.error is not None and decision.follow in _REPORTED:
             self._report(execution, execution.error, decision)
         if execution.ticket is None:
@@ -476,31 +523,22 @@ class Performer:
             self._tracker.settle(ticket, retry_at=retry_at, then=lambda won: self._place.done(execution))
 
     def _settle_untracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
-        """Moves an untracked job to the broker's sets, for its retry or as dead."""
-        copy, follow = execution.copy, decision.follow
+        """Moves an untracked job to where it waits for its retry, or to the dead."""
+        follow = decision.follow
         if error is None or follow is Follow.DROP:
             self._place.done(execution)
             return
-        now = self._tracker.now()
         if follow is Follow.AGAIN:
-            self._move(execution, lambda: self._broker.put_back(self._identity, [copy]))
-        elif follow is Follow.RETRY:
-            held = Held(after_failure(copy, error, now), now + decision.delay)
-            self._move(execution, lambda: self._broker.hold(RETRY, [held], process=self._identity))
-        elif self._is_kept(execution, error, decision):
-            dead = after_failure(copy, error, now)
-            self._move(execution, lambda: self._bury(dead, now))
-        else:
+            self._move(execution, lambda: self._broker.put_back(self._identity, [execution.copy]))
+            return
+        exhausted = partial(self._exhausted, execution, error)
+        move = self._hook.failed(execution, error, decision, self._tracker.now(), exhausted)
+        if move is None:
             self._place.done(execution)
+        else:
+            self._move(execution, move)
         if follow in (Follow.DEAD, Follow.DISCARD):
             self._observers.death(execution.job, error)
-
-    def _is_kept(self, execution: Execution, error: BaseException, decision: Decision) -> bool:
-        """Whether a job that is given up goes to the dead: its worker decides, unless the job never retries."""
-        job = parse(execution.copy.payload)
-        if decision.follow is Follow.DISCARD or limit_of(job, execution.worker) is None:
-            return False
-        return self._exhausted(execution, error) != "discard" and job.get("dead") is not False
 
     def _move(self, execution: Execution, move: Callable[[], None]) -> None:
         """Moves a copy out of this process's list; retries while the broker is unavailable, because nobody else looks for
@@ -518,9 +556,6 @@ class Performer:
             else:
                 self._place.gone(execution)
                 return
-
-    def _bury(self, copy: Copy, now: int) -> None:
-        self._broker.hold(DEAD, [Held(copy, now)], process=self._identity)
 
     def _exhausted(self, execution: Execution, error: BaseException) -> Any:
         """Tells the worker that no retry is left; returns its answer."""
@@ -594,7 +629,7 @@ class Performer:
         if isinstance(error, Unavailable):
             return
         try:
-            self._bury(execution.copy, self._tracker.now())
+            self._hook.bury(execution.copy, self._tracker.now())
             self._place.gone(execution)
         except Exception:
             self._log.exception("job_not_buried", job_id=execution.copy.jid)
@@ -759,107 +794,9 @@ def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) ->
         return None
 
 
-# -- untracked jobs: a retry or a death, written as Ruby's workers write it
-#
-# The payload is parsed again, so that changes by middleware do not last and unknown members are kept. Sources: sidekiq 8,
-# job_retry.rb, and for the forms of the members the readers of all versions.
-
-MAX_RETRY_COUNT: Final = 10_000
-"""Largest accepted retry count of a payload."""
-
-MAX_BACKTRACE: Final = 1_000
-"""Lines kept of a backtrace."""
-
-_MAX_QUEUE: Final = 255
-
-
-def limit_of(job: Mapping[str, Any], worker: Worker | None) -> int | None:
-    """The largest number of retries of a job; None: never retried, and not kept either. By default as its worker says."""
-    said = job.get("retry")
-    return retries(worker.retry if said is None and worker is not None else said)
-
-
-def decide_untracked(
-    error: BaseException, job: Mapping[str, Any], current: CurrentJob, worker: Worker | None, *, now: int, noise: float
-) -> Decision:
-    """What follows ``error`` in the parsed ``job``; ``now`` in microseconds, ``noise`` in [0, 1)."""
-    if interrupted(current, error):
-        return Decision(Follow.AGAIN)
-    limit = limit_of(job, worker)
-    if limit is None:
-        return Decision(Follow.DEAD)
-    count = _count(job)
-    most = count if _is_over(job, count, limit, now) else count + 1
-    return decide(error, current, worker, retries=count, limit=most, noise=noise, always_spread=True)
-
-
-def decide_foreign(
-    error: BaseException, job: Mapping[str, Any], current: CurrentJob, worker: Worker | None, *, now: int, noise: float
-) -> Decision:
-    """What follows ``error`` in a tracked job that another program pushed: as many retries as the job and its worker both
-    allow, counting those elsewhere. ``now`` in microseconds, ``noise`` in [0, 1)."""
-    count, limit = _count(job), limit_of(job, worker)
-    own = TRACKED_RETRIES if worker is None else worker.max_retries
-    over = limit is None or count >= own or _is_over(job, count, limit, now)
-    return decide(error, current, worker, retries=count, limit=count if over else count + 1, noise=noise)
-
-
-def _is_over(job: Mapping[str, Any], count: int, limit: int, now: int) -> bool:
-    """Whether a job that was retried ``count`` times has no retry left."""
-    retry_for = job.get("retry_for")
-    if isinstance(retry_for, int | float) and not isinstance(retry_for, bool):  # it stands in the place of the count
-        failed_at = read_time(job.get("failed_at"))
-        return failed_at is not None and failed_at + retry_for * SECOND < now
-    return count >= limit
-
-
-def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
-    """The copy as an entry of a set after ``error``, at ``now`` (microseconds): the same members in the same order, and
-    those that a failure adds. Raises :class:`~asynctask.wire.payload.Malformed` for a payload that is no job."""
-    job = parse(copy.payload, keep_numbers=True)
-    queue = job.get("retry_queue")
-    if not (isinstance(queue, str) and 0 < len(queue) <= _MAX_QUEUE):
-        queue = copy.queue
-    job["queue"] = queue
-    if not (isinstance(job.get("jid"), str) and job["jid"]):  # tools name an entry by it
-        job["jid"] = copy.jid
-    job["error_message"] = text_of(error)
-    job["error_class"] = clean(type(error).__name__)
-    again = _is_count(job.get("retry_count"))
-    job["retry_count"] = _count(job)
-    if again:
-        job["retried_at"] = write_time(now)
-    if not again or read_time(job.get("failed_at")) is None:  # tools cannot show an entry without it
-        job["failed_at"] = write_time(now)
-    lines = _backtrace(error, job.get("backtrace"))
-    if lines is not None:
-        job["error_backtrace"] = encode_backtrace(lines)
-    return Copy(copy.jid, copy.attempt, queue, dump(job), copy.priority, None, 0, copy.handle)
-
-
 def text_of(error: BaseException) -> str:
     """The text of an error, as far as it is kept."""
     try:
         return clean(str(error))
     except Exception:  # an exception of the job whose __str__ fails
         return f"({clean(type(error).__name__)} without a readable text)"
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _count(job: Mapping[str, Any]) -> int:
-    """The number of the next retry: 0 is the first. The member may hold any value."""
-    count = job.get("retry_count")
-    return max(0, min(count, MAX_RETRY_COUNT) + 1) if isinstance(count, int) and _is_count(count) else 0
-
-
-def _backtrace(error: BaseException, wanted: Any) -> list[str] | None:
-    """The lines of an error, the innermost first, as many as ``wanted`` says; None if none are wanted."""
-    if wanted is None or wanted is False:
-        return None
-    most = max(0, min(wanted, MAX_BACKTRACE)) if _is_count(wanted) else MAX_BACKTRACE
-    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    lines = (f"{code.co_filename}:{line}:in `{code.co_qualname}'" for code, line in reversed(frames))
-    return [line.encode("utf-8", "replace").decode() for line in islice(lines, most)]

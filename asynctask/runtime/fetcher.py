@@ -1,35 +1,30 @@
 """The fetcher: takes jobs from the broker in batches, reads them, and acknowledges what is recorded.
 
 A fetched copy is a job that runs here, a tracked job of a worker that this process does not know, which waits in the
-ledger for another, an untracked job of others (:class:`UntrackedDeferral`), or no job at all.
+ledger for another, an untracked job of others (:class:`~asynctask.runtime.execution.Hook`), or no job at all.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-import orjson
-
-from asynctask.brokers.base import DEAD, Broker, Copy, Held, why_left
+from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
-from asynctask.dispatch.outbox import buried, job_of, options_of, pushed_at
+from asynctask.dispatch.outbox import job_of, pushed_at
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
-from asynctask.ledger.standalone import Arrival, fitted, is_job_id
+from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
-from asynctask.runtime.execution import Execution
+from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
-from asynctask.wire.activejob import worker_name
-from asynctask.wire.payload import parse
-from asynctask.wire.ruby_json import dump_any
+from asynctask.sidekiq.activejob import worker_name
 from asynctask.worker import Worker
 
 LATENCY_S: Final = 0.5
@@ -294,41 +289,43 @@ class Doubt:
 class Intake:
     """Reads fetched copies: each is a job for a worker of this process, a job of others, or no job at all.
 
-    Arguments: ``held``, the copies of this process; ``untracked_deferral`` takes the jobs of others; ``quiet`` is set when
+    Arguments: ``held``, the copies of this process; ``hook`` is asked about jobs of others; ``quiet`` is set when
     the process stops.
     """
 
     def __init__(
         self,
         *,
-        identity: str,
-        broker: Broker,
         tracker: Tracker,
         clock: Clock,
         workers: Mapping[str, Worker],
         held: HeldCopies,
-        untracked_deferral: UntrackedDeferral,
+        hook: Hook,
         quiet: threading.Event,
     ) -> None:
-        self._identity = identity
-        self._broker = broker
         self._tracker = tracker
         self._clock = clock
         self._workers = workers
         self._held = held
-        self._untracked_deferral = untracked_deferral
+        self._hook = hook
         self._quiet = quiet
         self._log = get_logger("asynctask.intake")
 
     def take(self, copies: Sequence[Copy]) -> list[Execution]:
         """The jobs among a fetched batch, each with its ticket if it is tracked. Raises Unavailable."""
-        found = [self._assign(copy) for copy in copies]
-        executions = [each for each in found if isinstance(each, Execution)]
-        if deferred := [each for each in found if isinstance(each, DeferredCopy)]:
-            self._untracked_deferral.defer(deferred)
-            self._held.forget([each.copy for each in deferred])
+        executions = [each for copy in copies if (each := self._assign(copy)) is not None]
+        gone = self._leave([each for each in executions if each.copy.attempt == 0])
+        if gone:
+            executions = [each for each in executions if id(each) not in gone]
         refused = self._begin(executions)
         return [each for each in executions if id(each) not in refused] if refused else executions
+
+    def _leave(self, untracked: Sequence[Execution]) -> set[int]:
+        """Leaves the jobs of others to them; returns these (by ``id``). Raises BrokerUnavailable."""
+        left = self._hook.leave(untracked) if untracked else ()
+        if left:
+            self._held.forget([each.copy for each in left])
+        return {id(each) for each in left}
 
     def borrowed(self, given: Sequence[tuple[Copy, Ticket | None]], asked: float) -> list[Execution]:
         """Jobs that the ledger has lent to this process, each with its ticket. ``asked``: the time of the borrow, on the
@@ -336,7 +333,7 @@ class Intake:
         found = []
         for copy, ticket in given:
             execution = self._assign(copy)
-            if isinstance(execution, Execution) and ticket is not None:
+            if execution is not None and ticket is not None:
                 execution.is_borrowed = True
                 _bind(execution, ticket, asked)
                 found.append(execution)
@@ -365,7 +362,7 @@ class Intake:
                 self._bury(each, "it cannot be recorded: its jid is none that a database can keep")
                 refused.add(id(each))
             else:
-                arrivals.append((each, *_arrival(each)))
+                arrivals.append((each, *self._arrival(each)))
         for (each, arrival, unfit), ticket in zip(arrivals, self._tickets(arrivals), strict=True):
             if ticket is not None:
                 self._run_again(each, arrival, ticket)
@@ -373,6 +370,13 @@ class Intake:
             if ticket is None or (unfit is not None and self._refuse(each.copy, ticket, f"it cannot be recorded: {unfit}")):
                 refused.add(id(each))
         return refused
+
+    def _arrival(self, execution: Execution) -> tuple[Arrival, str | None]:
+        copy = execution.copy
+        if copy.attempt == 0:
+            return self._hook.arrival(execution)
+        args = execution.conceal(execution.payload["args"])
+        return Arrival(copy.jid, copy.attempt, execution.name, copy.queue, args), None
 
     def _run_again(self, execution: Execution, arrival: Arrival, ticket: Ticket) -> None:
         """Opens the Event of a job that has ended, if a program has pushed another one under its jid: the ledger dispatches
@@ -408,20 +412,14 @@ class Intake:
         _bind(execution, ticket, asked)
         return ticket.verdict is Begin.RUN and (old is None or old.knobs == ticket.knobs)
 
-    def _assign(self, copy: Copy) -> Execution | DeferredCopy | None:
+    def _assign(self, copy: Copy) -> Execution | None:
         try:
             payload = job_of(copy)
         except ValueError as error:
             self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error)[:500])
             self._give_up(copy, error)
             return None
-        name = worker_name(payload)
-        worker = self._workers.get(name)
-        if copy.attempt == 0:
-            why = why_left(payload, self._workers)
-            if why is not None:
-                return DeferredCopy(copy, name, why)
-
+        worker = self._workers.get(worker_name(payload))
         local: dict[str, Any] = {}
         job = CurrentJob(
             copy.jid,
@@ -441,7 +439,7 @@ class Intake:
     def _give_up(self, copy: Copy, error: ValueError) -> None:
         """Ends a copy that is no job: if it is tracked, its Event, because nobody would look into ``dead`` for it."""
         if copy.attempt == 0:
-            self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
+            self._hook.bury(copy, self._clock.now())
             self._held.forget([copy])
             return
         (ticket,) = self._tracker.arrive([Arrival(copy.jid, copy.attempt, "", copy.queue)])
@@ -461,30 +459,10 @@ class Intake:
     def _bury(self, execution: Execution, reason: str) -> None:
         """Moves a job that can have no Event to the broker's dead, where people see it with the reason. Raises
         BrokerUnavailable."""
-        copy, now = execution.copy, self._clock.now()
+        copy = execution.copy
         self._log.error("job_refused", jid=clean(copy.jid), queue=clean(copy.queue), reason=reason[:500])
-        self._broker.hold(DEAD, [Held(buried(copy, now, "NotRecordable", reason), now)], process=self._identity)
+        self._hook.bury(copy, self._clock.now(), reason)
         self._held.forget([copy])
-
-
-def _arrival(execution: Execution) -> tuple[Arrival, str | None]:
-    """What the tracker gets of it, and the part that an Event cannot store, which only other programs push."""
-    copy, name, args = execution.copy, execution.name, _concealed(execution, execution.payload["args"])
-    if copy.attempt > 0:
-        return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
-    came = parse(copy.payload, keep_numbers=True)
-    arrival, unfit = fitted(Arrival(copy.jid, copy.attempt, name, copy.queue, args, options_of(came)))
-    # The original arguments; their values determined what an Event can store.
-    params = None if arrival.params is None else orjson.Fragment(dump_any(_concealed(execution, came["args"])))
-    return replace(arrival, params=params), unfit
-
-
-def _concealed(execution: Execution, args: Any) -> Any:
-    """The arguments of a job for its Event; the secrets of an item are marked."""
-    shape = None if execution.worker is None else execution.worker.shape
-    if shape is None or not isinstance(args, list) or not args:
-        return args
-    return [shape.conceal(args[0]), *args[1:]]
 
 
 def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
@@ -494,45 +472,3 @@ def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
     execution.job.attempt = ticket.attempt
     execution.job.local[TICKET] = ticket
     execution.job.resume(ticket.checkpoint)
-
-
-# -- untracked jobs that others perform
-#
-# Ruby processes may work the same queue, processes of another version, workers with other middleware. Their jobs go back to
-# where they were, and the broker passes them from then on.
-
-MAX_REPORTS: Final = 1_000
-"""Pairs of a class and a queue that are logged and remembered; names are untrusted."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeferredCopy:
-    """A fetched copy that is not for this process: of the class ``name``, and ``why`` it is not."""
-
-    copy: Copy
-    name: str
-    why: str
-
-
-class UntrackedDeferral:
-    """Leaves such jobs to others, and logs each class once for each queue. ``workers``: those of this process."""
-
-    def __init__(self, identity: str, broker: Broker, workers: Mapping[str, Worker]) -> None:
-        self._identity = identity
-        self._broker = broker
-        self._workers = workers
-        self._reported: set[tuple[str, str]] = set()
-        self._log = get_logger("asynctask.strangers")
-
-    def defer(self, deferred: Sequence[DeferredCopy]) -> None:
-        """Leaves these to others. Raises BrokerUnavailable."""
-        self._broker.defer(self._identity, [each.copy for each in deferred], self._workers.keys())
-        for each in deferred:
-            self._report(each)
-
-    def _report(self, deferred: DeferredCopy) -> None:
-        name, queue = deferred.name[:200], deferred.copy.queue
-        if (name, queue) in self._reported or len(self._reported) >= MAX_REPORTS:
-            return
-        self._reported.add((name, queue))
-        self._log.warning("job_left_to_others", worker=clean(name), queue=clean(queue), why=deferred.why)

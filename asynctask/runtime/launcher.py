@@ -1,7 +1,7 @@
 """The launcher: builds the parts of a worker process, starts them, and stops them in the right order.
 
 The parts: heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, fetcher and
-dispatcher; for a broker with tools that list processes, the presence heartbeat; for a broker that is polled, the poller.
+dispatcher; and the hook for other programs at its broker (:class:`~asynctask.runtime.execution.Hook`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from asynctask._version import __version__
-from asynctask.brokers.base import RETRY, SCHEDULE, About, Broker, Presence
-from asynctask.clock import Clock, Ids
+from asynctask.brokers.base import About
 from asynctask.database.notify import LEDGER
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
@@ -28,11 +27,11 @@ from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger, open_missing_streams
 from asynctask.middleware.tracker import Stops, Tracker
 from asynctask.runtime.borrower import Borrower
-from asynctask.runtime.execution import Execution, Observers
-from asynctask.runtime.fetcher import Fetcher, Intake, UntrackedDeferral
+from asynctask.runtime.execution import Hook, Observers
+from asynctask.runtime.fetcher import Fetcher, Intake
 from asynctask.runtime.interpreter import Switching, collect_seldom
 from asynctask.runtime.pool import HeldCopies, Isolation, Pool
-from asynctask.runtime.process import AppProcess, Parts, PresenceHeartbeat, recording_chain
+from asynctask.runtime.process import AppProcess, Parts, recording_chain
 from asynctask.runtime.supervisor import Pulse, Wakeup
 
 LONG_S = 0.1
@@ -92,25 +91,21 @@ class Launcher(AppProcess):
         self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._expect, figures=self.figures)
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
-        self.pool, self.fetcher, self.borrower = self._made_pool()
+        self.pool, self.fetcher, self.borrower, self.hook = self._made_pool()
         self.performer = self.pool.performer
-        presence = parts.broker.presence(self._about())
-        self.presence = self._presence_heartbeat(presence) if presence is not None else None
-        self.poller = self._made_poller(presence) if parts.broker.capabilities.polled else None
 
-    def _made_pool(self) -> tuple[Pool, Fetcher, Borrower]:
+    def _made_pool(self) -> tuple[Pool, Fetcher, Borrower, Hook]:
         parts, queues, quiet = self._parts, self._queues, threading.Event()
         identity, broker, clock, tracker = self.ledger.identity, parts.broker, parts.clock, self.tracker
         isolation = Isolation(clock, self._concurrency)
         held = HeldCopies(broker, isolation)
+        hook = parts.sharing(self._about(), running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
         intake = Intake(
-            identity=identity,
-            broker=broker,
             tracker=tracker,
             clock=clock,
             workers=parts.own_workers,
             held=held,
-            untracked_deferral=UntrackedDeferral(identity, broker, parts.own_workers),
+            hook=hook,
             quiet=quiet,
         )
         pool = Pool(
@@ -125,9 +120,10 @@ class Launcher(AppProcess):
             held=held,
             intake=intake,
             isolation=isolation,
+            hook=hook,
             quiet=quiet,
             may_start=self._may_start,
-            observers=Observers(partial(parts.fire, "death"), partial(parts.fire, "error"), self._ended),
+            observers=Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
             result_limit=parts.config.max_result_bytes,
             background_share=parts.config.background_share,
         )
@@ -161,7 +157,7 @@ class Launcher(AppProcess):
             has_share=parts.config.background_share > 0,
             on_borrowed=self.figures.claims.add,
         )
-        return pool, fetcher, borrower
+        return pool, fetcher, borrower, hook
 
     def _about(self) -> About:
         parts, config = self._parts, self._parts.config
@@ -169,24 +165,6 @@ class Launcher(AppProcess):
             self.ledger.identity, parts.host.name, os.getpid(), parts.clock.now(), self._concurrency, self._queues.weights,
             strict=self._queues.strict, version=__version__, tag=config.app.partition(":")[0],
         )  # fmt: skip
-
-    def _presence_heartbeat(self, presence: Presence) -> PresenceHeartbeat:
-        return PresenceHeartbeat(
-            presence,
-            self._parts.clock,
-            running=self.pool.running,
-            is_quiet=lambda: self.pool.is_quiet,
-            on_signal=self.obey,
-        )
-
-    def _made_poller(self, presence: Presence | None) -> Poller:
-        parts = self._parts
-        average_s = parts.config.poll_interval_s
-        if presence is None:
-            return Poller(parts.broker, parts.clock, parts.ids, average_s=average_s)
-        return Poller(
-            parts.broker, parts.clock, parts.ids, processes=presence.processes, prune=presence.prune, average_s=average_s
-        )
 
     # -- life
 
@@ -202,10 +180,7 @@ class Launcher(AppProcess):
         self.borrower.start()
         self.dispatcher.start()
         self.maintenance.start()
-        if self.presence is not None:
-            self.presence.start()
-        if self.poller is not None:
-            self.poller.start()
+        self.hook.start()
         self._stops.start()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._ticker.start()
@@ -214,12 +189,9 @@ class Launcher(AppProcess):
         """Fetches and begins nothing more; running jobs continue."""
         if not self.pool.is_quiet:
             self._log.info("quiet")
-            if self.poller is not None:
-                self.poller.quiet()
             self.borrower.quiet(self.pool.quiet())
             self.heartbeat.soon()
-            if self.presence is not None:
-                self.presence.soon()
+            self.hook.quiet()
             self._parts.fire("quiet")
 
     def stop(self) -> bool:
@@ -236,10 +208,7 @@ class Launcher(AppProcess):
         self.fetcher.stop()
         self.pool.stop()
         recorded = self.recorder.stop(_FLUSH_S)
-        if self.poller is not None:
-            self.poller.stop()
-        if self.presence is not None:
-            self.presence.stop()
+        self.hook.stop()
         self._ticker_stop.set()
         self._stops.stop()
         self.heartbeat.stop()
@@ -364,109 +333,3 @@ class Launcher(AppProcess):
             ticks += 1
             if ticks % every == 0:
                 self._pulse.beat()
-
-    def _ended(self, execution: Execution, failed: bool) -> None:
-        if self.presence is not None:
-            self.presence.ended(execution, failed)
-
-
-# -- the poller: moves due jobs from the broker's sets to their queues, at intervals that all worker processes share
-#
-# It runs where the broker is polled; jobs that wait in the ledger are the dispatcher's.
-
-EACH_S: Final = 5.0
-"""Average seconds between two polls by any process: each of n processes polls every n times as many."""
-
-FIRST_S: Final = 10.0
-"""Seconds before the first poll, so that all processes of a deploy are counted."""
-
-JITTER_S: Final = 5.0
-AT_ONCE: Final = 100
-"""Jobs moved in one step; a stop takes effect between two steps."""
-
-PRUNE_S: Final = 60.0
-"""Seconds between two prunings of this process."""
-
-MAX_PAUSE_S: Final = 3600.0
-"""Longest pause between polls, however many names the set of processes has."""
-
-_MANY: Final = 10
-
-
-class Poller:
-    """One thread. ``processes`` counts the polling processes; ``prune`` removes the dead among them; ``average_s``: average
-    seconds between two polls of this process, 0: by the number of processes."""
-
-    def __init__(
-        self,
-        broker: Broker,
-        clock: Clock,
-        ids: Ids,
-        *,
-        processes: Callable[[], int] = lambda: 1,
-        prune: Callable[[], None] = lambda: None,
-        average_s: float = 0.0,
-    ) -> None:
-        self._broker = broker
-        self._clock = clock
-        self._ids = ids
-        self._processes = processes
-        self._prune = prune
-        self._average_s = average_s
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._log = get_logger("asynctask.poller")
-
-    def start(self) -> None:
-        """Starts polling."""
-        self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
-        self._thread.start()
-
-    def quiet(self) -> None:
-        """Stops polling; returns at once."""
-        self._stop.set()
-
-    def stop(self) -> None:
-        """Stops polling, and waits for a step that is under way."""
-        self.quiet()
-        if self._thread is not None:
-            self._thread.join(10)
-
-    def first(self) -> float:
-        """Seconds before the first poll."""
-        return (0.0 if self._average_s else FIRST_S) + JITTER_S * self._ids.random()
-
-    def pause(self) -> float:
-        """Seconds before the next poll, drawn so that processes do not keep step. Raises Unavailable."""
-        count = max(1, self._processes())
-        average = self._average_s or count * EACH_S
-        noise = self._ids.random()
-        return min(MAX_PAUSE_S, 2 * average * noise if count >= _MANY else average * noise + average / 2)
-
-    def look(self) -> int:
-        """Moves due jobs to their queues until none is left or a stop comes; returns how many. Raises Unavailable."""
-        moved = 0
-        for name in (RETRY, SCHEDULE):
-            while not self._stop.is_set():
-                found = self._broker.release_due(name, self._clock.now(), AT_ONCE)
-                moved += found
-                if not found:
-                    break
-        return moved
-
-    def _run(self) -> None:
-        pause = self.first()
-        pruned: float | None = None
-        while not self._stop.wait(pause):
-            pause = self._average_s or EACH_S
-            try:
-                now = self._clock.monotonic()
-                if pruned is None or now - pruned >= PRUNE_S:
-                    pruned = now
-                    self._prune()
-                self.look()
-                pause = self.pause()
-            except Unavailable as error:
-                self._log.retrying("look_put_off", error=str(error))
-            except Exception:
-                self._log.exception("look_failed")

@@ -22,7 +22,7 @@ from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime.execution import Execution, Observers, Performer
+from asynctask.runtime.execution import Execution, Hook, Observers, Performer
 
 if TYPE_CHECKING:
     from asynctask.runtime.fetcher import Intake
@@ -315,6 +315,7 @@ class Pool:
         held: HeldCopies,
         intake: Intake,
         isolation: Isolation,
+        hook: Hook,
         quiet: threading.Event,
         may_start: Callable[[], bool],
         observers: Observers,
@@ -342,6 +343,7 @@ class Pool:
             clock=clock,
             ids=ids,
             place=self,
+            hook=hook,
             observers=observers,
         )
         self.lines = Lines(background_share)

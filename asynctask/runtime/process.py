@@ -14,11 +14,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from asynctask._version import __version__
-from asynctask.brokers.base import Broker, Presence, Running
+from asynctask.brokers.base import About, Broker
 from asynctask.clock import Clock, Ids, micros
 from asynctask.config import Config
 from asynctask.database.notify import LEDGER, Signals
@@ -35,7 +34,7 @@ from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
-from asynctask.runtime.execution import Execution
+from asynctask.runtime.execution import Execution, Hook
 from asynctask.worker import Worker
 
 
@@ -91,6 +90,15 @@ class Parts(Dispatching, Protocol):
     def own_workers(self) -> Mapping[str, Worker]: ...
 
     def outgoing(self) -> PushFilter | None: ...
+
+    def sharing(
+        self,
+        about: About,
+        *,
+        running: Callable[[], Sequence[Execution]],
+        is_quiet: Callable[[], bool],
+        on_signal: Callable[[str], None],
+    ) -> Hook: ...
 
     def fire(self, event: str, *args: Any) -> None: ...
 
@@ -306,123 +314,3 @@ def memory_bytes() -> int:
     """The most memory this process has used, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-# -- the presence heartbeat, in a thread of its own: neither the lease nor a job waits for it
-
-BEAT_S: Final = 10.0
-"""Seconds between two heartbeats. Sidekiq's tools drop a process after a minute without one."""
-
-SIGNALS: Final = frozenset({"TSTP", "TERM", "TTIN"})
-"""Signals that tools send: quiet, stop, and write the stacks of all threads."""
-
-
-class PresenceHeartbeat:
-    """Registers the process with the broker's tools every ``every_s`` seconds, with its running jobs and counts.
-
-    ``running`` gives the jobs that run; ``on_signal`` is called with a signal that a tool left.
-    """
-
-    def __init__(
-        self,
-        presence: Presence,
-        clock: Clock,
-        *,
-        running: Callable[[], Sequence[Execution]],
-        is_quiet: Callable[[], bool],
-        on_signal: Callable[[str], None],
-        every_s: float = BEAT_S,
-    ) -> None:
-        self._presence = presence
-        self._clock = clock
-        self._running = running
-        self._is_quiet = is_quiet
-        self._on_signal = on_signal
-        self._every_s = every_s
-        self._soon = threading.Event()
-        self._stopping = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._log = get_logger("asynctask.presence")
-
-    def start(self) -> None:
-        """Starts beating, the first time at once."""
-        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
-        self._thread.start()
-
-    def soon(self) -> None:
-        """Beats at once, for a change that a tool waits for."""
-        self._soon.set()
-
-    def stop(self) -> None:
-        """Sends the last counts and removes the process from the tools. Counts are lost while the broker is unavailable."""
-        self._stopping = True
-        self._soon.set()
-        if self._thread is not None:
-            self._thread.join(10)
-        if not self._lock.acquire(timeout=1):
-            return  # the last beat still waits for an answer
-        try:
-            self._presence.leave()
-        except Unavailable as error:
-            self._log.warning("leave_put_off", error=str(error))
-        finally:
-            self._lock.release()
-
-    def ended(self, execution: Execution, failed: bool) -> None:
-        """Counts a job that ended."""
-        payload = execution.payload
-        wrapped = payload.get("wrapped")
-        name = wrapped if isinstance(wrapped, str) else str(payload["class"])
-        self._presence.ended(name, self._clock.monotonic() - execution.began, failed)
-
-    def beat(self) -> None:
-        """Sends one heartbeat now. Raises Unavailable."""
-        with self._lock:
-            running = self._now_running()
-            signal = self._presence.beat(running, quiet=self._is_quiet(), rss_kib=resident_kib())
-        if signal is None:
-            return
-        if signal in SIGNALS:
-            self._log.info("told", signal=signal)
-            self._on_signal(signal)
-        else:
-            self._log.warning("unknown_signal", signal=signal)
-
-    def _now_running(self) -> list[Running]:
-        now, ticks = self._clock.now(), self._clock.monotonic()
-        return [
-            Running(
-                thread=f"{each.thread.ident:x}",
-                name=str(each.payload["class"]),
-                jid=each.copy.jid,
-                queue=each.copy.queue,
-                payload=each.copy.payload,
-                began_at=now - micros(ticks - each.began),
-            )
-            for each in self._running()
-            if each.began and each.thread is not None
-        ]
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._soon.clear()
-            try:
-                self.beat()
-            except Unavailable as error:
-                self._log.warning("beat_put_off", error=str(error))
-            except Exception:
-                self._log.exception("beat_failed")
-            if not self._stopping:
-                self._soon.wait(self._every_s)
-
-
-def resident_kib() -> int:
-    """The memory that this process uses now, in KiB; if the system does not report it, the most that it has used."""
-    if sys.platform == "linux":
-        try:
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            return pages * os.sysconf("SC_PAGE_SIZE") // 1024
-        except (OSError, ValueError, IndexError):
-            pass
-    return memory_bytes() // 1024

@@ -32,9 +32,9 @@ from asynctask.clock import SystemClock
 from asynctask.dispatch.outbox import Router, build, engine_of
 from asynctask.errors import InputError, NormalException
 from asynctask.job import current_job
+from asynctask.sidekiq.payload import dump
 from asynctask.task import TaskHandle
 from asynctask.testing import PATIENCE_S, wait_for
-from asynctask.wire.payload import dump
 
 COLUMNS: Final = ("n", "text")
 """Of the export ``cells``."""

@@ -104,6 +104,9 @@ def test_the_wheel_holds_migrations_examples_types_templates_and_nothing_of_the_
         "asynctask/_examples/engines/celery_promotions.py",
     ):
         assert needed in names, f"{needed} is not in the wheel"
+    scripts = {f"asynctask/sidekiq/{path.name}" for path in (ROOT / "asynctask" / "sidekiq").glob("*.lua")}
+    assert scripts
+    assert scripts <= set(names)
     migrations = {path.name for path in (ROOT / "migrations" / "versions").glob("*.py")}
     assert {name.rpartition("/")[2] for name in names if name.startswith("asynctask/_migrations/versions/")} >= migrations
     for folder in ("static", "templates"):

@@ -19,7 +19,7 @@ from support.real_brokers import OwningBroker, dying_redis, dying_sql
 from support.servers import RedisServer
 
 from asynctask.brokers.base import Broker
-from asynctask.brokers.redis.broker import RedisBroker
+from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing.broker_suite import BrokerConformance, OperationsConformance
 
 BROKEN = [kind for kind in kinds_of(Whole) if kind.caught_by]

@@ -9,7 +9,7 @@ import redis
 from support.redis_watch import NOW, Fixed
 from support.servers import RedisServer
 
-from asynctask.brokers.redis.broker import RedisBroker
+from asynctask.sidekiq.broker import RedisBroker
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from asynctask.errors import ConfigError, Conflict, InputError, UnknownWorker
 from asynctask.ledger import queries, recorder, reservations, standalone, tasks
 from asynctask.ledger.tasks import try_close, try_finish
 from asynctask.maintenance import Maintenance
+from asynctask.sidekiq.payload import dump
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
-from asynctask.wire.payload import dump
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 

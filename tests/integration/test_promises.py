@@ -394,7 +394,7 @@ IMPORTERS = {"asynctask/cli/options.py", "webapi/wsgi.py"}
 
 PLAIN_YAML = {"yaml.parse", "yaml.safe_load", "yaml.SafeLoader", "yaml.MarkedYAMLError", "yaml.YAMLError"}
 """Of the library, in the one module that reads the file which the operator names with -C: nothing that makes objects."""
-YAML_READER = "asynctask/cli/worker_file.py"
+YAML_READER = "asynctask/sidekiq/worker_file.py"
 
 
 def test_promise_9_no_source_unpickles_evaluates_or_imports_by_name() -> None:

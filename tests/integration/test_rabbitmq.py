@@ -22,10 +22,10 @@ from support.servers import unmet
 from asynctask.brokers.base import Copy
 from asynctask.dispatch.outbox import build, engine_queue
 from asynctask.errors import BrokerUnavailable
+from asynctask.sidekiq.payload import dump
 from asynctask.testing import wait_for
 from asynctask.testing.engine_suite import ended, exact, is_past, performed
 from asynctask.testing.servers import MissingServer
-from asynctask.wire.payload import dump
 from benchmarks.servers import RabbitServer
 
 COMMANDS = {"celery": (*CELERY, "-P", "prefork"), "dramatiq": DRAMATIQ}

@@ -20,9 +20,9 @@ from support.redis_servers import OwnRedis
 from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.client import RedisClient
 from asynctask.errors import BrokerUnavailable, ConfigError
+from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.redis_releases
@@ -330,7 +330,7 @@ def test_a_fetch_is_not_repeated_and_what_it_carried_is_in_the_list_or_the_queue
 def _load_scripts(server: OwnRedis) -> None:
     """So that what is cut off is a script's answer and not the news that there is no script."""
     with server.client() as client:
-        for path in (ROOT / "asynctask/brokers/redis").glob("*.lua"):
+        for path in (ROOT / "asynctask/sidekiq").glob("*.lua"):
             client.script_load(path.read_text())
 
 

@@ -16,11 +16,11 @@ from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.brokers.redis.broker import DEATHS_S, LOOKED_THROUGH, RedisBroker
-from asynctask.brokers.redis.envelope import MALFORMED, key_of, keys_in, opened, sealed
 from asynctask.client import RedisClient
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, TooLarge
+from asynctask.sidekiq.broker import DEATHS_S, LOOKED_THROUGH, RedisBroker
+from asynctask.sidekiq.envelope import MALFORMED, key_of, keys_in, opened, sealed
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.redis_releases

@@ -12,8 +12,8 @@ from support.redis_ruby import Desk
 from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import SECOND, rfc3339
+from asynctask.sidekiq.broker import RedisBroker
 
 ID = "host:7:0123456789ab"
 

@@ -21,17 +21,19 @@ from support.broker_looks import RedisLook
 from support.databases import Store
 from support.proxy import Proxy
 from support.redis_servers import OwnRedis
+from support.sharing import poller_of, presence_of
 from support.world import World, numbers
 
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Maintenance
-from asynctask.runtime import fetcher, launcher
+from asynctask.runtime import fetcher
 from asynctask.runtime.launcher import Launcher
+from asynctask.sidekiq import sharing
+from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -51,7 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(maintenance, "STRAYS_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
-    monkeypatch.setattr(launcher, "JITTER_S", 0.0)
+    monkeypatch.setattr(sharing, "JITTER_S", 0.0)
 
 
 @pytest.fixture
@@ -81,14 +83,12 @@ def loud(logs: Logs) -> list[Any]:
 
 def alive(launcher: Launcher) -> dict[str, bool]:
     """The threads of a worker process that talk to Redis, or wait for those that do."""
-    assert launcher.poller is not None
-    assert launcher.presence is not None
     threads = {
         "fetcher": launcher.fetcher._thread,
         "dispatcher": launcher.dispatcher._thread,
         "maintenance": launcher.maintenance._thread,
-        "poller": launcher.poller._thread,
-        "presence": launcher.presence._thread,
+        "poller": poller_of(launcher)._thread,
+        "presence": presence_of(launcher)._thread,
         "heartbeat": launcher.heartbeat._thread,
         "recorder": launcher.recorder._thread,
     }
@@ -217,8 +217,7 @@ def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnR
         assert set(alive(launcher).values()) == {True}, alive(launcher)
         assert loud(logs) == []
         if outage.answers:
-            assert launcher.presence is not None
-            launcher.presence.beat()
+            presence_of(launcher).beat()
             assert int(look(on_redis).get("stat:processed")) == launcher.performer.performed
     on_redis.check_promises(app, [task.id, later.id, never.id], ITEMS + 40)
     assert never.progress()["counts"]["cancelled"] == 20

@@ -10,13 +10,14 @@ import redis
 from support.redis_ruby import Desk
 from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer
+from support.sharing import poller_of
 from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import About
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.runtime.launcher import Poller
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.sharing import Poller
 from asynctask.testing import wait_for
 
 NOW = 1_763_700_000_123_456
@@ -45,8 +46,8 @@ def test_what_ruby_scheduled_and_what_is_to_be_retried_runs_when_it_is_due(
 
     desk(_FILL)
     with world.working(app) as launcher:
+        assert poller_of(launcher)
         wait_for(lambda: len(ran) == 2, "both that are due have run")
-        assert launcher.poller is not None
     assert sorted(ran) == [1, 3]
     assert (raw.zcard("schedule"), raw.zcard("retry")) == (1, 0)
 
@@ -54,10 +55,9 @@ def test_what_ruby_scheduled_and_what_is_to_be_retried_runs_when_it_is_due(
 def test_a_quiet_process_looks_no_more(world: World, redis_server: RedisServer, raw: redis.Redis, desk: Desk) -> None:
     app = world.app(broker_url=redis_server.url)
     with world.working(app) as launcher:
-        assert launcher.poller is not None
         launcher.quiet()
         desk(_FILL)
-        launcher.poller.look()
+        poller_of(launcher).look()
         assert (raw.zcard("schedule"), raw.zcard("retry")) == (2, 1)
 
 

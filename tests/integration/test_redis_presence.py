@@ -14,16 +14,17 @@ from support.redis_ruby import Desk
 from support.redis_servers import OwnRedis
 from support.redis_watch import NOW, Fixed, Monitor
 from support.servers import RedisServer
+from support.sharing import presence_of
 from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import About, Copy, Running
-from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.presence import MAX_SHOWN, RedisPresence
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
 from asynctask.runtime.execution import Execution
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.presence import MAX_SHOWN, RedisPresence
 from asynctask.testing import wait_for
 
 ME = "box:17:0123456789ab"
@@ -349,7 +350,7 @@ def seen(desk: Desk) -> Any:
 def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: World, desk: Desk) -> None:
     with world.working(gated.app, concurrency=3, queues={"default": 1}) as launcher:
         me = launcher.pool.identity
-        showing = launcher.presence
+        showing = presence_of(launcher)
         assert showing is not None
         for n in (1, 2, -1):
             gated.plain.perform_async(n)
@@ -384,8 +385,7 @@ def test_rubys_page_shows_the_process_and_what_it_runs(gated: Gated, world: Worl
         gated.plain.perform_async(-1)
         gated.hard.perform_async(7)
         assert gated.began.acquire(timeout=120)
-        assert launcher.presence is not None
-        launcher.presence.beat()
+        presence_of(launcher).beat()
         fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.pool.identity}"))
         (jid,) = [job["jid"] for job in fetched if job["class"] == "Hard"]
         pages = desk(_PAGES, launcher.pool.identity, jid)
@@ -400,13 +400,12 @@ def tell(desk: Desk, what: str) -> None:
 
 def test_ruby_quiets_a_process_and_sees_that_it_is(gated: Gated, world: World, desk: Desk, raw: Any) -> None:
     with world.working(gated.app) as launcher:
-        assert launcher.presence is not None
-        launcher.presence.beat()
+        presence_of(launcher).beat()
         tell(desk, "quiet!")
-        launcher.presence.beat()
+        presence_of(launcher).beat()
         assert launcher.pool.is_quiet
         gated.plain.perform_async(1)
-        launcher.presence.beat()
+        presence_of(launcher).beat()
         assert [process[5] for process in seen(desk)["processes"]] == [True]
         assert raw.llen("queue:default") == 1
 
@@ -415,10 +414,9 @@ def test_ruby_has_a_process_show_its_stacks(
     gated: Gated, world: World, desk: Desk, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with world.working(gated.app) as launcher:
-        assert launcher.presence is not None
-        launcher.presence.beat()
+        presence_of(launcher).beat()
         tell(desk, "dump_threads")
-        launcher.presence.beat()
+        presence_of(launcher).beat()
         assert not launcher.pool.is_quiet
     said = capfd.readouterr().err
     assert "Current thread 0x" in said
@@ -438,8 +436,7 @@ def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
 
 def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated, raw: Any) -> None:
     launcher = gated.app.launcher(concurrency=1, shutdown_s=60.0)
-    assert launcher.presence is not None
-    launcher.presence._every_s = 3600.0  # the beat that is waited for is not one that comes anyhow
+    presence_of(launcher)._every_s = 3600.0  # the beat that is waited for is not one that comes anyhow
     launcher.start()
     gated.hard.perform_async(1)
     assert gated.began.acquire(timeout=120)
@@ -457,7 +454,7 @@ def test_an_outage_of_redis_ends_nothing_and_the_process_is_seen_again(world: Wo
     with OwnRedis(tmp_path) as server:
         gated = Gated(world, server.url)
         with world.working(gated.app) as launcher:
-            showing = launcher.presence
+            showing = presence_of(launcher)
             assert showing is not None
             gated.hard.perform_async(1)
             assert gated.began.acquire(timeout=120)
@@ -476,21 +473,19 @@ def test_an_outage_of_redis_ends_nothing_and_the_process_is_seen_again(world: Wo
 @pytest.mark.parametrize(("wrapped", "counted"), [("Real", "Real"), (None, "Wrapper"), (7, "Wrapper")])
 def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: Any, wrapped: Any, counted: str) -> None:
     launcher = gated.app.launcher()
-    assert launcher.presence is not None
     copy = Copy("0" * 24, 0, "default", "{}")
     payload = {"class": "Wrapper", "wrapped": wrapped, "args": []}
-    launcher.presence.ended(Execution(copy, payload, CurrentJob("0" * 24), None, None), False)
-    launcher.presence.beat()
+    presence_of(launcher).ended(Execution(copy, payload, CurrentJob("0" * 24), None, None), False)
+    presence_of(launcher).beat()
     (key,) = raw.keys("j|????????|*")
     assert raw.hget(key, f"{counted}|p") == b"1"
 
 
 def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw: Any) -> None:
     with world.working(gated.app) as launcher:
-        assert launcher.presence is not None
         for name in ("KILL", "", "\xff" * 10_000, "LOST"):
             raw.lpush(f"{launcher.pool.identity}-signals", name)
-            launcher.presence.beat()
+            presence_of(launcher).beat()
         assert not launcher.pool.is_quiet
         assert not launcher._lost
 

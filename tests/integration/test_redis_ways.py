@@ -21,13 +21,13 @@ from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Held, Running
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.client import RedisClient
 from asynctask.clock import SystemClock, SystemIds
+from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import a_copy, untracked
 
-SOURCES = Path(__file__).resolve().parents[2] / "asynctask" / "brokers" / "redis"
+SOURCES = Path(__file__).resolve().parents[2] / "asynctask" / "sidekiq"
 
 
 # -- the ways

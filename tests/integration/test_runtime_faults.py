@@ -216,7 +216,7 @@ def test_an_untracked_job_around_which_the_runtime_fails_lies_in_the_dead_set(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a fault of the runtime")
 
-    monkeypatch.setattr("asynctask.runtime.execution.decide_untracked", broken)
+    monkeypatch.setattr("asynctask.sidekiq.sharing.decide_untracked", broken)
     worker.perform_async()
     with place.working(app):
         wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'dead'"), "it lies there")

@@ -11,7 +11,7 @@ from support.redis_watch import NOW, Fixed
 from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
-from asynctask.brokers.redis.broker import RedisBroker
+from asynctask.sidekiq.broker import RedisBroker
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from support.redis_world import RedisWorld
 
 from asynctask import AsyncTask, current_job
 from asynctask.errors import NotFound
+from asynctask.sidekiq.activejob import is_wrapped
 from asynctask.testing import wait_for
-from asynctask.wire.activejob import is_wrapped
 
 OURS = {"enqueued_at", "retry_count", "failed_at"}
 """Members that say how often and when a job was tried: they change with each run."""

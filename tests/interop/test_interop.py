@@ -18,13 +18,13 @@ from support.servers import RedisServer
 
 from asynctask import AsyncTask, current_job
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.client import RedisClient
 from asynctask.clock import SECOND
 from asynctask.errors import NotFound
+from asynctask.sidekiq.activejob import GlobalId, ModuleName, Symbol, decode_arguments, wrap
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.payload import build, decode_backtrace, dump, parse
 from asynctask.testing import wait_for
-from asynctask.wire.activejob import GlobalId, ModuleName, Symbol, decode_arguments, wrap
-from asynctask.wire.payload import build, decode_backtrace, dump, parse
 
 LATER = 4_000_000_000
 

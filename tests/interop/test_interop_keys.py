@@ -17,15 +17,16 @@ from support.payloads import EDGES, HARD, TEXTS, UNKNOWN, VALUES
 from support.redis_ruby import Desk
 from support.redis_watch import Monitor
 from support.redis_world import RedisWorld
+from support.sharing import presence_of
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.client import RedisClient, RemoteWorker
 from asynctask.clock import SECOND, SystemClock
 from asynctask.dispatch.outbox import poisoned
-from asynctask.runtime.execution import after_failure
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.payload import dump, parse
+from asynctask.sidekiq.sharing import after_failure
 from asynctask.testing import wait_for
-from asynctask.wire.payload import dump, parse
 
 NOW = SystemClock().now() - 3_600 * SECOND  # the dead are kept for half a year
 LATER = 4_000_000_000
@@ -233,7 +234,7 @@ def ours(world: RedisWorld, rubys: Traces, request: pytest.FixtureRequest) -> Tr
         weak.set(retry=5, backtrace=True).perform_async(5, 0.5)
         weak.set(retry=0, backtrace=True).perform_async(6, 0.5)
         with world.working(app, "default", "low") as launcher:
-            showing, identity = launcher.presence, launcher.pool.identity
+            showing, identity = presence_of(launcher), launcher.pool.identity
             assert showing is not None
             wait_for(lambda: launcher.performer.performed == 5, "five are performed")
             hard.set(queue="low").perform_async(7, 0.5)

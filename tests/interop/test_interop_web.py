@@ -18,15 +18,16 @@ from support.payloads import HARD, UNKNOWN
 from support.redis_ruby import PACKAGES, Desk
 from support.redis_world import RedisWorld
 from support.servers import RedisServer, missing
+from support.sharing import presence_of
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Copy, Held, Running
-from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.presence import MAX_SHOWN
 from asynctask.clock import SECOND, SystemClock
 from asynctask.dispatch.outbox import poisoned
-from asynctask.runtime.execution import after_failure
-from asynctask.wire.activejob import Symbol, wrap
-from asynctask.wire.payload import build, dump, parse
+from asynctask.sidekiq.activejob import Symbol, wrap
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.payload import build, dump, parse
+from asynctask.sidekiq.presence import MAX_SHOWN
+from asynctask.sidekiq.sharing import after_failure
 
 NOW = SystemClock().now() - 3_600 * SECOND  # the dead are kept for half a year
 PAGES = {SCHEDULE: "scheduled", RETRY: "retries", DEAD: "morgue"}
@@ -301,7 +302,7 @@ def test_a_process_of_ours_is_quieted_and_stopped(world: RedisWorld, desk: Desk,
         assert gate.wait(120)
 
     with world.working(app) as launcher:
-        showing, me = launcher.presence, launcher.pool.identity
+        showing, me = presence_of(launcher), launcher.pool.identity
         assert showing is not None
         hard.perform_async(1, "é<b>")
         assert began.wait(120)
@@ -335,8 +336,7 @@ def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker,
     broker._counters.add("stat:processed", 1_234)
     broker._counters.add("stat:failed", 5)
     with world.working(app, "none", "other", concurrency=3) as launcher:
-        assert launcher.presence is not None
-        launcher.presence.beat()
+        presence_of(launcher).beat()
         broker.exchange("p", [], ["none"], 1)  # the counts go with it
         said = sidekiqmon(redis_server)
         me = launcher.pool.identity

@@ -14,12 +14,15 @@ from support.hooks import noting
 from support.redis_world import RedisWorld
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import Copy
-from asynctask.brokers.redis.broker import PASSED_AT_ONCE, RedisBroker
+from asynctask.brokers.base import About, Copy
+from asynctask.clock import SystemClock, SystemIds
 from asynctask.database import tables
-from asynctask.runtime.fetcher import DeferredCopy, UntrackedDeferral
+from asynctask.job import CurrentJob
+from asynctask.runtime.execution import Execution
+from asynctask.sidekiq.activejob import OLD_WRAPPER, WRAPPER
+from asynctask.sidekiq.broker import PASSED_AT_ONCE, RedisBroker
+from asynctask.sidekiq.sharing import Sharing
 from asynctask.testing import wait_for
-from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
 
 THEIRS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "an unknown class": ("Shop::HardWorker", [1], {"tags": ["a"]}),
@@ -268,19 +271,27 @@ def test_a_full_server_or_a_key_of_another_program_loses_nothing_beside_them(
 
 
 class Taker:
-    """A broker that takes everything."""
+    """A broker that takes everything, and has no tools."""
 
     def defer(self, process: str, copies: Any, known: Any) -> None: ...
+
+    def presence(self, about: About) -> None: ...
+
+
+def taken(name: str, queue: str) -> Execution:
+    """A fetched job of a worker that nobody knows here."""
+    return Execution(Copy("j", 0, queue, "{}"), {"class": name, "args": []}, CurrentJob("j"), None, None)
 
 
 def test_each_class_is_reported_once_for_each_queue_and_never_without_end() -> None:
     taker: Any = Taker()
-    deferral = UntrackedDeferral("p", taker, {})
+    about, clock = About("p", "box", 1, 0, 1, {"q": 1}), SystemClock()
+    sharing = Sharing(taker, clock, SystemIds(clock), about, {}, running=list, is_quiet=bool, on_signal=print)
     with structlog.testing.capture_logs() as logs:
         for name in ("A", "A", "B", "\x1b[0m\udcff"):
-            deferral.defer([DeferredCopy(Copy("j", 0, "q", "{}"), name, "why")])
+            sharing.leave([taken(name, "q")])
         for n in range(2_000):
-            deferral.defer([DeferredCopy(Copy("j", 0, f"q{n}", "{}"), "C", "why")])
+            sharing.leave([taken("C", f"q{n}")])
     logs = [line for line in logs if line["event"] == "job_left_to_others"]  # threads of other tests may say something
     assert [line["worker"] for line in logs[:3]] == ["A", "B", "\\x1b[0m?"]
     assert len(logs) == 1_000

@@ -9,8 +9,8 @@ import pytest
 from support.hooks import noting
 from support.redis_world import RedisWorld
 
+from asynctask.sidekiq.payload import parse
 from asynctask.testing import wait_for
-from asynctask.wire.payload import parse
 
 pytestmark = pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker")
 

@@ -16,10 +16,11 @@ from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.maintenance import POISON_COPIES, Maintenance
-from asynctask.runtime.execution import Decision, Follow, after_failure, decide_untracked
+from asynctask.runtime.execution import Decision, Follow
+from asynctask.sidekiq.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wrap
+from asynctask.sidekiq.payload import decode_backtrace, dump, parse
+from asynctask.sidekiq.sharing import after_failure, decide_untracked
 from asynctask.testing import wait_for
-from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wrap
-from asynctask.wire.payload import decode_backtrace, dump, parse
 from asynctask.worker import Worker
 
 pytestmark = pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker")

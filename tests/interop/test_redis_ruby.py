@@ -12,9 +12,9 @@ from support.redis_watch import NOW, Fixed
 from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import SECOND
-from asynctask.wire.payload import build, dump, encode_backtrace, parse
+from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.payload import build, dump, encode_backtrace, parse
 
 LINES = ["a.py:1:in `f'", "é"]
 SETS = {SCHEDULE: "Scheduled", RETRY: "Retry", DEAD: "Dead"}

@@ -20,8 +20,8 @@ from asynctask import AsyncTask, CurrentJob, current_job
 from asynctask.client import RemoteWorker, Symbol
 from asynctask.errors import ConfigError, InputError
 from asynctask.pushing import BATCH
+from asynctask.sidekiq.activejob import OLD_WRAPPER, unwrap
 from asynctask.testing import wait_for
-from asynctask.wire.activejob import OLD_WRAPPER, unwrap
 from asynctask.worker import Worker
 
 pytestmark = pytest.mark.one_redis("what the broker and the client do on each is proved by their own tests")

@@ -12,10 +12,10 @@ from support.databases import Store
 from support.servers import RedisServer
 
 from asynctask.brokers.base import Broker
-from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.database import schema
 from asynctask.database.engine import Database
+from asynctask.sidekiq.broker import RedisBroker
 
 
 class Killed(Exception):

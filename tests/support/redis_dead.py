@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from asynctask.wire.payload import Malformed, parse
+from asynctask.sidekiq.payload import Malformed, parse
 
 
 def buried(text: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from asynctask.brokers.base import RETRY, Held
-from asynctask.brokers.redis.broker import RedisBroker
+from asynctask.sidekiq.broker import RedisBroker
 
 
 def main(url: str, step: str) -> None:

@@ -19,7 +19,6 @@ import pytest
 import sqlalchemy as sa
 
 from asynctask import AsyncTask, cli
-from asynctask.brokers.redis.server import Server
 from asynctask.cli import main
 from asynctask.cli.demo import ReportRows, audit_campaigns
 from asynctask.cli.options import environment
@@ -31,6 +30,7 @@ from asynctask.config import load, without_secrets
 from asynctask.database.engine import Database
 from asynctask.database.retrying import translated
 from asynctask.errors import ConfigError, Conflict, InputError, LedgerUnavailable, NotFound, Problem, SchemaOutdated
+from asynctask.sidekiq.server import Server
 
 
 def call(*argv: str, environ: dict[str, str] | None = None) -> tuple[int, str, str]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctask.brokers.base import Copy
-from asynctask.brokers.redis.envelope import opened, sealed
+from asynctask.sidekiq.envelope import opened, sealed
 
 PLAIN = st.text("abcXYZ0189_.:-", min_size=1, max_size=64)
 ANY = st.text(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asynctask.errors import BrokerUnavailable
-from asynctask.runtime.launcher import AT_ONCE, MAX_PAUSE_S, Poller
+from asynctask.sidekiq.sharing import AT_ONCE, MAX_PAUSE_S, Poller
 from asynctask.testing import wait_for
 
 

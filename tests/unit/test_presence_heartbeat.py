@@ -14,7 +14,7 @@ from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
 from asynctask.runtime.execution import Execution
-from asynctask.runtime.process import PresenceHeartbeat, resident_kib
+from asynctask.sidekiq.sharing import PresenceHeartbeat, resident_kib
 from asynctask.testing import wait_for
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from asynctask.brokers.redis.presence import BOUNDS, MAX_FIGURES, Counters, Figures, Metrics, Statistics, commands
+from asynctask.sidekiq.presence import BOUNDS, MAX_FIGURES, Counters, Figures, Metrics, Statistics, commands
 
 
 class Watch:

@@ -13,7 +13,7 @@ from asynctask.database.batches import given
 from asynctask.dispatch.outbox import options_of, tracked_copy
 from asynctask.integrations.base import pushed_job
 from asynctask.ledger.reservations import Ready
-from asynctask.wire.payload import parse
+from asynctask.sidekiq.payload import parse
 
 NOW = 1_763_800_001_250_000
 READY = Ready(

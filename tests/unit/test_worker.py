@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from asynctask import AsyncTask, CurrentJob
 from asynctask.errors import ConfigError
-from asynctask.wire.payload import When
+from asynctask.sidekiq.payload import When
 from asynctask.worker import Worker, describe
 
 

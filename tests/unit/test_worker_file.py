@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from asynctask.cli.root import run
-from asynctask.cli.worker_file import MAX_ALIASES, MAX_FILE_BYTES, read_worker_file
 from asynctask.config import Config
 from asynctask.errors import ConfigError, TooLarge
+from asynctask.sidekiq.worker_file import MAX_ALIASES, MAX_FILE_BYTES, read_worker_file
 
 Writes = Callable[[str | bytes], Path]
 

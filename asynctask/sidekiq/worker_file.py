@@ -23,10 +23,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from asynctask.cli.output import clean
 from asynctask.config import QUEUE_NAME, Config, check_setting, setting_types
 from asynctask.errors import ConfigError, TooLarge
-from asynctask.wire.payload import nearest
+from asynctask.logs import escaped
+from asynctask.sidekiq.payload import nearest
 
 MAX_FILE_BYTES: Final = 65_536
 MAX_EVENTS: Final = 4_000
@@ -141,10 +141,16 @@ def _parsed(text: str, path: Path) -> Any:
 
 
 def _error_text(problem: Any) -> str:
-    text = clean(" ".join(str(problem).split()), longest=200)
+    text = _shown(" ".join(str(problem).split()), 200)
     if "constructor for the tag" in text:
         return f"{text}: objects are not read from a file, write plain values"
     return text
+
+
+def _shown(value: object, longest: int) -> str:
+    """A part of the file in the text of an error, at most so many characters of it."""
+    text = str(value)
+    return escaped(text if len(text) <= longest else f"{text[: longest - 1]}…")
 
 
 def _refuse_bombs(events: Any, path: Path) -> None:
@@ -164,7 +170,7 @@ def _plain_keys(mapping: Mapping[Any, Any], path: Path) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, value in mapping.items():
         if not isinstance(key, str) or not key.removeprefix(":"):
-            raise ConfigError(f"{path}: {clean(repr(key), longest=80)} is no name of a setting")
+            raise ConfigError(f"{path}: {_shown(repr(key), 80)} is no name of a setting")
         name = key.removeprefix(":")
         if name in plain:
             raise ConfigError(f"{path}: {name[:80]} stands there twice, with a colon and without: keep one")
@@ -203,7 +209,7 @@ def _settings(lines: Mapping[str, Any], before: str, known: set[str], wrong: lis
             try:
                 _add_setting(found, setting, value, lines)
             except ConfigError as error:
-                wrong.append(f"{shown}: {clean(error, longest=300)}")
+                wrong.append(f"{shown}: {_shown(error, 300)}")
         elif name not in _FOR_RUBY:
             wrong.append(f"{shown} is no setting{nearest(name, {*known, *_FOR_RUBY, *_UNSUPPORTED})}")
     return found
@@ -248,10 +254,8 @@ def _queue(pair: Any) -> tuple[str, int | None]:
         name, weight = pair, None
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name.strip().removeprefix(":")):
         raise ConfigError(
-            f"{clean(repr(name), longest=80)} is no name of a queue: letters, digits and _ : . - (in quotes if need be)"
+            f"{_shown(repr(name), 80)} is no name of a queue: letters, digits and _ : . - (in quotes if need be)"
         )
     if weight is not None and (type(weight) is not int or not 0 <= weight <= MAX_WEIGHT):
-        raise ConfigError(
-            f"the weight of {name} must be a whole number up to {MAX_WEIGHT}, not {clean(repr(weight), longest=80)}"
-        )
+        raise ConfigError(f"the weight of {name} must be a whole number up to {MAX_WEIGHT}, not {_shown(repr(weight), 80)}")
     return name.strip().removeprefix(":"), weight

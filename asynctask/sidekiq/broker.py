@@ -1,7 +1,7 @@
 """The broker on a Redis server, in Sidekiq's keys and format, so that Ruby's tools and workers see its queues and sets.
 
-What Sidekiq does not have lies in separate keys (:mod:`asynctask.brokers.redis.server`) and in one member of the payload
-(:mod:`asynctask.brokers.redis.envelope`):
+What Sidekiq does not have lies in separate keys (:mod:`asynctask.sidekiq.server`) and in one member of the payload
+(:mod:`asynctask.sidekiq.envelope`):
 
 * a fetched copy lies in the process's own list, moved there by the script that takes it from its queue;
 * a tracked copy is held once, by the scripts' set of held copies. Untracked jobs, such as those that Ruby pushes, are not
@@ -25,14 +25,14 @@ import redis
 
 from asynctask.brokers.admin import Operations
 from asynctask.brokers.base import About, Capabilities, Copy, Held, Key, Presence
-from asynctask.brokers.redis.admin import RedisOperations, Sets
-from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
-from asynctask.brokers.redis.presence import Counters, RedisPresence, Statistics
-from asynctask.brokers.redis.server import Server, count_of
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
-from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
+from asynctask.sidekiq.activejob import OLD_WRAPPER, WRAPPER
+from asynctask.sidekiq.admin import RedisOperations, Sets
+from asynctask.sidekiq.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
+from asynctask.sidekiq.presence import Counters, RedisPresence, Statistics
+from asynctask.sidekiq.server import Server, count_of
 
 PUSHED_AT_ONCE: Final = 10_000
 """Copies per script call; a larger push takes several calls, each all or none."""

@@ -12,11 +12,11 @@ from support.ruby_floats import newer, older
 
 from asynctask.brokers.admin import Entry, pushed_again
 from asynctask.brokers.base import Copy, Held
-from asynctask.brokers.redis.envelope import sealed_for_set
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.outbox import buried
-from asynctask.runtime.execution import after_failure
-from asynctask.wire.payload import dump, parse, write_time
+from asynctask.sidekiq.envelope import sealed_for_set
+from asynctask.sidekiq.payload import dump, parse, write_time
+from asynctask.sidekiq.sharing import after_failure
 
 OWN = [
     "1e+15", "1.0e+15", "1.234567890123456e+15", "1e+300", "1.0e+300", "0.00001", "1.0e-05", "0.0000001", "1.0e-07",

@@ -20,8 +20,7 @@ import orjson
 
 from asynctask.brokers.base import BIGINT, INT, MAX_PAYLOAD_BYTES, Copy, Key, refuse_unstorable
 from asynctask.errors import InputError, Problem
-from asynctask.wire.payload import DEFAULT_QUEUE, presentable
-from asynctask.wire.ruby_json import MAX_BYTES, MAX_DEPTH, Malformed, dump, dump_any, parse
+from asynctask.sidekiq.payload import DEFAULT_QUEUE, MAX_BYTES, MAX_DEPTH, Malformed, dump, dump_any, parse, presentable
 
 MALFORMED: Final = "bad-"
 """Prefix of the jid of a copy that is no job, whose payload is the text found, with attempt 0. It goes to the dead set, in

@@ -27,12 +27,12 @@ from typing import Any, Final
 
 from asynctask.brokers.admin import peeked
 from asynctask.brokers.base import About, Running
-from asynctask.brokers.redis.server import Command, Server
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
 from asynctask.messages import SECRET, masked
-from asynctask.wire.ruby_json import dump_any
+from asynctask.sidekiq.payload import dump_any
+from asynctask.sidekiq.server import Command, Server
 
 SEEN_S: Final = 60
 """Seconds after its last beat until a process disappears."""

@@ -13,7 +13,7 @@ from support.redis_ruby import ruby_program
 from support.servers import missing
 
 from asynctask.errors import InputError
-from asynctask.wire.activejob import (
+from asynctask.sidekiq.activejob import (
     OLD_WRAPPER,
     WRAPPER,
     GlobalId,

@@ -282,7 +282,7 @@ def _script(name: str) -> tuple[str, str]:
 #                                      expires 72 h after the last
 # ===========================  ======  ===============================================================================
 #
-# Keys of live processes: :mod:`asynctask.brokers.redis.presence`.
+# Keys of live processes: :mod:`asynctask.sidekiq.presence`.
 
 _TYPES: Final = {
     "queues": "set",

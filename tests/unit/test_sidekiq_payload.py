@@ -18,13 +18,14 @@ from support.payloads import EDGES, TEXTS, VALUES
 from support.redis_ruby import RubyJson
 
 from asynctask.errors import InputError
-from asynctask.wire.payload import (
+from asynctask.sidekiq.payload import (
     MAX_BYTES,
     Malformed,
     build,
     check,
     decode_backtrace,
     dump,
+    dump_any,
     encode_backtrace,
     normalise,
     parse,
@@ -32,7 +33,6 @@ from asynctask.wire.payload import (
     retries,
     write_time,
 )
-from asynctask.wire.ruby_json import dump_any
 
 NOW = 1_763_700_000_123_456
 JID = "0" * 20 + "abcd"

@@ -24,7 +24,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from asynctask.errors import InputError
-from asynctask.wire.ruby_json import MAX_DEPTH
+from asynctask.sidekiq.payload import MAX_DEPTH
 
 OLD_WRAPPER: Final = "ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper"
 """The class of such a payload; every version of Sidekiq runs it."""

@@ -33,12 +33,12 @@ from asynctask.brokers.admin import (
     pushed_again,
 )
 from asynctask.brokers.base import DEAD, Copy, Held
-from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
-from asynctask.brokers.redis.presence import process_facts
-from asynctask.brokers.redis.server import Command, Keys, Server, count_of
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
-from asynctask.wire.payload import Malformed, dump, parse, write_time
+from asynctask.sidekiq.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
+from asynctask.sidekiq.payload import Malformed, dump, parse, write_time
+from asynctask.sidekiq.presence import process_facts
+from asynctask.sidekiq.server import Command, Keys, Server, count_of
 
 _SCAN_BATCH: Final = 500
 _PART: Final = 10  # of at most 4 MB each, if our own programs pushed them

@@ -1,1 +1,0 @@
-"""Sidekiq's wire format as plain values, byte for byte, without a connection."""
