@@ -73,8 +73,9 @@ class Maintenance:
 
     ``resume_split`` continues the split of a Task in a way that suits this process; ``uploads`` stores the lists; None:
     this process must not split. What ended ``purge_after_s`` seconds ago is removed; 0: never. ``engines``: the attached
-    engines by name. ``every_s`` is the pause between two rounds while a Task is open. ``nudge`` and ``expect`` tell the
-    dispatcher that there is work now, or at a time (microseconds); ``waker`` reports new work for maintenance.
+    engines by name. ``every_s`` is the pause between two rounds while a Task is open; ``heartbeat_s`` that of the
+    processes' heartbeats. ``nudge`` and ``expect`` tell the dispatcher that there is work now, or at a time (microseconds);
+    ``waker`` reports new work for maintenance.
     """
 
     def __init__(
@@ -92,9 +93,11 @@ class Maintenance:
         expect: Callable[[int], None] = lambda at: None,
         waker: Waker | None = None,
         every_s: float = 1.0,
+        heartbeat_s: float = 5.0,
         engines: Mapping[str, EngineQueues] = MappingProxyType({}),
     ) -> None:
         self._ledger = ledger
+        self._heartbeat_s = heartbeat_s
         self._broker = broker
         self._engines = engines
         self._router = Router(broker, engines, ledger.clock)
@@ -124,6 +127,7 @@ class Maintenance:
         self._sightings = self._schedule.sightings
         self._steps: Mapping[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
+            "take_stalled": self.take_stalled,
             "release_due": self.release_due,
             "rejoin": self.rejoin,
             "turn_rows": self.turn_rows,
@@ -239,6 +243,14 @@ class Maintenance:
         turned = sum(each.turn is not None for each in applied)
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
         self._nudge()
+
+    def take_stalled(self) -> None:
+        """Makes due again what processes have not begun whose interpreter is held, though their leases are renewed."""
+        with self._ledger.database.read() as connection:
+            stalled = processes.stalled(connection, self._ledger.now(), heartbeat_s=self._heartbeat_s)
+        for identity in stalled:
+            if processes.take_unbegun(self._ledger, identity):
+                self._log.warning("process_stalled", identity=identity)
 
     def _put_back(self, identity: str, copies: Sequence[Copy]) -> None:
         now = self._ledger.now()

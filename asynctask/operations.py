@@ -959,7 +959,7 @@ def _backlog_object(
 
 
 def _alone(facts: QueueFacts, parts: Sequence[queries.Backlog]) -> dict[int | None, int]:
-    """The jobs in a queue without a Task, by priority. If the broker cannot tell, jobs of Tasks that were pushed there are subtracted;
+    """The jobs in a queue without a Task, by priority. If the broker cannot tell, those of Tasks are subtracted;
     as a process may hold some of these, this is a lower bound."""
     if facts.alone is not None:
         return {priority: count for priority, count in facts.alone.items()}  # noqa: C416 - a wider type of key

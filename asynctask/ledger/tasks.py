@@ -328,13 +328,12 @@ def add_slice(
     after: int,
     cursor: int,
     lease_s: float,
-    notify_dispatcher: bool = False,
     headers: Mapping[str, Any] | None = None,
 ) -> int:
     """Adds one slice of items, with the split's progress and the counts, in one transaction.
 
     The slice covers the source's rows after ``after``, up to ``cursor``, where a process that takes the split over goes on.
-    ``notify_dispatcher``: as in :class:`NewWhole`; these jobs may begin during the split. ``headers``: the columns of all
+    The jobs may begin during the split. ``headers``: the columns of all
     rows up to ``cursor``, None if unknown. Returns the jobs created so far.
 
     Raises :class:`SplitLost` if this process no longer holds the split, the Task was cancelled, or another splitter moved
@@ -362,7 +361,7 @@ def add_slice(
         if items:
             _add_jobs(connection, ledger, task, jids[: len(items)], items, now)
         write_rejects(connection, task_id, rejects)
-        if notify_dispatcher:
+        if items:
             notify(connection, LEDGER)
     return int(task["created_jobs"] + len(items))
 
@@ -597,7 +596,6 @@ class NewWhole:
 
     ``planned``: number of rows of the list; ``cursor``: its last row; ``refused``: the list is strict and its ``rejects``
     refuse it. Without items the Task is ``rejected`` and keeps no idempotency key, for a corrected list to use.
-    ``notify_dispatcher``: the commit sends a notification that there is something to dispatch.
     """
 
     new: NewTask
@@ -606,7 +604,6 @@ class NewWhole:
     planned: int
     cursor: int
     refused: bool = False
-    notify_dispatcher: bool = False
 
     @property
     def rows(self) -> int:
@@ -724,7 +721,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
         move_counts(connection, moved, now)
         for task_id, each, row in made:
             _write_rest(connection, ledger, task_id, each, row)
-        if any(each.notify_dispatcher and each.items for each in wholes):
+        if any(each.items for each in wholes):
             notify(connection, LEDGER)
     return [Whole(task_id, True, {**row, "id": task_id}) for task_id, _, row in made]
 

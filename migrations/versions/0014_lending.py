@@ -46,6 +46,7 @@ def upgrade() -> None:
         sa.Column("process", sa.String(64)),
         sa.Column("at", sa.BigInteger(), nullable=False),
         sa.Column("asked", sa.BigInteger()),
+        sqlite_autoincrement=True,  # the id of a loan that ended is never given again
         **_options(),
     )
     op.create_index("ix_loans_task", "loans", ["task_id", "process", "low"])

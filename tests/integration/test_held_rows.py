@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,10 +13,7 @@ from support.world import World, numbers
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.database.retrying import LockTimeout
-from asynctask.dispatch.demand import Load
-from asynctask.dispatch.dispatcher import HELD_S
-from asynctask.dispatch.outbox import tracked_copy
-from asynctask.ledger import base, dispatchable, processes, reservations
+from asynctask.ledger import base, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Outcome, Recorder
@@ -45,18 +42,24 @@ def holding(world: World, *task_ids: int) -> Iterator[None]:
         connection.close()
 
 
-def using(app: AsyncTask, free: int) -> None:
-    """This process can use so many jobs, and performs none."""
-    app.dispatcher.attach(lambda: Load("a process", ("default",), free, 0.0))
-
-
 def column(world: World, name: str, task_id: int) -> Any:
     return world.one(f"SELECT {name} FROM tasks WHERE id = ?", task_id)
 
 
-def records(
-    ledger: Ledger, jobs: list[reservations.Ready], status: Status = Status.FINISH, retry_at: int | None = None
-) -> None:
+def borrowed(ledger: Ledger, task_id: int, count: int) -> list[lending.Job]:
+    """So many jobs of a Task, lent to the process of this ledger."""
+    with ledger.database.read() as connection:
+        (offer,) = [each for each in lending.pick(connection, ledger, ["default"]) if each.task_id == task_id]
+    return [job for _, jobs in lending.borrow(ledger, offer, count).loans for job in jobs]
+
+
+def locks(ledger: Ledger, task_id: int) -> bool:
+    """Whether a transaction gets the lock of a Task's row."""
+    with ledger.database.write() as connection:
+        return base.try_lock(connection, ledger, task_id) is not None
+
+
+def records(ledger: Ledger, jobs: list[lending.Job], status: Status = Status.FINISH, retry_at: int | None = None) -> None:
     reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
     Recorder(ledger).flush([Outcome(job.event_id, job.attempt, status, reason, retry_at=retry_at) for job in jobs])
 
@@ -66,13 +69,10 @@ NOBODY = 2**22 + 1
 
 
 def dies_with(app: AsyncTask, task_id: int, count: int) -> str:
-    """A process that reserved and fetched jobs of a Task, and died."""
+    """A process that borrowed jobs of a Task, and died."""
     ledger = Ledger(app.ledger.database, identity=f"dead-{task_id}")
     processes.register(ledger, app.host, kind="worker", pid=NOBODY, lease_s=60)
-    found = reservations.reserve(ledger, task_id, count, lease_s=1)
-    assert len(found) == count
-    app.broker.push([tracked_copy(each, ledger.now()) for each in found])
-    assert len(app.broker.exchange(ledger.identity, [], ["default"], count)) == count
+    assert len(borrowed(ledger, task_id, count)) == count
     return ledger.identity
 
 
@@ -126,10 +126,10 @@ def test_who_waited_in_vain_does_not_wait_again_at_once(world: World, monkeypatc
     monkeypatch.setattr(base, "_wait", counting)
     with holding(world, tasks[0].id):
         for _ in range(3):
-            assert reservations.reserve(app.ledger, tasks[0].id, 1, lease_s=5) == []
-        assert len(reservations.reserve(app.ledger, tasks[1].id, 1, lease_s=5)) == 1
+            assert not locks(app.ledger, tasks[0].id)
+        assert locks(app.ledger, tasks[1].id)
         assert waits == [tasks[0].id]
-    assert len(reservations.reserve(app.ledger, tasks[0].id, 1, lease_s=5)) == 1
+    assert locks(app.ledger, tasks[0].id)
 
 
 @pytest.mark.each_database(reason="each locks in its own way")
@@ -158,101 +158,47 @@ def test_who_holds_a_row_for_a_moment_is_waited_for(world: World) -> None:
         patch.setattr(base, "PATIENCE_S", 20.0)
         patch.setattr(base, "_wait", waiting)
         patch.setattr(base, "_LOCK_MARIADB", base._ONE.with_for_update())
-        assert len(reservations.reserve(app.ledger, task.id, 2, lease_s=5)) == 2
+        assert locks(app.ledger, task.id)
     thread.join(120)
-
-
-def test_a_reservation_that_cannot_be_confirmed_is_confirmed_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = world.app()
-    both = held, good = app.submit("note", numbers(3)), app.submit("note", numbers(3))
-    using(app, 10)
-    push, stack = app.broker.push, ExitStack()
-
-    def hold_then_push(copies: Any) -> None:
-        monkeypatch.setattr(app.broker, "push", push)
-        stack.enter_context(holding(world, held.id))
-        push(copies)
-
-    monkeypatch.setattr(app.broker, "push", hold_then_push)
-    with stack:
-        app.dispatcher.round()
-        assert [column(world, "dispatch_by", task.id) for task in both] == [app.ledger.identity, None]
-    app.dispatcher.round()
-    assert column(world, "dispatch_by", held.id) is None
-    assert good.progress()["control"]["in_flight"] == held.progress()["control"]["in_flight"] == 3
-    assert world.one("SELECT COUNT(*) FROM jobs") == 6
-
-
-@pytest.mark.parametrize("knobs", [{}, {"interval": 0.5, "parallel": 3}], ids=["plain", "interval"])
-def test_what_cannot_be_confirmed_is_confirmed_soon_by_the_same_dispatcher(
-    world: World, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]
-) -> None:
-    """No other dispatcher may serve the Task until then. Taken out: the round that it expects for it."""
-    app = world.app()
-    task = app.submit("note", numbers(3), **knobs)
-    dispatcher = app.dispatcher
-    using(app, 10)
-    push, stack = app.broker.push, ExitStack()
-
-    def push_then_hold(copies: Any) -> None:
-        monkeypatch.setattr(app.broker, "push", push)
-        push(copies)
-        stack.enter_context(holding(world, task.id))
-
-    monkeypatch.setattr(app.broker, "push", push_then_hold)
-    with stack:
-        dispatcher.nudge()
-        dispatcher._step()  # as its thread does
-        wait_for(lambda: dispatcher._step() and not dispatcher._leadership.held, "nothing is left, and it leads no more")
-        assert column(world, "dispatch_by", task.id) == app.ledger.identity
-        assert dispatcher._until_due() <= HELD_S
-    wait_for(lambda: dispatcher._step() and column(world, "dispatch_by", task.id) is None, "a round confirms it")
 
 
 def test_hints_of_held_tasks_are_kept_and_given_by_the_next_round(world: World) -> None:
     app = world.app()
     ledger = app.ledger
-    full, retried = app.submit("note", numbers(3), parallel=1), app.submit("note", numbers(1))
-    jobs = {task.id: reservations.reserve(ledger, task.id, 1, lease_s=60) for task in (full, retried)}
-    reservations.confirm(ledger, list(jobs))
-    with holding(world, full.id, retried.id):
-        records(ledger, jobs[full.id])
-        records(ledger, jobs[retried.id], Status.ERROR, retry_at=ledger.now() + 3_600_000_000)
+    retried = app.submit("note", numbers(1))
+    jobs = borrowed(ledger, retried.id, 1)
+    with holding(world, retried.id):
+        records(ledger, jobs, Status.ERROR, retry_at=ledger.now() + 3_600_000_000)
         assert ledger.held.keeps
-        dispatchable.catch_up(ledger)
+        lending.catch_up(ledger)
         assert ledger.held.keeps, "nobody has let go"
-    assert column(world, "ready", full.id) is None
-    dispatchable.catch_up(ledger)
-    assert column(world, "ready", full.id) == column(world, "priority", full.id)
+    lending.catch_up(ledger)
     assert column(world, "due_next", retried.id) is not None
     assert not ledger.held.keeps
 
 
 @pytest.mark.each_database(reason="each locks in its own way")
-def test_of_tasks_that_are_due_a_held_one_keeps_no_other(world: World) -> None:
+def test_of_hints_that_are_mended_a_held_one_keeps_no_other(world: World) -> None:
     app = world.app()
     tasks = [app.submit("note", numbers(1)) for _ in range(3)]
-    world.sql("UPDATE tasks SET ready = NULL, due_next = 1")
-    with holding(world, tasks[1].id):
-        assert dispatchable.wake_due(app.ledger, [task.id for task in tasks]) == (2, [tasks[1].id])
-    assert [column(world, "due_next", task.id) for task in tasks] == [None, 1, None]
     world.sql("UPDATE tasks SET ready = NULL, due_next = NULL")
     with holding(world, tasks[1].id):
-        assert dispatchable.repair(app.ledger) == 2
-    assert dispatchable.repair(app.ledger) == 1
+        lending.repair(app.ledger)
+        assert [column(world, "ready", task.id) is None for task in tasks] == [False, True, False]
+    lending.repair(app.ledger)
+    assert column(world, "ready", tasks[1].id) is not None
 
 
 def test_a_session_goes_on_when_the_first_in_its_line_is_let_go_and_nobody_overtakes_it(world: World) -> None:
     app = world.app()
     first, second, third = (app.submit("note", numbers(1), session="s") for _ in range(3))
-    jobs = reservations.reserve(app.ledger, first.id, 1, lease_s=60)
-    reservations.confirm(app.ledger, [first.id])
+    jobs = borrowed(app.ledger, first.id, 1)
     with holding(world, second.id):
         records(app.ledger, jobs)
         assert first.progress()["state"] == "finished", "that it is over does not wait for the next one"
-        dispatchable.catch_up(app.ledger)
+        lending.catch_up(app.ledger)
         assert column(world, "session_holder", third.id) is None
-    dispatchable.catch_up(app.ledger)
+    lending.catch_up(app.ledger)
     assert column(world, "session_holder", second.id) is not None
 
 
@@ -260,8 +206,7 @@ def test_maintenance_leaves_held_tasks_and_does_the_others(world: World) -> None
     app = world.app()
     both = [app.submit("note", numbers(1)) for _ in range(2)]
     for task in both:
-        jobs = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
-        reservations.confirm(app.ledger, [task.id])
+        jobs = borrowed(app.ledger, task.id, 1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("asynctask.ledger.recorder.try_close", lambda *args: False)
             patch.setattr("asynctask.ledger.recorder.close_small", lambda *args: [])
@@ -288,20 +233,6 @@ def test_a_split_whose_task_is_held_is_not_taken_up_again_and_again(world: World
     maintenance.resume_splits()
     assert taken == [both[1].id, both[0].id]
     assert column(world, "split_state", both[1].id) == "failed"
-
-
-def test_the_leases_of_a_dead_process_end_but_for_that_of_a_held_task(world: World) -> None:
-    app = world.app()
-    both = [app.submit("note", numbers(3)) for _ in range(2)]
-    ledger = Ledger(app.ledger.database, identity="dead")
-    processes.register(ledger, processes.Host("elsewhere", ""), kind="worker", pid=1, lease_s=60)
-    for task in both:
-        reservations.reserve(ledger, task.id, 1, lease_s=60)
-    with holding(world, both[0].id):
-        processes.forget(app.ledger, "dead", dead=True)
-    assert column(world, "dispatch_until", both[0].id) > ledger.now(), "it runs out by itself"
-    assert column(world, "dispatch_until", both[1].id) == 0
-    assert not world.sql("SELECT 1 FROM processes WHERE identity = 'dead'")
 
 
 @pytest.mark.each_database(reason="each locks in its own way")

@@ -22,8 +22,7 @@ from support.world import MARK, make_app, mixed
 
 from asynctask import maintenance
 from asynctask.brokers.base import Broker
-from asynctask.dispatch import dispatcher
-from asynctask.ledger import dispatchable, recorder, reservations, sessions, tasks
+from asynctask.ledger import lending, recorder, sessions, tasks
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists import split
 from asynctask.middleware.tracker import Tracker
@@ -74,10 +73,10 @@ class Trap:
 PLACES: dict[str, list[tuple[Any, str]]] = {
     "insert": [(tasks, "add_slice")],
     "seal": [(tasks, "seal")],
-    "reserve": [(reservations, "reserve")],
+    "borrow": [(lending, "borrow")],
+    "give_back": [(lending, "give_back")],
+    "claim_alone": [(lending, "claim_alone")],
     "create_whole": [(tasks, "_insert")],
-    "reserve_small": [(dispatcher, "reserve_small")],
-    "confirm": [(reservations, "confirm")],
     "begin": [(Tracker, "begin")],
     "close": [(recorder, "try_close"), (maintenance, "try_close"), (recorder, "close_small")],
     "queue_callbacks": [(tasks, "_queue_callbacks")],
@@ -97,8 +96,8 @@ def set_trap(trap: Trap, app: Any) -> None:
     if point == "push":
         broker.push = trap.around(broker.push)
     elif point == "free":
-        patched: Any = dispatchable
-        patched.announce = trap.around(dispatchable.announce, _ends_keyed)
+        patched: Any = lending
+        patched.announce = trap.around(lending.announce, _ends_keyed)
     elif point == "push_again":
         broker.push = trap.around(broker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
     elif point == "fetch":
@@ -117,8 +116,14 @@ def set_trap(trap: Trap, app: Any) -> None:
         raise ValueError(point)
 
 
-def _ends_keyed(ledger: Any, applied: Any, plain: Any = ()) -> bool:
-    return any(each.record is not None and each.record.line is not None for each in (*applied, *plain))
+def _borrow_few() -> None:
+    patched: Any = lending
+    borrow = patched.borrow
+    patched.borrow = lambda ledger, offer, wanted, **more: borrow(ledger, offer, min(wanted, AT_ONCE), **more)
+
+
+def _ends_keyed(ledger: Any, applied: Any) -> bool:
+    return any(each.record is not None and each.record.line is not None for each in applied)
 
 
 def _will_fetch(broker: Broker, process: str, done: Any, queues: Any, limit: int) -> bool:
@@ -156,9 +161,10 @@ def items() -> list[dict[str, Any]]:
 
 def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
-    dispatcher.LEASE_S, maintenance.FIND_LOST_S = 1.0, 0.3
+    maintenance.FIND_LOST_S = 0.3
     split.FIRST_SLICE = split.SLICE = 10
-    for place, name in ((dispatcher, "_MAX_RESERVED"), (fetcher, "MAX_FETCH"), (recorder, "_MAX_BATCH")):
+    _borrow_few()
+    for place, name in ((fetcher, "MAX_FETCH"), (recorder, "_MAX_BATCH")):
         getattr(place, name)  # one that is gone would limit nothing
         setattr(place, name, AT_ONCE)
     app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3)
