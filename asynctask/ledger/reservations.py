@@ -115,7 +115,7 @@ _IS_SMALL = (
     & _t.parallel.is_(None)
     & _t.session_key.is_(None)
     & (_t.interval_s <= 0)
-    & _t.key_limit.is_(None)
+    & _t.key_field.is_(None)
 )
 _READY = (
     sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner, _HAS_ROUNDS, _t.created_jobs - _t.next_seq)
@@ -360,7 +360,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float, early: b
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
             return _Reserved([])
-        gate = None if task["key_limit"] is None else _gate(connection, ledger, task, now)
+        gate = None if task["key_field"] is None else _gate(connection, ledger, task, now)
         if isinstance(gate, _Reserved):
             return gate
         interval = interval_of(task["interval_s"])
@@ -445,7 +445,7 @@ def _pass(
     rows = batches.fetch_small(connection, _PASSED_WHOLE, {"of": task["id"], "low": low, "high": high}, lock=True)
     rows = sorted(rows, key=itemgetter(len(_POINTED)))
     asking = [sessions.Asking(int(row[0]), *row[-3:]) for row in rows if row[-4]]
-    admitted = sessions.admit(connection, task, asking)
+    admitted = sessions.admit(connection, asking)
     going = list(takewhile(lambda row: row[0] in admitted, rows))
     fresh = _to_push(task, going)
     if len(going) == len(rows):
@@ -470,7 +470,7 @@ def _pass_waiting(
         rows = batches.fetch_small(connection, _PASSED, given, lock=True)  # nobody starts or ends one of them meanwhile
         asking = [sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks]
         seqs, lines = {int(i): int(seq) for i, seq, *_ in rows}, {each.id: each.line for each in asking}
-        admitted = sessions.admit(connection, task, asking)
+        admitted = sessions.admit(connection, asking)
         going = sorted(seqs[i] for i in admitted)
         if len(going) > count:
             top = going[count]
@@ -545,7 +545,7 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
             return []
         left = task_rows.tolerated_left(connection, task)
         if (
-            task["key_limit"] is not None
+            task["key_field"] is not None
             or interval_of(task["interval_s"])
             or (left is not None and left < (MOST_LENT + 1) * task["parallel"])
         ):
@@ -652,9 +652,9 @@ def _release(
 ) -> list[int]:
     given = {"of": task["id"], "now": now, "count": count}
     found, simple = [int(i) for (i,) in connection.execute(_DUE_OF_TASK, given)], list[int]()
-    if task["key_limit"] is not None:
+    if task["key_field"] is not None:
         asking = sessions.asking(connection, found)
-        admitted = sessions.admit(connection, task, asking)
+        admitted = sessions.admit(connection, asking)
         sessions.block(connection, [each.id for each in asking if each.id not in admitted])
         blocked |= {each.line for each in asking if each.line is not None and each.id not in admitted}
         simple = _release_first(connection, ledger, task, [i for i in found if i in admitted], now)
@@ -717,7 +717,7 @@ def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high:
 
 def _to_push(task: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> list[Ready]:
     """The jobs to push among rows of :data:`_POINTED`."""
-    is_free = task["parallel"] is None and task["interval_s"] <= 0 and task["key_limit"] is None
+    is_free = task["parallel"] is None and task["interval_s"] <= 0 and task["key_field"] is None
     return [
         Ready(
             i, job_id, task["id"], attempt, retries, worker or task["worker_name"], queue or task["queue"] or "default",
@@ -881,7 +881,7 @@ AT_ONCE: Final = 200
 
 _TO_RESERVE: Final = (
     "id", "state", "parallel", "interval_s", "session_key", "next_seq", "created_jobs", "reserved_from", "dispatch_by",
-    "due_next", "worker_name", "queue", "priority", "options", "slots", "key_limit",
+    "due_next", "worker_name", "queue", "priority", "options", "slots", "key_field",
 )  # fmt: skip
 _TO_CLOSE: Final = (
     "id", "state", "generation", "generation_sealed", "closed_at", "turning", "session_key", "created_jobs",
@@ -930,7 +930,7 @@ def _is_untouched(task: Any) -> bool:
         and task.parallel is None
         and task.interval_s <= 0
         and task.session_key is None
-        and task.key_limit is None
+        and task.key_field is None
         and task.next_seq == 0
         and 0 < task.created_jobs <= MOST_SMALL
         and task.reserved_from is None
