@@ -80,8 +80,8 @@ if TYPE_CHECKING:
 
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
-    "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "key_limit",
-    "retry_in", "retries_exhausted", "batch", *CALLBACKS, *UNTRACKED,
+    "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "retry_in",
+    "retries_exhausted", "batch", *CALLBACKS, *UNTRACKED,
 )  # fmt: skip
 """What :meth:`AsyncTask.worker` takes."""
 
@@ -151,7 +151,6 @@ class AsyncTask(OnDemand):
         use_task_event: bool = True,
         unique: Sequence[str] | str = (),
         key: str | None = None,
-        key_limit: int | None = None,
         checks: Sequence[Check] | Check = (),
         retry_in: RetryIn | None = None,
         retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
@@ -165,7 +164,7 @@ class AsyncTask(OnDemand):
 
         Arguments: ``name`` (default: the function's); ``retry``, a number of retries, True or False (default: 3 for tracked
         jobs, 25 for others); ``timeout`` in seconds; ``failed_on``, exceptions that are business refusals;
-        ``use_task_event=False``: its jobs are not tracked; ``unique``, ``key``, ``key_limit``, ``on_complete``,
+        ``use_task_event=False``: its jobs are not tracked; ``unique``, ``key``, ``on_complete``,
         ``on_success`` and ``on_failure``, defaults of these options of :meth:`submit`; ``checks``, called as
         ``check(action, event)`` before a person's ``"stop"`` or ``"start"`` of one of its jobs; each refuses with a reason,
         returned or raised as :class:`NormalException`; ``retry_in(count, error, job)``, which returns the seconds before a
@@ -191,7 +190,6 @@ class AsyncTask(OnDemand):
                 use_task_event=use_task_event,
                 unique=(unique,) if isinstance(unique, str) else tuple(unique),
                 key=key,
-                key_limit=key_limit if key_limit is not None or key is None else 1,
                 checks=(checks,) if callable(checks) else tuple(checks),
                 retry_in=retry_in,
                 retries_exhausted=retries_exhausted,
@@ -433,11 +431,11 @@ class AsyncTask(OnDemand):
         worker's model refuses are counted as rejected and listed in the report. Options: ``title``; ``parallel``;
         ``interval``, seconds between rounds of ``parallel`` jobs; ``tolerated_failures`` (10, "5%", "failed:10"): with one
         more the Task pauses itself; ``priority``; ``queue``; ``owner``; ``session``, whose Tasks run one after the other;
-        ``key``, a field whose equal values run one after the other across all Tasks of the worker, or ``key_limit`` at
-        once; ``idempotency_key``; ``chunk_size``, items per job, or ``"auto"`` (docs/slices.md); ``unique``, fields in
-        which no two items may be equal; ``strict``: one refused item refuses the list, so all are validated before anything
-        is written (they wait in a temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`;
-        ``who``: who submits it, for the Task's log;
+        ``key``, a field whose equal values run one after the other across all Tasks of the worker; ``idempotency_key``;
+        ``chunk_size``, items per job, or ``"auto"`` (docs/slices.md); ``unique``, fields that no two items may share;
+        ``strict``: one refused item refuses the list, so all are validated before anything is written (they wait in a
+        temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`; ``who``: who submits it, for
+        the Task's log;
         ``on_complete``, ``on_success`` (no item failed or was cancelled) and ``on_failure`` (any did): a worker or its
         name, or ``{"worker": ..., "args": [...]}``, called with the arguments and the progress object when the last item
         has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
@@ -513,7 +511,7 @@ class AsyncTask(OnDemand):
             priority=Priority.USER_MID if like is None else like.priority,
             shape=MixedShape(find, self.config.max_item_bytes),
             engine=engine,
-            key_limit=min((each.key_limit or 1 for each in self.workers.values() if each.key is not None), default=None),
+            key=MIXED if any(each.key is not None for each in self.workers.values()) else None,
         )
 
     @overload

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -41,9 +41,6 @@ INLINE_BYTES = 1_000_000
 
 SLOW_S = 60.0
 """Seconds after a slow validation during which lists of that worker are not validated before the response."""
-
-MOST_OF_KEY: Final = 100_000
-"""The largest ``key_limit``."""
 
 Rows = Callable[[], Iterable[NewItem | Refused]]
 
@@ -255,8 +252,7 @@ class Submitter:
             resubmit_of=options.resubmit_of,
             source=source,
             callbacks=callbacks,
-            key_field=self._key(worker, options, (source or {}).get("columns")),
-            key_limit=_key_limit(worker, options),
+            key_field=self._key(worker, options, (source or {}).get("columns")) or worker.key,
             chunk_size=1 if options.chunk_size is None else options.chunk_size,
             who=options.who,
         )
@@ -269,7 +265,7 @@ class Submitter:
             "jobs for several workers have one item each" if worker.name == MIXED
             else f"{worker.engine} performs jobs of one item" if worker.engine is not None
             else "an iterable goes through many elements in a job of its own" if worker.is_iterable
-            else "items that have a key run one by one" if _key_limit(worker, options) is not None
+            else "items that have a key run one by one" if (options.key or worker.key) is not None
             else "corrected rows are taken one by one" if options.resubmit_of is not None
             else self._why_not_in_slices(worker.queue_for(options.queue))
         )  # fmt: skip
@@ -294,10 +290,9 @@ class Submitter:
         return _fields("unique", names, self._shape(worker, columns))
 
     def _key(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> str | None:
-        """The key field of the items, None without one. Raises :class:`InputError` for a name that is no field."""
-        name = options.key or worker.key
-        if name is None and options.key_limit is not None and worker.key_limit is None:
-            raise _invalid("key_limit", "option.key_limit", {}, options.key_limit)
+        """The key field of all items, None without one: mixed jobs may each have that of their worker. Raises
+        :class:`InputError` for a name that is no field."""
+        name = options.key or (None if worker.name == MIXED else worker.key)
         return None if name is None else _key_field(name, self._shape(worker, columns))
 
     def _shape(self, worker: Worker, columns: Mapping[str, str] | None = None) -> ItemShape:
@@ -437,13 +432,6 @@ class Submitter:
         return TaskHandle(self._services, task_id, self._shape(worker))
 
 
-def _key_limit(worker: Worker, options: Options) -> int | None:
-    """How many jobs of one key run at once; None without a key. Mixed jobs may each have that of their worker."""
-    if options.key is not None and options.key != worker.key:
-        return options.key_limit or 1
-    return None if worker.key_limit is None else options.key_limit or worker.key_limit
-
-
 def _invalid(option: str, text: str, params: dict[str, Any], value: Any) -> InputError:
     problem = fault(None, option, "invalid_option", text, params, value)
     return InputError(f"option {option!r}: {problem.message}", code="invalid_options", errors=[problem])
@@ -471,12 +459,7 @@ def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, .
 
 
 def check_fields(worker: Worker) -> None:
-    """Raises :class:`InputError` if a worker's own ``unique`` or ``key`` names no field of its items, or its ``key_limit``
-    has no key."""
-    limit = worker.key_limit
-    is_count = isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= MOST_OF_KEY
-    if (worker.key is None) != (limit is None) or not (limit is None or is_count):
-        raise InputError(f"key_limit must be a whole number from 1 to {MOST_OF_KEY}, and needs a key")
+    """Raises :class:`InputError` if a worker's own ``unique`` or ``key`` names no field of its items."""
     if isinstance(worker.shape, ItemShape) and worker.shape.unfit is not None and worker.engine is None:
         raise InputError(worker.shape.unfit, code="unfit_model")
     if worker.key is not None and not 0 < len(worker.key) <= MAX_KEY:
@@ -508,7 +491,6 @@ def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[N
         "unique": None if options.unique is None else list(options.unique),
         "strict": options.strict or None,
         "key": options.key,
-        "key_limit": options.key_limit,
         "resubmit_of": options.resubmit_of,
         "chunk_size": None if options.chunk_size == 1 else options.chunk_size,
     }

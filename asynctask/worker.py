@@ -175,7 +175,6 @@ class WorkerOptions(UntrackedOptions, total=False):
     use_task_event: bool
     unique: Sequence[str] | str
     key: str | None
-    key_limit: int | None
     checks: Sequence[Check] | Check
     retry_in: RetryIn | None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None
@@ -202,9 +201,9 @@ class Worker(Generic[P, R_co]):
     ``retry``: True for the default count, False or 0 for none, or a number. ``timeout`` in seconds. ``failed_on``:
     exceptions that are business refusals. ``use_task_event``: whether its jobs are tracked. ``unique``: fields in which no
     two rows of a list may be equal, by default. ``key``: the field whose equal values run one after the other across its
-    Tasks, or ``key_limit`` at once. ``checks``: called before a person stops or starts one of its jobs. ``options``:
-    further members of the payload of an untracked job (:mod:`asynctask.sidekiq.payload`). ``overrides`` and ``wait``: those
-    of :meth:`set`. ``engine``: the attached engine that performs it; its ``queue`` has that engine's name as a prefix.
+    Tasks. ``checks``: called before a person stops or starts one of its jobs. ``options``: further members of the payload
+    of an untracked job (:mod:`asynctask.sidekiq.payload`). ``overrides`` and ``wait``: those of :meth:`set`. ``engine``:
+    the attached engine that performs it; its ``queue`` has that engine's name as a prefix.
     ``callbacks``: default callbacks of its Tasks, by name. ``batch``: its function takes a list of items, and reports on
     them with ``current_job().finish``, ``fail`` and ``error``. ``columns``: of the rows of an export; ``rows_of``: the
     function that yields them, if it is another. Calling a worker calls the declared function, in this thread. Type checkers
@@ -221,7 +220,6 @@ class Worker(Generic[P, R_co]):
     use_task_event: bool = True
     unique: tuple[str, ...] = ()
     key: str | None = None
-    key_limit: int | None = None
     checks: tuple[Check, ...] = ()
     retry_in: RetryIn | None = None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None

@@ -214,7 +214,6 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
 @click.option("--key", help="Field whose equal values run one after the other, across all Tasks of the worker.")
-@click.option("--key-limit", type=click.IntRange(min=1), help="How many rows of one key may run at once; default 1.")
 @click.option("--chunk-size", help="Rows of one job, or auto: 1 up to 10,000 rows, then about 10,000 jobs.")
 @click.option(
     "--on-complete", help='A worker to call when the last row has ended: NAME or {"worker": NAME, "args": [...]}.'

@@ -116,9 +116,7 @@ tasks: Final = Table(
     Column("session_waits", Integer),
     _count("session_place"),
     Column("callbacks", Json),  # [{name, worker, queue, args}], as submitted
-    # The key field of its items, and how many of one key run at once. NULL limit: no job has a key.
-    Column("key_field", String(255)),
-    Column("key_limit", Integer),
+    Column("key_field", String(255)),  # of its items; '*': each worker's own; NULL: no job has a key
     UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
     _partial("ix_tasks_open", "finished_at", "id", where="finished_at IS NULL"),
     _partial("ix_tasks_ready", "queue", "ready", "id", where="ready IS NOT NULL"),

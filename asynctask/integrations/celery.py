@@ -1118,7 +1118,6 @@ class CeleryEngine:
             self._engine_process,
             self._app.clock,
             acknowledge=_acknowledge,
-            children=self._concurrency,
             redelivers=self._late_ack,
         )
         self._recording.start()

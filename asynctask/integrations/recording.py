@@ -41,7 +41,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger.standalone import Arrival, Snapshot
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Ticket
-from asynctask.runtime.interpreter import Switching, collect_seldom
+from asynctask.runtime.interpreter import collect_seldom
 
 _EXPECT: Final = "expect"
 """The one request without a response."""
@@ -433,9 +433,9 @@ class PoolRecording:
     """The recording process of a worker with a pool of children, seen from that worker.
 
     ``make`` creates the parts of the process, in the process; ``acknowledge`` takes, in the worker, what waited for commits
-    (:meth:`when_recorded`); ``children``: how many perform at once; ``redelivers``: whether the engine delivers a lone job
-    again whose child died, or else has its end recorded. Create and start it before the worker has a child or a thread of
-    its own. :meth:`join` gives a child its connection, whose end means that the child has died.
+    (:meth:`when_recorded`); ``redelivers``: whether the engine delivers a lone job again whose child died, or else has its
+    end recorded. Create and start it before the worker has a child or a thread of its own. :meth:`join` gives a child its
+    connection, whose end means that the child has died.
     """
 
     def __init__(
@@ -444,13 +444,11 @@ class PoolRecording:
         clock: Clock,
         *,
         acknowledge: Callable[[Sequence[Any]], None],
-        children: int,
         redelivers: bool = True,
     ) -> None:
         self._make = make
         self._clock = clock
         self._acknowledge = acknowledge
-        self._many = children
         self._redelivers = redelivers
         self._worker = os.getpid()
         self._pid = 0
@@ -573,7 +571,6 @@ class PoolRecording:
         if process is None:
             return
         collect_seldom()
-        Switching(self._many).follow(1, 0)  # a requesting child must not wait while outcomes are written
         desk.open(process)
         while worker.is_alive() or desk.is_busy():
             if _is_readable(self._inside, _POLL_S):

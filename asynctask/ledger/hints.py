@@ -95,9 +95,7 @@ def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
 
 # -- rounds of a Task with an interval
 
-_IS_LENT: Final = sa.exists().where(
-    _l.task_id == _e.task_id, _l.process.is_not(None), _l.low <= _e.seq, _l.high > _e.seq
-)
+_IS_LENT: Final = sa.exists().where(_l.task_id == _e.task_id, _l.process.is_not(None), _l.low <= _e.seq, _l.high > _e.seq)
 _ROUND: Final = sa.select(
     sa.func.max(_e.started_at),
     sa.func.count(

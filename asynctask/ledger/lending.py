@@ -93,7 +93,7 @@ _IS_DUE: Final = sa.func.coalesce(_t.due_next <= sa.bindparam("now"), sa.false()
 _IS_PLAIN: Final = (
     _t.parallel.is_(None)
     & sa.not_(_HAS_ROUNDS)
-    & _t.key_limit.is_(None)
+    & _t.key_field.is_(None)
     & _t.tolerated_failures.is_(None)
     & sa.not_(_HAS_FREE)
     & sa.not_(_IS_DUE)
@@ -287,7 +287,7 @@ _MOST_FREE: Final = 100
 # free loan is there, after the lock. A statement that locks sees a newer row of the Task than of other tables.
 _PLAIN: Final = (
     "id = :task_id AND state IN ('splitting', 'running') AND (session_key IS NULL OR session_holder IS NOT NULL)"
-    " AND parallel IS NULL AND interval_s <= 0 AND key_limit IS NULL AND tolerated_failures IS NULL"
+    " AND parallel IS NULL AND interval_s <= 0 AND key_field IS NULL AND tolerated_failures IS NULL"
     " AND next_seq + :count < created_jobs FOR UPDATE SKIP LOCKED"
 )
 _AT_POINTER_POSTGRESQL: Final = sa.text(
@@ -365,7 +365,7 @@ def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
             hints.settle(connection, ledger, task)
             return step
         gate = None
-        if task["key_limit"] is not None:
+        if task["key_field"] is not None:
             if not sessions.lock_keys(connection, ledger):
                 return _Step(is_locked=True)
             if (gate := sessions.gate(connection, task)).waits:
@@ -423,7 +423,7 @@ def _lend(
     due = [int(i) for (i,) in connection.execute(_DUE_OF_TASK, given)]
     if gate is not None and due:
         asking = sessions.asking(connection, due)
-        admitted = sessions.admit(connection, task, asking)
+        admitted = sessions.admit(connection, asking)
         sessions.block(connection, [each.id for each in asking if each.id not in admitted])
         step.blocked |= {each.line for each in asking if each.line is not None and each.id not in admitted}
         due = [i for i in due if i in admitted]
@@ -590,7 +590,7 @@ def _pass(
         rows = batches.fetch_small(connection, _PASSED, {"of": task["id"], "low": high, "high": top}, lock=True)
         rows = sorted(rows, key=itemgetter(1))
         asking = [sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks]
-        admitted = sessions.admit(connection, task, asking)
+        admitted = sessions.admit(connection, asking)
         lines, wait = {each.id: each.line for each in asking}, list[int]()
         for i, seq, asks, *_ in rows:
             if len(going) == count:
@@ -933,9 +933,7 @@ class HeldTask:
 _HELD_LOANS: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high, _l.asked).where(_l.process == sa.bindparam("me"))
 
 
-_HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt).where(
-    _e.process == sa.bindparam("me"), _e.status == str(Status.ENQUEUE)
-)
+_HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt).where(_e.process == sa.bindparam("me"), _e.status == str(Status.ENQUEUE))
 
 
 @cache

@@ -83,8 +83,7 @@ class Control(TypedDict):
     interval: Annotated[float, "Seconds from round to round; 0 for none."]
     priority: int
     session: str | None
-    key: Annotated[str | None, "The field whose equal values run one after the other."]
-    key_limit: Annotated[int | None, "How many of one key may run at once; null: no job has a key."]
+    key: Annotated[str | None, "The field whose equal values run one after the other; `*`: each worker's own."]
     tolerated_failures: int | str | None
 
 
@@ -424,7 +423,6 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "priority": row["priority"],
             "session": row["session"],
             "key": row["key_field"],
-            "key_limit": row["key_limit"],
             "tolerated_failures": int(tolerated) if tolerated is not None and tolerated.isdecimal() else tolerated,
         },
         "top_errors": [],

@@ -6,9 +6,8 @@ priority) and ``session_place``. A Task with nothing left but jobs waiting for a
 line again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
-of it (``key_places``) until it has ended. The first in a line goes, or the first ``key_limit``. Nothing comes into a line
-before what may have been lent: the Tasks with keys are committed in the order of their ids (:func:`lock_order`), each
-waits while an earlier one is split, and an Event that runs again moves to the front when it goes. The gate of a borrow
+of it (``key_places``) until it has ended. The first in a line goes. Nothing comes into a line before
+what may have been lent: the Tasks with keys are committed in the order of their ids (:func:`lock_order`), each waits while an earlier one is split, and an Event that runs again moves to the front when it goes. The gate of a borrow
 (:func:`admit`) lends only what goes. An Event whose Task's pointer passed it before its turn waits with ``due_at``
 :data:`~asynctask.core.transitions.BLOCKED`, until :func:`free` finds that its turn has come.
 """
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -260,7 +258,7 @@ _SPLITTING: Final = (
         _t.split_until.is_not(None),
         _t.split_state == "splitting",
         _t.id < sa.bindparam("task_id"),
-        _t.key_limit.is_not(None),
+        _t.key_field.is_not(None),
     )
     .where(sa.or_(_t.worker_name.in_([sa.bindparam("worker"), _MIXED]), sa.bindparam("worker") == _MIXED))
     .limit(1)
@@ -349,7 +347,7 @@ def gate(connection: Connection, task: Mapping[str, Any]) -> Gate:
     """The gate of a locked Task; the caller has locked the keys."""
     given = {"task_id": task["id"], "worker": task["worker_name"], "seq": task["next_seq"]}
     splitting, turn = connection.execute(_GATE, given).one()
-    return Gate(splitting is not None, turn != 0 or task["key_limit"] > 1)
+    return Gate(splitting is not None, turn != 0)
 
 
 ASKING: Final = (_e.line, *_asking(events))
@@ -369,7 +367,7 @@ class Asking(NamedTuple):
     first: int | None
 
 
-def admit(connection: Connection, task: Mapping[str, Any], asking: Collection[Asking]) -> set[int]:
+def admit(connection: Connection, asking: Collection[Asking]) -> set[int]:
     """Of these Events of a locked Task those whose turn it is.
 
     The caller has locked the keys. In its transaction it lends those that go, and has the others :func:`block`; after
@@ -384,12 +382,8 @@ def admit(connection: Connection, task: Mapping[str, Any], asking: Collection[As
         connection.execute(
             key_places.insert(), [{"event_id": i, "line": line, "place": 2 * last + 1} for i, line in again.items()]
         )
-    if task["key_limit"] == 1:
-        alone = {line: i for i, line in sorted(again.items(), reverse=True)}
-        firsts = (each.first or alone[each.line] for each in asking if each.line is not None)
-        going = lines.keys() & set(firsts)
-    else:
-        going = lines.keys() & {each.id for each in _first_of(connection, set(lines.values()), task["key_limit"])}
+    alone = {line: i for i, line in sorted(again.items(), reverse=True)}
+    going = lines.keys() & {each.first or alone[each.line] for each in asking if each.line is not None}
     if moved := [each.id for each in asking if each.id in going and (each.place is None or each.place % 2)]:
         connection.execute(key_places.update().where(_k.event_id.in_(moved)).values(place=0))
     return admitted | going
@@ -451,61 +445,11 @@ def _unblock_first(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
 
 def _blocked_first(connection: Connection, lines: Collection[int]) -> dict[int, int]:
     """The Events that wait in these lines although their turn has come, with their lines."""
-    heads = _rows_of(connection, _heads_of(connection, lines), some=True)
-    most = max((each.key_limit for each in heads), default=1)
-    if most > 1:
-        wide = _first_of(connection, {each.line for each in heads if each.key_limit > 1}, most)
-        heads = [*(each for each in heads if each.key_limit == 1), *wide]
-    return {each.id: each.line for each in heads if each.is_blocked}
-
-
-class _Head(NamedTuple):
-    """An Event among the first of its line."""
-
-    id: int
-    line: int
-    key_limit: int
-    is_blocked: bool | None
-
-
-def _first_of(connection: Connection, lines: Collection[int], count: int) -> list[_Head]:
-    """Of each line the Events whose turn it is: as many as each of them allows at once, at most ``count``."""
-    found: list[_Head] = []
-    for part in chunks(sorted(lines), _AT_ONCE):
-        given = {f"line{n}": line for n, line in enumerate(part)} | {"count": count}
-        places = connection.execute(_first_places(connection.dialect.name, len(part)), given).all()
-        order = [int(event_id) for *_, event_id in sorted(tuple(place) for place in places)]
-        rows = {each.id: each for each in _rows_of(connection, order)}
-        gone, limits = defaultdict[int, int](int), dict[int, int]()
-        for each in (rows[i] for i in order if i in rows):
-            limits[each.line] = min(each.key_limit, limits.get(each.line, each.key_limit))
-            if gone[each.line] < limits[each.line]:
-                found.append(each)
-            gone[each.line] += 1
-    return found
-
-
-_AT_ONCE: Final = 100
-"""Lines of which one statement reads the first places."""
-
-
-@cache
-def _first_places(dialect: str, lines: int) -> Any:
-    # Not a join: MariaDB knows no other statement that reads the first of each line alone.
-    each = (
-        f"SELECT * FROM (SELECT w.line, w.place, w.event_id FROM key_places w{_hint(dialect)} WHERE w.line = :line{{}}"  # noqa: S608
-        " ORDER BY w.line, w.place, w.event_id LIMIT :count) AS p{}"
-    )
-    return sa.text(" UNION ALL ".join(each.format(n, n) for n in range(lines)))
-
-
-def _rows_of(connection: Connection, event_ids: Collection[int], *, some: bool = False) -> list[_Head]:
-    """``some``: only those that are blocked, or of a Task of which more than one of a key may go at once."""
-    if not event_ids:
-        return []
+    if not (heads := _heads_of(connection, lines)):
+        return {}
     dialect = connection.dialect.name
-    given = {"ids": batches.given(dialect, sorted(event_ids))}
-    return [_Head(*row) for row in batches.fetch_small(connection, _head_rows(dialect, some), given)]
+    found = batches.fetch_small(connection, _blocked(dialect), {"ids": batches.given(dialect, sorted(heads))})
+    return {int(i): int(line) for i, line in found}
 
 
 _LINES: Final = {
@@ -549,12 +493,8 @@ def _add_places(dialect: str) -> Any:
 
 
 @cache
-def _head_rows(dialect: str, some: bool) -> Any:
-    limit, is_blocked = sa.func.coalesce(_t.key_limit, 1), _e.due_at == BLOCKED
-    joined = events.join(tasks, _t.id == _e.task_id)
-    found = sa.select(_e.id, _e.line, limit, is_blocked).select_from(joined)
-    found = found.where(batches.among_given(dialect, _e.id, "ids"))
-    return found.where(sa.or_(is_blocked, limit > 1)) if some else found
+def _blocked(dialect: str) -> Any:
+    return sa.select(_e.id, _e.line).where(batches.among_given(dialect, _e.id, "ids"), _e.due_at == BLOCKED)
 
 
 @cache
@@ -589,8 +529,8 @@ def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
         sa.select(_e.line)
         .distinct()
         .select_from(tasks.join(events, _e.task_id == _t.id))
-        .where(_t.finished_at.is_(None), _t.key_limit.is_not(None), _e.due_at == BLOCKED)
-        .where(sa.or_(first == _e.id, _t.key_limit > 1))
+        .where(_t.finished_at.is_(None), _t.key_field.is_not(None), _e.due_at == BLOCKED)
+        .where(first == _e.id)
         .order_by(_e.line)
         .limit(limit)
     )

@@ -99,7 +99,6 @@ class NewTask:
     session: str | None = None
     callbacks: Sequence[NewCallback] = ()
     key_field: str | None = None
-    key_limit: int | None = None
     chunk_size: int = 1
     who: str = ""
 
@@ -143,7 +142,7 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
     try:
         with ledger.database.write() as connection:
             above = [] if new.resubmit_of is None else corrections.may_be_corrected(connection, new.resubmit_of)
-            if new.key_limit is not None:  # after its ancestors, whose rows may be locked for long
+            if new.key_field is not None:  # after its ancestors, whose rows may be locked for long
                 sessions.lock_order(connection)
             inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
             assert inserted is not None
@@ -188,7 +187,6 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
         "session_waits": new.priority if key is not None else None,
         "callbacks": dumps([asdict(each) for each in new.callbacks]) if new.callbacks else None,
         "key_field": new.key_field,
-        "key_limit": new.key_limit,
         "chunk_size": new.chunk_size,
     }
 
@@ -385,7 +383,7 @@ def _add_jobs(
     task_id, first = int(task["id"]), int(task["created_jobs"])
     new = [(jid, task_id, seq, one) for seq, (jid, one) in enumerate(zip(jids, items, strict=True), first)]
     _insert_events(connection, new, now, {task_id: task["worker_name"]})
-    if task["key_limit"] is not None:
+    if task["key_field"] is not None:
         sessions.add_places(connection, [task_id], low=first)
     counts = Delta(enqueue=items_of(items), jobs=len(items))
     move_counts(connection, {(task_id, ledger.slot(task["slots"])): counts}, now)
@@ -704,7 +702,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
     rows = [_row(each, now) for each in wholes]
     jids = iter(ledger.ids.jids(sum(len(each.items) for each in wholes)))
     with ledger.database.write() as connection:
-        if any(row["key_limit"] is not None for row in rows):
+        if any(row["key_field"] is not None for row in rows):
             sessions.lock_order(connection)
         ids = [int(i) for (i,) in connection.execute(_INSERT, rows)]
         made = list(zip(ids, wholes, rows, strict=True))
@@ -713,7 +711,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
         numbered = [(task_id, seq, one) for task_id, each, _ in made for seq, one in enumerate(each.items)]
         workers = {task_id: each.new.worker_name for task_id, each, _ in made}
         _insert_events(connection, [(next(jids), task_id, seq, one) for task_id, seq, one in numbered], now, workers)
-        sessions.add_places(connection, [task_id for task_id, _, row in made if row["key_limit"] is not None])
+        sessions.add_places(connection, [task_id for task_id, _, row in made if row["key_field"] is not None])
         moved = {
             (task_id, ledger.slot(row["slots"])): Delta(enqueue=items_of(each.items), jobs=len(each.items))
             for task_id, each, row in made

@@ -123,7 +123,6 @@ ChunkSize = Annotated[
     BeforeValidator(_chunk_size),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_CHUNK}, {"const": "auto"}]}),
 ]
-KeyLimit = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
 TaskId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(whole_number)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
@@ -170,7 +169,6 @@ class CommonOptions(BaseModel):
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
     session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
     key: NotBlank | None = Field(None, description=KEY)
-    key_limit: KeyLimit | None = Field(None, description="How many of one key may run at once; default 1.")
     chunk_size: ChunkSize | None = Field(None, description=CHUNK)
     resubmit_of: TaskId | None = Field(None, description=RESUBMIT)
     dry_run: bool | None = Field(None, description="Only validate; nothing is written.")

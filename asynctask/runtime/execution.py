@@ -38,7 +38,6 @@ from asynctask.middleware.tracker import (
     refusal_of,
     result_text,
 )
-from asynctask.runtime.interpreter import QUICK_S
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
 from asynctask.sidekiq.activejob import worker_name
 from asynctask.worker import TRACKED_RETRIES, Worker
@@ -258,7 +257,6 @@ class Performer:
         self.loop = EventLoop()
         self._pause = threading.Event()
         self.performed = 0
-        self.quick = 0  # of these, those that took less than QUICK_S
 
     def perform(self, execution: Execution) -> None:
         """Performs a job to its end. Raises nothing that the job raised."""
@@ -274,8 +272,6 @@ class Performer:
                 None  # its traceback refers to the execution: the reference cycle would wait for the garbage collector
             )
         self.performed += 1
-        if self._clock.monotonic() - execution.began < QUICK_S:
-            self.quick += 1
 
     def _is_ours(self, execution: Execution) -> bool:
         """Whether this thread settles the job; not if the thread was abandoned."""

@@ -29,7 +29,7 @@ from asynctask.middleware.tracker import Stops, Tracker
 from asynctask.runtime.borrower import Borrower
 from asynctask.runtime.execution import Hook, Observers
 from asynctask.runtime.fetcher import Fetcher, Intake
-from asynctask.runtime.interpreter import Switching, collect_seldom
+from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.pool import HeldCopies, Isolation, Pool
 from asynctask.runtime.process import AppProcess, Parts, recording_chain
 from asynctask.runtime.supervisor import Pulse, Wakeup
@@ -258,14 +258,11 @@ class Launcher(AppProcess):
         self.start()
         collect_seldom()
         self._log.info("working", identity=self.ledger.identity, concurrency=self._concurrency)
-        switching = Switching(self._concurrency)
         while not self._stopping:
             self._wakeup.wait(_POLL_S)
-            switching.follow(self.performer.performed, self.performer.quick)
             if quiet:
                 self.quiet()
         clean = self.stop()
-        switching.end()
         self._wakeup.close()
         if not clean:
             # A hung thread must not hold the process: its job is recorded as interrupted and waits again.

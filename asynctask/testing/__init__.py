@@ -1,4 +1,4 @@
-"""Tools for tests of applications and implementations: :func:`wait_for`, and the suites of the broker contract."""
+"""Tools for tests of applications and of engines: :func:`wait_for`, the suite of the engine contract, a private Redis."""
 
 from __future__ import annotations
 

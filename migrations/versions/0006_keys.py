@@ -26,7 +26,6 @@ def upgrade() -> None:
     """Up."""
     op.add_column("events", sa.Column("line", sa.BigInteger(), nullable=True))
     op.add_column("tasks", sa.Column("key_field", sa.String(length=255), nullable=True))
-    op.add_column("tasks", sa.Column("key_limit", sa.Integer(), nullable=True))
     where = sa.text("split_until IS NOT NULL")
     op.create_index("ix_tasks_split_until", "tasks", ["split_until"], sqlite_where=where, postgresql_where=where)
     op.create_table(
@@ -46,7 +45,6 @@ def downgrade() -> None:
     op.drop_table("key_places")
     op.drop_index("ix_tasks_split_until", table_name="tasks")
     with op.batch_alter_table("tasks", schema=None) as batch_op:
-        batch_op.drop_column("key_limit")
         batch_op.drop_column("key_field")
     with op.batch_alter_table("events", schema=None) as batch_op:
         batch_op.drop_column("line")

@@ -23,7 +23,7 @@ _HOLDS = (
     "UPDATE key_places SET holds = 1 WHERE passed = 0 AND EXISTS (SELECT 1 FROM events e JOIN tasks t ON t.id = e.task_id"
     " WHERE e.id = key_places.event_id AND e.seq < t.next_seq AND (SELECT count(*) FROM key_places w"
     " WHERE w.line = key_places.line AND (w.place < key_places.place"
-    " OR (w.place = key_places.place AND w.event_id < key_places.event_id))) < coalesce(t.key_limit, 1))"
+    " OR (w.place = key_places.place AND w.event_id < key_places.event_id))) = 0)"
 )
 
 

@@ -13,6 +13,7 @@ import support.broken_brokers
 import support.broken_operations
 import support.broken_races
 from support.broken_base import Whole, WholeOperations, kinds_of
+from support.broker_suite import BrokerConformance, OperationsConformance
 from support.databases import Databases
 from support.drawn import examples
 from support.real_brokers import OwningBroker, dying_redis, dying_sql
@@ -20,7 +21,6 @@ from support.servers import RedisServer
 
 from asynctask.brokers.base import Broker
 from asynctask.sidekiq.broker import RedisBroker
-from asynctask.testing.broker_suite import BrokerConformance, OperationsConformance
 
 BROKEN = [kind for kind in kinds_of(Whole) if kind.caught_by]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.broker_suite import BrokerConformance, OperationsConformance
 from support.real_brokers import RedisBrokers
-
-from asynctask.testing.broker_suite import BrokerConformance, OperationsConformance
 
 pytestmark = pytest.mark.redis_releases
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.broker_suite import BrokerConformance, OperationsConformance, a_copy
 from support.databases import Store
 from support.real_brokers import OwningBroker, SqlBrokers
 
 from asynctask.brokers.base import MAX_PAYLOAD_BYTES, SCHEDULE, Copy, Held
 from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.errors import BrokerUnavailable, InputError, TooLarge
-from asynctask.testing.broker_suite import BrokerConformance, OperationsConformance, a_copy
 
 
 class TestSqlOperations(SqlBrokers, OperationsConformance):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.broker_suite import a_copy
 from support.clocks import SettableClock
 from support.databases import Databases, Store
 from support.forked import Program
@@ -29,7 +30,6 @@ from asynctask.database.engine import Database
 from asynctask.database.tables import jobs
 from asynctask.errors import BrokerUnavailable
 from asynctask.testing import wait_for
-from asynctask.testing.broker_suite import a_copy
 from asynctask.testing.servers import MissingServer
 from benchmarks.servers import MariaServer, PgBouncer, PostgresServer
 

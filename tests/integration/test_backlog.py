@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.broker_suite import untracked
 from support.costs import analyze, cost
 from support.world import World, numbers
 
@@ -17,7 +18,6 @@ from asynctask.database.tables import task_tallies, tasks
 from asynctask.errors import InputError
 from asynctask.ledger import lending, processes, queries
 from asynctask.testing import wait_for
-from asynctask.testing.broker_suite import untracked
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 

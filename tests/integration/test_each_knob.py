@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 import pytest
+from support.broker_suite import untracked
 from support.place_app import add_workers
 from support.world import World, numbers
 
@@ -27,7 +28,6 @@ from asynctask.operations import Operations
 from asynctask.runtime.launcher import Launcher
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
-from asynctask.testing.broker_suite import untracked
 from webapi import create_app
 
 THREADS: Final = 4

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from support.costs import analyze, cost
 from support.drawn import examples
 from support.world import World
@@ -79,7 +78,7 @@ def test_equal_keys_of_two_tasks_go_in_the_order_submitted(world: World) -> None
     app = world.app()
     first = app.submit("note", items("a", "b", "a", 7, "a"), key="serial")
     second = app.submit("note", items("a", "7", " b ", 7.0, "c", first=10), key="serial")
-    assert first.progress()["control"] | {"key": "serial", "key_limit": 1} == first.progress()["control"]
+    assert first.progress()["control"] | {"key": "serial"} == first.progress()["control"]
     later = reserve(app, second)
     assert numbers_of(later) == [14], "its other keys wait for the first Task"
     soon = reserve(app, first, 2)
@@ -94,34 +93,6 @@ def test_equal_keys_of_two_tasks_go_in_the_order_submitted(world: World) -> None
     assert run_out(app, second, first) == [[11, 12, 2], [13, 4], [10]]
     assert places(world) == blocked(world) == 0
     world.check_promises(app, [first.id, second.id], 10)
-
-
-@pytest.mark.each_database(reason="each has statements of its own for lines")
-def test_so_many_of_a_key_run_at_once_as_its_limit_says(world: World) -> None:
-    """Taken out: the count of the holders."""
-    app = world.app()
-    task = app.submit("note", items(*"aaaaaab"), key="serial", key_limit=2)
-    jobs = reserve(app, task)
-    assert numbers_of(jobs) == [0, 1, 6]
-    end(app, jobs[1])
-    more = reserve(app, task)
-    assert numbers_of(more) == [2]
-    end(app, jobs[0], *more)
-    assert numbers_of(reserve(app, task)) == [3, 4]
-
-
-def test_where_tasks_differ_in_the_limit_of_a_key_the_smallest_counts(world: World) -> None:
-    """Of those before a job and its own. Taken out: the limit of the others."""
-    app = world.app()
-    two = app.submit("note", items("a", "a"), key="serial", key_limit=2)
-    one = app.submit("note", items("a", first=10), key="serial")
-    more = app.submit("note", items("a", "a", first=20), key="serial", key_limit=2)
-    first, second = reserve(app, two)
-    assert reserve(app, one) == reserve(app, more) == []
-    end(app, first)
-    assert reserve(app, one) == reserve(app, more) == []
-    end(app, second)
-    assert run_out(app, one, more) == [[10], [20, 21]]
 
 
 def test_jobs_of_one_key_far_from_each_other_do_not_keep_the_others_waiting(world: World) -> None:
@@ -154,7 +125,7 @@ def test_a_list_that_is_still_split_does_not_start_beside_a_job_that_runs_again(
     """Its next row comes before the last place. Taken out: the first place of what runs again and goes."""
     app = world.app()
     task = app.submit("shaky", items("a"), key="serial")
-    new = task_rows.NewTask("shaky", "default", 1, key_field="serial", key_limit=1)
+    new = task_rows.NewTask("shaky", "default", 1, key_field="serial")
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
     end(app, *reserve(app, task), status=Status.ERROR)
     task.retry()
@@ -172,7 +143,7 @@ def test_a_list_that_is_still_split_does_not_start_beside_a_job_that_runs_again(
 def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: World) -> None:
     """Its next slices come before them. Taken out: the look for such a Task."""
     app = world.app()
-    new = task_rows.NewTask("note", "default", 1, key_field="serial", key_limit=1)
+    new = task_rows.NewTask("note", "default", 1, key_field="serial")
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
     later = app.submit("note", items("a", first=10), key="serial")
     other = app.submit("order", [{"n": 20, "kind": "a"}], key="kind")
@@ -187,7 +158,7 @@ def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: Wor
 def test_the_split_of_a_dead_process_keeps_later_lists_waiting_until_another_takes_it_over(world: World) -> None:
     """Taken out: the lease that has ended."""
     app = world.app()
-    new = task_rows.NewTask("note", "default", 1, key_field="serial", key_limit=1)
+    new = task_rows.NewTask("note", "default", 1, key_field="serial")
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
     later = app.submit("note", items("a", first=10), key="serial")
     world.sql("UPDATE tasks SET split_until = 0 WHERE id = ?", split)  # as when its process is recovered
@@ -236,12 +207,12 @@ def test_a_job_that_is_started_while_it_is_passed_asks_for_its_turn(world: World
     (job,) = reserve(app, task, 1)
     admit, starts = sessions.admit, list[threading.Thread]()
 
-    def while_it_is_started(connection: Any, row: Any, asking: Any) -> set[int]:
+    def while_it_is_started(connection: Any, asking: Any) -> set[int]:
         if len(asking) > 3 and not starts:  # the rows after those at the pointer
             starts.append(threading.Thread(target=other.start_job, args=(stopped,)))
             starts[0].start()
             wait_for(lambda: not starts[0].is_alive() or waits_for_a_lock(world), "it waits, or has started", every=0.25)
-        return admit(connection, row, asking)
+        return admit(connection, asking)
 
     monkeypatch.setattr(sessions, "admit", while_it_is_started)
     assert reserve(app, task, 3) == []
@@ -257,19 +228,6 @@ def waits_for_a_lock(world: World) -> bool:
         return bool(world.one(f"SELECT COUNT(*) FROM {trx} WHERE db = DATABASE() AND trx_state = 'LOCK WAIT'"))
     waiting = "datname = current_database() AND wait_event_type = 'Lock'"
     return bool(world.one(f"SELECT COUNT(*) FROM pg_stat_activity WHERE {waiting}"))
-
-
-def test_the_statements_of_keys_do_not_grow_with_the_limit(world: World) -> None:
-    """Taken out: the one statement for all first places of a line."""
-    app = world.app()
-    task = app.submit("note", items(*["a"] * 400), key="serial", key_limit=300)
-    jobs = reserve(app, task, 350)
-    assert len(jobs) == 300
-    statements: list[str] = []
-    sa.event.listen(app.ledger.database.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-    end(app, jobs[0])
-    assert len(reserve(app, task)) == 1
-    assert len(statements) < 60
 
 
 @pytest.mark.parametrize("by", ["cancel", "delete", "recorded"])
@@ -326,19 +284,17 @@ def test_a_task_leaves_its_session_while_its_jobs_wait_for_their_keys(world: Wor
 
 
 def test_maintenance_lets_lines_go_on_that_a_dead_process_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It died between the commit of an end and that of the next turn. Taken out: the repair, the limit of the second
-    Task in it."""
+    """It died between the commit of an end and that of the next turn. Taken out: the repair, the look who is first in
+    it."""
     app = world.app()
-    task = app.submit("note", items(*"aabb"), key="serial")
-    two = app.submit("note", items(*"cccc"), key="serial", key_limit=2)
-    jobs, (first, _) = reserve(app, task), reserve(app, two)
+    task = app.submit("note", items(*"aabbcc"), key="serial")
+    jobs = reserve(app, task)
     with monkeypatch.context() as patched:
         patched.setattr(sessions, "free", lambda ledger, lines: set())
-        end(app, *jobs, first)
-    assert reserve(app, task) == reserve(app, two) == []
+        end(app, *jobs[:2])
+    assert reserve(app, task) == []
     maintenance(app).run_once()
-    assert numbers_of(reserve(app, task)) == [1, 3]
-    assert numbers_of(reserve(app, two)) == [2], "the other place is taken"
+    assert numbers_of(reserve(app, task)) == [1, 3], "the third line is held"
 
 
 def maintenance(app: AsyncTask) -> Maintenance:
@@ -426,10 +382,13 @@ def test_what_ended_before_its_turn_is_passed_though_enough_of_its_task_wait_for
 def test_a_stopped_job_that_was_never_dispatched_keeps_one_place_of_its_key_and_no_more(world: World) -> None:
     """Taken out: the places of those that do not ask."""
     app = world.app()
-    task = app.submit("note", items(*"aaa"), key="serial", key_limit=2)
-    world.sql("UPDATE events SET status = 'stopped' WHERE seq = 0")
-    assert numbers_of(reserve(app, task)) == [1]
+    task = app.submit("note", items(*"aab"), key="serial")
+    stopped = world.one("SELECT job_id FROM events WHERE seq = 0")
+    app.stop_job(stopped)
+    assert numbers_of(reserve(app, task)) == [2]
     assert reserve(app, task) == []
+    app.start_job(stopped)
+    assert run_out(app, task) == [[0], [1]]
 
 
 @pytest.mark.each_database(reason="each plans it in its own way")
@@ -476,7 +435,7 @@ def test_a_row_without_a_key_is_refused_and_the_others_go_on(world: World) -> No
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"key": ""}, "key"), ({"key_limit": 2}, "key_limit"), ({"key": "n", "key_limit": 0}, "key_limit")],
+    [({"key": ""}, "key"), ({"key_limit": 1}, "key_limit"), ({"key": "n", "key_limit": 2}, "key_limit")],
 )
 def test_an_option_that_cannot_be_is_refused(world: World, options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError) as refused:
@@ -498,7 +457,7 @@ def test_mixed_jobs_have_the_keys_of_their_workers(world: World) -> None:
 
     alone = app.submit(command, items("a"))
     mixed = app.submit_jobs([("command", each) for each in items("a", first=1)] + [("note", {"n": 2})])
-    assert mixed.progress()["control"]["key_limit"] == 1
+    assert mixed.progress()["control"]["key"] == "*"
     assert numbers_of(reserve(app, mixed)) == [2]
     assert run_out(app, alone, mixed) == [[0], [1]]
 
@@ -506,15 +465,15 @@ def test_mixed_jobs_have_the_keys_of_their_workers(world: World) -> None:
 # -- with real workers
 
 
-def check_order(world: World, most: int = 1) -> None:
-    """Of each key, no more began than may run at once, and they began in the order of their numbers."""
+def check_order(world: World) -> None:
+    """Of each key one ran at a time, and they began in the order of their numbers."""
     running: dict[str, set[str]] = defaultdict(set)
     last: dict[str, int] = defaultdict(lambda: -1)
     for verb, key, n, *_ in world.shop.lines():
         if verb == "began":
             running[key].add(n)
-            assert len(running[key]) <= most, (key, n)
-            assert int(n) >= last[key] or most > 1, (key, n, last[key])
+            assert len(running[key]) == 1, (key, n)
+            assert int(n) >= last[key], (key, n, last[key])
             last[key] = int(n)
         elif verb == "ended":
             running[key].discard(n)

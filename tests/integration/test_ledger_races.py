@@ -282,7 +282,7 @@ def test_tasks_with_keys_are_committed_in_the_order_of_their_ids(
         if whole:
             made.append(other.submit("note", [item], key="serial").id)
         else:
-            new = NewTask("note", "default", 1, key_field="serial", key_limit=1)
+            new = NewTask("note", "default", 1, key_field="serial")
             made.append(task_rows.create(other.ledger, new, lease_s=60)[0])
 
     def while_another_is_made(*args: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.broker_suite import untracked
 from support.databases import Store
 
 from asynctask import AsyncTask
@@ -17,7 +18,6 @@ from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import processes as recovery
 from asynctask.testing import wait_for
-from asynctask.testing.broker_suite import untracked
 
 LATER = 3_600
 

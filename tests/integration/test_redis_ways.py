@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from support.broker_suite import a_copy, untracked
 from support.redis_servers import OwnRedis
 from support.redis_watch import Monitor
 from support.redis_world import RedisWorld
@@ -25,7 +26,6 @@ from asynctask.client import RedisClient
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing import wait_for
-from asynctask.testing.broker_suite import a_copy, untracked
 
 SOURCES = Path(__file__).resolve().parents[2] / "asynctask" / "sidekiq"
 

@@ -14,9 +14,8 @@ from schemathesis.generation import GenerationMode
 
 RAW = ("text/", "application/x-ndjson", "application/ndjson", "application/jsonl")
 CALLBACKS = ("on_complete", "on_success", "on_failure")
-KEYS = ("key", "key_limit")
 CORRECTED = "resubmit_of"  # the list is to be the report of a Task with failed rows: no schema can say which has any
-FITS = ("columns", "encoding", "sheet", "unique", CORRECTED, *KEYS)
+FITS = ("columns", "encoding", "sheet", "unique", CORRECTED, "key")
 
 _skus = st.from_regex(r"[A-Za-z0-9 _-]{0,18}[A-Za-z0-9]", fullmatch=True)
 _rows = st.lists(st.tuples(_skus, st.integers(1, 100)), min_size=1, max_size=5)
@@ -68,7 +67,7 @@ def map_case(context: Any, case: Any) -> Any:
     if isinstance(case.body, dict):
         # No schema can say that each item needs a value of the key.
         known = _with_known_callbacks(case.body)
-        case.body = {name: value for name, value in known.items() if name not in KEYS}
+        case.body = {name: value for name, value in known.items() if name != "key"}
     if str(case.media_type).startswith("multipart/"):
         case.body = _without_fits(case.body)
         if (

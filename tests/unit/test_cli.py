@@ -20,7 +20,6 @@ import sqlalchemy as sa
 
 from asynctask import AsyncTask, cli
 from asynctask.cli import main
-from asynctask.cli.demo import ReportRows, audit_campaigns
 from asynctask.cli.options import environment
 from asynctask.cli.output import Bars, Output, clean, count, duration, exit_code, pace, summary
 from asynctask.cli.root import build, run
@@ -31,6 +30,7 @@ from asynctask.database.engine import Database
 from asynctask.database.retrying import translated
 from asynctask.errors import ConfigError, Conflict, InputError, LedgerUnavailable, NotFound, Problem, SchemaOutdated
 from asynctask.sidekiq.server import Server
+from examples.demo import ReportRows, audit_campaigns
 
 
 def call(*argv: str, environ: dict[str, str] | None = None) -> tuple[int, str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 import sqlalchemy as sa
+from support.broker_suite import untracked
 from support.databases import migrated_file
 
 from asynctask import AsyncTask
@@ -22,7 +23,6 @@ from asynctask.cli.options import next_page
 from asynctask.cli.root import run
 from asynctask.clock import SECOND
 from asynctask.testing import wait_for
-from asynctask.testing.broker_suite import untracked
 
 
 @pytest.fixture

@@ -5,22 +5,20 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from asynctask.runtime import interpreter
-from asynctask.runtime.interpreter import MOST_THREADS, OFTEN_S, Defaults, Switching, defaults
+from asynctask.runtime.interpreter import defaults
 
 FRESH = subprocess.run(
-    [sys.executable, "-c", "import gc, sys; print(*gc.get_threshold(), sys.getswitchinterval())"],
+    [sys.executable, "-c", "import gc; print(*gc.get_threshold())"],
     capture_output=True,
     text=True,
     check=True,
 ).stdout.split()
-THRESHOLDS = tuple(map(int, FRESH[:-1]))
-INTERVAL_S = float(FRESH[-1])
+THRESHOLDS = tuple(map(int, FRESH))
 
 PROBE = """
 import gc
@@ -54,7 +52,7 @@ def test_the_collector_runs_seldom_whatever_this_release_starts_with(
 ) -> None:
     before = gc.get_threshold()
     set_to: list[tuple[int, ...]] = []
-    monkeypatch.setattr(interpreter, "defaults", lambda: Defaults(thresholds, INTERVAL_S))
+    monkeypatch.setattr(interpreter, "defaults", lambda: thresholds)
     monkeypatch.setattr(gc, "get_threshold", lambda: thresholds)
     monkeypatch.setattr(gc, "set_threshold", lambda *given: set_to.append(given))
     monkeypatch.setattr(gc, "freeze", lambda: None)
@@ -65,7 +63,7 @@ def test_the_collector_runs_seldom_whatever_this_release_starts_with(
 
 
 def test_the_defaults_are_those_of_a_fresh_interpreter_of_this_release() -> None:
-    assert defaults() == Defaults(THRESHOLDS, INTERVAL_S)
+    assert defaults() == THRESHOLDS
 
 
 def test_the_environment_does_not_change_what_the_defaults_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,52 +79,3 @@ def test_without_an_answer_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, e
     monkeypatch.setattr(interpreter, "defaults", lambda: None)
     monkeypatch.setattr(gc, "set_threshold", lambda *_: pytest.fail("nobody knows whose thresholds these are"))
     interpreter.collect_seldom()
-    before = sys.getswitchinterval()
-    switching = Switching(5)
-    switching.follow(10, 0)
-    assert sys.getswitchinterval() == pytest.approx(before)
-
-
-@pytest.fixture
-def interval() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(INTERVAL_S)
-    yield
-    sys.setswitchinterval(before)
-
-
-def test_the_interval_follows_what_most_jobs_take(interval: None) -> None:
-    switching = Switching(5)
-    switching.follow(0, 0)
-    assert sys.getswitchinterval() == pytest.approx(INTERVAL_S), "nothing is known yet"
-    switching.follow(10, 0)
-    assert sys.getswitchinterval() == pytest.approx(OFTEN_S)
-    switching.follow(10, 0)
-    assert sys.getswitchinterval() == pytest.approx(OFTEN_S), "no job ended, so nothing is known that is new"
-    switching.follow(10_010, 9_000)
-    assert sys.getswitchinterval() == pytest.approx(INTERVAL_S), "nine of ten were quick, those before left out"
-    switching.follow(10_020, 9_005)
-    assert sys.getswitchinterval() == pytest.approx(OFTEN_S)
-
-
-def test_at_the_end_the_interval_is_what_it_was(interval: None) -> None:
-    switching = Switching(5)
-    switching.follow(10, 0)
-    switching.end()
-    assert sys.getswitchinterval() == pytest.approx(INTERVAL_S)
-
-
-def test_an_interval_that_somebody_has_set_is_left(interval: None) -> None:
-    sys.setswitchinterval(0.001)
-    switching = Switching(5)
-    switching.follow(10, 0)
-    assert sys.getswitchinterval() == pytest.approx(0.001)
-    switching.end()
-    assert sys.getswitchinterval() == pytest.approx(0.001)
-
-
-@pytest.mark.parametrize(("threads", "expected"), [(MOST_THREADS, OFTEN_S), (MOST_THREADS + 1, INTERVAL_S)])
-def test_many_threads_keep_the_interval_of_the_interpreter(interval: None, threads: int, expected: float) -> None:
-    switching = Switching(threads)
-    switching.follow(10, 0)
-    assert sys.getswitchinterval() == pytest.approx(expected)

@@ -38,7 +38,6 @@ AMBIENT = {
 }
 AMBIENT_ALLOWED = {
     "asynctask/clock.py": "the one module that asks the machine",
-    "asynctask/cli/demo.py:secrets.token_hex": "the boundary of a form, which no file may be able to guess",
     "asynctask/runtime/supervisor.py:time.monotonic": "a default; the clock module is a tenth of its memory",
     "asynctask/runtime/launcher.py:random.shuffle": "draws the order of queues by weight; no outcome depends on it",
 }

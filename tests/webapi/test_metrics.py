@@ -6,13 +6,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
+from support.broker_suite import untracked
 from support.webshop import Client
 
 from asynctask import AsyncTask
 from asynctask.database.tables import processes
 from asynctask.ledger.processes import DURATIONS_S, MOST_WORKERS, OTHERS, Figures, Histogram
 from asynctask.testing import wait_for
-from asynctask.testing.broker_suite import untracked
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from support.broker_suite import untracked
 from support.webshop import Client, build_app, client_of
 
 from asynctask import AsyncTask
@@ -17,7 +18,6 @@ from asynctask.clock import SECOND
 from asynctask.errors import NotFound
 from asynctask.ledger import processes
 from asynctask.testing import wait_for
-from asynctask.testing.broker_suite import untracked
 
 
 def hold(app: AsyncTask, set_name: str, count: int) -> None:
