@@ -14,7 +14,7 @@ from asynctask.core.states import State, Status
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import engine_of
-from asynctask.errors import Conflict, InputError, NotFound, Unavailable
+from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.exports.run import MERGER
 from asynctask.ledger import processes, queries
 from asynctask.ledger import progress as progress_rows
@@ -26,7 +26,6 @@ from asynctask.lists.items import MIXED, ItemShape
 from asynctask.lists.problems import localised, refusal, revived
 from asynctask.lists.readers import Limits
 from asynctask.lists.uploads import Uploads
-from asynctask.logs import get_logger
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:

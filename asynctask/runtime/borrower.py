@@ -14,18 +14,18 @@ import zlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final
 
+from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.states import State
 from asynctask.core.transitions import Begin
 from asynctask.database.notify import Waker
 from asynctask.dispatch.demand import Shares
-from asynctask.brokers.base import Copy
 from asynctask.dispatch.outbox import PushFilter, tracked_copy
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.standalone import discard
 from asynctask.ledger.lending import Alone, Borrowed, HeldTask, Job, Loan, Offer, OwnLoan, OwnLoans
+from asynctask.ledger.standalone import discard
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import Ticket, Tracker
