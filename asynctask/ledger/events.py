@@ -312,7 +312,8 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
     what was read is decided on, and the UPDATE compares status and attempt again. Ends, of Events that were
     :func:`untouched` when they were read without a lock before, come with their ``record`` and ``turn`` and are only
-    compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and ``started_at``. Returns the changes, each with its result. An Event may occur only once per call.
+    compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and ``started_at``.
+    Returns the changes, each with its result. An Event may occur only once per call.
     """
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()

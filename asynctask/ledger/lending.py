@@ -1,4 +1,4 @@
-"""Lending: a process borrows a range of a Task's Events, or claims single ones, in one transaction. Nobody else has them then.
+"""Lending: a process borrows a range of a Task's Events, or claims single ones, in one transaction. Nobody else has them.
 
 A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (``loans``); its Events are not written until
 their outcomes. What lies beyond the pointer ``tasks.next_seq`` is borrowed under the lock of the Task's row, and what was
@@ -107,7 +107,7 @@ _OFFERED: Final = (
 
 @cache
 def _offers(dialect: str, named: bool) -> tuple[Any, Any, Any, Any, Any]:
-    """The queries of :func:`pick` for one queue: ready, due, ready after a Task, ready after a priority, the newest ready."""
+    """The queries of :func:`pick` for a queue: ready, due, ready after a Task, ready after a priority, the newest ready."""
     may = sa.and_(_t.queue == sa.bindparam("of"), _NOT_FULL, _RUNS)
     if named:
         may = sa.and_(may, sa.or_(_t.worker_name == "*", batches.among_given(dialect, _t.worker_name, "names")))
@@ -291,13 +291,13 @@ _PLAIN: Final = (
     " AND next_seq + :count < created_jobs FOR UPDATE SKIP LOCKED"
 )
 _AT_POINTER_POSTGRESQL: Final = sa.text(
-    f"WITH t AS MATERIALIZED (SELECT id, next_seq AS low, next_seq + :count AS high FROM tasks WHERE {_PLAIN}),"
+    f"WITH t AS MATERIALIZED (SELECT id, next_seq AS low, next_seq + :count AS high FROM tasks WHERE {_PLAIN}),"  # noqa: S608
     " u AS (UPDATE tasks SET next_seq = t.high, started_at = coalesce(tasks.started_at, :now) FROM t WHERE tasks.id = t.id)"
     " INSERT INTO loans (task_id, low, high, process, at) SELECT id, low, high, :me, :now FROM t RETURNING id, low, high"
 )
 # One packet: with a round trip for each step under the lock, a hundred processes wait for the network.
 _AT_POINTER_MARIADB: Final = sa.text(
-    "BEGIN NOT ATOMIC DECLARE l BIGINT; DECLARE k BIGINT;"
+    "BEGIN NOT ATOMIC DECLARE l BIGINT; DECLARE k BIGINT;"  # noqa: S608
     " DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;"
     f" START TRANSACTION; SELECT next_seq INTO l FROM tasks WHERE {_PLAIN};"
     " IF l IS NULL THEN ROLLBACK; SELECT 0, 0, 0 FROM DUAL WHERE FALSE; ELSE"
@@ -707,11 +707,11 @@ def end_empty(ledger: Ledger, ids: Collection[int]) -> None:
 
 
 def give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> list[bool]:
-    """Gives back what this process has not begun of its loans: of each the jobs from a ``seq`` on. They are free loans then,
-    which the next borrow takes; no Event is written. Other processes are notified.
+    """Gives back what this process has not begun of its loans: of each the jobs from a ``seq`` on. They are free loans
+    then, which the next borrow takes; no Event is written. Other processes are notified.
 
-    Returns for each whether this process still held it, and holds what it did not give back: one that was declared dead must
-    not free what recovery has made due. Raises LedgerUnavailable.
+    Returns for each whether this process still held it, and holds what it did not give back: one that was declared dead
+    must not free what recovery has made due. Raises LedgerUnavailable.
     """
     given, tasks_ = _give_back(ledger, parts)
     hints.settle_free(ledger, tasks_)

@@ -63,8 +63,8 @@ class Outcome(Write):
     the first try to write its end compares with it. ``awaited``: the job waits for this record before it begins, or its
     Task does, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer
     to the commit was lost and it may be written, so it stands only for the attempt that it names. ``loan``: the loan or
-    claim that its job was borrowed with, if this ends the job for this process. ``marks``: the outcomes of a slice's items. ``worker``
-    and ``seconds``, for the figures: the job's worker, and how long it ran.
+    claim that its job was borrowed with, if this ends the job for this process. ``marks``: the outcomes of a slice's items.
+    ``worker`` and ``seconds``, for the figures: the job's worker, and how long it ran.
     """
 
     attempt: int
@@ -439,8 +439,8 @@ def _figure(each: Outcome) -> str | None:
 
 
 def _is_plain(end: Outcome) -> bool:
-    """Whether nothing can wait for this end but the close of its Task: it is no failure, which a Task may tolerate a few of,
-    and belongs to no round and no key."""
+    """Whether nothing can wait for this end but the close of its Task: it is no failure, of which a Task may tolerate a
+    few, and belongs to no round and no key."""
     record, turn = end.record, end.turn
     assert record is not None
     assert turn is not None

@@ -6,9 +6,10 @@ priority) and ``session_place``. A Task with nothing left but jobs waiting for a
 line again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
-of it (``key_places``) until it has ended. The first in a line goes. Nothing comes into a line before
-what may have been lent: the Tasks with keys are committed in the order of their ids (:func:`lock_order`), each waits while an earlier one is split, and an Event that runs again moves to the front when it goes. The gate of a borrow
-(:func:`admit`) lends only what goes. An Event whose Task's pointer passed it before its turn waits with ``due_at``
+of it (``key_places``) until it has ended. The first in a line goes. Nothing comes into a line before what may have been
+lent: the Tasks with keys are committed in the order of their ids (:func:`lock_order`), each waits while an earlier one is
+split, and an Event that runs again moves to the front when it goes. The gate of a borrow (:func:`admit`) lends only what
+goes. An Event whose Task's pointer passed it before its turn waits with ``due_at``
 :data:`~asynctask.core.transitions.BLOCKED`, until :func:`free` finds that its turn has come.
 """
 

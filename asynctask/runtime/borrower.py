@@ -1,21 +1,20 @@
 """The borrower: which jobs of the ledger this process has, how many, and whether they may still begin.
 
-One thread. It borrows about a third of a second of the process's own work, in the order of priorities; Tasks of one priority
-share alike. It asks the ledger every :data:`~asynctask.ledger.lending.RECHECK_S` what became of what it has: a paused or
-cancelled Task, another priority, a limit, a stopped job; and gives back what will not begin soon, so that others do not idle
-beside it. A process needs nobody's permission, and no leader: what it has borrowed, nobody else has.
+One thread. It borrows about a third of a second of the process's own work, in the order of priorities; Tasks of one
+priority share alike. It asks the ledger every :data:`~asynctask.ledger.lending.RECHECK_S` what became of what it has: a
+paused or cancelled Task, another priority, a limit, a stopped job; and gives back what will not begin soon, so that others
+do not idle beside it. A process needs nobody's permission, and no leader: what it has borrowed, nobody else has.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import zlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final
 
 from asynctask.brokers.base import Copy
-from asynctask.clock import SECOND, Clock, backoff_s
+from asynctask.clock import SECOND, Clock, Ids, backoff_s
 from asynctask.core.states import State
 from asynctask.core.transitions import Begin
 from asynctask.database.notify import Waker
@@ -82,6 +81,7 @@ class Borrower:
         ledger: Ledger,
         tracker: Tracker,
         clock: Clock,
+        ids: Ids,
         pool: Pool,
         intake: Intake,
         quiet: threading.Event,
@@ -98,6 +98,7 @@ class Borrower:
         self._ledger = ledger
         self._tracker = tracker
         self._clock = clock
+        self._ids = ids
         self._pool = pool
         self._intake = intake
         self._quiet = quiet
@@ -174,7 +175,7 @@ class Borrower:
     def _wait(self, seconds: float) -> None:
         was_idle = not self._pool.busy and not self._pool.ready
         if self._waker.wait(seconds) and self._waker.signalled and was_idle and not self._quiet.is_set():
-            self._quiet.wait(random.random() * RUSH_S)
+            self._quiet.wait(self._ids.random() * RUSH_S)
 
     def _step(self) -> float:
         """Checks what is borrowed, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
@@ -389,9 +390,8 @@ class Borrower:
     ) -> None:
         by_id = {job.job_id: (job, ticket) for job, ticket in zip(jobs, tickets, strict=True)}
         copies = self._passing(jobs)
-        for job_id in by_id.keys() - {copy.jid for copy in copies}:  # ended with the reason
-            if loan is not None:
-                loan.ended()
+        if loan is not None and len(copies) < len(jobs):  # those have ended, with the reason
+            loan.ended(len(jobs) - len(copies))
         given = [(copy, by_id[copy.jid][1]) for copy in copies]
         executions, ready = self._intake.borrowed(given, asked), list[Execution]()
         unknown: list[Execution] = []

@@ -243,8 +243,8 @@ class Fetcher:
 
 
 def put_off(tracker: Tracker, deferred: Sequence[Execution]) -> None:
-    """Makes tracked jobs of workers that this process does not know wait in the ledger for another process, without spending
-    a retry. Raises :class:`Unavailable`."""
+    """Makes tracked jobs of workers that this process does not know wait in the ledger for another process, without
+    spending a retry. Raises :class:`Unavailable`."""
     names = sorted({job.name[:100] for job in deferred})
     get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
     until = tracker.now() + DEFER_S * SECOND

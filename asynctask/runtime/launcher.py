@@ -144,6 +144,7 @@ class Launcher(AppProcess):
             ledger=self.ledger,
             tracker=tracker,
             clock=clock,
+            ids=parts.ids,
             pool=pool,
             intake=intake,
             quiet=quiet,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from asynctask.runtime.fetcher import Intake
 
 STALE_S: Final = 0.5
-"""Age of the ledger's last word on a job from which it may not begin, so that a knob takes effect within a second: a borrowed
-one waits for the next check (:data:`~asynctask.ledger.lending.RECHECK_S`), for a fetched one Begin is repeated."""
+"""Age of the ledger's last word on a job from which it may not begin, so that a knob takes effect within a second: a
+borrowed one waits for the next check (:data:`~asynctask.ledger.lending.RECHECK_S`), for a fetched one Begin is repeated."""
 
 LINE_S: Final = 5.0
 """Suspects that wait longer in the line go back for other processes, except as many as there are threads."""
@@ -476,7 +476,7 @@ class Pool:
     # -- what lies ready
 
     def put(self, executions: Sequence[Execution]) -> None:
-        """Passes fetched jobs that may begin to the processors. Their queues gave them just now, so these are not paused."""
+        """Passes fetched jobs that may begin to the processors. Their queues gave them just now, so they are not paused."""
         self._filled_at = self._clock.monotonic()
         if self._paused:
             self._paused -= {execution.copy.queue for execution in executions}
@@ -498,8 +498,8 @@ class Pool:
         self._give_back(self.lines.drop(lambda each: not each.is_borrowed and is_beyond(each)))
 
     def pause(self, queues: Collection[str]) -> None:
-        """These queues, and no others, are paused in the broker: none of their jobs begins here, and those that lie ready go
-        back, each queue's in their order. Raises Unavailable."""
+        """These queues, and no others, are paused in the broker: none of their jobs begins here, and those that lie ready
+        go back, each queue's in their order. Raises Unavailable."""
         new, self._paused = frozenset(queues) - self._paused, frozenset(queues)
         if new:
             self._give_back(self._drop(lambda each: each.copy.queue in new))
@@ -518,7 +518,7 @@ class Pool:
         return dropped + self.lines.drop(wanted)
 
     def checked(self, at: float, paused: frozenset[str]) -> None:
-        """The ledger was asked at this time (monotonic) about everything that is borrowed; these queues are paused there."""
+        """The ledger was asked at this time (monotonic) about all that is borrowed; these queues are paused there."""
         self._paused_in_ledger = paused
         with self._checked:
             self._checked_at = at

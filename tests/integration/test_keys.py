@@ -21,7 +21,7 @@ from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.errors import Conflict, InputError
-from asynctask.ledger import dispatchable, reservations, sessions
+from asynctask.ledger import lending, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem
 from asynctask.ledger.recorder import Outcome, Recorder
@@ -38,9 +38,7 @@ def items(*keys: Any, first: int = 0, **more: Any) -> list[dict[str, Any]]:
 
 
 def reserve(app: AsyncTask, task: TaskHandle, wanted: int = 100) -> list[Any]:
-    found = reservations.reserve(app.ledger, task.id, wanted, lease_s=5)
-    reservations.confirm(app.ledger, [task.id])
-    return found
+    return borrow(app.ledger, task.id, wanted)
 
 
 def numbers_of(jobs: Iterable[Any]) -> list[int]:

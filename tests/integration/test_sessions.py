@@ -6,14 +6,15 @@ import threading
 from typing import Any
 
 import pytest
+from support import borrowing
+from support.borrowing import borrow
 from support.world import World
 
 from asynctask import AsyncTask, maintenance
 from asynctask.core.states import Reason, Status
 from asynctask.errors import InputError
-from asynctask.ledger import control, dispatchable, reservations, sessions
+from asynctask.ledger import control, lending, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.tasks import try_close
 from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
@@ -37,10 +38,8 @@ def reason(task: TaskHandle) -> Any:
 
 def finish(app: AsyncTask, task: TaskHandle, **more: Any) -> None:
     """All jobs of a Task go out and end."""
-    recorder = Recorder(app.ledger)
-    for job in reservations.reserve(app.ledger, task.id, 100, lease_s=5):
-        recorder.flush([Outcome(job.event_id, job.attempt, Status.FINISH, Reason.RETURNED, **more)])
-    reservations.confirm(app.ledger, [task.id])
+    for job in borrow(app.ledger, task.id):
+        borrowing.end(app.ledger, job, **more)
 
 
 def test_tasks_of_a_session_run_one_after_the_other_and_others_meanwhile(world: World) -> None:
@@ -98,15 +97,14 @@ def test_a_session_passes_on_when_only_retries_are_left_and_the_retried_one_join
     app = world.app()
     first, second, third = (app.submit("note", numbers(0, 1), session="s") for _ in range(3))
     due = app.clock.now() + 3_600_000_000
-    recorder = Recorder(app.ledger)
-    (job,) = reservations.reserve(app.ledger, first.id, 9, lease_s=5)
-    recorder.flush([Outcome(job.event_id, job.attempt, Status.ERROR, Reason.RAISED, retry_at=due)])
+    (job,) = borrow(app.ledger, first.id, 9)
+    borrowing.end(app.ledger, job, status=Status.ERROR, reason=Reason.RAISED, retry_at=due)
     assert holder(world) == second.id
     assert reason(first) is None
     assert first.progress()["retrying"] == 1
     world.sql("UPDATE events SET due_at = 1 WHERE task_id = ?", first.id)
     world.sql("UPDATE tasks SET due_next = 1 WHERE id = ?", first.id)
-    dispatchable.wake_due(app.ledger, [first.id])
+    assert lending.rejoin(app.ledger) == 1
     assert reason(first) == "waiting_for_session"
     finish(app, second)
     assert holder(world) == third.id, "it joined at the end"
@@ -120,9 +118,8 @@ def test_a_session_passes_on_when_only_retries_are_left_and_the_retried_one_join
 def test_an_explicit_retry_joins_the_line_at_the_end(world: World) -> None:
     app = world.app()
     first, second = (app.submit("note", [{"n": 0, "refuse": True}], session="s") for _ in range(2))
-    recorder = Recorder(app.ledger)
-    (job,) = reservations.reserve(app.ledger, first.id, 9, lease_s=5)
-    recorder.flush([Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED)])
+    (job,) = borrow(app.ledger, first.id, 9)
+    borrowing.end(app.ledger, job, status=Status.FAILED, reason=Reason.REFUSED)
     assert holder(world) == second.id
     third = app.submit("note", numbers(0, 1), session="s")
     assert first.retry()
@@ -150,13 +147,13 @@ def test_cancelled_and_rejected_tasks_pass_on(world: World) -> None:
 def test_a_cancelled_task_passes_on_when_the_last_of_its_jobs_has_ended(world: World) -> None:
     app = world.app()
     first, second = (app.submit("note", numbers(0, 1), session="s") for _ in range(2))
-    (job,) = reservations.reserve(app.ledger, first.id, 9, lease_s=5)
+    (job,) = borrow(app.ledger, first.id, 9)
     control.cancel_task(app.ledger, first.id)
     while control.turn_some(app.ledger, first.id):
         pass
     assert not try_close(app.ledger, first.id)
     assert holder(world) == first.id
-    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, Status.FINISH, Reason.RETURNED)])
+    borrowing.end(app.ledger, job)
     assert holder(world) == second.id
 
 
