@@ -108,13 +108,18 @@ def recover_loan(w: World, where: tuple[Process, Task, Loan], k: int) -> None:
     high = loan.low + 1 if k == 1 and loan.high - loan.low > 1 else loan.high
     for seq in range(loan.low, high):
         row = task.row(seq)
-        if row.process is None and core.is_held(row, task.lent(seq)):
+        if is_of_loan(row) and core.is_held(row, task.lent(seq)):
             w.write(task, seq, core.recover(row, task.state, now=w.now, beside=beside(w, process, task, seq)))
     if high < loan.high:
         loan.low = high
     else:
         task.loans.remove(loan)
     w.settle(task)
+
+
+def is_of_loan(row: core.Row) -> bool:
+    """Whether a row in a loan's range is the borrower's: one that names a process is that one's."""
+    return row.process is None
 
 
 @step(lambda w: [p for p in lost(w) if any(row.process == p.name for t in w.tasks for row in t.stored)])

@@ -227,6 +227,7 @@ def drain(world: World, rounds: int = 60) -> None:
         if over(world):
             break
     assert over(world), f"I2: it never ends: {[(t.state, t.turning, t.hints, t.loans, t.rows()) for t in world.tasks]}"
+    drain_round(world)
     check_end(world)
 
 
@@ -281,6 +282,7 @@ def over(world: World) -> bool:
 
 def check_end(world: World) -> None:
     for task in world.tasks:
+        assert not any(loan.process for loan in task.loans), f"loans of nothing stay: {task.loans}"
         counts = task.counts
         total = sum(row.items for row in task.stored)
         assert counts.finish + counts.failed + counts.error + counts.cancelled == total, "done is not the total"

@@ -85,7 +85,8 @@ class Task:
 
     def row(self, seq: int) -> Row:
         """One row as it is read: ``reserved`` is no column, it says that the pointer is past the row."""
-        return self.stored[seq]._replace(reserved=self.alone or seq < self.next_seq)
+        row, reserved = self.stored[seq], self.alone or seq < self.next_seq
+        return row if row.reserved == reserved else row._replace(reserved=reserved)
 
     def rows(self) -> list[Row]:
         return [self.row(seq) for seq in range(len(self.stored))]

@@ -15,7 +15,7 @@ from bookkeeping_model import FRESH, QUEUE, TICK, Answer, Ask, Copy, Life, Loan,
 from asynctask.core import readiness
 from asynctask.core import transitions as core
 from asynctask.core.states import OPEN, Reason, State, Status
-from asynctask.core.transitions import BLOCKED, Row, Turn
+from asynctask.core.transitions import BLOCKED, OUTSIDE, Row, Turn
 
 BACKOFF, INTERVAL, STALLED = 2 * TICK, 4 * TICK, 2 * TICK
 MAX_TASKS, MAX_ROWS, MAX_PROCESSES, MAX_GENERATIONS, MAX_RETRIES, THREADS = 3, 4, 3, 4, 2, 3
@@ -208,6 +208,11 @@ def is_waiting(row: Row) -> bool:
     return row.status in RUNNABLE and row.due_at is None and row.process is None
 
 
+def is_in_range(row: Row) -> bool:
+    """Whether who reads a range gets it."""
+    return is_waiting(row)
+
+
 def line_of(task: Task, seq: int) -> tuple[int, int]:
     return (task.id, seq % 2)
 
@@ -263,7 +268,7 @@ def read_range(w: World, where: tuple[Process, int], k: int) -> None:
     process, key = where
     part = process.parts[key]
     task = w.tasks[part.task]
-    seqs = [seq for seq in range(part.low, part.high) if is_waiting(task.row(seq))]
+    seqs = [seq for seq in range(part.low, part.high) if is_in_range(task.row(seq))]
     part.left = set(seqs)
     copies = [w.copy(task, seq) for seq in seqs]
     process.line += copies
@@ -281,13 +286,17 @@ def may_begin(w: World, process: Process, copy: Copy) -> bool:
         return False
     if w.tasks[copy.task].alone:
         return True
-    running = process.running_of(copy.task)
-    if process.ask is not None and process.ask.task == copy.task:
-        return running < process.ask.running
-    limit = process.limits.get(copy.task, 0)
-    if limit is None and copy.task not in process.places:
-        return True
-    return running < process.places.get(copy.task, 0)
+    most = permits(process, copy.task)
+    return most is None or process.running_of(copy.task) < most
+
+
+def permits(process: Process, task_id: int) -> int | None:
+    """How many jobs of a Task its threads may run, None for any number."""
+    if process.ask is not None and process.ask.task == task_id:
+        return process.ask.running
+    if process.limits.get(task_id, 0) is None and task_id not in process.places:
+        return None
+    return process.places.get(task_id, 0)
 
 
 @step(lambda w: [(p, c) for p in w.active(Role.OWN) for c in p.line if may_begin(w, p, c)])
@@ -317,14 +326,19 @@ def unrecorded(w: World, process: Process) -> list[Copy]:
 
 @step(lambda w: [(p, c) for p in w.active() for c in unrecorded(w, p)])
 def record_working(w: World, where: tuple[Process, Copy], k: int) -> None:
-    """The job outlasts a flush, or is watched: ``working`` is written, by compare-and-set. A watched one runs only then."""
+    """The job outlasts a flush, or is watched: ``working`` is written, by compare-and-set. A watched one runs only then, if
+    its Task may start jobs at that time yet."""
     process, copy = where
+    task = w.tasks[copy.task]
     if copy in process.pending:
         process.pending.remove(copy)
+        if not (task.alone or (task.state in STARTING and w.in_session(task))):
+            process.buffer.append((copy, "give_back"))
+            return
         process.running.append(copy)
         note_begin(w, process, copy)
     turn = core.working if w.row(copy).status is Status.ENQUEUE else core.take_over
-    w.write(w.tasks[copy.task], copy.seq, turn(w.row(copy), process.name))
+    w.write(task, copy.seq, turn(w.row(copy), process.name))
     w.note_start(process, copy)
 
 
@@ -439,8 +453,11 @@ def check_read(w: World, process: Process, k: int) -> None:
         for t in w.tasks
         if t.id in ids and not t.alone
     }
-    claims = [c for c in w.jobs(*RUNNABLE) if w.row(c).process == process.name]
-    process.answer = Answer(w.now, own, claims, tasks)
+    process.answer = Answer(w.now, own, own_claims(w, process), tasks)
+
+
+def own_claims(w: World, process: Process) -> list[Copy]:
+    return [c for c in w.jobs(*RUNNABLE) if w.row(c).process == process.name]
 
 
 @step(lambda w: [p for p in w.active() if p.life is Life.ALIVE and p.answer is not None])
@@ -510,7 +527,12 @@ def return_tails(process: Process, task_id: int) -> None:
         if tail:
             seq = seq if busy else part.low
             process.returns.append(Return(key, task_id, seq, part.low, part.high))
-            process.line = [c for c in process.line if c not in tail]  # they count as left until the answer
+            let_go(process, tail)
+
+
+def let_go(process: Process, tail: list[Copy]) -> None:
+    """They count as left of their loan until the answer."""
+    process.line = [c for c in process.line if c not in tail]
 
 
 @step(lambda w: [(p, r) for p in w.active() for r in p.returns])
@@ -529,9 +551,14 @@ def return_part(w: World, where: tuple[Process, Return], k: int) -> None:
         process.parts[part.loan].left = {seq for seq in process.parts[part.loan].left or () if seq < part.seq}
 
 
+def is_unchanged(loan: Loan, name: str, part: Return) -> bool:
+    """The compare of the compare-and-set."""
+    return (loan.id, loan.process, loan.high) == (part.loan, name, part.high)
+
+
 def give_back_range(w: World, name: str, part: Return) -> bool:
     task = w.tasks[part.task]
-    own = [each for each in task.loans if (each.id, each.process, each.high) == (part.loan, name, part.high)]
+    own = [each for each in task.loans if is_unchanged(each, name, part)]
     for loan in own:
         if part.seq <= loan.low:
             loan.process, loan.asked = None, False
@@ -578,12 +605,11 @@ def lease_places(w: World, process: Process, k: int) -> None:
     if task.limit is None:
         task.places.pop(process.name, None)
     else:
-        others = {loan.process for loan in task.loans} | {row.process for row in task.stored}
-        is_open = others - {None, QUEUE, process.name} <= rows.keys()
+        is_open = holders_of(task) - {None, QUEUE, OUTSIDE, process.name} <= rows.keys()
         want = ask.want if readiness.may_start(task.state or "", w.in_session(task)) else 0
         n = readiness.granted(want, ask.running, task.limit, sum(rows.values()), is_open=is_open)
         task.places[process.name] = n
-        if not (n or any(c.task == task.id for c in process.copies) or holds(process, task.id)):
+        if not (n or keeps_row(process, task)):
             del task.places[process.name]
     if k % 2:
         return
@@ -594,5 +620,12 @@ def lease_places(w: World, process: Process, k: int) -> None:
         process.places.pop(task.id, None)
 
 
-def holds(process: Process, task_id: int) -> bool:
-    return any(part.task == task_id for part in process.parts.values()) or any(c.task == task_id for c in process.claims)
+def holders_of(task: Task) -> set[str | None]:
+    """Whoever may perform jobs of a Task: by its loans, and by what is claimed or at work."""
+    return {loan.process for loan in task.loans} | {row.process for row in task.stored}
+
+
+def keeps_row(process: Process, task: Task) -> bool:
+    """Whether a row of no places stays: it says that its process knows of the limit."""
+    has = any(part.task == task.id for part in process.parts.values()) or any(c.task == task.id for c in process.claims)
+    return has or any(c.task == task.id for c in process.copies)

@@ -930,6 +930,28 @@ def tell_of_a_pause_of_what_a_queue_holds() -> None:
     drain(w)
 
 
+def tell_of_a_pauser_that_died_with_the_copies() -> None:
+    w = Story()
+    task = w.task_of(1, kind="foreign")
+    look = ("look_read", "look_ask", "look_write")
+    w.tell("start_dispatcher", *TO_QUEUE, "pause", "withdraw", "withdrawer_dies", *look, *look)
+    assert task.row(0).due_at == w.now
+    drain(w)
+
+
+def tell_of_a_worker_of_the_engine_that_died_with_a_copy() -> None:
+    w = Story()
+    task = w.task_of(1, kind="foreign")
+    w.tell("start_dispatcher", "borrow_for_queue", "read_range")
+    w.tell("push", k=2)
+    w.tell("network_loses", "hand_over", "start_worker", "fetch")
+    w.by(w.processes[-1], "kill")
+    w.tell("redeliver", "start_worker", "fetch", "begin_read", "begin_act")
+    assert w.processes[-1].pending == [Copy(1, 0, 1)], "its worker may have died of it"
+    assert task.row(0).watched
+    drain(w)
+
+
 TALES = [value for name, value in list(globals().items()) if name.startswith("tell_of_")]
 
 
