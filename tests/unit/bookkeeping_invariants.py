@@ -12,6 +12,7 @@ What is held and how a row counts is said here in other words: asking the core w
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from bookkeeping_fates import lost, unsettled
 from bookkeeping_foreign import dispatchers
@@ -100,8 +101,12 @@ def check_holders(world: World) -> None:
             has = holder(task, copy.seq, row)
             assert has == process.name, f"I8: {process.name} has {copy}, which is {has}'s by the ledger: {row}"
     lines: dict[tuple[int, int], Copy] = {}
+    twice: set[Copy] = set()
     for process in world.active():
         for copy in process.running:
+            if process.role is Role.ENGINE and counts(world, copy):
+                assert copy not in twice or copy in world.ghosts.doubled, f"I8: {copy} runs twice, and no engine lost it"
+                twice.add(copy)
             if world.tasks[copy.task].keys and counts(world, copy):
                 line = line_of(world.tasks[copy.task], copy.seq)
                 assert lines.setdefault(line, copy) == copy, f"I8: {copy} runs beside {lines[line]}, of the same key"
@@ -309,18 +314,19 @@ def any_step(world: World, choose: random.Random, trouble: float) -> str:
             return name
 
 
-def walk(seed: int, steps: int = 150) -> None:
-    """One random life of a world and its end; raises AssertionError where a promise is broken."""
+def walk(seed: int, steps: int = 150, kinds: Sequence[int] = range(20)) -> None:
+    """One random life of a world and its end; raises AssertionError where a promise is broken. ``kinds``: of its Tasks, as
+    `submit` numbers them."""
     choose, world = random.Random(seed), World()
     trouble = choose.choice((0.03, 0.1, 0.25))
     for name, pick, k in (
-        ("submit", 0, choose.randrange(20)),
+        ("submit", 0, choose.choice(kinds)),
         ("submit_slice", 1, choose.randrange(4)),
         ("start_process", 0, 0),
     ):
         advance(world, name, pick, k)
     for _ in range(steps):
         name = any_step(world, choose, trouble)
-        k = choose.randrange(20) if name == "submit" else choose.choice((0, 0, 0, 1, 2, 3, 4, 5))
+        k = choose.choice(kinds) if name == "submit" else choose.choice((0, 0, 0, 1, 2, 3, 4, 5))
         advance(world, name, choose.randrange(8), k)
     drain(world)

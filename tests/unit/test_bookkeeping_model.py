@@ -909,8 +909,11 @@ def tell_of_a_queue_lost_while_a_recorded_job_runs() -> None:
 
 def tell_of_a_limited_queue() -> None:
     w = Story()
-    w.task_of(3, parallel=1, kind="foreign")
-    w.tell("start_dispatcher", *TO_QUEUE, "start_worker", *BEGIN, "record_working")
+    task = w.task_of(3, parallel=1, kind="foreign")
+    w.tell("start_dispatcher")
+    w.tell("borrow_for_queue", k=3)
+    assert task.next_seq == 1, "whatever is wanted"
+    w.tell("read_range", "push", "hand_over", "start_worker", *BEGIN, "record_working")
     assert not can(w, "borrow_for_queue")
     w.tell("finish", k=1)
     w.tell("flush", "ack", "announce", "tick", "tick", "borrow_for_queue", "push", "hand_over", *BEGIN, "record_working")
