@@ -96,14 +96,14 @@ def named(w: World) -> set[str | None]:
 
 
 def lost(w: World) -> list[Process]:
-    """Processes to recover: registered with a lease that ended, or not registered though a loan, place or row names them."""
+    """Processes to recover: registered with a lease that ended, or not registered though a loan or row names them."""
     names = named(w)
     return [p for p in w.processes if (p.name in names if p.forgotten else p.life in (Life.DEAD, Life.STALLED))]
 
 
 @step(lambda w: [(p, t, each) for p in lost(w) for t in w.tasks for each in t.loans if each.process == p.name])
 def recover_loan(w: World, where: tuple[Process, Task, Loan], k: int) -> None:
-    """One transaction: the rows of a loan that it holds yet wait again, and the loan goes; ``k`` 1: of a large one a part."""
+    """One transaction: the rows of a loan that it holds yet wait again, and the loan goes; ``k`` 1: a part of it."""
     process, task, loan = where
     high = loan.low + 1 if k == 1 and loan.high - loan.low > 1 else loan.high
     for seq in range(loan.low, high):

@@ -3,14 +3,15 @@
 I1 ``parallel`` is never exceeded; I2 no open Event is unreachable; I3 counts equal rows; I4 one close per generation, and a
 terminal row changes by an explicit retry only; I5 an outcome is recorded once, and a foreign queue acknowledged after it;
 I6 ``done`` never falls in a sealed generation; I7 the jobs of two rounds of a Task start an interval apart; I8 nobody has a
-job that the ledger gave to another, and loans of a Task do not overlap; I9 a knob acts while what was read is fresh; I10 the
-hints miss no Task that could start something. I4 and I5 are asserted where the step happens, in the model itself.
+job that the ledger gave to another, and loans of a Task do not overlap; I9 a knob acts while what was read is fresh; I10 no
+Task that could start something is missed by the hints. I4 and I5 are asserted where the step happens, in the model itself.
 
 What is held and how a row counts is said here in other words: asking the core would repeat its mistakes.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -85,7 +86,7 @@ def check_loans(task: Task) -> None:
     """I8, of the ranges."""
     ranges = sorted((loan.low, loan.high) for loan in task.loans)
     assert all(low < high <= task.next_seq for low, high in ranges), f"I8: a loan of nothing, or ahead: {ranges}"
-    assert all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:], strict=False)), f"I8: loans overlap: {ranges}"
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges)), f"I8: loans overlap: {ranges}"
 
 
 def check_holders(world: World) -> None:

@@ -76,7 +76,7 @@ class Task:
     statuses: frozenset[Status] = frozenset()
     cursor: int = 0
     next_seq: int = 0
-    hints: Hints = Hints(None, None)
+    hints: Hints = field(default_factory=lambda: Hints(None, None))
     loans: list[Loan] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
     counts: Delta = field(default_factory=Delta)
@@ -212,7 +212,9 @@ class Process:
     frees: set[tuple[int, int]] = field(default_factory=set)  # lines that it is about to let go on
     began: dict[Copy, int] = field(default_factory=dict)
     pushed: bool = False  # of a dispatcher: what stands in its line lies in the queue
-    read: list[tuple[Copy, Row, State | None]] = field(default_factory=list)  # of an engine's worker: fetched, row looked at
+    read: list[tuple[Copy, Row, State | None]] = field(
+        default_factory=list
+    )  # of an engine's worker: fetched, row looked at
     settled: list[Copy] = field(default_factory=list)  # ... recorded or dropped, not acknowledged
     stalled_at: int = 0
     forgotten: bool = False  # recovered and struck off the register

@@ -255,13 +255,7 @@ def take_free(w: World, task: Task, name: str, count: int) -> list[Loan]:
 
 
 @step(
-    lambda w: [
-        (p, i)
-        for p in w.active()
-        if p.life is not Life.LEAVING
-        for i, part in p.parts.items()
-        if part.left is None
-    ]
+    lambda w: [(p, i) for p in w.active() if p.life is not Life.LEAVING for i, part in p.parts.items() if part.left is None]
 )
 def read_range(w: World, where: tuple[Process, int], k: int) -> None:
     """The rows of a loan, read after its commit."""
@@ -578,7 +572,10 @@ def limited(process: Process) -> list[int]:
 
 @step(
     lambda w: [
-        (p, t) for p in w.active(Role.OWN) if p.life is Life.ALIVE and p.ask is None and p.answer is None for t in limited(p)
+        (p, t)
+        for p in w.active(Role.OWN)
+        if p.life is Life.ALIVE and p.ask is None and p.answer is None
+        for t in limited(p)
     ]
 )
 def ask_places(w: World, where: tuple[Process, int], k: int) -> None:

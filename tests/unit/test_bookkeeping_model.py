@@ -870,8 +870,12 @@ def tell_of_a_push_that_lands_twice() -> None:
     task = w.task_of(1, kind="foreign")
     w.tell("start_dispatcher", "borrow_for_queue", "read_range")
     w.tell("push", k=2)
-    w.tell("hand_over", "start_worker", *BEGIN, "finish", "flush", "ack", "deliver", *BEGIN)
-    assert (task.row(0).status, w.processes[-1].running) == (Status.FINISH, [])
+    w.tell("hand_over", "start_worker", "start_worker", "fetch", "deliver")
+    assert not can(w, "fetch"), "the queue holds one copy of an attempt, the second push does nothing"
+    w.tell("begin_read", "begin_act", "finish", "flush", "ack")
+    w.broker.push([Copy(1, 0, 1)])
+    w.tell(*BEGIN)
+    assert (task.row(0).status, [p.running for p in w.processes]) == (Status.FINISH, [[], [], []])
     w.tell("trim")
     assert task.loans == []
     drain(w)
@@ -909,15 +913,15 @@ def tell_of_a_queue_lost_while_a_recorded_job_runs() -> None:
 
 def tell_of_a_limited_queue() -> None:
     w = Story()
-    task = w.task_of(3, parallel=1, kind="foreign")
-    w.tell("start_dispatcher")
+    task = w.task_of(4, parallel=2, kind="foreign")
+    w.tell("start_dispatcher", *TO_QUEUE, "start_worker", *BEGIN, "record_working")
     w.tell("borrow_for_queue", k=3)
-    assert task.next_seq == 1, "whatever is wanted"
-    w.tell("read_range", "push", "hand_over", "start_worker", *BEGIN, "record_working")
+    assert task.next_seq == 2, "whatever is wanted"
+    w.tell("read_range", "push", "hand_over")
     assert not can(w, "borrow_for_queue")
     w.tell("finish", k=1)
-    w.tell("flush", "ack", "announce", "tick", "tick", "borrow_for_queue", "push", "hand_over", *BEGIN, "record_working")
-    w.tell("trim")
+    w.tell("flush", "ack", "announce", "tick", "tick", "borrow_for_queue", "push", "hand_over", *BEGIN, *BEGIN)
+    w.tell("record_working", "record_working", "trim")
     assert not can(w, "borrow_for_queue"), "a retry is claimed; it works, and no loan of the queue has it"
     drain(w)
 

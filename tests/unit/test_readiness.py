@@ -66,9 +66,7 @@ def test_room_is_within_the_limit_and_what_is_wanted(wanted: int, limit: int | N
 
 
 @given(COUNT, st.one_of(st.none(), st.integers(-5, 50)), COUNT)
-def test_what_is_lent_takes_a_task_over_its_tolerance_by_one_item_at_most(
-    wanted: int, left: int | None, lent: int
-) -> None:
+def test_what_is_lent_takes_a_task_over_its_tolerance_by_one_item_at_most(wanted: int, left: int | None, lent: int) -> None:
     count = tolerated(wanted, left, lent)
     assert 0 <= count <= wanted
     if left is None:
