@@ -12,7 +12,6 @@ from bookkeeping_steps import (
     free_line,
     is_picked,
     lend,
-    line_of,
     settle_session,
     step,
 )

@@ -431,9 +431,9 @@ def turn_of(row: Row, kind: str, now: int, state: State | None) -> Turn:
 
 def may_check(process: Process) -> bool:
     """A dispatcher checks between two batches, for what an answer that was lost gave it."""
-    busy = process.answer is not None or process.returns
+    busy = process.answer is not None or bool(process.returns)
     if process.role is Role.DISPATCHER:
-        busy = busy or process.parts or process.claims
+        busy = busy or bool(process.parts or process.claims)
     return process.life is Life.ALIVE and not busy
 
 

@@ -317,7 +317,33 @@ KINDS = {
 }
 """Which Tasks the lives have that show it, as `submit` numbers them; else all kinds."""
 
-FOUND_BY: dict[str, int] = {}
+FOUND_BY = {
+    "a cancel passes once only": 9,
+    "a cancel turns what is held": 4,
+    "a give-back does not compare": 1,
+    "a loan of rows that ended stays": 3,
+    "a row of no places goes": 25,
+    "ask_stop stops what is held": 14,
+    "begin ignores a cancel": 3,
+    "begin ignores attempt": 89,
+    "explicit_retry keeps the attempt": 1,
+    "give_back keeps the attempt": 1,
+    "granted ignores others": 49,
+    "hints forget the next round": 3,
+    "hints forget what is due": 1,
+    "hints forget what waits": 1,
+    "is_held ignores claims": 28,
+    "is_held ignores loans": 1,
+    "is_held takes whatever works": 22,
+    "next_round does not wait for jobs to start": 1,
+    "next_round ignores when jobs start": 9,
+    "nobody checks": 1,
+    "nobody looks for lost copies": 12,
+    "nobody recovers loans": 1,
+    "outcome keeps the attempt of a retry": 2,
+    "recorded does not mark what goes back": 5,
+    "start lets the pointer and the clock both begin": 1,
+}
 """The first life that each of them breaks, where it is not the very first: it is looked at before all others. When the
 model changes, another life may be the one; the search finds it, and says which."""
 
