@@ -13,7 +13,7 @@ import pytest
 from bookkeeping_invariants import IDLE, PATH, TROUBLE, UNTIL_DONE, advance, check, drain, walk
 from bookkeeping_model import QUEUE, Copy, Process, Task, World
 from bookkeeping_steps import STEPS, can, do
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from support.drawn import examples
@@ -83,7 +83,13 @@ def _rule(name: str) -> Callable[..., None]:
 for _name in PATH:
     setattr(LifeOfTheWorld, _name, _rule(_name))
 
-PROFILE = settings(max_examples=examples(6, 400), stateful_step_count=50, derandomize=True, database=None)
+PROFILE = settings(
+    max_examples=examples(12, 400),
+    stateful_step_count=60,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],  # that says something of a busy machine, not of the model
+)
 
 
 def test_every_interleaving_keeps_every_promise() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from support.drawn import examples
@@ -252,7 +252,9 @@ class Lines(RuleBasedStateMachine):
 
 
 def test_tasks_of_a_session_go_one_after_the_other_and_none_starves_whatever_happens() -> None:
-    run_state_machine_as_test(Lines, settings=settings(max_examples=examples(6, 12), stateful_step_count=30))
+    busy = [HealthCheck.too_slow]  # that says something of a busy machine, not of sessions
+    profile = settings(max_examples=examples(6, 12), stateful_step_count=30, suppress_health_check=busy)
+    run_state_machine_as_test(Lines, settings=profile)
     shutil.rmtree(_TEMPLATE.pop().parent)
 
 
