@@ -10,15 +10,15 @@ from asynctask import AsyncTask
 from asynctask.clock import SECOND
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Turn, stop
-from asynctask.ledger import progress, reservations
+from asynctask.ledger import lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
+from asynctask.ledger.lending import Job, OwnLoan, OwnLoans
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.reservations import Ready
 from asynctask.ledger.tasks import NewTask
 
-__all__ = ["fill"]
+__all__ = ["borrowed", "fill"]
 
 PAGE = 1_000
 PROCESSES = 32
@@ -26,7 +26,7 @@ GROUPS = 100
 SAMPLES = 100
 LEASE_S = 3_600.0
 UNREACHED = 0.01
-"""The share of items that the dispatcher has not come to yet."""
+"""The share of items that no process has borrowed yet."""
 
 
 def fill(app: AsyncTask, n: int) -> tuple[int, dict[str, int]]:
@@ -38,11 +38,13 @@ def fill(app: AsyncTask, n: int) -> tuple[int, dict[str, int]]:
     left = n - max(1, int(n * UNREACHED))
     page = 0
     while left > 0:
-        ready = reservations.reserve(ledger, task_id, min(PAGE, left), lease_s=LEASE_S)
-        reservations.confirm(ledger, [task_id])
-        counts += _outcomes(ledgers[page % PROCESSES], ready, page * PAGE)
-        left -= len(ready)
+        one = ledgers[page % PROCESSES]
+        loan, lent = borrowed(one, task_id, min(PAGE, left))
+        counts += _outcomes(one, loan, lent, page * PAGE)
+        left -= len(lent)
         page += 1
+    for one in ledgers:
+        lending.leave(one)
     counts["enqueue"] += n - counts.total()
     _samples(ledger)
     return task_id, dict(counts)
@@ -58,25 +60,37 @@ def _create(ledger: Ledger, n: int) -> int:
     return task_id
 
 
-def _outcomes(ledger: Ledger, ready: Sequence[Ready], first: int) -> Counter[str]:
-    """What a page of jobs came to, recorded by one process; returns how many stand in each status then."""
-    stopped = [each.event_id for i, each in enumerate(ready, first) if i % 100 == 4]
-    flying = sum(i % 100 == 6 for i in range(first, first + len(ready)))
-    outcomes = [_outcome(ledger, each, i) for i, each in enumerate(ready, first) if i % 100 not in (4, 6)]
+def borrowed(ledger: Ledger, task_id: int, wanted: int) -> tuple[OwnLoan, list[Job]]:
+    """A loan of a Task of the queue ``default`` at its pointer, and its jobs."""
+    with ledger.database.read() as connection:
+        offers = lending.pick(connection, ledger, ["default"], limit=10_000)
+    found = next(offer for offer in offers if offer.task_id == task_id)
+    ((loan, jobs),) = lending.borrow(ledger, found, wanted).loans
+    return OwnLoans().add(loan, len(jobs)), jobs
+
+
+def _outcomes(ledger: Ledger, loan: OwnLoan, lent: Sequence[Job], first: int) -> Counter[str]:
+    """What a page of jobs came to, recorded by one process; returns how many stand in each status then.
+
+    One in 100 has not begun when its process leaves, and lies in a loan that was given back then.
+    """
+    stopped = [each.event_id for i, each in enumerate(lent, first) if i % 100 == 4]
+    unbegun = sum(i % 100 == 6 for i in range(first, first + len(lent)))
+    outcomes = [_outcome(ledger, loan, each, i) for i, each in enumerate(lent, first) if i % 100 not in (4, 6)]
     # Never started: the batches are flushed here, by this thread.
     Recorder(ledger).flush(outcomes)
     if stopped:
         with ledger.database.write() as connection:
             apply(connection, ledger, [Change(i, _stop, notes=[Note("stopped", "Stopped")]) for i in stopped])
     counts = Counter("enqueue" if each.retry_at else str(each.status) for each in outcomes)
-    return counts + Counter(stopped=len(stopped), enqueue=flying)
+    return counts + Counter(stopped=len(stopped), enqueue=unbegun)
 
 
 def _stop(record: EventRecord) -> Turn:
     return stop(record.row)
 
 
-def _outcome(ledger: Ledger, job: Ready, i: int) -> Outcome:
+def _outcome(ledger: Ledger, loan: OwnLoan, job: Job, i: int) -> Outcome:
     now = ledger.now()
     begun = [Note("working", "In progress", now)]
     failure = Failure("raised", f"ValueError: reason {i // 100 % GROUPS}")

@@ -41,6 +41,10 @@ MERGE: Final = "merge"
 BLOCKED: Final = 253_402_300_799_000_000
 """``due_at`` of a job that waits for others of its key: the end of the year 9999."""
 
+OUTSIDE: Final = "queue/outside"
+"""The holder of a row that a program outside the runtimes performs, as it records itself. Like a foreign queue it is no
+process, and is never recovered as one."""
+
 POISON_DEATHS: Final = 3
 """Deaths of processes after which a job that had begun ends in ``error`` (reason ``poison``); twice as many if others were
 at work beside it, because one of those may be the cause."""
@@ -145,12 +149,12 @@ class Turn(NamedTuple):
 def is_held(row: Row, on_loan: bool) -> bool:
     """Whether a process may be performing it, or about to: nobody else begins or writes it.
 
-    ``on_loan``: its ``seq`` lies in a loan that a process holds; a row that names no process is held by that one. Always
+    ``on_loan``: its ``seq`` lies in a loan that a process holds; a row that names a process is held by that one. Always
     true without a Task: an engine keeps its lone jobs, and all others wait with a ``due_at``.
     """
-    if row.status is Status.WORKING:
-        return True
-    return row.status is Status.ENQUEUE and row.due_at is None and (row.process is not None or on_loan)
+    if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None:
+        return False
+    return row.process is not None or on_loan
 
 
 def at_rest(row: Row, on_loan: bool) -> bool:
@@ -460,17 +464,19 @@ def watch(row: Row) -> Turn | None:
 def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Turn:
     """A status that a caller outside the runtimes records for an open job; an unchanged status only adds a message.
 
-    One that goes back to ``enqueue`` waits from ``now``, unless a process holds it (``on_loan`` as of :func:`is_held`).
-
-    Raises :class:`~asynctask.errors.TransitionRefused` if the table has no such edge.
+    One that nobody holds is held by :data:`OUTSIDE` while it works, and waits from ``now`` on where it goes back; one that
+    is held stays with its holder. ``on_loan`` as of :func:`is_held`. Raises
+    :class:`~asynctask.errors.TransitionRefused` if the table has no such edge.
     """
     if status is row.status and status in OPEN:
         return Turn(row, row, Reason.RECORDED)
-    changes: dict[str, Any] = {}  # an open one stays with its process, if it has one
+    if status is Status.ENQUEUE and row.process == OUTSIDE:
+        return _wait_again(row, Reason.RECORDED, due_at=now if row.reserved else None)
+    changes: dict[str, Any] = {}
     if status is not Status.ENQUEUE:
         changes["due_at"] = None  # nothing to wait for
-    elif row.reserved and row.process is None and not on_loan:
-        changes["due_at"] = now
+    if status is Status.WORKING and at_rest(row, on_loan):
+        changes["process"] = OUTSIDE
     if status in TERMINAL:
         changes |= {"process": None, **_end_items(row, status)}
         status = worst(changes) if row.items > 1 else status

@@ -266,7 +266,8 @@ _IN_RANGE: Final = (
     _e.seq >= sa.bindparam("low"),
     _e.seq < sa.bindparam("high"),
 )
-_UNHELD: Final = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_(None) & _e.process.is_(None)
+# One in ``working`` is one that a program outside has recorded so: it stays the holder's.
+_UNHELD: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]) & _e.due_at.is_(None) & _e.process.is_(None)
 _RANGE: Final = sa.select(*_LENT).where(*_IN_RANGE, _UNHELD).order_by(_e.seq)
 _DUE_OF_TASK: Final = (
     sa.select(_e.id)

@@ -102,7 +102,12 @@ class Outcome(Write):
             if self.elsewhere and row.status is Status.WORKING and row.process != ledger.holder:
                 return take_over(row, ledger.holder)
             if row.status is Status.ENQUEUE:
+                if row.watched and not self.elsewhere and state in (State.PAUSED, State.CANCELLED):
+                    # It was to begin with this commit, and its Task was held back meanwhile.
+                    return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
                 return working(row, ledger.holder)
+            if row.process is None and not self.elsewhere:  # a program outside has recorded it
+                return take_over(row, ledger.holder)
             if ("checkpoint" in self.values or self.marks is not None) and row.process == ledger.holder:
                 return saved(row)
             return None
@@ -354,7 +359,7 @@ class Recorder:
             self.recorded += len(wave)
             self._figures.flushes.add(len(wave))
             for each in wave:
-                won = each.turn is not None or already_recorded(self._ledger, each)
+                won = _is_won(each) or already_recorded(self._ledger, each)
                 if each.record is None and each.told is not None:
                     self._log.error("event_not_found", job_id=each.told[0], event_id=each.event_id, hint=_NOT_FOUND)
                 if won and (kind := _figure(each)) is not None:
@@ -427,6 +432,13 @@ def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
             waves.append([])
         waves[turn].append(each)
     return waves
+
+
+def _is_won(each: Outcome) -> bool:
+    """Whether the record of an attempt counts; not if a job was given back that was to begin."""
+    if each.turn is None:
+        return False
+    return each.status is not Status.WORKING or each.turn.after.status is Status.WORKING
 
 
 def _figure(each: Outcome) -> str | None:

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from support import borrowing
+from support.borrowing import borrow
 from support.costs import analyze, cost
 from support.drawn import examples
 from support.world import World
@@ -47,7 +49,7 @@ def numbers_of(jobs: Iterable[Any]) -> list[int]:
 
 def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, **more: Any) -> None:
     reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
-    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, status, reason, **more) for job in jobs])
+    borrowing.end(app.ledger, *jobs, status=status, reason=reason, **more)
 
 
 def run_out(app: AsyncTask, *tasks: TaskHandle) -> list[list[int]]:
@@ -275,9 +277,7 @@ def test_a_task_leaves_its_session_while_its_jobs_wait_for_their_keys(world: Wor
     assert reserve(app, held) == []
     assert numbers_of(reserve(app, other)) == [20]
     end(app, job)
-    with app.ledger.database.read() as connection:
-        due = dispatchable.due_tasks(connection, app.ledger.now())
-    dispatchable.wake_due(app.ledger, due)
+    lending.rejoin(app.ledger)
     assert world.one("SELECT session_waits FROM tasks WHERE id = ?", held.id) is not None, "it joined the line again"
 
 
@@ -312,7 +312,7 @@ def test_a_locked_line_is_left_and_come_back_to(world: World) -> None:
         end(other, job)
         assert other.ledger.held.keeps
         assert reserve(other, task) == []
-    dispatchable.catch_up(other.ledger)
+    lending.catch_up(other.ledger)
     assert numbers_of(reserve(app, task)) == [1]
 
 

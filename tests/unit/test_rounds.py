@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynctask.core.transitions import MAX_INTERVAL_S, at_once, interval_of, lead, next_round
+from asynctask.core.transitions import MAX_INTERVAL_S, at_once, interval_of, next_round
 from asynctask.ledger.progress import are_late, eta_by_rounds
 
 NOW = 1_700_000_000_000_000
@@ -44,7 +44,7 @@ def test_the_interval_counts_from_the_latest_known_start_of_a_job_of_the_round()
 def test_while_a_job_of_the_round_waits_for_a_worker_the_next_round_waits_too() -> None:
     for interval in (1, SECOND, 3_600 * SECOND):
         at = next_round(NOW - 9_000 * SECOND, None, 1, interval, NOW)
-        assert NOW < at - lead(interval) <= NOW + SECOND, "and it is asked again soon"
+        assert NOW < at <= NOW + SECOND, "and it is asked again soon"
 
 
 def test_a_time_of_a_clock_that_was_set_back_does_not_count() -> None:
@@ -57,7 +57,7 @@ def test_a_time_of_a_clock_that_was_set_back_does_not_count() -> None:
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[int, int, list[list[tuple[int, int, int]]]]:
     """An interval, the most of a round, and for each round of each of its jobs: how long it waits for a worker after it was
-    reserved, until its start is known, and how late the dispatcher is (all in microseconds)."""
+    borrowed, until its start is known, and how late the borrow is (all in microseconds)."""
     times = st.sampled_from((0, 1, 700, 15_000, 90_000, 400_000, 3 * SECOND))
     job = st.tuples(times, times, times)
     most = draw(st.integers(1, 4))
@@ -70,8 +70,7 @@ def lives(draw: st.DrawFn) -> tuple[int, int, list[list[tuple[int, int, int]]]]:
 def test_in_no_interval_more_jobs_start_than_one_round_has(
     life: tuple[int, int, list[list[tuple[int, int, int]]]],
 ) -> None:
-    """Taken out: the waiting for jobs that have not begun, or the start of a job that began late, or the job's wait for the
-    time of a round that was reserved before it."""
+    """Taken out: the waiting for jobs that have not begun, or the start of a job that began late."""
     interval, most, rounds = life
     now, began = NOW, None
     starts: list[int] = []
@@ -80,13 +79,13 @@ def test_in_no_interval_more_jobs_start_than_one_round_has(
         while True:
             known = [start for start, at in last if at <= now]
             opens = next_round(began, max(known, default=None), len(last) - len(known), interval, now)
-            if opens - lead(interval) <= now:
+            if opens <= now:
                 break
-            now = max(opens - lead(interval), now + 1) + jobs[0][2]
-        began = max(opens, now)
+            now = max(opens, now + 1) + jobs[0][2]
+        began = now
         last = []
         for waits, unknown, _ in jobs:
-            start = max(began, now + waits)
+            start = now + waits
             last.append((start, start + unknown))
         starts += sorted(start for start, _ in last)
         now += 1
@@ -94,14 +93,12 @@ def test_in_no_interval_more_jobs_start_than_one_round_has(
     assert all(later - first >= interval for first, later in zip(starts, starts[most:], strict=False))
 
 
-def test_rounds_that_nothing_holds_up_are_not_late() -> None:
-    interval, now, began, drift = 100_000, NOW, NOW, []
+def test_rounds_that_nothing_holds_up_are_late_by_the_way_of_a_job_alone() -> None:
+    interval, now, starts = 100_000, NOW, []
     for _ in range(50):
-        start = max(began, now + 8_000)  # from the reservation to the worker
-        now = next_round(began, start, 0, interval, start + 50_000) - lead(interval)
-        drift.append(start)
-        began = now + lead(interval)
-    assert drift[-1] - drift[0] == 49 * interval
+        starts.append(now + 2_000)  # from the borrow to the thread
+        now = next_round(now, starts[-1], 0, interval, now + 50_000)
+    assert starts[-1] - starts[0] == 49 * (interval + 2_000)
 
 
 def test_a_forecast_is_made_of_rounds() -> None:

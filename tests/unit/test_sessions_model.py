@@ -1,5 +1,5 @@
-"""Sessions under random submits, outcomes, retries, pauses and cancels, on a real ledger: the dispatcher's steps without
-its threads, a clock that only the test moves, and no repair by maintenance."""
+"""Sessions under random submits, outcomes, retries, pauses and cancels, on a real ledger: the steps of a process that
+borrows without its threads, a clock that only the test moves, and no repair by maintenance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from support.drawn import examples
@@ -19,11 +19,11 @@ from asynctask.core.states import Reason, Status
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import Conflict
-from asynctask.ledger import control, dispatchable, reservations, sessions
+from asynctask.ledger import control, lending, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem
+from asynctask.ledger.lending import Job, OwnClaim, OwnLoan, OwnLoans
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.reservations import Ready
 from asynctask.ledger.tasks import NewTask, try_close
 
 SESSIONS = ("a", "b", "c", None)
@@ -71,7 +71,8 @@ class Lines(RuleBasedStateMachine):
         self.ledger = Ledger(Database(f"sqlite:///{self.folder}/a.db"), clock=self.clock)
         self.recorder = Recorder(self.ledger)
         self.tasks: list[int] = []
-        self.flying: list[Ready] = []
+        self.loans = OwnLoans()
+        self.flying: list[tuple[Job, OwnLoan | OwnClaim]] = []
         self.order: list[tuple[int, dict[str, Any]]] = []
 
     @initialize(sessions=st.lists(st.sampled_from(SESSIONS), min_size=4, max_size=8), count=st.integers(1, 3))
@@ -150,21 +151,22 @@ class Lines(RuleBasedStateMachine):
         while control.turn_some(self.ledger, task_id):
             pass
 
-    # -- the dispatcher and its workers
+    # -- a process that borrows
 
     @rule(count=st.integers(1, 4))
-    def dispatch(self, count: int) -> None:
+    def borrow(self, count: int) -> None:
         ledger = self.ledger
+        lending.rejoin(ledger)
         with ledger.database.read() as connection:
-            due = dispatchable.due_tasks(connection, ledger.now())
-        if due:
-            dispatchable.wake_due(ledger, due)
-        with ledger.database.read() as connection:
-            found, _ = reservations.runnable(connection, ledger, ["default"])
-        assert [(each.priority, each.task_id) for each in found] == sorted((each.priority, each.task_id) for each in found)
+            found = lending.pick(connection, ledger, ["default"])
+        assert [each.priority for each in found] == sorted(each.priority for each in found)
         for each in found:
-            self.flying += reservations.reserve(ledger, each.task_id, count, lease_s=5)
-            reservations.confirm(ledger, [each.task_id])
+            borrowed = lending.borrow(ledger, each, count)
+            for loan, jobs in borrowed.loans:
+                own = self.loans.add(loan, len(jobs))
+                self.flying += [(job, own) for job in jobs]
+            self.flying += [(job, self.loans.claim(job.event_id)) for job in borrowed.claimed]
+        lending.end_empty(ledger, self.loans.take_empty())
 
     @rule(fate=st.sampled_from(("finish", "error", "again")))
     def all_end(self, fate: str) -> None:
@@ -175,7 +177,7 @@ class Lines(RuleBasedStateMachine):
     def outcome(self, pick: int, fate: str) -> None:
         if not self.flying:
             return
-        job = self.flying.pop(pick % len(self.flying))
+        job, own = self.flying.pop(pick % len(self.flying))
         fates = {
             "finish": (Status.FINISH, Reason.RETURNED),
             "error": (Status.ERROR, Reason.RAISED),
@@ -183,7 +185,7 @@ class Lines(RuleBasedStateMachine):
             "back": (Status.ENQUEUE, Reason.GIVEN_BACK),
         }
         retry_at = self.clock.now() + 60 * SECOND if fate == "again" else None
-        self.recorder.flush([Outcome(job.event_id, job.attempt, *fates[fate], retry_at=retry_at)])
+        self.recorder.flush([Outcome(job.event_id, job.attempt, *fates[fate], retry_at=retry_at, loan=own)])
 
     @rule(seconds=st.sampled_from((1, 61)))
     def time_passes(self, seconds: int) -> None:
@@ -195,7 +197,7 @@ class Lines(RuleBasedStateMachine):
     def no_two_of_a_session_have_jobs_out_and_nobody_waits_for_nobody(self) -> None:
         rows = {row["id"]: row for row in self.rows()}
         out: dict[str, set[int | None]] = {}
-        for job in self.flying:
+        for job, _ in self.flying:
             key = rows[job.task_id]["session_key"]
             if key is not None:
                 out.setdefault(key, set()).add(job.task_id)
@@ -238,7 +240,7 @@ class Lines(RuleBasedStateMachine):
                 if all(row["finished_at"] is not None for row in self.rows()):
                     break
                 self.clock.at += 61 * SECOND
-                self.dispatch(4)
+                self.borrow(4)
                 while self.flying:
                     self.outcome(0, "finish")
                     self.no_two_of_a_session_have_jobs_out_and_nobody_waits_for_nobody()
@@ -250,7 +252,9 @@ class Lines(RuleBasedStateMachine):
 
 
 def test_tasks_of_a_session_go_one_after_the_other_and_none_starves_whatever_happens() -> None:
-    run_state_machine_as_test(Lines, settings=settings(max_examples=examples(6, 12), stateful_step_count=30))
+    busy = [HealthCheck.too_slow]  # that says something of a busy machine, not of sessions
+    profile = settings(max_examples=examples(6, 12), stateful_step_count=30, suppress_health_check=busy)
+    run_state_machine_as_test(Lines, settings=profile)
     shutil.rmtree(_TEMPLATE.pop().parent)
 
 

@@ -1,0 +1,108 @@
+"""Borrows and outcomes one step at a time, as a worker process makes them: no worker runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import sqlalchemy as sa
+
+from asynctask.core.states import Reason, Status
+from asynctask.database.tables import events, loans, places, tasks
+from asynctask.ledger import lending
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.lending import Job, Offer, OwnClaim, OwnLoan, OwnLoans
+from asynctask.ledger.recorder import Outcome, Recorder
+
+_e, _l, _p, _t = events.c, loans.c, places.c, tasks.c
+_OPEN = (_e.status.in_(["enqueue", "working"]), _e.due_at.is_(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Lent(Job):
+    """A job, and the loan or claim by which it is held."""
+
+    by: OwnLoan | OwnClaim | None = None
+
+
+def offers(ledger: Ledger, *queues: str) -> list[Offer]:
+    """The Tasks that may start jobs now, in order."""
+    with ledger.database.read() as connection:
+        return lending.pick(connection, ledger, queues or ["default"])
+
+
+def offer(ledger: Ledger, task_id: int) -> Offer | None:
+    """The Task, if it may start jobs now."""
+    with ledger.database.read() as connection:
+        queue = connection.execute(sa.select(_t.queue).where(_t.id == task_id)).scalar_one()
+    return next((each for each in offers(ledger, queue) if each.task_id == task_id), None)
+
+
+def borrow(ledger: Ledger, task_id: int, wanted: int = 100) -> list[Lent]:
+    """Up to ``wanted`` jobs of a Task for this process, within its places if the Task has a limit."""
+    found = offer(ledger, task_id)
+    if found is None:
+        return []
+    if found.limit is not None:
+        running = count_held(ledger, task_id)
+        wanted = (lending.lease_places(ledger, task_id, running + wanted, running).places or 0) - running
+    borrowed, own = lending.borrow(ledger, found, wanted), OwnLoans()
+    if found.limit is not None:
+        _settle_places(ledger, task_id)
+    lent = [(job, own.claim(job.event_id)) for job in borrowed.claimed]
+    for loan, jobs in borrowed.loans:
+        by = own.add(loan, len(jobs))
+        lent += [(job, by) for job in jobs]
+    if empty := own.take_empty():
+        lending.end_empty(ledger, empty)
+    return [_lent(job, by) for job, by in lent]
+
+
+def borrow_alone(ledger: Ledger, *queues: str) -> list[Lent]:
+    """The jobs without a Task that are due, claimed for this process."""
+    with ledger.database.read() as connection:
+        due = lending.alone_due(connection, ledger.now(), queues or ["default"])
+    own = OwnLoans()
+    jobs = lending.claim_alone(ledger, [each.event_id for each in due])
+    return [_lent(job, own.claim(job.event_id)) for job in jobs]
+
+
+def _lent(job: Job, by: OwnLoan | OwnClaim) -> Lent:
+    return Lent(**{each.name: getattr(job, each.name) for each in fields(Job)}, by=by)
+
+
+def outcome(job: Lent, status: Status = Status.FINISH, reason: Reason = Reason.RETURNED, **more: Any) -> Outcome:
+    """The end of a job."""
+    return Outcome(job.event_id, job.attempt, status, reason, loan=job.by, **more)
+
+
+def end(
+    ledger: Ledger, *jobs: Lent, status: Status = Status.FINISH, reason: Reason = Reason.RETURNED, **more: Any
+) -> None:
+    """Records these jobs as ended, in one transaction."""
+    Recorder(ledger).flush([outcome(job, status, reason, **more) for job in jobs])
+    for task_id in {job.task_id for job in jobs if job.task_id is not None}:
+        _settle_places(ledger, task_id)
+
+
+def count_held(ledger: Ledger, task_id: int) -> int:
+    """How many jobs of a Task this process holds."""
+    in_loan = sa.exists().where(
+        _l.task_id == _e.task_id, _l.process == ledger.identity, _l.low <= _e.seq, _l.high > _e.seq
+    )
+    own = sa.or_(_e.process == ledger.identity, _e.process.is_(None) & in_loan)
+    with ledger.database.read() as connection:
+        return int(
+            connection.execute(
+                sa.select(sa.func.count()).select_from(events).where(_e.task_id == task_id, own, *_OPEN)
+            ).scalar_one()
+        )
+
+
+def _settle_places(ledger: Ledger, task_id: int) -> None:
+    with ledger.database.read() as connection:
+        own = sa.select(_p.n).where(_p.task_id == task_id, _p.process == ledger.identity)
+        had = connection.execute(own).scalar()
+    if had is not None:
+        held = count_held(ledger, task_id)
+        lending.lease_places(ledger, task_id, held, held, holds=held > 0)
