@@ -357,53 +357,81 @@ class _Step:
 
 @repeatable
 def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
+    step = _Step()
     with ledger.database.write() as connection:
         task = lock_now(connection, task_id)
         if task is None:
             return _Step(is_locked=True)
-        now, step = ledger.now(), _Step()
-        if not readiness.may_start(task["state"], hints.in_session(task)):
-            hints.settle(connection, ledger, task)
+        now = ledger.now()
+        room = _room(connection, ledger, task, wanted, taken, now, step)
+        if room is None:
             return step
-        gate = None
-        if task["key_field"] is not None:
-            if not sessions.lock_keys(connection, ledger):
-                return _Step(is_locked=True)
-            if (gate := sessions.gate(connection, task)).waits:
-                hints.write(connection, task, Hints(None, now + _SOON), now)
-                return _Step(next_at=now + _SOON)
-        interval, round_ = interval_of(task["interval_s"]), None
-        step.limit = limit = at_once(task["parallel"], interval)
-        if interval:
-            opens = hints.round_opens(connection, task, interval, now)
-            if opens > now:
-                hints.settle(connection, ledger, task)
-                return _Step(next_at=opens)
-            round_ = hints.round_of(task)
-            if not round_["left"]:
-                round_ = {"ranges": [], "again": [], "left": limit, "at": now}
-            wanted = min(wanted, round_["left"], limit or 1, MOST_OF_ROUND)
-        count = readiness.room(wanted, limit, taken) if taken else wanted
-        left = task_rows.tolerated_left(connection, task)
-        if left is not None:
-            count = readiness.tolerated(count, left, _lent(connection, task_id))
-        if count > 0:
-            _lend(connection, ledger, task, gate, count, now, step)
-        values: dict[str, Any] = {}
-        if step.loans or step.claimed:
-            values["started_at"] = now if task["started_at"] is None else task["started_at"]
-            if round_ is not None:
-                ranges = [*round_["ranges"], *([each.low, each.high] for each in step.loans)]
-                lent = len(step.claimed) + sum(each.high - each.low for each in step.loans)
-                jobs = {"ranges": ranges, "again": [*round_["again"], *step.claimed], "left": round_["left"] - lent}
-                values |= {"round_at": round_.get("at", task["round_at"]), "round_jobs": dumps(jobs)}
-        if not interval and task["round_at"] is not None:
-            values |= {"round_at": None, "round_jobs": None}
-        task = {**task, **values}
+        if room.count > 0:
+            _lend(connection, ledger, task, room.gate, room.count, now, step)
+        values = _noted(task, step, room.round, now)
+        task |= values
         found = hints.settle(connection, ledger, task, **values)
-        step.next_at = found.due_next if interval else None
+        step.next_at = None if room.round is None else found.due_next
         step.is_idle = task["session_holder"] is not None and not (step.loans or step.claimed) and found.ready is None
     return step
+
+
+class _Room(NamedTuple):
+    """How many jobs of a Task may be lent now. ``gate``: of a Task with keys; ``round``: of one with an interval, the round
+    that they belong to, as of :func:`asynctask.ledger.hints.round_of`."""
+
+    count: int
+    gate: sessions.Gate | None = None
+    round: dict[str, Any] | None = None
+
+
+def _room(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], wanted: int, taken: int, now: int, step: _Step
+) -> _Room | None:
+    """The gates of a locked Task; None if it may start nothing now, and its hints are settled."""
+    gate = round_ = None
+    if not readiness.may_start(task["state"], hints.in_session(task)):
+        hints.settle(connection, ledger, task)
+        return None
+    if task["key_field"] is not None:
+        if not sessions.lock_keys(connection, ledger):
+            step.is_locked = True
+            return None
+        if (gate := sessions.gate(connection, task)).waits:
+            step.next_at = now + _SOON
+            hints.write(connection, task, Hints(None, step.next_at), now)
+            return None
+    interval = interval_of(task["interval_s"])
+    step.limit = at_once(task["parallel"], interval)
+    if interval:
+        step.next_at = hints.round_opens(connection, task, interval, now)
+        if step.next_at > now:
+            hints.settle(connection, ledger, task)
+            return None
+        round_ = hints.round_of(task)
+        if not round_["left"]:
+            round_ = {"ranges": [], "again": [], "left": step.limit, "at": now}
+        wanted = min(wanted, round_["left"], step.limit or 1, MOST_OF_ROUND)
+    count = readiness.room(wanted, step.limit, taken) if taken else wanted
+    left = task_rows.tolerated_left(connection, task)
+    if left is not None:
+        count = readiness.tolerated(count, left, _lent(connection, task["id"]))
+    return _Room(count, gate, round_)
+
+
+def _noted(task: Mapping[str, Any], step: _Step, round_: Mapping[str, Any] | None, now: int) -> dict[str, Any]:
+    """The columns of a Task that a borrow changes beside its pointer and its hints."""
+    if round_ is None and task["round_at"] is not None:
+        return {"round_at": None, "round_jobs": None}
+    if not (step.loans or step.claimed):
+        return {}
+    values: dict[str, Any] = {} if task["started_at"] is not None else {"started_at": now}
+    if round_ is not None:
+        lent = len(step.claimed) + sum(each.high - each.low for each in step.loans)
+        ranges = [*round_["ranges"], *([each.low, each.high] for each in step.loans)]
+        jobs = {"ranges": ranges, "again": [*round_["again"], *step.claimed], "left": round_["left"] - lent}
+        values |= {"round_at": round_.get("at", task["round_at"]), "round_jobs": dumps(jobs)}
+    return values
 
 
 _SOON: Final = 400_000
