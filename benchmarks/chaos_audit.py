@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from asynctask import AsyncTask
 from asynctask.core.states import TERMINAL, Status
 from asynctask.core.transitions import MARKS
-from asynctask.database.tables import events, jobs, key_places, task_callbacks, tasks
+from asynctask.database.tables import events, jobs, key_places, loans, places, task_callbacks, tasks
 from asynctask.iterable import item_statuses, unpack
 from benchmarks.chaos_arena import UNAVAILABLE, Arena, Death
 from benchmarks.chaos_corrections import Corrected
@@ -463,7 +463,9 @@ def _lingering(result: Audit, arena: Arena, app: AsyncTask) -> None:
 
         found = {
             "queue entries": count(jobs.c.id, jobs.c.held_in.is_(None)),
-            "dispatch leases": count(_t.id, _t.dispatch_by.is_not(None) | _t.reserved_from.is_not(None)),
+            "loans": count(loans.c.id, sa.true()),
+            "places of processes": count(places.c.task_id, sa.true()),
+            "hints of Tasks that are over": count(_t.id, _t.ready.is_not(None) | _t.due_next.is_not(None)),
             "split leases": count(_t.id, _t.split_by.is_not(None)),
             "sessions held": count(_t.id, _t.session_holder.is_not(None)),
             "places in lines of keys": count(key_places.c.event_id, sa.true()),

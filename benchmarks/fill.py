@@ -14,7 +14,7 @@ from asynctask.ledger import lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
-from asynctask.ledger.lending import Job, OwnLoan, OwnLoans
+from asynctask.ledger.lending import Job
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.tasks import NewTask
 
@@ -39,8 +39,8 @@ def fill(app: AsyncTask, n: int) -> tuple[int, dict[str, int]]:
     page = 0
     while left > 0:
         one = ledgers[page % PROCESSES]
-        loan, lent = borrowed(one, task_id, min(PAGE, left))
-        counts += _outcomes(one, loan, lent, page * PAGE)
+        lent = borrowed(one, task_id, min(PAGE, left))
+        counts += _outcomes(one, lent, page * PAGE)
         left -= len(lent)
         page += 1
     for one in ledgers:
@@ -60,23 +60,22 @@ def _create(ledger: Ledger, n: int) -> int:
     return task_id
 
 
-def borrowed(ledger: Ledger, task_id: int, wanted: int) -> tuple[OwnLoan, list[Job]]:
-    """A loan of a Task of the queue ``default`` at its pointer, and its jobs."""
+def borrowed(ledger: Ledger, task_id: int, wanted: int) -> list[Job]:
+    """Jobs of a Task of the queue ``default``, lent to this process; none if it has none left."""
     with ledger.database.read() as connection:
         offers = lending.pick(connection, ledger, ["default"], limit=10_000)
-    found = next(offer for offer in offers if offer.task_id == task_id)
-    ((loan, jobs),) = lending.borrow(ledger, found, wanted).loans
-    return OwnLoans().add(loan, len(jobs)), jobs
+    found = [offer for offer in offers if offer.task_id == task_id]
+    return [job for offer in found for _, jobs in lending.borrow(ledger, offer, wanted).loans for job in jobs]
 
 
-def _outcomes(ledger: Ledger, loan: OwnLoan, lent: Sequence[Job], first: int) -> Counter[str]:
+def _outcomes(ledger: Ledger, lent: Sequence[Job], first: int) -> Counter[str]:
     """What a page of jobs came to, recorded by one process; returns how many stand in each status then.
 
     One in 100 has not begun when its process leaves, and lies in a loan that was given back then.
     """
     stopped = [each.event_id for i, each in enumerate(lent, first) if i % 100 == 4]
     unbegun = sum(i % 100 == 6 for i in range(first, first + len(lent)))
-    outcomes = [_outcome(ledger, loan, each, i) for i, each in enumerate(lent, first) if i % 100 not in (4, 6)]
+    outcomes = [_outcome(ledger, each, i) for i, each in enumerate(lent, first) if i % 100 not in (4, 6)]
     # Never started: the batches are flushed here, by this thread.
     Recorder(ledger).flush(outcomes)
     if stopped:
@@ -90,7 +89,7 @@ def _stop(record: EventRecord) -> Turn:
     return stop(record.row)
 
 
-def _outcome(ledger: Ledger, loan: OwnLoan, job: Job, i: int) -> Outcome:
+def _outcome(ledger: Ledger, job: Job, i: int) -> Outcome:
     now = ledger.now()
     begun = [Note("working", "In progress", now)]
     failure = Failure("raised", f"ValueError: reason {i // 100 % GROUPS}")

@@ -31,19 +31,19 @@ import xlsxwriter
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
 from asynctask.core.states import Reason, Status
-from asynctask.ledger import reservations
+from asynctask.ledger import lending
 from asynctask.ledger.events import Failure, Note
+from asynctask.ledger.lending import Job
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.reservations import Ready
 from benchmarks import common, sheet_files
 from benchmarks.children import await_address, child
 from benchmarks.common import Result, Unaccounted
+from benchmarks.fill import borrowed
 from benchmarks.memory import server_peak_mb
 
 __all__ = ["main"]
 
 _PAGE = 1_000
-_LEASE_S = 3_600.0
 _POLL_S = 0.05
 _WHY = "the seller is not qualified for this promotion"
 
@@ -115,12 +115,12 @@ def _uploaded(app: AsyncTask, n: int, folder: Path) -> int:
 
 
 def _fail_all(app: AsyncTask, task_id: int) -> None:
-    while ready := reservations.reserve(app.ledger, task_id, _PAGE, lease_s=_LEASE_S):
-        reservations.confirm(app.ledger, [task_id])
-        Recorder(app.ledger).flush([_failed(each, app.ledger.now()) for each in ready])
+    while lent := borrowed(app.ledger, task_id, _PAGE):
+        Recorder(app.ledger).flush([_failed(each, app.ledger.now()) for each in lent])
+    lending.leave(app.ledger)
 
 
-def _failed(job: Ready, now: int) -> Outcome:
+def _failed(job: Job, now: int) -> Outcome:
     notes = [Note("working", "In progress", now), Note("failed", f"Failed: {_WHY}")]
     failure = Failure("failed", _WHY)
     return Outcome(
