@@ -8,7 +8,7 @@ was recovered or given back one by one), rows with a key, and jobs without a Tas
 
 A loan has no clock: it ends with its last outcome (:func:`end_loans`, in the outcome's transaction), is given back
 (:func:`give_back`), or is recovered with its process (:func:`asynctask.ledger.processes.recover_events`). A foreign queue
-is a holder, too: the dispatcher borrows in its own name, pushes, and hands over (:func:`hand_over`).
+is a holder, too (:mod:`asynctask.ledger.foreign`).
 
 ``tasks.ready`` and ``tasks.due_next`` say which Tasks are worth a borrow; only :mod:`asynctask.ledger.hints` writes them,
 under the lock of the Task's row. Writers of outcomes do not lock Tasks: they have the hints settled
@@ -366,8 +366,8 @@ def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
         room = _room(connection, ledger, task, wanted, taken, now, step)
         if room is None:
             return step
-        if room.count > 0:
-            _lend(connection, ledger, task, room.gate, room.count, now, step)
+        if room.jobs > 0:
+            _lend(connection, ledger, task, room.gate, room.jobs, now, step)
         values = _noted(task, step, room.round, now)
         task |= values
         found = hints.settle(connection, ledger, task, **values)
@@ -377,10 +377,10 @@ def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
 
 
 class _Room(NamedTuple):
-    """How many jobs of a Task may be lent now. ``gate``: of a Task with keys; ``round``: of one with an interval, the round
+    """How many ``jobs`` of a Task may be lent now. ``gate``: of a Task with keys; ``round``: of one with an interval, the round
     that they belong to, as of :func:`asynctask.ledger.hints.round_of`."""
 
-    count: int
+    jobs: int
     gate: sessions.Gate | None = None
     round: dict[str, Any] | None = None
 
@@ -1099,7 +1099,7 @@ def _holders(connection: Connection, task_id: int) -> set[str]:
     return {each for each in found if not is_queue_holder(each) and "@" not in each}
 
 
-# -- foreign queues: the dispatcher borrows in its own name, pushes, and hands over
+# -- foreign queues, as holders
 
 QUEUE_HOLDER: Final = "queue/"
 AFTER_QUEUE_HOLDERS: Final = "queue0"
