@@ -1279,11 +1279,15 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
         .where(sa.or_(_t.ready.is_(None) & waits & (_t.due_next.is_(None) | (_t.interval_s <= 0)), due))
         .limit(limit)
     )
+    astray = sa.select(_t.id).where(_t.finished_at.is_(None), sessions.ASTRAY).limit(limit)
     with ledger.database.read() as connection:
         found = {int(i) for i in connection.execute(lost).scalars()}
+        apart = [int(i) for i in connection.execute(astray).scalars()]
         empty = [int(i) for i in connection.execute(_UNREACHABLE, {"count": limit}).scalars()]
     hints.settle_free(ledger, found)
-    return len(found) + sum(_free_unreachable(ledger, task_id) for task_id in empty)
+    now = ledger.now()
+    each_free(ledger, apart, lambda connection, free: sessions.join_again(connection, ledger, free, now))
+    return len(found | set(apart)) + sum(_free_unreachable(ledger, task_id) for task_id in empty)
 
 
 @repeatable

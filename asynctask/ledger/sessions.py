@@ -171,8 +171,19 @@ _WAITING: Final = sa.select(
 """When the first of a Task's rows that wait is due, and how many items they have."""
 
 
+_IS_FREE: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
+ASTRAY: Final = (
+    _t.state.in_(_STARTS)
+    & _t.session_key.is_not(None)
+    & _t.session_holder.is_(None)
+    & _t.session_waits.is_(None)
+    & sa.or_(_t.created_jobs > _t.next_seq, _IS_FREE)
+)
+"""A Task with jobs to start that neither holds its session nor waits for it: whatever went wrong, it joins the line."""
+
+
 def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
-    """Puts Tasks whose retry is due at the end of their session's line, and promotes.
+    """Puts Tasks whose retry is due, and those that went :data:`ASTRAY`, at the end of their session's line, and promotes.
 
     In the caller's transaction, which has locked their rows.
     """
@@ -181,7 +192,7 @@ def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now:
         & _t.state.in_(_STARTS)
         & _t.session_key.is_not(None)
         & _t.session_holder.is_(None)
-        & (_t.due_next <= now)
+        & sa.or_(_t.due_next <= now, ASTRAY)
     )
     found = connection.execute(sa.select(_t.id, _t.session_key, _t.session_waits).where(aside).order_by(_t.id)).all()
     for task_id, key, waits in found:

@@ -26,7 +26,6 @@ from asynctask.errors import Conflict, InputError
 from asynctask.ledger import lending, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem
-from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -39,7 +38,7 @@ def items(*keys: Any, first: int = 0, **more: Any) -> list[dict[str, Any]]:
     return [{"n": n, "serial": key, **more} for n, key in enumerate(keys, first)]
 
 
-def reserve(app: AsyncTask, task: TaskHandle, wanted: int = 100) -> list[Any]:
+def lend(app: AsyncTask, task: TaskHandle, wanted: int = 100) -> list[Any]:
     return borrow(app.ledger, task.id, wanted)
 
 
@@ -55,7 +54,7 @@ def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, **more: Any)
 def run_out(app: AsyncTask, *tasks: TaskHandle) -> list[list[int]]:
     """The numbers of the jobs that went together, until no more come."""
     waves = []
-    while jobs := [job for task in tasks for job in reserve(app, task)]:
+    while jobs := [job for task in tasks for job in lend(app, task)]:
         waves.append(numbers_of(jobs))
         end(app, *jobs)
     return waves
@@ -69,7 +68,7 @@ def blocked(world: World) -> int:
     return int(world.one("SELECT COUNT(*) FROM events WHERE due_at = ?", BLOCKED))
 
 
-# -- one reservation after the other, in the ledger
+# -- one borrow after the other, in the ledger
 
 
 @pytest.mark.each_database(reason="each has statements of its own for lines")
@@ -79,13 +78,13 @@ def test_equal_keys_of_two_tasks_go_in_the_order_submitted(world: World) -> None
     first = app.submit("note", items("a", "b", "a", 7, "a"), key="serial")
     second = app.submit("note", items("a", "7", " b ", 7.0, "c", first=10), key="serial")
     assert first.progress()["control"] | {"key": "serial"} == first.progress()["control"]
-    later = reserve(app, second)
+    later = lend(app, second)
     assert numbers_of(later) == [14], "its other keys wait for the first Task"
-    soon = reserve(app, first, 2)
+    soon = lend(app, first, 2)
     assert numbers_of(soon) == [0, 1]
-    rest = reserve(app, first)
+    rest = lend(app, first)
     assert numbers_of(rest) == [3]
-    assert reserve(app, first) == []
+    assert lend(app, first) == []
     assert blocked(world) == 6
     waiting = app.event(world.one("SELECT job_id FROM events WHERE due_at = ? ORDER BY id LIMIT 1", BLOCKED))
     assert (waiting["waits_for"], waiting["due_at"]) == ("key", None)
@@ -96,23 +95,24 @@ def test_equal_keys_of_two_tasks_go_in_the_order_submitted(world: World) -> None
 
 
 def test_jobs_of_one_key_far_from_each_other_do_not_keep_the_others_waiting(world: World) -> None:
-    """Taken out: the further steps of the pointer within one reservation."""
+    """Taken out: the further steps of the pointer within one borrow."""
     app = world.app()
     task = app.submit("note", items(*["a"] * 600, *range(20)), key="serial")
-    jobs = reserve(app, task, 5)
+    jobs = lend(app, task, 5)
     assert numbers_of(jobs) == [0, 600, 601, 602, 603]
-    assert numbers_of(reserve(app, task, 4)) == [604, 605, 606, 607], "no more than wanted"
+    assert numbers_of(lend(app, task, 4)) == [604, 605, 606, 607], "no more than wanted"
 
 
 def test_a_retry_keeps_those_behind_waiting_and_an_explicit_one_comes_last(world: World) -> None:
     """Taken out: the place that a job keeps between its attempts, the last place of one that runs again."""
     app = world.app()
     task = app.submit("shaky", items("a", "a"), key="serial")
-    (job,) = reserve(app, task)
+    (job,) = lend(app, task)
     end(app, job, status=Status.ERROR, retry_at=app.ledger.now() + 3_600_000_000)
-    assert reserve(app, task) == []
+    assert lend(app, task) == []
     world.sql("UPDATE events SET due_at = 1 WHERE due_at < ?", BLOCKED)
-    (again,) = reserve(app, task)
+    world.sql("UPDATE tasks SET due_next = 1")
+    (again,) = lend(app, task)
     assert (again.event_id, again.attempt) == (job.event_id, 2)
     end(app, again, status=Status.ERROR)
     second = app.submit("shaky", items("a", first=5), key="serial")
@@ -127,16 +127,16 @@ def test_a_list_that_is_still_split_does_not_start_beside_a_job_that_runs_again(
     task = app.submit("shaky", items("a"), key="serial")
     new = task_rows.NewTask("shaky", "default", 1, key_field="serial")
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
-    end(app, *reserve(app, task), status=Status.ERROR)
+    end(app, *lend(app, task), status=Status.ERROR)
     task.retry()
-    (again,) = reserve(app, task)
+    (again,) = lend(app, task)
     line = world.one("SELECT line FROM key_places")
     row = [NewItem('{"n":1,"serial":"a"}', 1, key="serial\0a")]
     task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
     assert world.sql("SELECT line FROM key_places") == [(line,), (line,)]
-    assert reserve(app, app.task(split)) == []
+    assert lend(app, app.task(split)) == []
     end(app, again)
-    assert numbers_of(reserve(app, app.task(split))) == [1]
+    assert numbers_of(lend(app, app.task(split))) == [1]
 
 
 @pytest.mark.each_database(reason="each locks in its own way")
@@ -147,8 +147,8 @@ def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: Wor
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
     later = app.submit("note", items("a", first=10), key="serial")
     other = app.submit("order", [{"n": 20, "kind": "a"}], key="kind")
-    assert reserve(app, later) == []
-    assert numbers_of(reserve(app, other)) == [20], "of another worker"
+    assert lend(app, later) == []
+    assert numbers_of(lend(app, other)) == [20], "of another worker"
     row = [NewItem('{"n":0,"serial":"a"}', 1, key="serial\0a")]
     task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
     task_rows.seal(app.ledger, split)
@@ -162,7 +162,7 @@ def test_the_split_of_a_dead_process_keeps_later_lists_waiting_until_another_tak
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
     later = app.submit("note", items("a", first=10), key="serial")
     world.sql("UPDATE tasks SET split_until = 0 WHERE id = ?", split)  # as when its process is recovered
-    assert reserve(app, later) == []
+    assert lend(app, later) == []
 
 
 @pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
@@ -171,8 +171,8 @@ def test_a_job_that_is_deleted_while_it_asks_gets_no_place(world: World, monkeyp
     """It would keep its line for ever. Taken out: the lock of what asks."""
     app, other = world.app(), world.app()
     task = app.submit("shaky", items("a", "a"), key="serial")
-    end(app, *reserve(app, task), status=Status.ERROR)
-    end(app, *reserve(app, task), status=Status.ERROR)
+    end(app, *lend(app, task), status=Status.ERROR)
+    end(app, *lend(app, task), status=Status.ERROR)
     task.retry()
     (gone, *_) = [jid for (jid,) in world.sql("SELECT job_id FROM events ORDER BY id")]
     admit, deletes = sessions.admit, list[threading.Thread]()
@@ -189,7 +189,7 @@ def test_a_job_that_is_deleted_while_it_asks_gets_no_place(world: World, monkeyp
         return admit(*args)
 
     monkeypatch.setattr(sessions, "admit", while_it_is_deleted)
-    jobs = reserve(app, task)
+    jobs = lend(app, task)
     deletes[0].join(60)
     end(app, *jobs)
     run_out(app, task)
@@ -204,7 +204,7 @@ def test_a_job_that_is_started_while_it_is_passed_asks_for_its_turn(world: World
     task = app.submit("note", items(*"aaaaaaaaaa"), key="serial")
     stopped = world.one("SELECT job_id FROM events WHERE seq = 8")
     app.stop_job(stopped)
-    (job,) = reserve(app, task, 1)
+    (job,) = lend(app, task, 1)
     admit, starts = sessions.admit, list[threading.Thread]()
 
     def while_it_is_started(connection: Any, asking: Any) -> set[int]:
@@ -215,11 +215,11 @@ def test_a_job_that_is_started_while_it_is_passed_asks_for_its_turn(world: World
         return admit(connection, asking)
 
     monkeypatch.setattr(sessions, "admit", while_it_is_started)
-    assert reserve(app, task, 3) == []
+    assert lend(app, task, 3) == []
     starts[0].join(60)
-    assert reserve(app, task, 3) == []
+    assert lend(app, task, 3) == []
     end(app, job)
-    assert numbers_of(reserve(app, task)) == [1]
+    assert numbers_of(lend(app, task)) == [1]
 
 
 def waits_for_a_lock(world: World) -> bool:
@@ -236,14 +236,14 @@ def test_what_ends_without_a_worker_lets_its_line_go_on(world: World, by: str) -
     app = world.app()
     first = app.submit("note", items("a", "a"), key="serial")
     second = app.submit("note", items("a", first=10), key="serial")
-    assert reserve(app, second) == []
+    assert lend(app, second) == []
     first.pause()
-    assert reserve(app, second) == [], "a paused Task keeps its place in the line"
+    assert lend(app, second) == [], "a paused Task keeps its place in the line"
     if by == "cancel":
         first.cancel()
     else:
         first.resume()
-        (job,) = reserve(app, first)
+        (job,) = lend(app, first)
         held = world.one("SELECT job_id FROM events WHERE due_at = ? AND task_id = ?", BLOCKED, first.id)
         with pytest.raises(Conflict, match="its key"):
             app.operations.act_on_job(held, "restart")
@@ -252,19 +252,20 @@ def test_what_ends_without_a_worker_lets_its_line_go_on(world: World, by: str) -
             end(app, job)
         else:
             app.record(job.job_id, "finish")
-    assert numbers_of(reserve(app, second)) == [10]
+    assert numbers_of(lend(app, second)) == [10]
 
 
 def test_a_stopped_job_starts_again_only_in_its_turn(world: World) -> None:
-    """Whatever makes a job due, the reservation looks whether its turn has come. Taken out: that look."""
+    """Whatever makes a job due, the borrow looks whether its turn has come. Taken out: that look."""
     app = world.app()
     task = app.submit("note", items("a", "a"), key="serial")
-    (job,) = reserve(app, task)
+    (job,) = lend(app, task)
     world.sql("UPDATE events SET due_at = 1 WHERE due_at = ?", BLOCKED)
-    assert reserve(app, task) == []
+    world.sql("UPDATE tasks SET due_next = 1")
+    assert lend(app, task) == []
     assert blocked(world) == 1
     end(app, job)
-    assert numbers_of(reserve(app, task)) == [1]
+    assert numbers_of(lend(app, task)) == [1]
 
 
 def test_a_task_leaves_its_session_while_its_jobs_wait_for_their_keys(world: World) -> None:
@@ -273,9 +274,9 @@ def test_a_task_leaves_its_session_while_its_jobs_wait_for_their_keys(world: Wor
     first = app.submit("note", items("a"), key="serial")
     held = app.submit("note", items("a", first=10), key="serial", session="s")
     other = app.submit("note", items("b", first=20), key="serial", session="s")
-    (job,) = reserve(app, first)
-    assert reserve(app, held) == []
-    assert numbers_of(reserve(app, other)) == [20]
+    (job,) = lend(app, first)
+    assert lend(app, held) == []
+    assert numbers_of(lend(app, other)) == [20]
     end(app, job)
     lending.rejoin(app.ledger)
     assert world.one("SELECT session_waits FROM tasks WHERE id = ?", held.id) is not None, "it joined the line again"
@@ -286,13 +287,13 @@ def test_maintenance_lets_lines_go_on_that_a_dead_process_left(world: World, mon
     it."""
     app = world.app()
     task = app.submit("note", items(*"aabbcc"), key="serial")
-    jobs = reserve(app, task)
+    jobs = lend(app, task)
     with monkeypatch.context() as patched:
         patched.setattr(sessions, "free", lambda ledger, lines: set())
         end(app, *jobs[:2])
-    assert reserve(app, task) == []
+    assert lend(app, task) == []
     maintenance(app).run_once()
-    assert numbers_of(reserve(app, task)) == [1, 3], "the third line is held"
+    assert numbers_of(lend(app, task)) == [1, 3], "the third line is held"
 
 
 def maintenance(app: AsyncTask) -> Maintenance:
@@ -305,15 +306,15 @@ def test_a_locked_line_is_left_and_come_back_to(world: World) -> None:
     """Taken out: the lines that are kept."""
     app = world.app()
     task = app.submit("note", items("a", "a"), key="serial")
-    (job,) = reserve(app, task)
+    (job,) = lend(app, task)
     with app.ledger.database.write() as connection:
         assert sessions.lock_keys(connection, app.ledger)
         other = world.app()
         end(other, job)
         assert other.ledger.held.keeps
-        assert reserve(other, task) == []
+        assert lend(other, task) == []
     lending.catch_up(other.ledger)
-    assert numbers_of(reserve(app, task)) == [1]
+    assert numbers_of(lend(app, task)) == [1]
 
 
 @pytest.mark.each_database(reason="each locks in its own way")
@@ -324,7 +325,7 @@ def test_a_job_whose_key_comes_free_while_it_is_passed_goes(world: World, monkey
     """Whoever ends the holder does not see yet that it waits. Taken out: the look after the reservation."""
     app, other = world.app(), world.app()
     task = app.submit("note", items("a", "a", "b"), key="serial")
-    (job,) = reserve(app, task, 1)
+    (job,) = lend(app, task, 1)
     block = sessions.block
 
     def ended_meanwhile(*args: Any) -> None:
@@ -333,48 +334,46 @@ def test_a_job_whose_key_comes_free_while_it_is_passed_goes(world: World, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(sessions, "block", ended_meanwhile)
-        assert numbers_of(reserve(app, task)) == [2]
-    assert numbers_of(reserve(app, task)) == [1]
+        assert numbers_of(lend(app, task)) == [2]
+    assert numbers_of(lend(app, task)) == [1]
 
 
-def test_no_job_is_passed_while_enough_of_its_task_wait_for_a_thread(world: World) -> None:
-    """To pass one costs more than all the rest. Taken out: the jobs that wait, those among them that run."""
+def test_no_job_is_passed_while_enough_of_its_task_go(world: World) -> None:
+    """To pass one costs more than all the rest. Taken out: the end of the pass, the look at the row at the pointer."""
     app = world.app()
     task = app.submit("note", items(*"abcabcdefg"), key="serial")
-    jobs = reserve(app, task, 3)
+    jobs = lend(app, task, 3)
     assert numbers_of(jobs) == [0, 1, 2]
-    assert reserve(app, task, 3) == []
     assert blocked(world) == 0
-    Recorder(app.ledger).flush([Outcome(jobs[1].event_id, 1, Status.WORKING, Reason.STARTED)])
-    assert numbers_of(reserve(app, task, 3)) == [6, 7, 8], "only two wait"
+    assert numbers_of(lend(app, task, 3)) == [6, 7, 8]
     assert blocked(world) == 3
     end(app, jobs[0])
-    assert numbers_of(reserve(app, task, 2)) == [3, 9]
+    assert numbers_of(lend(app, task, 2)) == [3, 9]
 
 
 def test_an_end_locks_the_keys_only_if_the_next_of_its_line_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its commit takes it out of its line. Taken out: that, the look before the lock."""
     app = world.app()
     task = app.submit("note", items("a", "b", "a"), key="serial")
-    jobs = reserve(app, task, 2)
+    jobs = lend(app, task, 2)
     with monkeypatch.context() as patched:
         patched.setattr(sessions, "lock_keys", lambda connection, ledger: pytest.fail("nothing waits"))
         end(app, *jobs)
     assert places(world) == 1
-    assert numbers_of(reserve(app, task)) == [2]
+    assert numbers_of(lend(app, task)) == [2]
 
 
 def test_what_ended_before_its_turn_is_passed_though_enough_of_its_task_wait_for_a_thread(world: World) -> None:
     """It waits for no turn. Taken out: the look whether the row at the pointer asks for one, before the read and after."""
     app = world.app()
     task = app.submit("note", items(*"abcdefg"), key="serial")
-    assert numbers_of(reserve(app, task, 3)) == [0, 1, 2]
+    assert numbers_of(lend(app, task, 3)) == [0, 1, 2]
     gone = app.submit("note", items(*"hijkl", first=10), key="serial")
-    assert numbers_of(reserve(app, gone, 2)) == [10, 11]
+    assert numbers_of(lend(app, gone, 2)) == [10, 11]
     for ended, seq in ((task, 3), (task, 4), (gone, 3)):
         app.record(world.one("SELECT job_id FROM events WHERE task_id = ? AND seq = ?", ended.id, seq), "finish")
-    assert numbers_of(reserve(app, task, 2)) == [5, 6]
-    assert numbers_of(reserve(app, gone, 2)) == [12, 14]
+    assert numbers_of(lend(app, task, 2)) == [5, 6]
+    assert numbers_of(lend(app, gone, 2)) == [12, 14]
 
 
 def test_a_stopped_job_that_was_never_dispatched_keeps_one_place_of_its_key_and_no_more(world: World) -> None:
@@ -383,8 +382,8 @@ def test_a_stopped_job_that_was_never_dispatched_keeps_one_place_of_its_key_and_
     task = app.submit("note", items(*"aab"), key="serial")
     stopped = world.one("SELECT job_id FROM events WHERE seq = 0")
     app.stop_job(stopped)
-    assert numbers_of(reserve(app, task)) == [2]
-    assert reserve(app, task) == []
+    assert numbers_of(lend(app, task)) == [2]
+    assert lend(app, task) == []
     app.start_job(stopped)
     assert run_out(app, task) == [[0], [1]]
 
@@ -399,7 +398,7 @@ def test_the_look_who_is_next_reads_a_few_rows_of_each_line(world: World) -> Non
     analyze(database)
     task = app.submit("note", items(*[n % 100 for n in range(2_000)]), key="serial")
     lines = {int(line) for (line,) in world.sql("SELECT DISTINCT line FROM key_places")}
-    while jobs := reserve(app, task):
+    while jobs := lend(app, task):
         most = max(most, cost(database, lambda connection: sessions._blocked_first(connection, lines)))
         end(app, *jobs)
     assert len(lines) == 100
@@ -456,7 +455,7 @@ def test_mixed_jobs_have_the_keys_of_their_workers(world: World) -> None:
     alone = app.submit(command, items("a"))
     mixed = app.submit_jobs([("command", each) for each in items("a", first=1)] + [("note", {"n": 2})])
     assert mixed.progress()["control"]["key"] == "*"
-    assert numbers_of(reserve(app, mixed)) == [2]
+    assert numbers_of(lend(app, mixed)) == [2]
     assert run_out(app, alone, mixed) == [[0], [1]]
 
 

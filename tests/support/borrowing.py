@@ -76,9 +76,7 @@ def outcome(job: Lent, status: Status = Status.FINISH, reason: Reason = Reason.R
     return Outcome(job.event_id, job.attempt, status, reason, loan=job.by, **more)
 
 
-def end(
-    ledger: Ledger, *jobs: Lent, status: Status = Status.FINISH, reason: Reason = Reason.RETURNED, **more: Any
-) -> None:
+def end(ledger: Ledger, *jobs: Lent, status: Status = Status.FINISH, reason: Reason = Reason.RETURNED, **more: Any) -> None:
     """Records these jobs as ended, in one transaction."""
     Recorder(ledger).flush([outcome(job, status, reason, **more) for job in jobs])
     for task_id in {job.task_id for job in jobs if job.task_id is not None}:
@@ -87,9 +85,7 @@ def end(
 
 def count_held(ledger: Ledger, task_id: int) -> int:
     """How many jobs of a Task this process holds."""
-    in_loan = sa.exists().where(
-        _l.task_id == _e.task_id, _l.process == ledger.identity, _l.low <= _e.seq, _l.high > _e.seq
-    )
+    in_loan = sa.exists().where(_l.task_id == _e.task_id, _l.process == ledger.identity, _l.low <= _e.seq, _l.high > _e.seq)
     own = sa.or_(_e.process == ledger.identity, _e.process.is_(None) & in_loan)
     with ledger.database.read() as connection:
         return int(
