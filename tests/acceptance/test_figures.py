@@ -105,6 +105,7 @@ def test_what_is_no_result_is_refused_with_its_line(tmp_path: Path, line: str, c
     assert not (tmp_path / "page.md").exists()
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_a_quick_look_is_printed_and_with_a_page_to_write_the_results_are_kept_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
