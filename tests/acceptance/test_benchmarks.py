@@ -1,10 +1,16 @@
 """Each benchmark runs with a small number on every database and prints the object that its readers expect; no speed is
-asserted."""
+asserted.
+
+``make test`` loads every benchmark, runs the shortest, and tests the refusals and the checks that withhold a figure; the
+runs themselves belong to ``make test-full``.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -72,6 +78,30 @@ def on(databases: Databases, kind: str) -> tuple[str, str]:
     return ("--server", "sqlite") if kind == "sqlite" else ("--database-url", databases.templates(kind).server.url(""))
 
 
+BENCHMARKS = sorted(
+    path.stem
+    for path in (ROOT / "benchmarks").glob("*.py")
+    if re.search(rf"^ +python -m benchmarks\.{path.stem} \[", path.read_text(), re.MULTILINE)
+)
+"""Those that people call: their docstring begins with the command and its options."""
+
+
+def test_every_benchmark_loads_and_tells_its_options(capsys: pytest.CaptureFixture[str], told_to_end: None) -> None:
+    faults = []
+    for name in BENCHMARKS:
+        try:
+            importlib.import_module(f"benchmarks.{name}").main(["--help"])
+        except SystemExit as end:
+            if end.code or f"python -m benchmarks.{name}" not in capsys.readouterr().out:
+                faults.append(f"{name}: ends with {end.code!r}, or its help does not say how it is called")
+        except Exception as error:
+            faults.append(f"{name}: {error!r}")
+        else:
+            faults.append(f"{name}: takes no notice of --help")
+    assert len(BENCHMARKS) >= 20
+    assert not faults, "\n".join(faults)
+
+
 EVERYWHERE = [
     ("tracked", "-n", "120", "--runs", "1", "--work-ms", "0.1"),
     ("submit", "-n", "1200", "--runs", "1"),
@@ -79,7 +109,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.one_database(reason="each of them is measured on each database with every change that matters")
+@pytest.mark.full(reason="a way of measuring, not the product")
 @pytest.mark.parametrize("words", EVERYWHERE, ids=" ".join)
 def test_every_benchmark_runs_on_every_database_and_leaves_none_behind(
     tmp_path: Path, databases: Databases, database_kind: str, words: tuple[str, ...]
@@ -99,7 +129,8 @@ def test_every_benchmark_runs_on_every_database_and_leaves_none_behind(
         assert not [name for (name,) in server.execute(names) if name.startswith(PREFIX)]
 
 
-@pytest.mark.parametrize("kind", ["csv", pytest.param("xlsx", marks=pytest.mark.full(reason="the same run, slower"))])
+@pytest.mark.full(reason="a way of measuring, not the product")
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
 def test_reports_tell_their_first_byte_their_last_and_the_memory(tmp_path: Path, kind: str) -> None:
     found = result(tmp_path, "reports", "-n", "300", "--runs", "1", "--format", kind)
     assert found["unit"] == "ms"
@@ -116,7 +147,8 @@ def test_iterables_lose_nothing_to_kills(tmp_path: Path) -> None:
     assert found["settings"]["attempts"] == 2
 
 
-@pytest.mark.parametrize("form", ["csv", pytest.param("xlsx", marks=pytest.mark.full(reason="the same run, slower"))])
+@pytest.mark.full(reason="a way of measuring, not the product")
+@pytest.mark.parametrize("form", ["csv", "xlsx"])
 def test_exports_are_right_to_the_last_cell(tmp_path: Path, form: str) -> None:
     found = result(tmp_path, "exports", "-n", "3000", "--shards", "3", "--runs", "1", "--processes", "1", "--format", form)
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
@@ -173,6 +205,7 @@ def test_slow_clients_are_served_or_refused_and_counted(tmp_path: Path) -> None:
     assert "--readers" in refused.stderr
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_an_idle_worker_tells_its_memory_and_its_share_of_a_processor(tmp_path: Path) -> None:
     if shutil.which("redis-server") is None:
         missing("redis-server", "redis-server")
@@ -200,6 +233,7 @@ def test_a_start_is_too_soon_by_those_that_a_round_may_have() -> None:
     assert late == [0.0]
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_the_tables_that_jobs_fill_are_told_by_name(tmp_path: Path) -> None:
     found = result(tmp_path, "footprint", "-n", "300")
     settings = found["settings"]
@@ -238,6 +272,7 @@ def test_a_server_that_is_started_for_a_run_keeps_what_it_commits(databases: Dat
     assert settings["as_in_production"] is True
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_tracked_tells_ours_beside_the_raw_loop_and_which_settings_it_had(tmp_path: Path) -> None:
     found = result(tmp_path, "tracked", "-n", "200", "--runs", "1", "-c", "3")
     assert found["n"] == 200
@@ -247,6 +282,7 @@ def test_tracked_tells_ours_beside_the_raw_loop_and_which_settings_it_had(tmp_pa
     assert "raw sqlite3" in found["settings"]["peer"]
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_tracked_tells_what_keys_callbacks_and_rounds_cost_beside_the_same_list_without(tmp_path: Path) -> None:
     words = ("--runs", "1", "--keys", "20", "--callbacks", "--interval", "0.05", "--tasks", "3")
     found = result(tmp_path, "tracked", "-n", "200", *words)
@@ -264,7 +300,7 @@ def test_tracked_takes_a_polling_client_and_jobs_that_commit_rows_of_their_own(t
     assert settings["polls"] >= 1
 
 
-@pytest.mark.one_database(reason="it is measured on each database with every change that matters")
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_poll_tells_milliseconds_and_how_the_large_task_compares_with_the_small(
     tmp_path: Path, databases: Databases, database_kind: str
 ) -> None:
@@ -286,8 +322,8 @@ def test_a_database_file_that_is_named_is_made_for_the_run_and_removed(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 @pytest.mark.databases("postgresql", "mariadb")
-@pytest.mark.one_database(reason="what is dropped is named in the same way")
 def test_a_run_that_is_told_to_end_takes_its_database_and_its_processes_with_it(
     tmp_path: Path, databases: Databases, database_kind: str
 ) -> None:
@@ -496,6 +532,7 @@ def test_a_sheet_tells_its_seconds_after_the_last_byte_and_the_memory_of_each_pr
     assert all(10 < peak < 1_000 for peak in settings["peak_mb"].values())
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_the_file_of_a_sheet_is_made_once_and_kept_where_a_folder_is_named(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()

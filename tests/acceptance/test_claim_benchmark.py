@@ -28,7 +28,6 @@ def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.full(reason="a way of measuring, not the product")
-@pytest.mark.one_database(reason="what is told is the same on each")
 def test_claims_of_ours_and_of_the_peer_are_told_for_each_number_of_processes(
     tmp_path: Path, database_kind: str, databases: Databases
 ) -> None:

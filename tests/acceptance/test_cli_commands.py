@@ -19,6 +19,7 @@ import pytest
 import python_calamine
 from cli_process import Desk, read_document
 from support.databases import migrated_file
+from support.drawn import examples
 
 from asynctask.testing import wait_for
 
@@ -406,7 +407,8 @@ def streams_of(pids: Iterable[int], closed: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "closed"), [("worker", "1"), ("worker", "2"), ("worker -p 2", "012"), ("up", "0"), ("up", "12")]
+    ("command", "closed"),
+    [("worker", "1"), ("worker -p 2", "012"), ("up", "12"), *examples([], [("worker", "2"), ("up", "0")])],
 )
 def test_what_stays_runs_without_standard_streams(desk: Desk, command: str, closed: str) -> None:
     count = {"worker": 2, "worker -p 2": 3, "up": 4}[command]  # supervisor and children; the web server has a child
@@ -425,13 +427,17 @@ def test_what_stays_runs_without_standard_streams(desk: Desk, command: str, clos
     assert (desk.folder / "asynctask.db").read_bytes().startswith(b"SQLite format 3\0")
 
 
-@pytest.mark.parametrize("closed", ["0", "1", "2", "012"])
-def test_a_command_does_its_work_without_standard_streams(desk: Desk, closed: str) -> None:
+def test_a_command_does_its_work_without_standard_streams(desk: Desk) -> None:
     table = desk.table("list.csv", numbered(2))
-    assert without(desk, closed, "submit", table, "--worker", "enrol").wait(120) == 0
-    assert without(desk, closed, "show", "1", "--json").wait(120) == 0
-    assert without(desk, closed, "show", "2").wait(120) == 2, "there is none"
-    assert desk.json("show", "1")["counts"]["total"] == 2
+    streams = ("0", "1", "2", "012")
+    for closed in streams:
+        assert without(desk, closed, "submit", table, "--worker", "enrol").wait(120) == 0, closed
+    for closed in examples(("1", "012"), streams):
+        assert without(desk, closed, "show", "1", "--json").wait(120) == 0, closed
+    for closed in examples(("2", "012"), streams):
+        assert without(desk, closed, "show", "9").wait(120) == 2, f"{closed}: there is none"
+    tasks = desk.json("tasks")["tasks"]
+    assert [task["counts"]["total"] for task in tasks] == [2] * len(streams)
 
 
 def test_a_web_server_runs_without_standard_streams(desk: Desk) -> None:

@@ -24,14 +24,19 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}")
 
 
-def test_the_demo_audits_itself_and_with_keep_it_stays_until_it_is_told_to_stop(desk: Desk) -> None:
-    said = desk.run("demo", "--rows", 600).stdout
-    assert "WRONG" not in said
-    assert said.count("\nok ") == 8
-    assert "Export: " in said
-    assert "Report: " in said
-    assert not desk.processes()
-    with desk.started("demo", "--rows", 100, "--keep", "--json") as demo:  # in the folder of the first, anew
+@pytest.mark.full(reason="below with --keep in each run: the same audit of the same Tasks")
+def test_the_demo_audits_itself_and_a_second_one_begins_anew_in_its_folder(desk: Desk) -> None:
+    for rows in (600, 100):
+        said = desk.run("demo", "--rows", rows).stdout
+        assert "WRONG" not in said
+        assert said.count("\nok ") == 8
+        assert "Export: " in said
+        assert "Report: " in said
+        assert not desk.processes()
+
+
+def test_a_demo_that_is_kept_audits_itself_and_stays_until_it_is_told_to_stop(desk: Desk) -> None:
+    with desk.started("demo", "--rows", 100, "--keep", "--json") as demo:
         found = read_document(demo)
         assert found["ok"]
         assert all(each["holds"] for each in found["audit"])

@@ -68,7 +68,7 @@ def number_of_tasks(url: str) -> int:
 # -- lists
 
 
-@pytest.mark.parametrize("number", [1, 30])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.full(reason="the same, shorter")), 30])
 def test_a_list_whose_answer_is_lost_becomes_one_task_however_often_it_is_sent(
     page: Page, web_alone: str, tmp_path: Path, number: int
 ) -> None:
@@ -350,32 +350,31 @@ POLLS: tuple[tuple[str, dict[str, Any] | None, str], ...] = (
 )
 
 
-@pytest.mark.parametrize("where", ["a Task", "the list", "the jobs", "a job"])
-def test_a_page_that_cannot_ask_says_why_and_goes_on_by_itself(page: Page, web_alone: str, where: str) -> None:
+def test_a_page_that_cannot_ask_says_why_and_goes_on_by_itself(page: Page, web_alone: str) -> None:
     task = submit(web_alone, "OK-1")
     job = get(task.replace("/tasks/", "/api/tasks/") + "/events")["events"][0]["job_id"]
     root = web_alone.rstrip("/")
-    opened, asked = {
-        "a Task": (task, "**/api/tasks/*"),
-        "the list": (root, "**/api/tasks?*"),
-        "the jobs": (f"{root}/jobs", "**/api/jobs?*"),
-        "a job": (f"{root}/jobs/{job}", "**/api/jobs/*"),
-    }[where]
     note = page.locator("#connection")
-    page.goto(opened)
-    page.evaluate("window.notReloaded = true")
-    for name, answer, words in POLLS:
-        page.route(asked, with_answer(answer))
-        page.evaluate("window.dispatchEvent(new Event('online'))")
-        expect(note, name).to_contain_text(words)
+    for opened, asked in (
+        (task, "**/api/tasks/*"),
+        (root, "**/api/tasks?*"),
+        (f"{root}/jobs", "**/api/jobs?*"),
+        (f"{root}/jobs/{job}", "**/api/jobs/*"),
+    ):
+        page.goto(opened)
+        page.evaluate("window.notReloaded = true")
+        for name, answer, words in POLLS:
+            page.route(asked, with_answer(answer))
+            page.evaluate("window.dispatchEvent(new Event('online'))")
+            expect(note, f"{name} of {opened}").to_contain_text(words)
+            page.unroute(asked)
+            page.evaluate("window.dispatchEvent(new Event('online'))")
+            expect(note, f"{name} of {opened}").to_be_hidden()
+        page.route(asked, lambda route: route.fulfill(**problem(503, "busy"), headers={"Retry-After": "1"}))
+        expect(note, opened).to_be_visible()
         page.unroute(asked)
-        page.evaluate("window.dispatchEvent(new Event('online'))")
-        expect(note, name).to_be_hidden()
-    page.route(asked, lambda route: route.fulfill(**problem(503, "busy"), headers={"Retry-After": "1"}))
-    expect(note).to_be_visible()
-    page.unroute(asked)
-    expect(note).to_be_hidden()
-    assert page.evaluate("window.notReloaded") is True
+        expect(note, opened).to_be_hidden()
+        assert page.evaluate("window.notReloaded") is True, opened
 
 
 def test_older_tasks_that_cannot_be_loaded_are_said_to_and_loaded_later(page: Page, shop: Shop) -> None:
@@ -462,7 +461,7 @@ def test_a_job_whose_answer_is_lost_is_looked_at_again(page: Page, open_shop: tu
         expect(page.get_by_role("button", name="Give up…")).to_be_hidden()
 
 
-@pytest.mark.parametrize("number", [1, 5])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.full(reason="the same, shorter")), 5])
 def test_a_retry_whose_answer_is_lost_shows_what_it_did(page: Page, open_shop: tuple[Shop, str], number: int) -> None:
     shop, real = open_shop
     shop.open_gate(1)

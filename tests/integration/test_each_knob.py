@@ -610,6 +610,7 @@ NO_OPERATION: Final = {
 }
 
 
+@pytest.mark.databases("sqlite", reason="it looks at names alone")
 def test_every_operation_has_a_case(world: World) -> None:
     named = {name for _, names in CASES.values() for name in names}
     others = set().union(*NO_OPERATION.values())
@@ -618,18 +619,10 @@ def test_every_operation_has_a_case(world: World) -> None:
     assert (others | named) - found == set(), "it is gone"
 
 
-@pytest.mark.databases("sqlite", "postgresql", reason="MariaDB has its own test below")
+@pytest.mark.one_database(reason="a manual action uses the ledger through functions that its own tests prove")
 @each_limit
 @each_case
 def test_it_takes_effect_where_jobs_wait_in_the_database(world: World, name: str, limit: int | None) -> None:
-    run(world, name, limit)
-
-
-@pytest.mark.full(reason="no step here has statements of MariaDB alone")
-@pytest.mark.databases("mariadb", reason="the others have their test above")
-@each_limit
-@each_case
-def test_it_takes_effect_where_jobs_wait_in_mariadb(world: World, name: str, limit: int | None) -> None:
     run(world, name, limit)
 
 

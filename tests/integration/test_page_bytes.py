@@ -18,6 +18,8 @@ from asynctask.database.tables import events
 from asynctask.ledger import tasks as task_rows
 from webapi.context import PAGE_BYTES
 
+pytestmark = pytest.mark.one_database(reason="where a page ends is decided above the database")
+
 WIDE = 60_000
 ROWS = 400
 LONGEST = PAGE_BYTES + 1_000_000
@@ -95,6 +97,7 @@ def all_pages(client: Client, url: str, name: str) -> list[Any]:
     return found
 
 
+@pytest.mark.each_database(reason="how many rows a driver holds is its own")
 @pytest.mark.parametrize("chunk_size", [1, 10])
 def test_events(app: AsyncTask, chunk_size: int) -> None:
     task = app.submit("anything", wide(ROWS), chunk_size=chunk_size)
@@ -126,8 +129,7 @@ def test_rejected_rows(app: AsyncTask) -> None:
 
 
 def test_jobs_of_a_queue(queued: AsyncTask) -> None:
-    for item in wide(1_000):
-        queued.workers["loose"].perform_async(item)
+    queued.workers["loose"].perform_bulk(wide(1_000))
     client, url = client_of(queued), "/api/queues/default/jobs?limit=1000"
     client.get(url)
     assert held(lambda: client.get(url)) < HELD

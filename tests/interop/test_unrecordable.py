@@ -123,6 +123,7 @@ def test_a_copy_with_an_attempt_that_the_ledger_does_not_know_is_dropped_unrun(w
         app.event("b" * 24)
 
 
+@pytest.mark.one_database(reason="it is refused before a database is asked")
 @pytest.mark.parametrize("job_id", ["a\0b", "a\ud800", "x" * 65, ""])
 def test_a_text_that_is_no_job_id_is_refused(app: AsyncTask, job_id: str) -> None:
     with pytest.raises(InputError, match="a job id has 1 to 64 characters"):

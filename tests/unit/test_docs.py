@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import click
-import pytest
 
 from asynctask.cli.options import SettingOption
 from asynctask.cli.root import build
@@ -44,12 +43,10 @@ def setting_row(name: str) -> str:
     return f"| `{name}` | `{ENV_PREFIX}{name.upper()}` | `{flag}` | {default} | {field.metadata['help']}{limits} |"
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Config)])
-def test_every_setting_stands_in_the_table_of_settings(name: str) -> None:
-    row = setting_row(name)
-    assert row in (ROOT / "docs/configuration.md").read_text().splitlines(), (
-        f"put this line into docs/configuration.md:\n{row}"
-    )
+def test_every_setting_stands_in_the_table_of_settings() -> None:
+    lines = (ROOT / "docs/configuration.md").read_text().splitlines()
+    missing = [row for row in (setting_row(field.name) for field in fields(Config)) if row not in lines]
+    assert not missing, "put these lines into docs/configuration.md:\n" + "\n".join(missing)
 
 
 def test_the_table_of_settings_has_no_setting_that_does_not_exist() -> None:
@@ -57,22 +54,28 @@ def test_the_table_of_settings_has_no_setting_that_does_not_exist() -> None:
     assert sorted(named) == sorted(field.name for field in fields(Config))
 
 
-@pytest.mark.parametrize(("name", "command"), list(commands(build())))
-def test_every_command_has_its_section_and_every_flag_of_its_own_is_in_it(name: str, command: click.Command) -> None:
-    text = (ROOT / "docs/cli.md").read_text()
-    heading = f"## `asynctask {name}`\n"
-    assert heading in text, f"docs/cli.md needs a section {heading!r}"
-    section = text.partition(heading)[2].partition("\n## ")[0]
-    for option in command.params:
-        if isinstance(option, click.Option) and not isinstance(option, SettingOption) and option.name != "as_json":
-            longest = max(option.opts, key=len)
-            assert f"`{longest}" in section, f"the section of {name} in docs/cli.md does not tell about {longest}"
+def test_every_command_has_its_section_and_every_flag_of_its_own_is_in_it() -> None:
+    text, faults = (ROOT / "docs/cli.md").read_text(), []
+    for name, command in commands(build()):
+        heading = f"## `asynctask {name}`\n"
+        if heading not in text:
+            faults.append(f"docs/cli.md needs a section {heading!r}")
+        section = text.partition(heading)[2].partition("\n## ")[0]
+        for option in command.params:
+            if isinstance(option, click.Option) and not isinstance(option, SettingOption) and option.name != "as_json":
+                longest = max(option.opts, key=len)
+                if f"`{longest}" not in section:
+                    faults.append(f"the section of {name} in docs/cli.md does not tell about {longest}")
+    assert not faults, "\n".join(faults)
 
 
 def test_every_command_says_in_its_help_what_it_does() -> None:
+    faults = []
     for name, command in commands(build()):
-        assert command.help, f"{name} has no help"
-        assert all(o.help for o in command.params if isinstance(o, click.Option)), f"a flag of {name} has no help"
+        faults += [] if command.help else [f"{name} has no help"]
+        silent = [o for o in command.params if isinstance(o, click.Option) and not o.help]
+        faults += [f"the flag {option.name} of {name} has no help" for option in silent]
+    assert not faults, "\n".join(faults)
 
 
 def test_every_target_of_the_makefile_stands_in_its_help() -> None:
@@ -83,18 +86,19 @@ def test_every_target_of_the_makefile_stands_in_its_help() -> None:
         assert re.search(rf"^{target}:.*## \S", text, re.MULTILINE), f"{target} needs a ## description in the Makefile"
 
 
-@pytest.mark.parametrize("page", sorted(str(p.relative_to(ROOT)) for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))))
-def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text()
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        if "://" not in link:
-            assert (ROOT / page).parent.joinpath(link).exists(), f"{page} links to {link}, which is not there"
+def test_every_link_of_a_page_leads_somewhere() -> None:
+    faults = []
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+        links = [link for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()) if "://" not in link]
+        gone = [link for link in links if not page.parent.joinpath(link).exists()]
+        faults += [f"{page.relative_to(ROOT)} links to {link}, which is not there" for link in gone]
+    assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
-def test_every_python_example_is_python(page: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert [compile(block, page, "exec") for block in blocks], "there is one at least"
+def test_every_python_example_is_python() -> None:
+    for page in ("README.md", "docs/python.md"):
+        blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        assert [compile(block, page, "exec") for block in blocks], f"{page} has one at least"
 
 
 def first_cells(page: str, heading: str) -> set[str]:

@@ -60,14 +60,20 @@ PAGES = (ROOT / "docs/internals.md", *DECISIONS)
 FILES = sorted({(page.name, name) for page in PAGES for name in quoted(page.read_text()) if _FILE.fullmatch(name)})
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_name_in_the_map_exists(name: str) -> None:
-    assert is_column(name) or resolve(name) is not None
+def test_every_name_in_the_map_exists() -> None:
+    faults = []
+    for name in NAMES:
+        try:
+            if not is_column(name) and resolve(name) is None:
+                faults.append(f"{name} is None")
+        except LookupError as error:
+            faults.append(f"{name}: {error}")
+    assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize(("page", "name"), FILES)
-def test_every_file_that_is_named_exists(page: str, name: str) -> None:
-    assert (ROOT / name).is_file(), f"{page} names {name}, which is not there"
+def test_every_file_that_is_named_exists() -> None:
+    gone = [f"{page} names {name}, which is not there" for page, name in FILES if not (ROOT / name).is_file()]
+    assert not gone, "\n".join(gone)
 
 
 def test_the_map_names_enough_to_be_worth_a_test_and_a_wrong_name_would_be_found() -> None:
@@ -102,15 +108,17 @@ def test_the_table_of_threads_is_the_threads_that_there_are() -> None:
     assert set(re.findall(r"^\| `([a-z-]+)`", table, re.MULTILINE)) == threads()
 
 
-@pytest.mark.parametrize("number", range(1, len(DECISIONS) + 1))
-def test_decisions_are_numbered_without_a_gap_and_tell_the_four_things(number: int) -> None:
-    path = DECISIONS[number - 1]
-    text = path.read_text()
-    assert path.name.startswith(f"{number:04d}-")
-    assert text.startswith(f"# {number}. ")
-    for part in ("Context.", "Choice.", "Price.", "How we would notice that it was wrong."):
-        assert f"\n**{part}**" in text, f"{path.name} does not tell its {part}"
-    assert f"(decisions/{path.name})" in PAGE, f"docs/internals.md does not link {path.name}"
+def test_decisions_are_numbered_without_a_gap_and_tell_the_four_things() -> None:
+    faults = []
+    for number, path in enumerate(DECISIONS, 1):
+        text = path.read_text()
+        if not path.name.startswith(f"{number:04d}-") or not text.startswith(f"# {number}. "):
+            faults.append(f"{path.name} is not numbered {number} in its name and its title")
+        parts = ("Context.", "Choice.", "Price.", "How we would notice that it was wrong.")
+        faults += [f"{path.name} does not tell its {part}" for part in parts if f"\n**{part}**" not in text]
+        if f"(decisions/{path.name})" not in PAGE:
+            faults.append(f"docs/internals.md does not link {path.name}")
+    assert not faults, "\n".join(faults)
 
 
 def house() -> Any:
@@ -122,20 +130,20 @@ def house() -> Any:
     return module
 
 
-@pytest.mark.parametrize(
-    ("row", "files", "lines"), [("fetch, run, finish", 8, 1_500), ("the whole way of one item", 30, None)]
-)
-def test_the_way_of_one_item_stays_short(row: str, files: int, lines: int | None) -> None:
-    count = house().counts()[row]
-    assert count.files <= files
-    assert lines is None or count.with_calls <= lines
-    told = re.search(rf"^\| {row} \| (\d+) \|", PAGE, re.MULTILINE)
-    assert told is not None
-    assert int(told[1]) == count.files, "run scripts/house.py and copy its table into docs/internals.md"
+def test_the_way_of_one_item_stays_short() -> None:
+    counts, faults = house().counts(), []
+    for row, files, lines in (("fetch, run, finish", 8, 1_500), ("the whole way of one item", 30, None)):
+        count = counts[row]
+        if count.files > files or (lines is not None and count.with_calls > lines):
+            faults.append(f"{row}: {count} is more than {files} files and {lines} lines")
+        told = re.search(rf"^\| {row} \| (\d+) \|", PAGE, re.MULTILINE)
+        if told is None or int(told[1]) != count.files:
+            faults.append(f"{row}: run scripts/house.py and copy its table into docs/internals.md")
+    assert not faults, "\n".join(faults)
 
 
 def test_the_steps_name_what_decides_about_an_item() -> None:
-    steps = house().sections(PAGE)
+    steps, faults = house().sections(PAGE), []
     for number, names in {
         "3": ("reservations.reserve", "outbox.tracked_copy", "SqlBroker.push", "reservations.confirm"),
         "4": ("SqlBroker.exchange",),
@@ -145,5 +153,5 @@ def test_the_steps_name_what_decides_about_an_item() -> None:
         "8": ("Pool.done",),
         "9": ("tasks.try_close",),
     }.items():
-        for name in names:
-            assert f".{name}`" in steps[number], f"step {number} does not name {name}"
+        faults += [f"step {number} does not name {name}" for name in names if f".{name}`" not in steps[number]]
+    assert not faults, "\n".join(faults)

@@ -348,7 +348,7 @@ def case_of(draw: Random) -> Case:
     return Case(bytes(data), cuts, resets=draw.random() < 0.2)
 
 
-@settings(max_examples=examples(25_000, 2_000_000) // TOGETHER, phases=UNSHRUNK)
+@settings(max_examples=examples(5_000, 2_000_000) // TOGETHER, phases=UNSHRUNK)
 @given(seed=st.integers(0, 2**63))
 def test_broken_requests_are_answered_or_refused_and_harm_nobody(front: Front, seed: int) -> None:
     draw = Random(seed)  # to have hypothesis draw each part takes ten times as long as the server
@@ -397,7 +397,7 @@ def answered(client: Client, asked: Requests) -> list[Answer]:
     return [each._replace(headers={k: v for k, v in each.headers.items() if k not in VARIES}) for each in found]
 
 
-@settings(max_examples=examples(60, 2_000))
+@settings(max_examples=examples(25, 2_000))
 @given(
     pairs=st.lists(st.lists(st.sampled_from(LEGAL), min_size=2, max_size=2), min_size=4, max_size=4),
     cuts=st.lists(st.integers(0, 20_000), max_size=12),

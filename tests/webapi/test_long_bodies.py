@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.drawn import examples
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
@@ -31,7 +32,7 @@ def post(client: Client, body: bytes, url: str = "/api/tasks", **headers: str) -
     return client.post(url, data=body, content_type="application/json", headers=headers)
 
 
-@pytest.mark.parametrize("item", ["[]", '{"a":1}', '"ab"', "[[[]],[]]"])
+@pytest.mark.parametrize("item", ["[]", '{"a":1}', *examples([], ['"ab"', "[[[]],[]]"])])
 def test_a_list_of_items_takes_a_few_times_its_length(item: str) -> None:
     body = body_of([item] * 105_000)
     tracemalloc.start()
