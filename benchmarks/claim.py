@@ -1,17 +1,17 @@
-"""Jobs claimed from the table of the SQL broker by many processes at once, and what that costs.
+"""Jobs of one Task that many processes borrow and record at once, and what that costs.
 
     python -m benchmarks.claim [-n N] [--processes 15,30,60,120] [--seconds S] [--work-ms W] [--batch B]
                                [--server KIND | --database-url U] [--json]
 
-A table is filled with N waiting jobs of 10,000 Tasks. Then so many light processes claim from it for S seconds: each takes
-what keeps it busy for a tenth of a second and until the next claim is there (or --batch), spends W milliseconds on each
-job, and acknowledges them with the next claim. Before the next number of processes the table is filled up to N again. What
-is empty before the time is over is filled and claimed again.
+A Task has N jobs that wait. Then so many light processes borrow from it for S seconds: each takes what keeps it busy for a
+third of a second (or --batch), spends W milliseconds on each job, and records them in one transaction before it borrows
+again. Before the next number of processes the Task gets new jobs until N wait again. What is empty before the time is over
+is filled and borrowed from again.
 
 The peer is the same with the claim of DelayedJob on a table of its own, with its index (priority, run_at): one job at a
 time, locked by an UPDATE of the first row by priority and time, deleted by its id; raw drivers, nothing above them.
 
-Each job must come exactly once: claimed by one process or waiting still, or there is no figure. "ours" is the number of
+Each job must come exactly once: recorded by one process or waiting still, or there is no figure. "ours" is the number of
 jobs a second at the most processes.
 
 A quick look takes -n 10000 --processes 2,4 --seconds 1, a figure -n 1000000 and the rest as it is.
@@ -28,22 +28,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from asynctask.brokers.sql.copies import ordinary
 from asynctask.database.engine import Database
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, NewItem, dumps
+from asynctask.ledger.tasks import NewTask
 from benchmarks import common
 from benchmarks.claimers import QUEUE
 from benchmarks.common import Place, Result, Unaccounted
 
 __all__ = ["Table", "main"]
 
-SESSIONS = 10_000
 PRIORITY = 240
 _ROUNDS = 8
+_SLICE = 1_000
+_LEASE_S = 86_400.0
 _SETTLE_S = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each number of processes claims (default 4)")
     parser.add_argument("--work-ms", type=float, default=20.0, help="what each job takes (default 20)")
-    parser.add_argument("--batch", type=int, default=0, help="jobs a claim (default: as the rate asks)")
+    parser.add_argument("--batch", type=int, default=0, help="jobs of a borrow (default: as the rate asks)")
     parser.add_argument("--no-peer", action="store_true", help="leave the peer out")
     return common.run(parser, argv, measure)
 
@@ -64,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Result:
     """Runs every number of processes, ours and the peer in turn."""
     if options.broker.redis:
-        raise common.Refused("claim measures the table of the database: leave --redis and --broker-url out")
+        raise common.Refused("claim measures the ledger: leave --redis and --broker-url out")
     counts = _counts(options)
     sides = ["ours"] if options.no_peer else ["ours", "peer"]
     found: dict[str, dict[int, dict[str, float]]] = {side: {} for side in sides}
@@ -77,8 +80,8 @@ def measure(options: argparse.Namespace) -> Result:
             **common.setting(options),
             "work_ms": options.work_ms,
             "seconds": options.seconds,
-            "batch": options.batch or "1, and what keeps a process busy for 0.1 s and until the next claim; at most 1,000",
-            "tasks": SESSIONS,
+            "batch": options.batch or "what keeps a process busy for a third of a second; at most 1,000",
+            "tasks": 1,
             **{f"{side}_{count}": found[side][count] for side in sides for count in counts},
         }
     ours = found["ours"][counts[-1]]["per_s"]
@@ -154,7 +157,7 @@ def _claim(
 class Table:
     """The table of one side, and which of the jobs that were ever put into it have been claimed.
 
-    Jobs are numbered; the number stands in the id of the job and, for the sum of what is left, in a column.
+    Jobs are numbered: ours by their ``seq`` in a Task whose split is never over, the peer's in a column.
     """
 
     def __init__(self, place: Place, side: str) -> None:
@@ -162,6 +165,7 @@ class Table:
         self._place = place
         self._claimed = bytearray()
         self._server: int | None = None
+        self._task_id = 0
         if side == "peer":
             key = {"sqlite": "INTEGER PRIMARY KEY", "postgresql": "BIGSERIAL PRIMARY KEY"}.get(
                 place.kind, "BIGINT PRIMARY KEY AUTO_INCREMENT"
@@ -172,17 +176,36 @@ class Table:
                 "CREATE INDEX delayed_jobs_priority ON delayed_jobs (priority, run_at)",
             )
 
+    @contextmanager
+    def _ledger(self) -> Iterator[Ledger]:
+        with closing(Database(self._place.database_url, pool_size=1)) as database:
+            yield Ledger(database, identity="benchmark")
+
     def fill(self, n: int) -> None:
         """Puts in as many new jobs as are missing to ``n`` that wait."""
         low = len(self._claimed)
         high = low + n - self._left()[0]
-        for start in range(low, high, 100_000):
-            self._run(self._fill(start, min(start + 100_000, high) - 1))
+        if self.side == "peer":
+            for start in range(low, high, 100_000):
+                self._run(self._fill_peer(start, min(start + 100_000, high) - 1))
+        else:
+            self._fill_task(low, high, n)
         self._claimed += bytes(high - low)
         if self._place.kind == "postgresql":
-            self._run("VACUUM (ANALYZE) jobs" if self.side == "ours" else "VACUUM (ANALYZE) delayed_jobs")
+            self._run("VACUUM (ANALYZE) events, tasks" if self.side == "ours" else "VACUUM (ANALYZE) delayed_jobs")
 
-    def _fill(self, low: int, high: int) -> str:
+    def _fill_task(self, low: int, high: int, planned: int) -> None:
+        item = {"sku": "SKU-00000000", "seller": "Bargain Basement"}
+        with self._ledger() as ledger:
+            if not self._task_id:
+                new = NewTask(worker_name="job", queue=QUEUE, priority=PRIORITY, title="benchmark", planned=planned)
+                self._task_id, _ = task_rows.create(ledger, new, lease_s=_LEASE_S)
+            for start in range(low, high, _SLICE):
+                items = [NewItem(dumps(item), i + 1) for i in range(start, min(start + _SLICE, high))]
+                cursor = start + len(items)
+                task_rows.add_slice(ledger, self._task_id, items, [], after=start, cursor=cursor, lease_s=_LEASE_S)
+
+    def _fill_peer(self, low: int, high: int) -> str:
         kind = self._place.kind
         source = {
             "sqlite": f"(WITH RECURSIVE s (i) AS (SELECT {low} UNION ALL SELECT i + 1 FROM s WHERE i < {high})"
@@ -197,12 +220,8 @@ class Table:
         }[kind]
         text = '\'{"class":"job","args":[{"sku":"SKU-00000000","seller":"Bargain Basement"}],"jid":"\''
         payload = f"CONCAT({text}, {jid}, '\"}}')" if kind == "mariadb" else f"{text} || {jid} || '\"}}'"
-        if self.side == "peer":
-            into = "delayed_jobs (priority, run_at, number, handler)"
-            return f"INSERT INTO {into} SELECT {PRIORITY}, 1, i, {payload} FROM {source}"
-        into = "jobs (jid, attempt, queue, priority, task_id, run_at, deaths, payload, waits)"
-        values = f"{jid}, 1, '{QUEUE}', {PRIORITY}, i % {SESSIONS} + 1, i, 0, {payload}, {ordinary(PRIORITY)}"
-        return f"INSERT INTO {into} SELECT {values} FROM {source}"
+        into = "delayed_jobs (priority, run_at, number, handler)"
+        return f"INSERT INTO {into} SELECT {PRIORITY}, 1, i, {payload} FROM {source}"
 
     def account(self, folder: Path, count: int) -> int:
         """Notes what was claimed; returns how many that were. Raises :class:`Unaccounted`."""
@@ -226,10 +245,11 @@ class Table:
         if self.side == "peer":
             select = "SELECT count(*), coalesce(sum(number), 0), count(locked_by) FROM delayed_jobs"
         else:
-            select = "SELECT count(*), coalesce(sum(run_at), 0), count(process) FROM jobs"
+            lent = "(SELECT count(*) FROM loans WHERE process IS NOT NULL)"
+            select = f"SELECT count(*), coalesce(sum(seq), 0), {lent} FROM events WHERE status = 'enqueue'"
         left, total, held = self._run(select)[0]
         if held:
-            raise Unaccounted(f"{held} jobs are still in the list of a process")
+            raise Unaccounted(f"{held} jobs or loans are still in the hands of a process")
         return int(left), int(total)
 
     def _run(self, *statements: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Many light processes that claim jobs from one table at once: a program of its own, started by ``benchmarks.claim``.
+"""Many light processes that take jobs of one table at once: a program of its own, started by ``benchmarks.claim``.
 
 It reads what to do as one JSON object from its standard input, imports what a claim needs and nothing else, and forks the
 claimers from there, so that 120 of them share their memory. Each connects for itself and waits for the common start. What
@@ -21,18 +21,24 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from asynctask.brokers.base import Copy
-from asynctask.brokers.sql.broker import SqlBroker
+from asynctask.core.states import Reason, Status
 from asynctask.database.engine import Database
+from asynctask.ledger import lending
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.events import Note
+from asynctask.ledger.lending import Offer, OwnLoans
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.middleware.tracker import Ticket, Tracker
 
 __all__ = ["QUEUE", "main"]
 
 QUEUE = "default"
-AHEAD_S = 0.1
-MAX_FETCH = 1_000
+AHEAD_S = 0.33
+MOST = 1_000
 _READY_S = 60.0
 _START_S = 0.25
 _EMPTY = 3
+_LOCKED_S = 0.005
 _TRIES = 10_000
 _PDEATHSIG = 1
 
@@ -119,22 +125,68 @@ def _loop(order: dict[str, Any], claim: Claim, begin: float) -> tuple[list[int],
 
 @contextmanager
 def _ours(order: dict[str, Any], name: str) -> Iterator[tuple[Claim, Callable[[], None]]]:
-    """A broker with one connection; it fetches what keeps it busy for a tenth of a second and until the next claim."""
-    with closing(Database(order["database_url"], pool_size=1)) as database, closing(SqlBroker(database)) as broker:
-        with database.read() as connection:
-            connection.exec_driver_sql("SELECT 1")
-        done: list[Copy] = []
-        work, latency = order["work_ms"] / 1_000, 0.0
+    """A process that borrows what keeps it busy for a third of a second, and records it before it borrows again."""
+    with closing(Database(order["database_url"], pool_size=1)) as database:
+        borrower = Borrower(Ledger(database, identity=name), order["work_ms"] / 1_000, order["batch"])
+        yield borrower.claim, borrower.close
 
-        def claim() -> list[int]:
-            nonlocal done, latency
-            ahead = (AHEAD_S + 2 * latency) / work if work else MAX_FETCH
-            began = time.monotonic()
-            done = broker.exchange(name, done, [QUEUE], order["batch"] or min(MAX_FETCH, 1 + int(ahead)))
-            latency = 0.7 * latency + 0.3 * (time.monotonic() - began)
-            return [int(copy.jid, 16) for copy in done]
 
-        yield claim, lambda: broker.drop(name, done)
+class Borrower:
+    """One process: a thread that borrows, and records by the recorder's own flush.
+
+    ``work``: seconds of a job; ``batch``: jobs of a borrow, 0 for as many as last :data:`AHEAD_S`.
+    """
+
+    def __init__(self, ledger: Ledger, work: float, batch: int) -> None:
+        self._ledger = ledger
+        self._wanted = batch or min(MOST, 1 + int(AHEAD_S / work) if work else MOST)
+        self._recorder = Recorder(ledger)
+        self._tracker = Tracker(ledger, self._recorder)
+        self._own = OwnLoans()
+        self._held: list[Ticket] = []
+        self._offers = self._pick()
+
+    def _pick(self) -> list[Offer]:
+        with self._ledger.database.read() as connection:
+            return lending.pick(connection, self._ledger, [QUEUE])
+
+    def claim(self) -> list[int]:
+        """Records the last ones and borrows the next; returns their numbers. Only a Task without any gives none."""
+        self._record()
+        while not (numbers := self._borrow()) and self._offers:
+            time.sleep(_LOCKED_S)
+            self._offers = self._pick()
+        return numbers
+
+    def _borrow(self) -> list[int]:
+        numbers: list[int] = []
+        for offer in self._offers:
+            for loan, jobs in lending.borrow(self._ledger, offer, self._wanted).loans:
+                own, tickets = self._own.add(loan, len(jobs)), self._tracker.borrowed(jobs)
+                for ticket in tickets:
+                    ticket.loan = own
+                self._held += tickets
+                numbers += [job.seq for job in jobs if job.seq is not None]
+        return numbers
+
+    def _record(self) -> None:
+        now, done = self._ledger.now(), self._held
+        notes = [Note("working", "In progress", now), Note("finish", "Done", now)]
+        outcomes = [
+            Outcome(
+                ticket.event_id, ticket.attempt, Status.FINISH, Reason.RETURNED, notes=notes,
+                values={"started_at": now}, seen=ticket.seen, loan=ticket.loan,
+            )
+            for ticket in done
+        ]  # fmt: skip
+        if outcomes:
+            self._recorder.flush(outcomes)
+        self._held = []
+
+    def close(self) -> None:
+        """Records the last ones."""
+        self._record()
+        lending.leave(self._ledger)
 
 
 class Naive:

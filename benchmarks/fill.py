@@ -15,6 +15,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.lending import Job
+from asynctask.ledger.processes import Host, register
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.tasks import NewTask
 
@@ -33,7 +34,9 @@ def fill(app: AsyncTask, n: int) -> tuple[int, dict[str, int]]:
     """Makes a sealed Task of ``n`` items: most are done, 1 % is in each other way of being. Returns its id and counts."""
     ledger = app.ledger
     task_id = _create(ledger, n)
-    ledgers = [replace(ledger, identity=f"benchmark-{i}") for i in range(PROCESSES)]
+    ledgers = [replace(ledger, identity=f"benchmark-{task_id}-{i}") for i in range(PROCESSES)]
+    for one in ledgers:
+        register(one, Host("elsewhere", ""), kind="worker", pid=1, lease_s=LEASE_S)
     counts: Counter[str] = Counter()
     left = n - max(1, int(n * UNREACHED))
     page = 0

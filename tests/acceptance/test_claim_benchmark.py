@@ -73,7 +73,7 @@ def test_no_figure_is_given_for_jobs_that_came_twice_or_never(tmp_path: Path, si
         schema.ensure(database)
         table = claim.Table(common.Place(tmp_path, url), side)
         table.fill(5)
-        name = "jobs" if side == "ours" else "delayed_jobs"
+        name = "events" if side == "ours" else "delayed_jobs"
         with database.write() as connection:
             connection.exec_driver_sql(f"DELETE FROM {name} WHERE id IN (SELECT id FROM {name} ORDER BY id LIMIT 2)")
         told(tmp_path, [0])
@@ -85,9 +85,9 @@ def test_no_figure_is_given_for_jobs_that_came_twice_or_never(tmp_path: Path, si
         with pytest.raises(common.Unaccounted, match="job 1 was claimed twice"):
             table.account(tmp_path, 1)
         with database.write() as connection:
-            column = "process" if side == "ours" else "locked_by"
-            connection.exec_driver_sql(f"UPDATE {name} SET {column} = 'p'")
-        with pytest.raises(common.Unaccounted, match="still in the list"):
+            lent = "INSERT INTO loans (task_id, low, high, process, at) VALUES (1, 2, 5, 'p', 0)"
+            connection.exec_driver_sql(lent if side == "ours" else f"UPDATE {name} SET locked_by = 'p'")
+        with pytest.raises(common.Unaccounted, match="still in the hands of a process"):
             table.fill(10)
 
 
