@@ -12,7 +12,7 @@ submit    items into the ledger                                 50000           
 small     Tasks of one item each, over HTTP             1000             20000
 poll      one look at the progress of a large Task              20000            1000000
 sheet     an uploaded file, from its last byte to the ledger    20000            500000
-claim     jobs claimed from the table by many processes         10000            1000000
+claim     jobs of a Task borrowed by many processes            10000            1000000
 figures   all of them, and writes the page of figures
 ========  ====================================================  ===============  ===================
 """
