@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, Clock, Ids, backoff_s
@@ -23,7 +24,7 @@ from asynctask.dispatch.outbox import PushFilter, tracked_copy
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.lending import Alone, Borrowed, HeldTask, Job, Loan, Offer, OwnLoan, OwnLoans
+from asynctask.ledger.lending import Alone, Borrowed, HeldTask, Job, Loan, Offer, OwnClaim, OwnLoan, OwnLoans
 from asynctask.ledger.standalone import discard
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -50,6 +51,9 @@ PART: Final = 200
 
 IDLE_S: Final = 5.0
 """Longest wait for a notification, for one may be lost."""
+
+UNSURE_S: Final = 60.0
+"""Seconds between two checks of a process without work: a borrow whose answer was lost may be committed minutes later."""
 
 BUSY_S: Final = 0.05
 """Pause while nothing may begin."""
@@ -119,6 +123,8 @@ class Borrower:
         self._checked_at = -1e9  # on the monotonic clock
         self._taken = 0  # jobs that threads had taken at the last check
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
+        self._is_unsure = False  # a step failed: the ledger may have lent what never arrived here
+        self._arrived: deque[_Arrived] = deque()
         self._is_locked = False  # the last borrow found Tasks whose rows others had locked
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.borrower")
@@ -138,9 +144,23 @@ class Borrower:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5)
         try:
+            self._return_arrived()
             self._give_back([*unbegun, *self._pool.drop(lambda each: each.is_borrowed)])
         except Unavailable as error:  # recovery finds them with this process
             self._log.warning("give_back_put_off", error=str(error))
+
+    def _return_arrived(self) -> None:
+        while self._arrived:
+            part = self._arrived[-1]
+            if part.loan is None:
+                lending.unclaim(self._ledger, {job.event_id: job.attempt for job in part.jobs})
+            else:
+                loan, first = part.loan, part.jobs[0].seq or 0
+                if lending.give_back(self._ledger, [(loan.as_loan(), first)]) == [True]:
+                    self._loans.cut(loan, first, len(part.jobs))
+                else:
+                    self._loans.forget(loan)
+            self._arrived.pop()
 
     def stop(self, *, is_idle: bool) -> None:
         """Ends what is left; ``is_idle``: every outcome is recorded, so no loan holds anything. Raises Unavailable."""
@@ -165,10 +185,10 @@ class Borrower:
             except Unavailable as error:
                 tries += 1
                 self._log.warning("borrow_put_off", error=str(error), tries=tries)
-                pause = backoff_s(tries)
+                pause, self._is_unsure = backoff_s(tries), True
             except Exception:
                 self._log.exception("borrow_failed")
-                pause = 1.0
+                pause, self._is_unsure = 1.0, True
             if pause > 0:
                 self._wait(pause)
 
@@ -182,9 +202,12 @@ class Borrower:
         now = self._clock.monotonic()
         if empty := self._loans.take_empty():
             lending.end_empty(self._ledger, empty)
-        next_check = self._checked_at + lending.RECHECK_S
-        if now >= next_check and (self._loans.all() or self._pool.ready or self._pool.busy or self._pool.lines.limited()):
+        self._line_up_arrived()
+        has_any = self._loans.all() or self._pool.ready or self._pool.busy or self._pool.lines.limited()
+        next_check = self._checked_at + (lending.RECHECK_S if has_any or self._is_unsure else UNSURE_S)
+        if now >= next_check:
             self._check()
+            self._is_unsure = False
             next_check = self._checked_at + lending.RECHECK_S
         if self._ledger.held.keeps:
             lending.catch_up(self._ledger)
@@ -233,7 +256,7 @@ class Borrower:
         pool = self._pool
         ready = pool.lines.by_task()
         queued = sum(count * self._durations.of(task_id, AHEAD_S) for task_id, count in ready.items()) / pool.concurrency
-        idle = pool.concurrency - pool.busy - sum(ready.values())
+        idle = pool.concurrency - pool.busy - pool.ready
         if idle <= 0 and queued > AHEAD_S * LEAST:
             return 0.0
         return max(AHEAD_S - queued, 1e-6 if idle > 0 else 0.0)
@@ -331,23 +354,34 @@ class Borrower:
     def _within_limit(self, offer: Offer, amount: int) -> int:
         """Leases places of a Task with a limit; returns how many jobs of it to borrow."""
         lines, limit = self._pool.lines, offer.limit or 0
-        places, used, waiting = lines.permits(offer.task_id) or (0, 0, 0)
+        places, used, waiting = self._permits_of(offer.task_id)
         idle = max(0, self._pool.concurrency - self._pool.busy - (self._pool.ready - waiting))
         want = min(limit, max(places, used + idle))
         if want > places:
             # Until the answer, jobs may begin within the places that it has.
-            lease = lending.lease_places(self._ledger, offer.task_id, want, places, holds=bool(used or waiting))
+            running, holds = max(places, used), bool(used or waiting)
+            lease = lending.lease_places(self._ledger, offer.task_id, want, running, holds=holds)
+            self._is_locked |= lease.is_locked
+            if lease.places is not None and not lease.is_locked:
+                places = min(lease.places, want)
+            lines.limit(offer.task_id, places if places or holds else None)
             if lease.is_locked or lease.places is None:
-                self._is_locked |= lease.is_locked
                 return 0
-            places = lease.places
-            lines.limit(offer.task_id, places)
         if offer.has_rounds:
             return max(0, places - used - waiting)  # of a round every job begins at once
         if not self._durations.knows(offer.task_id):
             return max(0, places - used - waiting)
         ahead = int(AHEAD_S * places / self._durations.of(offer.task_id, AHEAD_S))
         return max(0, min(amount, max(places, ahead) - waiting - max(0, used - places)))
+
+    def _permits_of(self, task_id: int) -> tuple[int, int, int]:
+        """As :meth:`Lines.permits <asynctask.runtime.pool.Lines.permits>` of a Task that has a limit now: one that had none
+        when its jobs came has no places yet."""
+        lines = self._pool.lines
+        if (found := lines.permits(task_id)) is None:
+            lines.limit(task_id, 0)
+            found = lines.permits(task_id)
+        return found or (0, 0, 0)
 
     def _claim(self, rank: Rank, alone: list[Alone], amount: int) -> int:
         """Claims single jobs in the order of the query, until it has enough; others claim at the same time."""
@@ -365,48 +399,70 @@ class Borrower:
         awaited = offer.has_rounds or not (offer.is_plain or offer.limit is not None)
         for loan, jobs in found.loans:
             own = self._loans.add(loan, len(jobs))
-            for start in range(0, len(jobs), PART):
-                part = jobs[start : start + PART]
-                tickets = self._tracker.borrowed(part, awaited=awaited, of_round=offer.has_rounds)
-                for ticket in tickets:
-                    ticket.loan = own
-                self._line_up(rank, part, tickets, asked, own)
+            self._arrived.extend(_Arrived(rank, part, asked, awaited, offer.has_rounds, own, {}) for part in _parts(jobs))
             self._durations.measure(offer.task_id, jobs)
         return sum(len(jobs) for _, jobs in found.loans) + self._claimed(rank, found.claimed, asked)
 
     def _claimed(self, rank: Rank, jobs: Sequence[Job], asked: float) -> int:
-        for start in range(0, len(jobs), PART):
-            part = jobs[start : start + PART]
+        for part in _parts(jobs):
             claims = {job.job_id: self._loans.claim(job.event_id) for job in part}
-            tickets = self._tracker.begin([(job.job_id, job.attempt) for job in part])
-            for ticket in tickets:
-                if ticket is not None:
-                    ticket.loan = claims[ticket.job_id]
-            self._line_up(rank, part, tickets, asked, None)
+            self._arrived.append(_Arrived(rank, part, asked, False, False, None, claims))
+        self._line_up_arrived()
         return len(jobs)
 
-    def _line_up(
-        self, rank: Rank, jobs: Sequence[Job], tickets: Sequence[Ticket | None], asked: float, loan: OwnLoan | None
-    ) -> None:
-        by_id = {job.job_id: (job, ticket) for job, ticket in zip(jobs, tickets, strict=True)}
-        copies = self._passing(jobs)
-        if loan is not None and len(copies) < len(jobs):  # those have ended, with the reason
-            loan.ended(len(jobs) - len(copies))
+    def _line_up_arrived(self) -> None:
+        """Lines up what was borrowed. What fails while the ledger is away stays for the next step; a job that cannot be
+        lined up for another reason ends with it. Raises Unavailable."""
+        while self._arrived:
+            part = self._arrived[0]
+            try:
+                self._line_up(part)
+            except Unavailable:
+                raise
+            except Exception as error:
+                self._log.exception("jobs_not_lined_up", count=len(part.jobs))
+                if len(part.jobs) == 1:
+                    (job,) = part.jobs
+                    why = clean(f"it cannot be performed: {type(error).__name__}: {error}")
+                    discard(self._ledger, {(job.job_id, job.attempt): why})
+                    part.ended(job.job_id)
+                else:  # those beside the one that fails are performed
+                    self._arrived.popleft()
+                    self._arrived.extendleft(part._replace(jobs=[job]) for job in reversed(part.jobs))
+                    continue
+            self._arrived.popleft()
+
+    def _line_up(self, part: _Arrived) -> None:
+        """Makes jobs ready for the threads. Nothing raises once the first of them may begin."""
+        loan = part.loan
+        tickets: Sequence[Ticket | None]
+        if loan is not None:
+            tickets = self._tracker.borrowed(part.jobs, awaited=part.awaited, of_round=part.of_round)
+        else:
+            tickets = self._tracker.begin([(job.job_id, job.attempt) for job in part.jobs])
+        for ticket in tickets:
+            if ticket is not None:
+                ticket.loan = part.held(ticket.job_id)
+        by_id = {job.job_id: (job, ticket) for job, ticket in zip(part.jobs, tickets, strict=True)}
+        copies = self._passing(part.jobs)
         given = [(copy, by_id[copy.jid][1]) for copy in copies]
-        executions, ready = self._intake.borrowed(given, asked), list[Execution]()
+        executions, ready = self._intake.borrowed(given, part.asked), list[Execution]()
         unknown: list[Execution] = []
         for each in executions:
             job = by_id[each.copy.jid][0]
-            each.loan, each.seq, each.rank = loan, -1 if job.seq is None else job.seq, rank
-            if not each.begins:
-                self._pool.release(each)
-            elif each.is_unknown:
+            each.loan, each.seq, each.rank = loan, -1 if job.seq is None else job.seq, part.rank
+            if each.begins and each.is_unknown:
                 unknown.append(each)
-            else:
+            elif each.begins:
                 ready.append(each)
-        self._pool.line_up(ready)
         if unknown:
             put_off(self._tracker, unknown)
+        for each in executions:
+            if not each.begins:
+                self._pool.release(each)
+        for job_id in by_id.keys() - {each.copy.jid for each in executions}:  # those have ended, with the reason
+            part.ended(job_id)
+        self._pool.line_up(ready)
 
     def _passing(self, jobs: Sequence[Job]) -> Sequence[Copy]:
         """The payloads of jobs, after the client middleware. One that cannot be made, or which a middleware stops, ends in
@@ -544,10 +600,7 @@ class Borrower:
 
     def _follow_limit(self, task_id: int, task: HeldTask, is_known: bool) -> None:
         pool = self._pool
-        if not is_known:  # it had no limit when it was borrowed
-            pool.lines.limit(task_id, 0)
-            pool.lines.count_running([each for each in pool.running() if each.task_id == task_id])
-        places, used, waiting = pool.lines.permits(task_id) or (0, 0, 0)
+        places, used, waiting = self._permits_of(task_id)
         needed = min(task.limit or 0, used + waiting)
         if is_known and places == needed == task.places:
             return
@@ -593,6 +646,30 @@ class Borrower:
 
 def _may_begin(task: HeldTask) -> bool:
     return task.state in (State.SPLITTING, State.RUNNING) and task.in_session and not task.is_paused
+
+
+class _Arrived(NamedTuple):
+    """Jobs of one loan (``loan``), or claimed ones (``claims``, by their ids), that are not lined up yet."""
+
+    rank: Rank
+    jobs: Sequence[Job]
+    asked: float
+    awaited: bool
+    of_round: bool
+    loan: OwnLoan | None
+    claims: Mapping[str, OwnClaim]
+
+    def held(self, job_id: str) -> OwnLoan | OwnClaim:
+        """By what this process holds a job."""
+        return self.claims[job_id] if self.loan is None else self.loan
+
+    def ended(self, job_id: str) -> None:
+        """A job has ended before it began."""
+        self.held(job_id).ended()
+
+
+def _parts(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+    return (jobs[start : start + PART] for start in range(0, len(jobs), PART))
 
 
 class Durations:

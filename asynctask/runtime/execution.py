@@ -65,7 +65,8 @@ class Execution:
     ``ticket`` is its record if it is tracked; ``asked`` and ``began`` are on the monotonic clock: when the ledger was asked
     for it, and when the job began. ``thread`` performs it. ``is_borrowed``: the ledger lent it, and no broker has it;
     ``loan`` and ``seq``: of one of a range; ``is_recalled``: it may not begin any more. ``rank``: its line in the pool;
-    ``permits``: those of its Task, while it has one. ``error`` is what the job raised.
+    ``permits``: those of its Task, while it has one; ``is_over``: it needs none any more. ``error`` is what the job
+    raised.
     """
 
     copy: Copy
@@ -84,6 +85,7 @@ class Execution:
     seq: int = -1
     rank: Rank = (0, 0)
     permits: Permits | None = None
+    is_over: bool = False
     _owner: dict[str, threading.Thread] = field(default_factory=dict)
 
     # -- who settles it: its own thread, or the one that gave that thread up

@@ -11,7 +11,6 @@ import threading
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from asynctask.brokers.base import Broker, Copy
@@ -36,8 +35,6 @@ LINE_S: Final = 5.0
 
 _UNWIND_S: Final = 1.0
 
-Queue = SimpleQueue[Execution | None]  # None ends the thread that takes it
-
 Rank = tuple[int, int]
 """The place of a line: by the queue's rank, 0 unless queues are strict, and the priority; the smaller first."""
 
@@ -57,7 +54,8 @@ class Permits:
 
 
 class Lines:
-    """The jobs that are ready for a thread: a line for each :data:`Rank`, in the order in which they came.
+    """The jobs that are ready for a thread: a line for each :data:`Rank`, in the order in which they came, and one for
+    suspects, which have a thread of their own.
 
     ``share``: the share of the jobs that is of later lines while the first is not empty.
     """
@@ -69,15 +67,24 @@ class Lines:
         self._filled = threading.Condition(self._lock)
         self._lines: dict[Rank, deque[Execution]] = {}
         self._ranks: list[Rank] = []  # of the lines with jobs, sorted
+        self._suspects: deque[Execution] = deque()
+        self._has_suspect = threading.Condition(self._lock)
         self._permits: dict[int, Permits] = {}
+        self._out: dict[int, Execution] = {}  # thread -> the job that it took last
         self._count = 0
         self._sleeping = 0
         self._ends = 0
+        self._ends_of_suspects = 0
         self.taken = 0  # jobs that threads took
 
     def __len__(self) -> int:
-        """Number of jobs that no thread has taken, those that wait for a permit included."""
+        """Number of jobs that no thread has taken, those that wait for a permit included, but no suspects."""
         return self._count
+
+    @property
+    def suspects(self) -> int:
+        """Number of suspects that no thread has taken."""
+        return len(self._suspects)
 
     # -- jobs
 
@@ -86,7 +93,7 @@ class Lines:
         with self._lock:
             for each in executions:
                 self._place(each)
-            self._count += len(executions)
+                self._count += not each.is_suspect
             self._filled.notify(min(len(executions), self._sleeping))
 
     def _place(self, execution: Execution) -> None:
@@ -100,6 +107,10 @@ class Lines:
         self._enter(execution)
 
     def _enter(self, execution: Execution) -> None:
+        if execution.is_suspect:
+            self._suspects.append(execution)
+            self._has_suspect.notify()
+            return
         line = self._lines.get(execution.rank)
         if line is None:
             line = self._lines[execution.rank] = deque()
@@ -124,8 +135,21 @@ class Lines:
                 self._ranks.remove(rank)
             self._count -= 1
             self.taken += 1
+            self._out[threading.get_ident()] = execution
             if execution.loan is not None and execution.seq > execution.loan.top:
                 execution.loan.top = execution.seq
+            return execution
+
+    def take_suspect(self) -> Execution | None:
+        """The next suspect for the calling thread; waits for one. None: the thread ends."""
+        with self._lock:
+            while not self._suspects:
+                if self._ends_of_suspects:
+                    self._ends_of_suspects -= 1
+                    return None
+                self._has_suspect.wait()
+            execution = self._suspects.popleft()
+            self._out[threading.get_ident()] = execution
             return execution
 
     def _turn(self) -> int:
@@ -138,34 +162,47 @@ class Lines:
         self._owed -= 1
         return 1
 
-    def end(self, threads: int) -> None:
+    def end(self, threads: int, of_suspects: int = 0) -> None:
         """Ends so many threads, once they find no job."""
         with self._lock:
             self._ends += threads
+            self._ends_of_suspects += of_suspects
             self._filled.notify_all()
+            self._has_suspect.notify_all()
+
+    def gone(self) -> None:
+        """The calling thread ends."""
+        with self._lock:
+            self._out.pop(threading.get_ident(), None)
 
     def drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
-        """Takes out the jobs that are ``wanted``, in their order; their permits are free again."""
+        """Takes out the jobs that are ``wanted``, suspects first, in their order; their permits are free again."""
         dropped: list[Execution] = []
         with self._lock:
+            suspects, self._suspects = self._suspects, deque()
+            for each in suspects:
+                (dropped if wanted(each) else self._suspects).append(each)
             for rank in list(self._ranks):
                 line = self._lines[rank]
                 kept = deque[Execution]()
                 for each in line:
                     (dropped if wanted(each) else kept).append(each)
-                if kept:
-                    self._lines[rank] = kept
-                else:
-                    del self._lines[rank]
-                    self._ranks.remove(rank)
+                self._replace(rank, kept)
             for permits in self._permits.values():
                 waiting, permits.waiting = permits.waiting, deque()
                 for each in waiting:
                     (dropped if wanted(each) else permits.waiting).append(each)
-            self._count -= len(dropped)
             for each in dropped:
+                self._count -= not each.is_suspect
                 self._free(each)
         return dropped
+
+    def _replace(self, rank: Rank, line: deque[Execution]) -> None:
+        if line:
+            self._lines[rank] = line
+        else:
+            del self._lines[rank]
+            self._ranks.remove(rank)
 
     def first(self, keep: int) -> Callable[[Execution], bool]:
         """A condition for :meth:`drop`: all jobs but the next ``keep``."""
@@ -186,11 +223,7 @@ class Lines:
                     continue
                 kept = deque(each for each in line if each.task_id != task_id)
                 moved = [each for each in line if each.task_id == task_id]
-                if kept:
-                    self._lines[old] = kept
-                else:
-                    del self._lines[old]
-                    self._ranks.remove(old)
+                self._replace(old, kept)
                 for each in moved:
                     each.rank = rank
                     self._enter(each)
@@ -199,20 +232,21 @@ class Lines:
                     each.rank = rank
 
     def by_task(self) -> dict[int | None, int]:
-        """Number of jobs that no thread has taken, by Task."""
+        """Number of jobs that no thread has taken, by Task, suspects included."""
         found: dict[int | None, int] = {}
         with self._lock:
-            lines = [*self._lines.values(), *(permits.waiting for permits in self._permits.values())]
-            for line in lines:
+            for line in self._all():
                 for each in line:
                     found[each.task_id] = found.get(each.task_id, 0) + 1
         return found
 
+    def _all(self) -> list[deque[Execution]]:
+        return [*self._lines.values(), self._suspects, *(permits.waiting for permits in self._permits.values())]
+
     def rank_of(self, task_id: int) -> Rank | None:
         """The line in which jobs of a Task wait; None if none does."""
         with self._lock:
-            lines = [*self._lines.values(), *(permits.waiting for permits in self._permits.values())]
-            return next((each.rank for line in lines for each in line if each.task_id == task_id), None)
+            return next((each.rank for line in self._all() for each in line if each.task_id == task_id), None)
 
     def first_rank(self) -> Rank | None:
         """The rank of the line that is next; None if no job waits."""
@@ -222,41 +256,57 @@ class Lines:
     # -- permits
 
     def limit(self, task_id: int, limit: int | None) -> None:
-        """Sets the places of a Task here; None: it has no limit any more."""
+        """Sets the places of a Task here; None: it has no limit any more.
+
+        The first limit counts the jobs that came before it: those that threads have taken keep a place to their end.
+        """
         with self._lock:
             permits = self._permits.get(task_id)
             if limit is None:
                 if permits is not None:
                     del self._permits[task_id]
-                    for each in permits.waiting:
-                        self._enter(each)
-                    self._filled.notify(min(len(permits.waiting), self._sleeping))
+                    permits.limit = permits.used + len(permits.waiting)
+                    self._start_waiting(permits)
                 return
             if permits is None:
                 permits = self._permits[task_id] = Permits(limit)
-                for line in self._lines.values():  # they came before the limit, and are counted from now on
-                    for each in line:
-                        if each.task_id == task_id:
-                            each.permits = permits
-                            permits.used += 1
+                for each in (each for line in (*self._lines.values(), self._suspects, self._out.values()) for each in line):
+                    if each.task_id == task_id and not each.is_over:
+                        each.permits = permits
+                        permits.used += 1
+                        if each.is_over:  # its thread let go meanwhile, without the lock
+                            self._free(each)
             permits.limit = limit
+            self._hold_back(task_id, permits)
             self._start_waiting(permits)
 
     def lower(self, task_id: int, limit: int) -> int:
-        """Lowers the places of a Task here; returns how many jobs use one, which may be more: they keep it to their end."""
+        """Lowers the places of a Task here; returns how many jobs use one, which may be more: those that threads have taken
+        keep it to their end."""
         with self._lock:
             permits = self._permits[task_id]
             permits.limit = min(permits.limit, limit)
+            self._hold_back(task_id, permits)
             return permits.used
 
-    def count_running(self, executions: Sequence[Execution]) -> None:
-        """Counts jobs that began before their Task had a limit."""
-        with self._lock:
-            for each in executions:
-                permits = None if each.task_id is None else self._permits.get(each.task_id)
-                if permits is not None and each.permits is None:
-                    each.permits = permits
-                    permits.used += 1
+    def _hold_back(self, task_id: int, permits: Permits) -> None:
+        """Takes the permits of jobs that no thread has taken, the last ones first, while more are used than there are."""
+        for rank in reversed(self._ranks.copy()):
+            if permits.used <= permits.limit:
+                return
+            self._replace(rank, self._held_back(task_id, permits, self._lines[rank]))
+        self._suspects = self._held_back(task_id, permits, self._suspects)
+
+    def _held_back(self, task_id: int, permits: Permits, line: deque[Execution]) -> deque[Execution]:
+        kept = deque[Execution]()
+        for each in reversed(line):
+            if each.task_id == task_id and permits.used > permits.limit:
+                each.permits = None
+                permits.used -= 1
+                permits.waiting.appendleft(each)
+            else:
+                kept.appendleft(each)
+        return kept
 
     def permits(self, task_id: int) -> tuple[int, int, int] | None:
         """The places of a Task here, how many are used, and how many jobs wait for one; None for a Task without."""
@@ -271,6 +321,7 @@ class Lines:
 
     def release(self, execution: Execution) -> None:
         """The job has ended or will not begin: its place is free for the next job of its Task. Idempotent."""
+        execution.is_over = True  # before the look at its permits: see :meth:`limit`
         if execution.permits is not None:
             with self._lock:
                 self._free(execution)
@@ -347,7 +398,6 @@ class Pool:
             observers=observers,
         )
         self.lines = Lines(background_share)
-        self._suspects: Queue = SimpleQueue()
         self._has_line = False
         self._filled_at = 0.0  # when fetched jobs were put there last
         self._checked_at = -1e9  # when the ledger was asked last about what is borrowed
@@ -379,7 +429,7 @@ class Pool:
         self._broker.wake()
         with self._checked:
             self._checked.notify_all()
-        unbegun = [*self.lines.drop(lambda each: True), *_drained(self._suspects)]
+        unbegun = self.lines.drop(lambda each: True)
         borrowed = [each for each in unbegun if each.is_borrowed]
         try:
             self._give_back([each for each in unbegun if not each.is_borrowed])
@@ -416,10 +466,7 @@ class Pool:
     def stop(self) -> None:
         """Ends the threads that can be ended."""
         threads = list(self._threads.values())
-        self.lines.end(sum(threads))
-        for in_line in threads:
-            if not in_line:
-                self._suspects.put(None)
+        self.lines.end(sum(threads), of_suspects=len(threads) - sum(threads))
         for thread in list(self._threads):
             thread.join(0.2)
 
@@ -432,7 +479,7 @@ class Pool:
 
     @property
     def ready(self) -> int:
-        """Number of fetched jobs that wait for a thread, without suspects."""
+        """Number of jobs that wait for a thread, without suspects."""
         return len(self.lines)
 
     @property
@@ -484,13 +531,10 @@ class Pool:
 
     def line_up(self, executions: Sequence[Execution]) -> None:
         """Passes jobs to the processors: suspects to the line of their own thread, so that no processor waits."""
-        suspects = [each for each in executions if each.is_suspect]
-        if suspects and not self._has_line:
+        if not self._has_line and any(each.is_suspect for each in executions):
             self._has_line = True
             self._spawn(in_line=False)
-        for each in suspects:
-            self._suspects.put(each)
-        self.lines.put([each for each in executions if not each.is_suspect] if suspects else executions)
+        self.lines.put(executions)
 
     def keep(self, count: int) -> None:
         """Gives all but ``count`` fetched jobs back, if jobs became long: others can begin them. Raises Unavailable."""
@@ -502,20 +546,11 @@ class Pool:
         go back, each queue's in their order. Raises Unavailable."""
         new, self._paused = frozenset(queues) - self._paused, frozenset(queues)
         if new:
-            self._give_back(self._drop(lambda each: each.copy.queue in new))
+            self._give_back(self.drop(lambda each: each.copy.queue in new))
 
     def drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
         """Takes the jobs that are ``wanted`` out of the lines, suspects included."""
-        return self._drop(wanted)
-
-    def _drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
-        dropped: list[Execution] = []
-        for execution in _drained(self._suspects):
-            if wanted(execution):
-                dropped.append(execution)
-            else:
-                self._suspects.put(execution)
-        return dropped + self.lines.drop(wanted)
+        return self.lines.drop(wanted)
 
     def checked(self, at: float, paused: frozenset[str]) -> None:
         """The ledger was asked at this time (monotonic) about all that is borrowed; these queues are paused there."""
@@ -526,14 +561,11 @@ class Pool:
 
     def shorten_line(self) -> None:
         """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""
-        if self._suspects.qsize() <= self.concurrency:
+        if self.lines.suspects <= self.concurrency:
             return
-        line, now = _drained(self._suspects), self._clock.monotonic()
-        old = {id(each) for each in line[self.concurrency :] if now - each.asked > LINE_S}
-        for execution in line:
-            if id(execution) not in old:
-                self._suspects.put(execution)
-        self._give_back([execution for execution in line if id(execution) in old])
+        is_beyond, now = self.lines.first(self.concurrency), self._clock.monotonic()
+        old = self.lines.drop(lambda each: each.is_suspect and is_beyond(each) and now - each.asked > LINE_S)
+        self._give_back(old)
 
     def _give_back(self, unbegun: Sequence[Execution]) -> None:
         """To the ledger or the broker, in the order in which they came. Raises :class:`Unavailable`."""
@@ -574,7 +606,7 @@ class Pool:
 
     def _process(self, in_line: bool) -> None:
         """A processor: takes jobs until its end. One that dies is replaced."""
-        ended, take = False, self.lines.take if in_line else self._suspects.get
+        ended, take = False, self.lines.take if in_line else self.lines.take_suspect
         try:
             while (execution := take()) is not None:
                 if not self.low.is_set() and len(self.lines) <= self.mark:
@@ -587,6 +619,7 @@ class Pool:
         except BaseException:
             self._log.exception("processor_died")
         finally:
+            self.lines.gone()
             with self._lock:
                 self._threads.pop(threading.current_thread(), None)
             if not ended and not self._quiet.is_set():
@@ -672,24 +705,6 @@ class Pool:
         self._isolation.leave(execution)
         if not self._quiet.is_set():
             self._spawn(in_line=not execution.is_suspect)
-
-
-def _drained(queue: Queue) -> list[Execution]:
-    """Empties the queue and returns its content."""
-    taken: list[Execution] = []
-    ends = 0
-    while True:
-        try:
-            execution = queue.get_nowait()
-        except Empty:
-            break
-        if execution is not None:
-            taken.append(execution)
-        else:
-            ends += 1
-    for _ in range(ends):  # each is for a processor, which waits for it
-        queue.put(None)
-    return taken
 
 
 # -- isolation: a job under which a process died runs alone in its process for some seconds

@@ -17,7 +17,7 @@ DIED = WATCHED._replace(deaths=1)
     [
         (FRESH, [], 1),
         (FRESH, [FRESH, FRESH], 1),
-        (FRESH, [FRESH, WATCHED], 0),
+        (FRESH, [FRESH, WATCHED], 1),
         (FRESH, [DIED], 0),
         (WATCHED, [FRESH], 1),
         (WATCHED, [WATCHED], 1),

@@ -18,13 +18,13 @@ from asynctask.runtime.pool import ALONE_S, Isolation
 from asynctask.testing import wait_for
 
 
-def fresh(*, watched: bool = False) -> Execution:
-    ticket = Ticket(Begin.RUN, "j", 1, None, 1, watched=watched)
+def fresh(*, is_suspect: bool = False) -> Execution:
+    ticket = Ticket(Begin.RUN, "j", 1, None, 1, is_suspect=is_suspect)
     return Execution(Copy("j", 1, "default", "{}"), {}, CurrentJob("j"), None, ticket)
 
 
 def suspect() -> Execution:
-    return fresh(watched=True)
+    return fresh(is_suspect=True)
 
 
 class CountedIsolation(Isolation):

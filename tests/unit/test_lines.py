@@ -10,8 +10,17 @@ from asynctask.runtime.borrower import Durations
 from asynctask.runtime.pool import Lines
 
 
-def job(name: str, priority: int = 240, task: int | None = None, rank: int = 0) -> Any:
-    return SimpleNamespace(name=name, rank=(rank, priority), task_id=task, permits=None, loan=None, seq=-1)
+def job(name: str, priority: int = 240, task: int | None = None, rank: int = 0, is_suspect: bool = False) -> Any:
+    return SimpleNamespace(
+        name=name,
+        rank=(rank, priority),
+        task_id=task,
+        permits=None,
+        loan=None,
+        seq=-1,
+        is_suspect=is_suspect,
+        is_over=False,
+    )
 
 
 def names(lines: Lines, count: int) -> list[str]:
@@ -69,12 +78,52 @@ def test_a_limit_that_comes_later_counts_what_waits_and_what_runs() -> None:
     assert lines.take() is running
     lines.put([waiting])
     lines.limit(7, 2)
-    lines.count_running([running])
     assert lines.permits(7) == (2, 2, 0)
-    lines.put([job("third", task=7)])
-    assert lines.permits(7) == (2, 2, 1)
+    lines.put([job("third", task=7), job("fourth", task=7)])
+    assert lines.permits(7) == (2, 2, 2)
     lines.limit(7, None)
-    assert names(lines, 2) == ["waits", "third"]
+    assert (names(lines, 3), len(lines)) == (["waits", "third", "fourth"], 0)
+    lines.release(running)
+    assert len(lines) == 0, "each of them is there once"
+
+
+def test_a_limit_does_not_count_a_job_whose_thread_has_let_it_go() -> None:
+    lines, ended = Lines(), job("ended", task=7)
+    lines.put([ended])
+    assert lines.take() is ended
+    lines.release(ended)
+    lines.limit(7, 1)
+    assert lines.permits(7) == (1, 0, 0)
+
+
+def test_a_limit_that_comes_later_or_sinks_holds_back_what_no_thread_has_taken() -> None:
+    lines = Lines()
+    jobs = [job(f"t{n}", task=7) for n in range(6)]
+    lines.put([*jobs[:3], job("other"), *jobs[3:]])
+    assert names(lines, 1) == ["t0"]
+    lines.limit(7, 3)
+    assert lines.permits(7) == (3, 3, 3)
+    assert lines.lower(7, 1) == 1
+    assert names(lines, 1) == ["other"]
+    assert (len(lines), lines.first_rank()) == (5, None)
+    for each in jobs[:5]:
+        lines.release(each)
+        assert names(lines, 1) == [f"t{jobs.index(each) + 1}"], "in their order"
+
+
+def test_suspects_have_a_line_of_their_own_and_take_a_place_of_their_task() -> None:
+    lines = Lines()
+    lines.limit(7, 1)
+    first, second, third = (job(name, task=7, is_suspect=name != "c") for name in "abc")
+    lines.put([first, second, third])
+    assert (len(lines), lines.suspects, lines.by_task()) == (1, 1, {7: 3})
+    assert lines.take_suspect() is first
+    assert (lines.permits(7), lines.suspects) == ((1, 1, 2), 0)
+    lines.release(first)
+    assert lines.take_suspect() is second
+    assert [each.name for each in lines.drop(lambda each: True)] == ["c"]
+    lines.end(0, of_suspects=1)
+    assert lines.take_suspect() is None
 
 
 def test_what_is_dropped_leaves_its_place_to_the_next() -> None:

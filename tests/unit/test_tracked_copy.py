@@ -12,16 +12,16 @@ import pytest
 from asynctask.database.batches import given
 from asynctask.dispatch.outbox import options_of, tracked_copy
 from asynctask.integrations.base import pushed_job
-from asynctask.ledger.reservations import Ready
+from asynctask.ledger.lending import Job
 from asynctask.sidekiq.payload import parse
 
 NOW = 1_763_800_001_250_000
-READY = Ready(
+READY = Job(
     11, "0123456789abcdef01234567", 7, 1, 0, "job", "default", 220, '{"n":1}', '{"retry":3}', 1_763_800_000_123_456, 1, 1, 1
 )
 
 
-def written_at_once(ready: Ready) -> str:
+def written_at_once(ready: Job) -> str:
     """The same members in their order, encoded as one object."""
     options = orjson.loads(ready.options or "{}")
     item = orjson.loads(ready.params or "[]")
@@ -59,7 +59,7 @@ def written_at_once(ready: Ready) -> str:
         replace(READY, params='{"text":"a \\u0000 b"}'),
     ],
 )
-def test_the_text_is_what_the_encoder_would_write(ready: Ready) -> None:
+def test_the_text_is_what_the_encoder_would_write(ready: Job) -> None:
     copy = tracked_copy(ready, NOW)
     assert copy.payload == written_at_once(ready)
     assert (copy.jid, copy.attempt, copy.queue, copy.task_id) == (ready.job_id, ready.attempt, ready.queue, ready.task_id)
