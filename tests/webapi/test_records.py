@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from celery import Celery
+from support.servers import RedisServer
 from support.serving import Shop, get
 from support.webshop import Client, client_of
 
@@ -50,9 +51,17 @@ def told(client: Client, job_id: str = "j1") -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def app(make_app: Callable[..., AsyncTask]) -> AsyncTask:
+def redis_url(redis_server: RedisServer) -> str:
+    """A Redis server that is empty: tracked jobs for workers in another language wait there."""
+    with redis_server.client() as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+def app(make_app: Callable[..., AsyncTask], redis_url: str) -> AsyncTask:
     """An application that declares workers which others perform."""
-    made = make_app()
+    made = make_app(broker_url=redis_url)
     for name in ("W", "Shop::Enroll"):
         made.worker(_not_here, name=name)
     return made
@@ -386,8 +395,8 @@ def test_a_queue_that_is_none_is_refused(app: AsyncTask, client: Client, queue: 
 # -- the process that performs
 
 
-def test_jobs_of_a_process_that_is_silent_are_given_again(make_app: Callable[..., AsyncTask]) -> None:
-    app = make_app(lease_s=2.0, heartbeat_s=0.5)
+def test_jobs_of_a_process_that_is_silent_are_given_again(make_app: Callable[..., AsyncTask], redis_url: str) -> None:
+    app = make_app(lease_s=2.0, heartbeat_s=0.5, broker_url=redis_url)
     client = client_of(app)
     app.start_services()
     batch(client)
