@@ -370,12 +370,13 @@ class Maintenance:
         lending.wake(self._ledger, woken)
         if lending.repair(self._ledger) + sessions.repair(self._ledger) + len(woken):
             self._nudge()
-        queues = [*self._engines, *([] if self._broker.capabilities.in_ledger else [None])]
+        queues = [queue_holder(engine) for engine in self._engines]
+        queues += [] if self._broker.capabilities.in_ledger else [queue_holder(None)]
         with self._ledger.database.read() as connection:
             flying = {
                 (record.job_id, record.row.attempt): record
-                for engine in queues
-                for record in lost_copies.held_in_queues(connection, queue_holder(engine))
+                for queue in queues
+                for record in lost_copies.held_in_queues(connection, queue)
             }
             pushers = foreign.pushers(connection)
             pushed = [record for each in pushers for record in lost_copies.held_in_queues(connection, each)]
@@ -387,7 +388,7 @@ class Maintenance:
         if gone:
             lost_copies.redispatch_lost(self._ledger, gone)
             self._log.warning("copies_lost", count=len(gone))
-            for each in pushers:
+            for each in [*queues, *pushers]:
                 foreign.end_empty(self._ledger, each)
             self._nudge()
         return len(gone)

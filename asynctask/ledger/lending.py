@@ -413,8 +413,8 @@ def _room(
             round_ = {"ranges": [], "again": [], "left": step.limit, "at": now}
         wanted = min(wanted, round_["left"], step.limit or 1, MOST_OF_ROUND)
     count = readiness.room(wanted, step.limit, taken) if taken else wanted
-    left = task_rows.tolerated_left(connection, task)
-    if left is not None:
+    left = None if task["turning"] is not None else task_rows.tolerated_left(connection, task)
+    if left is not None:  # while its rows are turned, a retry takes failures back
         count = readiness.tolerated(count, left, _lent(connection, task["id"]))
     return _Room(count, gate, round_)
 

@@ -478,7 +478,8 @@ def percent(done: int, total: int) -> float | None:
 
 def _in_flight(row: dict[str, Any]) -> int:
     """How many jobs run or are about to: what processes hold, as far as it is open, within the limit."""
-    held = min(int(row["lent"]) + int(row["named"]), int(row["n_enqueue"] or 0) + int(row["n_working"] or 0))
+    not_due = int(row["n_enqueue"] or 0) - int(row["n_retrying"] or 0) + int(row["n_working"] or 0)
+    held = min(int(row["lent"]) + int(row["named"]), not_due)
     limit = at_once(row["parallel"], interval_of(row["interval_s"]))
     return held if limit is None else min(held, limit)
 

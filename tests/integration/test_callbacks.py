@@ -16,7 +16,7 @@ from asynctask.brokers.base import Copy
 from asynctask.core.transitions import CALLBACKS
 from asynctask.dispatch.outbox import build
 from asynctask.errors import ConfigError, Conflict, InputError, UnknownWorker
-from asynctask.ledger import queries, recorder, reservations, standalone, tasks
+from asynctask.ledger import queries, recorder, standalone, tasks
 from asynctask.ledger.tasks import try_close, try_finish
 from asynctask.maintenance import Maintenance
 from asynctask.sidekiq.payload import dump
@@ -261,7 +261,7 @@ def test_what_closes_small_tasks_together_leaves_one_with_callbacks(world: World
     app = world.app()
     ids = [app.submit("note", numbers(1)).id, app.submit("note", numbers(1), on_failure="told").id]
     world.sql("UPDATE events SET status = 'finish', finished_at = 1")
-    assert reservations.close_small(app.ledger, ids) == ids[:1]
+    assert tasks.close_small(app.ledger, ids) == ids[:1]
 
 
 @pytest.mark.parametrize("broker_kind", ["sql", "redis"])

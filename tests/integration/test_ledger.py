@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from support import borrowing
+from support.borrowing import borrow, count_held
 from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import POISON_DEATHS, cancel, give_back, outcome, recover, working
+from asynctask.core.transitions import POISON_DEATHS, cancel, give_back, outcome, working
 from asynctask.errors import Conflict, InputError, TransitionRefused
-from asynctask.ledger import doctor, processes, reservations
+from asynctask.ledger import doctor, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.progress import progress
@@ -27,6 +30,11 @@ decided_by_us = pytest.mark.one_database(reason="it is decided in Python, of row
 def take(app: AsyncTask, *changes: Change) -> list[Change]:
     with app.ledger.database.write() as connection:
         return apply(connection, app.ledger, changes)
+
+
+def register(app: AsyncTask) -> None:
+    """This application is a process in the ledger, so the doctor knows who holds its loans."""
+    processes.register(app.ledger, app.host, kind="worker", pid=os.getpid(), lease_s=60.0)
 
 
 def first_id(task: TaskHandle) -> int:
@@ -54,7 +62,8 @@ def test_a_late_writer_loses_and_changes_neither_row_nor_counts_nor_messages(wor
     app = world.app()
     task = app.submit("note", numbers(3))
     event_id = first_id(task)
-    reservations.reserve(app.ledger, task.id, 3, lease_s=5)
+    register(app)
+    borrow(app.ledger, task.id)
     take(app, Change(event_id, lambda r: give_back(r.row, now=app.clock.now())))  # the attempt is 2 from here on
     before = task.progress()
     (late,) = take(app, Change(event_id, only_if(1, finished), notes=[Note("finish", "Done")]))
@@ -127,7 +136,8 @@ def test_counts_move_with_each_kind_of_turn(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(6))
     ids = [int(event["id"]) for event in task.events()]
-    reservations.reserve(app.ledger, task.id, 6, lease_s=5)
+    register(app)
+    borrow(app.ledger, task.id)
     now = app.clock.now()
 
     def errors(record: EventRecord) -> Any:
@@ -141,7 +151,7 @@ def test_counts_move_with_each_kind_of_turn(world: World) -> None:
         Change(ids[0], finished),
         Change(ids[1], errors, failure=Failure("raised", "a bug")),
         Change(ids[2], retries),
-        Change(ids[3], lambda r: working(r.row, "somebody")),
+        Change(ids[3], lambda r: working(r.row, app.ledger.identity)),
         Change(ids[4], lambda r: cancel(r.row)),
     )
     progress = task.progress()
@@ -217,37 +227,40 @@ def test_of_submissions_that_race_with_one_key_a_single_task_is_made(world: Worl
     assert world.one("SELECT COUNT(*) FROM events") == 5
 
 
-# -- reservations
+# -- loans
 
 
-def test_a_reservation_is_one_dispatchers_until_it_is_confirmed_or_its_lease_ends(world: World) -> None:
+def test_what_is_lent_is_one_processs_until_it_gives_it_back(world: World) -> None:
     one, two = world.app(), world.app()
     task = one.submit("note", numbers(10))
-    assert len(reservations.reserve(one.ledger, task.id, 4, lease_s=60)) == 4
-    assert reservations.reserve(two.ledger, task.id, 4, lease_s=60) == []
-    reservations.confirm(two.ledger, [task.id])  # not its own: nothing happens
-    assert reservations.reserve(two.ledger, task.id, 4, lease_s=60) == []
-    world.sql("UPDATE tasks SET dispatch_until = 1")
-    again = reservations.take_again(two.ledger, task.id, lease_s=60)
-    assert again is not None
-    assert [ready.attempt for ready in again] == [1] * 4
-    reservations.confirm(two.ledger, [task.id])
-    assert len(reservations.reserve(one.ledger, task.id, 100, lease_s=60)) == 6
+    lent = borrow(one.ledger, task.id, 4)
+    assert [job.attempt for job in lent] == [1] * 4
+    others = borrow(two.ledger, task.id, 4)
+    assert not {job.event_id for job in lent} & {job.event_id for job in others}
+    assert not borrowing.give_back(two.ledger, *lent), "it is not its own"
+    assert borrowing.give_back(one.ledger, *lent[2:])
+    assert task.progress()["control"]["in_flight"] == 6
+    again = borrow(two.ledger, task.id)
+    assert len(again) == 4
+    assert [job.event_id for job in again[:2]] == [job.event_id for job in lent[2:]], "what was given back comes first"
     assert task.progress()["control"]["in_flight"] == 10
+    borrowing.end(one.ledger, *lent[:2])
+    borrowing.end(two.ledger, *others, *again)
+    assert task.progress()["done"]
+    assert world.sql("SELECT * FROM loans") == []
     assert one.doctor() == []
 
 
-def test_parallel_bounds_what_is_reserved_by_all_dispatchers_together(world: World) -> None:
+def test_parallel_bounds_what_is_lent_to_all_processes_together(world: World) -> None:
     one, two = world.app(), world.app()
     task = one.submit("note", numbers(10), parallel=3)
-    reserved = reservations.reserve(one.ledger, task.id, 2, lease_s=60)
-    reservations.confirm(one.ledger, [task.id])
-    reserved += reservations.reserve(two.ledger, task.id, 10, lease_s=60)
-    reservations.confirm(two.ledger, [task.id])
-    assert len(reserved) == 3
-    assert reservations.reserve(one.ledger, task.id, 10, lease_s=60) == []
-    take(one, Change(reserved[0].event_id, finished))
-    assert len(reservations.reserve(two.ledger, task.id, 10, lease_s=60)) == 1
+    lent = borrow(one.ledger, task.id, 2)
+    lent += borrow(two.ledger, task.id, 10)
+    assert len(lent) == 3
+    assert borrow(one.ledger, task.id, 10) == []
+    borrowing.end(one.ledger, lent[0])
+    assert len(borrow(two.ledger, task.id, 10)) == 1
+    assert (count_held(one.ledger, task.id), count_held(two.ledger, task.id)) == (1, 2)
 
 
 @decided_by_us
@@ -256,13 +269,13 @@ def test_a_death_is_counted_only_of_a_job_that_had_begun_and_the_third_is_poison
     task = app.submit("note", numbers(1))
     event_id = first_id(task)
     for deaths in (0, 1, 2):
-        reservations.reserve(app.ledger, task.id, 1, lease_s=60)
+        assert len(borrow(app.ledger, task.id)) == 1
         if deaths == 0:
-            take(app, Change(event_id, lambda r: recover(r.row, "running", now=1)))
+            processes.recover_events(app.ledger, app.ledger.identity)
             assert world.sql("SELECT deaths, watched FROM events") == [(0, 1)]
-            reservations.reserve(app.ledger, task.id, 1, lease_s=60)
+            assert len(borrow(app.ledger, task.id)) == 1
         take(app, Change(event_id, lambda r: working(r.row, "doomed")))
-        take(app, Change(event_id, lambda r: recover(r.row, "running", now=1)))
+        processes.recover_events(app.ledger, "doomed")
     assert world.sql("SELECT status, problem, deaths FROM events") == [("error", "poison", 3)]
     assert app.doctor() == []
 
@@ -272,8 +285,9 @@ def test_a_suspect_takes_the_blame_of_a_death_from_the_jobs_beside_it(world: Wor
     app = world.app()
     task = app.submit("note", numbers(3))
     world.sql(f"UPDATE events SET watched = 1, deaths = {2 * POISON_DEATHS - 1} WHERE id = {first_id(task)}")
-    for reserved in reservations.reserve(app.ledger, task.id, 3, lease_s=60):
-        take(app, Change(reserved.event_id, lambda r: working(r.row, "doomed")))
+    register(app)
+    for job in borrow(app.ledger, task.id):
+        take(app, Change(job.event_id, lambda r: working(r.row, "doomed")))
     processes.recover_events(app.ledger, "doomed", [])
     found = world.sql("SELECT deaths, watched, status, problem FROM events ORDER BY id")
     assert found == [(2 * POISON_DEATHS, 1, "error", "poison"), *[(0, 1, "enqueue", None)] * 2]
@@ -309,7 +323,6 @@ def test_of_processes_that_race_to_close_a_task_a_single_one_does(world: World) 
 
 DRIFTS = {
     "counts": "UPDATE task_tallies SET finish = finish + 1, enqueue = enqueue - 1",
-    "in_flight": "UPDATE task_tallies SET dispatched = dispatched + 2",
     "retrying": "UPDATE task_tallies SET retrying = 5",
     "lost slot": "DELETE FROM task_tallies",
     "slot too many": "INSERT INTO task_tallies (task_id, slot, finish) VALUES (1, 7, 2)",
@@ -328,7 +341,8 @@ DRIFTS = {
 def test_the_doctor_finds_and_repairs(world: World, drift: str) -> None:
     app = world.app()
     task = app.submit("note", [{"n": n, "bug": n % 3 == 0} for n in range(10)])
-    reservations.reserve(app.ledger, task.id, 6, lease_s=60)
+    register(app)
+    borrow(app.ledger, task.id, 6)
 
     def errors(record: EventRecord) -> Any:
         return outcome(record.row, Status.ERROR, Reason.RAISED)
@@ -418,7 +432,7 @@ def test_a_task_says_the_same_of_itself_alone_and_among_others(world: World) -> 
     handles = []
     for reasons in (9, 3, 0):
         task = app.submit("note", numbers(12))
-        jobs = reservations.reserve(app.ledger, task.id, 12, lease_s=60)
+        jobs = borrow(app.ledger, task.id)
         ended = [
             Change(
                 job.event_id,

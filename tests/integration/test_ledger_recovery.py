@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.borrowing import borrow
 from support.clocks import SettableClock
+from support.foreign import Shop
 from support.world import World, numbers
 
 from asynctask import maintenance
 from asynctask.database.engine import Database, database_now
-from asynctask.dispatch.demand import Load
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import control, processes
+from asynctask.ledger import control, lending, processes
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.fetcher import Intake
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -44,12 +46,19 @@ def registered(app: Any, **values: Any) -> None:
 
 
 def holding(world: World, app: Any, count: int) -> Any:
-    """A Task of which this application, as a process, holds every copy and has begun none."""
+    """A Task of which this application, as a process, holds every job and has begun none."""
     task = app.submit("note", numbers(count))
     registered(app, concurrency=count, queues=("default",))
-    app.dispatcher.round()
-    assert len(app.broker.exchange(app.ledger.identity, [], ["default"], 100)) == count
+    assert len(borrow(app.ledger, task.id)) == count
     return task
+
+
+def pushed(app: Any, count: int) -> tuple[Shop, Any]:
+    """A foreign queue that holds a Task of so many jobs."""
+    shop = Shop(app, free=count)
+    task = app.submit("sold", numbers(count))
+    assert app.dispatcher.round() == count
+    return shop, task
 
 
 # -- processes and leases
@@ -67,7 +76,7 @@ def test_what_a_process_held_waits_again_when_its_lease_has_ended_and_not_before
     assert world.watched(look).recover_dead() == 1
     assert task.progress()["control"]["in_flight"] == 0
     assert world.sql("SELECT DISTINCT status, attempt, deaths, watched FROM events") == [("enqueue", 2, 0, 1)]
-    assert world.sql("SELECT * FROM jobs") == []
+    assert world.sql("SELECT * FROM loans") == []
     assert app.processes() == []
     assert processes.beat(late.ledger, lease_s=60) == "LOST"
     with world.working(app):
@@ -220,12 +229,10 @@ def test_a_process_renews_its_lease_while_its_startup_hooks_run(world: World) ->
 
 def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -> None:
     app = world.app()
-    task = app.submit("note", numbers(1))
-    registered(app, concurrency=1, queues=("default",))
-    app.dispatcher.round()
-    world.sql("DELETE FROM jobs")
+    shop, task = pushed(app, 1)
+    shop.takes()
     clock = SettableClock()
-    look = Maintenance(replace(app.ledger, clock=clock), app.broker, app.host, app.controls)
+    look = Maintenance(replace(app.ledger, clock=clock), app.broker, app.host, app.controls, engines=app.engines)
     assert look.find_lost() == 0
     clock.seconds += maintenance.FIND_LOST_S
     look._ledger.time.set(clock.now() - 3_600 * 1_000_000)
@@ -279,10 +286,9 @@ def test_what_a_process_held_that_is_registered_nowhere_is_taken_on_the_second_l
 def test_recovering_twice_changes_nothing_the_second_time(world: World) -> None:
     app, dead = world.app(), world.app()
     task = holding(world, dead, 2)
-    copies = [copy.key for copy in app.broker.held_by(dead.ledger.identity)]
-    first = processes.recover_events(app.ledger, dead.ledger.identity, copies)
-    second = processes.recover_events(app.ledger, dead.ledger.identity, copies)
-    assert [each.turn is not None for each in (*first, *second)] == [True, True, False, False]
+    first = processes.recover_events(app.ledger, dead.ledger.identity)
+    second = processes.recover_events(app.ledger, dead.ledger.identity)
+    assert [each.turn is not None for each in (*first, *second)] == [True, True]
     assert task.progress()["control"]["in_flight"] == 0
     assert app.doctor() == []
 
@@ -320,55 +326,25 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
 
 
 @pytest.mark.each_database(reason="each locks and compares in its own way")
-def test_a_copy_that_the_broker_lost_is_dispatched_again_after_two_looks(
+def test_a_copy_that_its_queue_lost_is_dispatched_again_after_two_looks(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.0)
     app = world.app()
-    task = app.submit("note", numbers(4))
-    registered(app, concurrency=4, queues=("default",))
-    app.dispatcher.round()
-    kept = world.one("SELECT jid FROM jobs ORDER BY id LIMIT 1")
-    world.sql("DELETE FROM jobs WHERE jid <> ?", kept)
-    look = maintenance_of(app)
+    shop, task = pushed(app, 4)
+    look = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
+    assert [look.find_lost(), look.find_lost()] == [0, 0], "they are in their queue"
+    shop.ends(shop.takes()[:1])
     assert look.find_lost() == 0
-    assert task.progress()["control"]["in_flight"] == 4
+    assert task.progress()["control"]["in_flight"] == 3
     assert look.find_lost() == 3
-    assert world.one("SELECT attempt FROM events WHERE job_id = ?", kept) == 1
-    lost = [event for event in task.events() if event["job_id"] != kept]
+    assert task.progress()["control"]["in_flight"] == 0
+    done, *lost = task.events()
+    assert (done["status"], done["attempt"]) == ("finish", 1)
     assert [event["attempt"] for event in lost] == [2, 2, 2]
     assert {event["messages"][-1]["message"] for event in lost} == {"Lost by the queue; dispatched again"}
     assert look.find_lost() == 0
     assert app.doctor() == []
-
-
-def test_a_job_at_work_is_left_alone_though_the_broker_forgot_its_copy(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.05)
-    app = world.app()
-    with world.working(app):
-        task = app.submit("gated", numbers(1))
-        wait_for(lambda: world.one("SELECT status FROM events") == "working", "it is known to run")
-        world.sql("DELETE FROM jobs")
-        other = app.submit("brief", numbers(40))
-        assert other.wait(120)["done"]
-        world.open_gate()
-        assert task.wait(120)["done"]
-    assert world.shop.performed("began")[0] == 2, "once as itself, once as an item of the other Task"
-    assert task.events()[0]["attempt"] == 1
-    world.check_promises(app, [task.id], 1)
-
-
-def test_a_lost_copy_of_a_job_without_a_task_is_dispatched_again(world: World) -> None:
-    app = world.app()
-    app.dispatcher.attach(lambda: Load("a process", ("default",), 1, 0.0))
-    jid = app.workers["note"].perform_async({"n": 0})
-    wait_for(lambda: app.dispatcher.round() or world.sql("SELECT 1 FROM jobs"), "it is in the queue")
-    world.sql("DELETE FROM jobs")
-    world.sql("UPDATE events SET look_at = 1 WHERE look_at IS NOT NULL")
-    with world.working(app):
-        wait_for(lambda: app.event(str(jid))["status"] == "finish", "it is done all the same")
 
 
 # -- the ledger is away
@@ -402,9 +378,8 @@ def test_while_the_ledger_is_away_nothing_begins_and_outcomes_are_kept_and_recor
             wait_for(lambda: not launcher.recorder.healthy, "the process knows that the ledger is away")
             wait_for(lambda: launcher.recorder.waiting >= 4, "their outcomes are kept")
             assert len(world.shop.performed("began")) == 4, "and nobody begins"
-            assert launcher.pool.load().free == 0, "nor asks for more"
-            held = world.one("SELECT COUNT(*) FROM jobs WHERE process = ?", app.ledger.identity)
-            assert held >= 4, "nothing was acknowledged"
+            held = world.one("SELECT SUM(high - low) FROM loans WHERE process = ?", app.ledger.identity)
+            assert held >= 4, "nothing was given up"
         assert task.wait(120)["done"]
         assert launcher.recorder.healthy
     assert sum(world.shop.performed().values()) == 12
@@ -412,24 +387,35 @@ def test_while_the_ledger_is_away_nothing_begins_and_outcomes_are_kept_and_recor
 
 
 @pytest.mark.parametrize("kind", [LedgerUnavailable, RuntimeError])
-def test_copies_that_were_fetched_when_the_ledger_went_away_begin_when_it_is_back(
-    world: World, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+@pytest.mark.parametrize(
+    "step",
+    [(lending, "_read_range"), (lending, "read_jobs"), (Tracker, "borrowed"), (Tracker, "begin"), (Intake, "borrowed")],
+    ids=lambda step: f"{step[0].__name__.rpartition('.')[2]}.{step[1]}",
+)
+def test_what_was_borrowed_when_the_ledger_went_away_begins_when_it_is_back(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], step: tuple[Any, str]
 ) -> None:
-    real, times = Tracker.begin, 0
+    """Whatever fails between the commit of a borrow and the line of the pool, the process has what it borrowed, or gives
+    it back."""
+    real, times = getattr(*step), 0
 
-    def begin(self: Tracker, keys: Any) -> Any:
+    def fails(*args: Any, **more: Any) -> Any:
         nonlocal times
         times += 1
-        if times <= 2 and (kind is LedgerUnavailable or len(keys) > 1):
+        if times <= 2 and (kind is LedgerUnavailable or step[0] is lending or len(args[1]) > 1):
             raise kind("away")
-        return real(self, keys)
+        return real(*args, **more)
 
-    monkeypatch.setattr(Tracker, "begin", begin)
+    monkeypatch.setattr(*step, fails)
     app = world.app()
     with world.working(app):
         task = app.submit("note", numbers(20))
-        assert task.wait(120)["done"]
+        alone = app.workers["note"].perform_bulk(numbers(4, first=100))
+        assert task.wait(60)["done"]
+        wait_for(lambda: all(app.event(str(jid))["status"] == "finish" for jid in alone), "those without a Task, too", 60)
+        wait_for(lambda: times > 2 or not world.sql("SELECT 1 FROM loans"), "nothing is left")
     assert times > 2
+    assert set(world.shop.performed().values()) == {1}
     world.check_promises(app, [task.id], 20)
 
 
@@ -572,22 +558,21 @@ def test_a_cancel_that_takes_many_turns_does_not_rest_between_them(world: World,
 
 
 @pytest.mark.each_database(reason="each locks and compares in its own way")
-def test_a_round_of_two_dispatchers_at_once_pushes_no_job_twice(world: World) -> None:
+def test_processes_that_borrow_at_once_get_no_job_twice(world: World) -> None:
     apps = [world.app() for _ in range(3)]
-    registered(apps[0], concurrency=200, queues=("default",))
     task = apps[0].submit("note", numbers(200))
-    start = threading.Barrier(3)
+    start, got = threading.Barrier(3), list[list[int]]()
 
-    def rounds(app: Any) -> None:
+    def borrows(app: Any) -> None:
         start.wait()
-        for _ in range(5):
-            app.dispatcher.round()
+        got.append([job.event_id for _ in range(200) for job in borrow(app.ledger, task.id, 3)])
 
-    racers = [threading.Thread(target=rounds, args=(app,)) for app in apps]
+    racers = [threading.Thread(target=borrows, args=(app,)) for app in apps]
     for racer in racers:
         racer.start()
     for racer in racers:
         racer.join()
-    assert world.one("SELECT COUNT(*) FROM jobs") == 200
+    assert sorted(event_id for each in got for event_id in each) == sorted(int(e["id"]) for e in task.events(limit=200))
     assert task.progress()["control"]["in_flight"] == 200
-    assert apps[0].doctor() == []
+    found = {finding.code for finding in apps[0].doctor()}
+    assert found == {"holders"}, "its processes are registered nowhere, and nothing else is wrong"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support import borrowing
+from support.borrowing import borrow
 from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.errors import Conflict, InputError
-from asynctask.ledger import reservations
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -24,10 +24,12 @@ BROKEN = (Status.ERROR, Reason.RAISED)
 
 def end(app: AsyncTask, task: TaskHandle, count: int, how: tuple[Status, Reason] = REFUSED) -> None:
     """So many jobs go out, and end."""
-    jobs = reservations.reserve(app.ledger, task.id, count, lease_s=5)
-    reservations.confirm(app.ledger, [task.id])
-    assert len(jobs) == count
-    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, *how) for job in jobs])
+    jobs: list[borrowing.Lent] = []
+    while len(jobs) < count:  # it lends no more than may fail before it pauses, and one
+        more = borrow(app.ledger, task.id, count - len(jobs))
+        assert more
+        jobs += more
+        borrowing.end(app.ledger, *more, status=how[0], reason=how[1])
 
 
 def state(task: TaskHandle) -> tuple[Any, Any]:
@@ -62,7 +64,7 @@ def test_with_one_more_failure_than_is_tolerated_it_pauses_itself(
     entry = task.log()[0]
     assert (entry["action"], entry["detail"]["reason"]) == ("paused", "too_many_failures")
     assert entry["detail"]["tolerated_failures"] == str(limit)
-    assert reservations.reserve(app.ledger, task.id, 5, lease_s=5) == []
+    assert borrow(app.ledger, task.id, 5) == []
 
 
 def test_raising_the_limit_or_a_retry_lets_it_go_on_and_a_resume_alone_does_not(world: World) -> None:
@@ -158,12 +160,13 @@ def test_a_task_without_a_limit_of_its_jobs_pauses_and_goes_on_to_its_end(world:
 
 def test_one_that_is_over_with_its_last_failures_ends_and_does_not_pause(world: World) -> None:
     app = world.app()
-    task = app.submit("note", numbers(2), tolerated_failures=0)
-    end(app, task, 2)
+    task = app.submit("note", numbers(1), tolerated_failures=0)
+    end(app, task, 1)
     assert state(task) == ("finished", None)
-    other = app.submit("note", numbers(2), tolerated_failures=0)
-    jobs = reservations.reserve(app.ledger, other.id, 2, lease_s=5)
+    other = app.submit("note", numbers(2), tolerated_failures=1)
+    jobs = borrow(app.ledger, other.id)
+    other.update(tolerated_failures=0)
     for number, job in enumerate(jobs):
         assert state(other) == (RUNS, PAUSED)[number]
-        Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, *REFUSED)])
+        borrowing.end(app.ledger, job, status=Status.FAILED, reason=Reason.REFUSED)
     assert state(other) == ("finished", None), "its last jobs were in flight when it paused"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
+from support.borrowing import borrow
 from support.world import World, numbers
 
 from asynctask import AsyncTask
@@ -13,7 +14,7 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.core.states import Reason, Status
 from asynctask.errors import BrokerUnavailable, Conflict, NotFound
-from asynctask.ledger import processes, reservations
+from asynctask.ledger import processes
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import put_off_elsewhere
 from asynctask.task import TaskHandle
@@ -78,7 +79,7 @@ def test_a_paused_task_says_how_it_is_resumed_and_one_that_paused_itself_what_it
     task.pause()
     assert only(app, task) == ("paused", "It is paused", f"asynctask resume {task.id}")
     task.resume()
-    job, *_ = reservations.reserve(app.ledger, task.id, 2, lease_s=5)
+    job, *_ = borrow(app.ledger, task.id, 2)
     Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED)])
     assert codes(app, task) == ["too_many_failures"]
     assert "more rows failed than it tolerates (0)" in only(app, task)[1]
@@ -96,7 +97,7 @@ def test_a_task_in_line_names_the_one_that_holds_its_session(attended: AsyncTask
 
 def test_rows_that_no_process_could_perform_say_why(app: AsyncTask) -> None:
     task = app.submit("note", numbers(2))
-    job, *_ = reservations.reserve(app.ledger, task.id, 2, lease_s=5)
+    job, *_ = borrow(app.ledger, task.id, 2)
     why = "Waiting for a worker: one that took it has no task 'note' registered"
     put_off_elsewhere(app.ledger, {(job.job_id, 1): why}, app.ledger.now() + 30 * SECOND)
     attend(app)
@@ -105,8 +106,7 @@ def test_rows_that_no_process_could_perform_say_why(app: AsyncTask) -> None:
 
 def test_rows_that_wait_for_a_clock_that_was_set_back_say_so_and_how_they_are_started(app: AsyncTask) -> None:
     task = app.submit("note", numbers(1))
-    (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=5)
-    reservations.confirm(app.ledger, [task.id])
+    (job,) = borrow(app.ledger, task.id, 1)
     put_off_elsewhere(app.ledger, {(job.job_id, 1): "given back"}, app.ledger.now() + 3_600 * SECOND)
     attend(app)
     assert "due_later" in codes(app, task)
@@ -117,10 +117,7 @@ def test_rows_that_wait_for_a_clock_that_was_set_back_say_so_and_how_they_are_st
 def test_rounds_retries_and_keys_say_what_the_rows_wait_for(world: World, app: AsyncTask) -> None:
     rounds, again = app.submit("note", numbers(2), interval=3_600, parallel=1), app.submit("note", numbers(1))
     keyed = [app.submit("note", numbers(1), key="n") for _ in range(2)]
-    (first,), (second,), (_,), () = (
-        reservations.reserve(app.ledger, each.id, 1, lease_s=5) for each in (rounds, again, *keyed)
-    )
-    reservations.confirm(app.ledger, [rounds.id, again.id])
+    (first,), (second,), (_,), () = (borrow(app.ledger, each.id, 1) for each in (rounds, again, *keyed))
     due = app.ledger.now() + 3_600 * SECOND
     failed = Outcome(second.event_id, second.attempt, Status.ERROR, Reason.RAISED, retry_at=due)
     Recorder(app.ledger).flush([Outcome(first.event_id, first.attempt, Status.FINISH, Reason.RETURNED), failed])
@@ -143,10 +140,10 @@ def test_more_urgent_jobs_and_busy_processes_go_first(world: World, attended: As
 def test_a_broker_that_does_not_answer_is_the_reason(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
     task = app.submit("note", numbers(1))
 
-    def away(_: Any) -> None:
+    def away(*_: Any) -> None:
         raise BrokerUnavailable("Redis at 127.0.0.1:6379 does not answer")
 
-    monkeypatch.setattr(type(app.broker.operations), "queues", away)
+    monkeypatch.setattr(type(app.broker.operations), "paused", away)
     assert only(app, task)[:2] == ("broker_away", "Redis at 127.0.0.1:6379 does not answer")
 
 

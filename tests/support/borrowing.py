@@ -9,13 +9,22 @@ import sqlalchemy as sa
 
 from asynctask.core.states import Reason, Status
 from asynctask.database.tables import events, loans, places, tasks
-from asynctask.ledger import lending
+from asynctask.ledger import foreign, lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.lending import Job, Offer, OwnClaim, OwnLoan, OwnLoans
 from asynctask.ledger.recorder import Outcome, Recorder
 
 _e, _l, _p, _t = events.c, loans.c, places.c, tasks.c
 _OPEN = (_e.status.in_(["enqueue", "working"]), _e.due_at.is_(None))
+
+
+_OWN: dict[str, OwnLoans] = {}
+"""What each process has, by its identity."""
+
+
+def own_loans(ledger: Ledger) -> OwnLoans:
+    """What this process has."""
+    return _OWN.setdefault(ledger.identity, OwnLoans())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ def borrow(ledger: Ledger, task_id: int, wanted: int = 100) -> list[Lent]:
     if found.limit is not None:
         running = count_held(ledger, task_id)
         wanted = (lending.lease_places(ledger, task_id, running + wanted, running).places or 0) - running
-    borrowed, own = lending.borrow(ledger, found, wanted), OwnLoans()
+    borrowed, own = lending.borrow(ledger, found, wanted), own_loans(ledger)
     if found.limit is not None:
         _settle_places(ledger, task_id)
     lent = [(job, own.claim(job.event_id)) for job in borrowed.claimed]
@@ -62,7 +71,7 @@ def borrow_alone(ledger: Ledger, *queues: str) -> list[Lent]:
     """The jobs without a Task that are due, claimed for this process."""
     with ledger.database.read() as connection:
         due = lending.alone_due(connection, ledger.now(), queues or ["default"])
-    own = OwnLoans()
+    own = own_loans(ledger)
     jobs = lending.claim_alone(ledger, [each.event_id for each in due])
     return [_lent(job, own.claim(job.event_id)) for job in jobs]
 
@@ -81,6 +90,17 @@ def end(ledger: Ledger, *jobs: Lent, status: Status = Status.FINISH, reason: Rea
     Recorder(ledger).flush([outcome(job, status, reason, **more) for job in jobs])
     for task_id in {job.task_id for job in jobs if job.task_id is not None}:
         _settle_places(ledger, task_id)
+
+
+def give_back(ledger: Ledger, *jobs: Lent) -> bool:
+    """Gives back jobs at the end of one loan; returns whether this process had it."""
+    loan, first = jobs[0].by, jobs[0].seq
+    assert isinstance(loan, OwnLoan)
+    assert first is not None
+    (had,) = lending.give_back(ledger, [(loan.as_loan(), first)])
+    if had:
+        own_loans(ledger).cut(loan, first, len(jobs))
+    return had
 
 
 def count_held(ledger: Ledger, task_id: int) -> int:
@@ -102,3 +122,16 @@ def _settle_places(ledger: Ledger, task_id: int) -> None:
     if had is not None:
         held = count_held(ledger, task_id)
         lending.lease_places(ledger, task_id, held, held, holds=held > 0)
+
+
+def hand_over(ledger: Ledger, task_id: int, wanted: int = 100, engine: str | None = None) -> list[Job]:
+    """Jobs of a Task that lie in a foreign queue from now on, as the dispatcher leaves them: in that of an engine, or in
+    Redis for workers in other languages."""
+    pusher, found = ledger.under(foreign.pusher(ledger.identity)), offer(ledger, task_id)
+    if found is None:
+        return []
+    lent = lending.borrow(pusher, found, wanted)
+    by_loan = [job for _, jobs in lent.loans for job in jobs]
+    claimed = [job.event_id for job in lent.claimed]
+    foreign.hand_over(pusher, lending.queue_holder(engine), [loan.id for loan, _ in lent.loans], claimed, {})
+    return [*lent.claimed, *by_loan]
