@@ -20,7 +20,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import AGAIN, Snapshot, discard, put_off_elsewhere
+from asynctask.ledger.standalone import AGAIN, discard, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -429,7 +429,7 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
     name = f'"{jid}"' if jid.isalnum() and jid.isascii() else orjson.dumps(jid).decode()
     text = f"{before}{args}{between}{name}{after}"
     priority = options.get("priority") if ready.priority is None else ready.priority
-    return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id, snapshot=_snapshot(ready, now))
+    return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
 
 
 def _sent_again(ready: Ready, run: Mapping[str, Any], now: int) -> Copy:
@@ -440,14 +440,6 @@ def _sent_again(ready: Ready, run: Mapping[str, Any], now: int) -> Copy:
     )  # fmt: skip
     job[AGAIN] = {name: run[name] for name in ("kwargs", "before", "signature")}
     return Copy(ready.job_id, ready.attempt, ready.queue, encoded(job), int(ready.priority or 0), ready.task_id)
-
-
-def _snapshot(ready: Ready, now: int) -> list[Any] | None:
-    """For the message of an engine, which has no other place for it; None if an attempt may have written something."""
-    is_untouched = ready.is_free and ready.attempt == 1 and ready.retries == 0 and ready.items == 1
-    if not is_untouched or engine_of(ready.queue) is None:
-        return None
-    return Snapshot(ready.event_id, now, ready.task_id, ready.slots, ready.row).header(ready.job_id)
 
 
 def _lone_arguments(params: str) -> str:

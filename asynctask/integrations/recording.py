@@ -38,7 +38,7 @@ from asynctask.core.transitions import Begin
 from asynctask.errors import ConfigError, JobTimeout, Unavailable
 from asynctask.integrations.base import EARLY_S, LONG_S, PUT_OFF_S, EngineProcess, HeldAcks
 from asynctask.job import CurrentJob
-from asynctask.ledger.standalone import Arrival, Snapshot
+from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Ticket
 from asynctask.runtime.interpreter import Switching, collect_seldom
@@ -822,15 +822,13 @@ def _closed(ticket: Ticket) -> dict[str, Any]:
 
 
 def _packed(arrival: Arrival) -> tuple[Any, ...]:
-    snapshot = None if arrival.snapshot is None else arrival.snapshot.header(arrival.job_id)
     own = arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params
-    return *own, snapshot, arrival.anew, arrival.broken
+    return *own, arrival.sent_at, arrival.anew, arrival.broken
 
 
 def _unpacked(told: Sequence[Any]) -> Arrival:
-    job_id, attempt, worker_name, queue, params, snapshot, anew, broken = told
-    parsed = Snapshot.parse(snapshot, job_id)
-    return Arrival(job_id, attempt, worker_name, queue, params, snapshot=parsed, anew=anew, broken=broken)
+    job_id, attempt, worker_name, queue, params, sent, anew, broken = told
+    return Arrival(job_id, attempt, worker_name, queue, params, sent_at=sent, anew=anew, broken=broken)
 
 
 # -- a job whose outcome another process records

@@ -195,8 +195,7 @@ class Runnable:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A job reserved for the broker. ``params`` and ``options``: JSON text as in the ledger; ``row``: its row in the list;
-    ``items``: number of items; ``slots``: number of counter slots of its Task; ``is_free``: once dispatched it may start,
-    because its Task has no ``parallel``, interval or keys."""
+    ``items``: number of items; ``slots``: number of counter slots of its Task."""
 
     event_id: int
     job_id: str
@@ -212,7 +211,6 @@ class Ready:
     row: int | None
     items: int
     slots: int
-    is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -717,12 +715,11 @@ def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high:
 
 def _to_push(task: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> list[Ready]:
     """The jobs to push among rows of :data:`_POINTED`."""
-    is_free = task["parallel"] is None and task["interval_s"] <= 0 and task["key_limit"] is None
     return [
         Ready(
             i, job_id, task["id"], attempt, retries, worker or task["worker_name"], queue or task["queue"] or "default",
             task["priority"], params, task["options"] if options is None else options, created_at, row, items,
-            task["slots"], is_free,
+            task["slots"],
         )
         for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, status, *_ in rows
         if status == Status.ENQUEUE
@@ -947,7 +944,7 @@ def _ready(task: Any, job: Any) -> Ready:
     id_, _, _, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, _ = job
     return Ready(
         id_, job_id, int(task.id), attempt, retries, worker or task.worker_name, queue or task.queue or "default",
-        task.priority, params, task.options if options is None else options, created_at, row, items, task.slots, True,
+        task.priority, params, task.options if options is None else options, created_at, row, items, task.slots,
     )  # fmt: skip
 
 

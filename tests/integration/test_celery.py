@@ -327,7 +327,6 @@ def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(eng
 
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_job_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: CeleryWorld, pool: str) -> None:
-    """It begins by the snapshot in its message, which Celery copies into the message of its retry."""
     engine.worker(pool)
     engine.ended(engine.task("lone").delay("A-0").id)  # the ledger has answered the worker
     sent = [engine.task(name).delay(*args) for name, args in (("shaky", [2]), ("refuse", ["normal"]), ("lone", ["A-1"]))]

@@ -169,7 +169,6 @@ def assert_retried(engine: Dramatiq, message: dramatiq.Message[Any]) -> None:
 
 
 def test_a_message_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: Dramatiq) -> None:
-    """It begins by the snapshot in its message, which that of its retry must not have."""
     engine.worker()
     engine.ended(engine.send("enroll", "A-0"))  # the ledger has answered the worker
     shaky, refused, enrolled = engine.send("shaky", 1), engine.send("refuse", "normal"), engine.send("enroll", "A-1")
