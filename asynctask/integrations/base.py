@@ -699,32 +699,35 @@ class EngineProcess(AppProcess):
 
     def expect(self, arrival: Arrival) -> None:
         """Notes that a job has arrived and waits for a free thread: its ticket is requested meanwhile, with those of
-        others."""
+        others. Without the name of its worker, no Event is made for it."""
         if self._early is None:
             # With half of the threads about to begin, there is time to ask for the others before one of them waits.
-            self._early = EarlyTickets(self.tracker.arrive, self._clock, enough=max(1, self._concurrency // 2))
+            self._early = EarlyTickets(self._arrive_early, self._clock, enough=max(1, self._concurrency // 2))
         if not arrival.broken:
             self._early.expect(arrival)
+
+    def _arrive_early(self, arrivals: Sequence[Arrival]) -> Sequence[Ticket | None]:
+        if all(each.worker_name for each in arrivals):
+            return self.tracker.arrive(arrivals)
+        return self.tracker.begin([(each.job_id, each.attempt) for each in arrivals])
 
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Notes that a copy of this attempt (None: of a lone job) has ended here: tickets for other copies are void."""
         if self._early is not None:
             self._early.forget(job_id, attempt)
 
-    def begin(self, arrival: Arrival, early: Ticket | None = None, *, redelivered: bool = False) -> Ticket:
+    def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
         """The ticket of a job that arrived. Blocks while the ledger is unavailable: no job begins unrecorded.
 
-        ``early``: a ticket requested (:meth:`known`) at most :data:`EARLY_S` ago. ``redelivered``: the engine has given the
-        same copy to a worker before. If that worker died at once, its start is not recorded; so this start is recorded
-        before the job is performed, and the next death counts.
+        ``redelivered``: the engine has given the same copy to a worker before. If that worker died at once, its start is
+        not recorded; so this start is recorded before the job is performed, and the next death counts.
 
         If its verdict is not ``RUN``, acknowledge the job unrun: it has ended, the ledger has taken it back, or its message
         has no valid attempt.
         """
         if arrival.broken:
             return self.refuse(arrival)
-        if early is None and self._early is not None:
-            early = self._early.take(arrival)
+        early = None if self._early is None else self._early.take(arrival)
         ticket: Ticket = early or self._retry_while_away(lambda: self._begin(arrival))
         if ticket.elsewhere and ticket.holder not in (None, self.ledger.identity):
             # Its engine may deliver it again before the death of its process is noticed.

@@ -8,7 +8,7 @@ carries its attempt as a header. Celery's rules decide whether and when it is re
 dispatches it again, with Celery's count of retries, so no worker holds it in its memory.
 
 In the prefork pool a process beside the worker records for all children
-(:class:`~asynctask.integrations.recording.PoolRecording`). A child opens no connection to the ledger, and continues before
+(:class:`~asynctask.integrations.recording.Recording`). A child opens no connection to the ledger, and continues before
 its outcome is committed. The worker, whose requests acknowledge, waits for that process. It starts no thread, because it
 may fork at any time, and records only what nobody else knows: that a job was killed over its time limit, or revoked.
 """
@@ -72,7 +72,7 @@ from asynctask.integrations.base import (
 from asynctask.integrations.recording import (
     Collecting,
     Performer,
-    PoolRecording,
+    Recording,
     RecordingGone,
     SavedElsewhere,
 )
@@ -295,7 +295,7 @@ class CeleryEngine:
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
         self._process: EngineProcess | Performer | None = None
         self._chain = Chain()  # of this process
-        self._recording: PoolRecording | None = None
+        self._recording: Recording | None = None
         self._loop = _Loop()
         self._queues: Sequence[str] = ()
         self._concurrency = 1
@@ -1105,11 +1105,10 @@ class CeleryEngine:
 
     def _record_for_children(self) -> None:
         """In the prefork pool, children perform jobs and another process records them."""
-        self._recording = PoolRecording(
+        self._recording = Recording(
             self._engine_process,
             self._app.clock,
             acknowledge=_acknowledge,
-            children=self._concurrency,
             redelivers=self._late_ack,
         )
         self._recording.start()
@@ -1127,7 +1126,7 @@ class CeleryEngine:
     def _task_received(self, request: Any = None, **_: Any) -> None:
         """Notes that Celery has a job for a thread or a child that is free soon."""
         beside, worker = self._recording or self._process, self._tracked.get(request.name)
-        if not isinstance(beside, PoolRecording | EngineProcess) or worker is None:
+        if not isinstance(beside, Recording | EngineProcess) or worker is None:
             return
         if request.eta is not None or not is_job_id(request.id):
             return
@@ -1207,7 +1206,7 @@ class _Loop:
     """
 
     def __init__(self) -> None:
-        self.recording: PoolRecording | None = None
+        self.recording: Recording | None = None
         self.is_woken = False
         self.runs = False
         self._hub: Any = None
@@ -1291,7 +1290,7 @@ def _request_of_threads(acks: HeldAcks, wake: Callable[[], None]) -> type:
     return TrackedRequest
 
 
-def _request_of_children(recording: PoolRecording, loop: _Loop) -> type:
+def _request_of_children(recording: Recording, loop: _Loop) -> type:
     """The same for children of the prefork pool."""
     from celery.worker.request import Request
 
