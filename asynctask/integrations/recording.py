@@ -414,6 +414,9 @@ class _Desk:
 
     def _serve(self, pid: int, connection: socket.socket) -> None:
         assert self._process is not None
+        for child in list(self._children.values()):
+            if not child.lives():
+                child.hang_up()
         slot = next(n for n in range(_FIRST_CHILD, _MOST_CHILDREN) if n not in self._children)
         self._flags[slot] = 0  # it may have been another child's
         child = self._children[slot] = _Child(self, self._process, connection, pid, slot)
@@ -453,6 +456,7 @@ class _Desk:
         for child in list(self._children.values()):
             if child.pid == pid:
                 child.hang_up()
+                child.thread.join()
         return self._last if self._last is not None and self._last.pid == pid else None
 
     def forget_last(self) -> None:
@@ -494,12 +498,19 @@ class _Child:
         self.thread = threading.Thread(target=self._serve, name="recording", daemon=True)
         self._log = get_logger("asynctask.recording")
 
+    def lives(self) -> bool:
+        """Whether the child is not known to be dead."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
     def hang_up(self) -> None:
-        """Returns when all that the child, which is dead, had said is done: one that it has forked may have a copy of its
-        connection."""
+        """Ends the connection of a dead child, of which a process that it has forked may have a copy; the thread ends when
+        all that the child had said is done."""
         with suppress(OSError):  # it has ended
             self._connection.shutdown(socket.SHUT_RD)
-        self.thread.join()
 
     def _serve(self) -> None:
         """Responds until the child ends; a job that it performed then has lost its process."""
@@ -510,15 +521,15 @@ class _Child:
                     if (answer := self._answer(said["do"], said["values"])) is not None:
                         self._connection.sendall(orjson.dumps({**answer, "number": said["number"]}) + b"\n")
                     self._answers = False
-        finally:
             if not self._desk.tells_lost:
                 self._end_interrupted()
+        finally:
             self._desk.ended(self)
 
     @property
     def is_busy(self) -> bool:
         """Whether it performs a job, or waits for its response."""
-        return self._answers or self.ticket is not None
+        return self._answers or (self.ticket is not None and self.lives())
 
     def asked(self) -> int:
         """The number of the running job, if it should stop; else 0."""

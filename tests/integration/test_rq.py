@@ -407,6 +407,16 @@ def test_a_job_whose_horse_is_killed_is_over_where_rq_does_not_retry_it(engine: 
     wait_for(lambda: sent.get_status() == "failed", "RQ has it among the failed")
 
 
+def test_the_death_of_a_horse_is_recorded_though_a_process_that_it_forked_lives_on(engine: RqWorld) -> None:
+    """That has a copy of the horse's connection to the recording process."""
+    first, second = engine.jobs.survived.delay(), engine.jobs.noted.delay("x")
+    engine.worker()
+    event = engine.ended(first.id)
+    assert (event["status"], said(event)[-1]) == ("error", ("error", "Worker lost", 1))
+    assert engine.ended(second.id)["result"] == "x"
+    (engine.world.folder / "gate").touch()
+
+
 def test_a_job_whose_worker_is_killed_is_finished_by_its_horse(engine: RqWorld) -> None:
     sent = engine.jobs.gated.delay(7)
     worker = engine.worker()
