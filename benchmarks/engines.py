@@ -1,16 +1,15 @@
 """Jobs on an engine, tracked against untracked: lone ones, sent one by one, and a list.
 
-    python -m benchmarks.engines [-n N] [--engine celery] [--pool threads] [-c N] [--work-ms MS] [--senders N] [--runs R]
-                                 [--queued]
+    python -m benchmarks.engines [-n N] [--engine celery] [--pool threads] [-c N] [--work-ms MS] [--runs R] [--queued]
 
-The engine's own worker command runs first, and waits. Then a program sends N jobs through the engine, from as many threads
-as ``--senders`` says; the clock runs from the first send until all are performed and, tracked, recorded. The same without
-the tracker is the peer. Last, a list of N items goes the same way as one Task. Tracked and untracked run in turn; the
-figures are medians. The CPU is that of the worker and all its children meanwhile. The ``middle`` rates are those between a
-tenth of the jobs and nine tenths: without the start, when a list is written and its first jobs are asked for, and the end.
+The engine's own worker command runs first, and waits. Then a program sends N jobs through the engine; the clock runs from
+the first send until all are performed and, tracked, recorded. The same without the tracker is the peer. Last, a list of N
+items goes the same way as one Task. Tracked and untracked run in turn; the figures are medians. The ``middle`` rates are
+those between a tenth of the jobs and nine tenths: without the start, when a list is written and its first jobs are asked
+for, and the end.
 
 With ``--queued`` all jobs are sent, or the list is submitted, before the worker starts: a sender that is slower than the
-worker would limit it. The figures are then the ``middle`` rates, and the CPU is that of the middle.
+worker would limit it. The figures are then the ``middle`` rates.
 
 Every job writes a byte; a run in which one is missing, or performed twice, or has no finished Event, gives no figure.
 
@@ -59,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pools = "of Celery: threads (default) or prefork; simple: RQ's worker that does not fork"
     parser.add_argument("--pool", choices=("threads", "prefork", "simple"), default="threads", help=pools)
     parser.add_argument("-c", dest="concurrency", type=int, default=4, help="threads or children (default 4)")
-    parser.add_argument("--work-ms", type=float, default=0.0, metavar="MS", help="how long a job waits (default 0)")
-    parser.add_argument("--senders", type=int, default=1, help="threads that send lone jobs (default 1)")
+    parser.add_argument("--work-ms", type=float, default=10.0, metavar="MS", help="how long a job waits (default 10)")
     parser.add_argument("--queued", action="store_true", help="send all jobs before the worker starts")
     parser.add_argument("--runs", type=int, default=3, help="runs of each (default 3)")
     return common.run(parser, argv, measure)
@@ -68,19 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: seconds until all was sent, until all was done and for the middle 80 %, and those of the worker's
-    processors."""
+    """One run: seconds until all was sent, until all was done, and for the middle 80 %."""
 
     sent_s: float
     done_s: float
     middle_s: float
-    cpu_s: float
 
 
 def measure(options: argparse.Namespace) -> Result:
     """Runs each side ``--runs`` times in turn."""
-    if min(options.runs, options.concurrency, options.senders) < 1:
-        raise common.Refused("--runs, -c and --senders must be at least 1")
+    if min(options.runs, options.concurrency) < 1:
+        raise common.Refused("--runs and -c must be at least 1")
     if (options.pool == "simple") > (options.engine == "rq"):
         raise common.Refused("--pool simple is a worker of RQ")
     sides: dict[str, tuple[bool, bool]] = {"untracked": (False, False), "lone": (True, False), "list": (True, True)}
@@ -99,7 +95,6 @@ def _result(options: argparse.Namespace, found: dict[str, list[Run]]) -> Result:
         "engine": f"{options.engine}, {options.pool}" if has_pool else options.engine,
         "broker": "Redis",
         "concurrency": options.concurrency,
-        "senders": options.senders,
         "runs": options.runs,
         "work_ms": options.work_ms,
         "peer": f"the same jobs on {options.engine}, untracked",
@@ -113,14 +108,12 @@ def _result(options: argparse.Namespace, found: dict[str, list[Run]]) -> Result:
         settings |= common.spread(name, rates)
         settings[f"{name}_middle"] = round(statistics.median(0.8 * options.n / run.middle_s for run in runs), 1)
         settings[f"{name}_sent"] = round(statistics.median(options.n / run.sent_s for run in runs))
-        settings[f"{name}_cpu_ms"] = round(statistics.median(run.cpu_s * 1_000 / options.n for run in runs), 3)
     ours, peer = middle["lone"], middle["untracked"]
     settings["list_ratio"] = round(middle["list"] / peer, 2)
     settings |= {
         f"{name}_middle_ratio": round(settings[f"{name}_middle"] / settings["untracked_middle"], 2)
         for name in ("lone", "list")
     }
-    settings["cpu_of_tracking_ms"] = round(settings["lone_cpu_ms"] - settings["untracked_cpu_ms"], 3)
     return Result("engines", options.n, ours, peer, ours / peer, "jobs/s", settings)
 
 
@@ -141,17 +134,17 @@ def _run_sent(options: argparse.Namespace, place: Place, environ: dict[str, str]
     """The worker waits for what is sent."""
     book, total, clock = place.folder / "book", _WARM + options.n, SystemClock()
     with ThreadPoolExecutor(1) as beside, _worker(options, place, environ) as worker, _sender(environ, place) as sender:
-        sender.ask("send", _WARM, 1)
+        sender.ask("send", _WARM)
         _await(lambda: book.stat().st_size >= _WARM, worker, place, _START_S)
         sender.ask("settle", _WARM)
-        cpu, begun = _cpu_s(worker.pid), clock.monotonic()
+        begun = clock.monotonic()
         middle = beside.submit(_middle, book, options.n, _WARM, worker, place)
-        sender.ask("list" if as_list else "send", options.n, options.senders)
+        sender.ask("list" if as_list else "send", options.n)
         sent_s = clock.monotonic() - begun
         _await(lambda: book.stat().st_size >= total, worker, place, _LIMIT_S)
         sender.ask("settle", total)
         done_s = clock.monotonic() - begun
-        return Run(sent_s, done_s, middle.result()[0], _cpu_s(worker.pid) - cpu)
+        return Run(sent_s, done_s, middle.result())
 
 
 def _run_queued(options: argparse.Namespace, place: Place, environ: dict[str, str], *, as_list: bool) -> Run:
@@ -159,25 +152,23 @@ def _run_queued(options: argparse.Namespace, place: Place, environ: dict[str, st
     book, clock = place.folder / "book", SystemClock()
     with _sender(environ, place) as sender:
         begun = clock.monotonic()
-        sender.ask("list" if as_list else "send", options.n, options.senders)
+        sender.ask("list" if as_list else "send", options.n)
         sent_s = clock.monotonic() - begun
         with _worker(options, place, environ) as worker:
-            middle_s, cpu_s = _middle(book, options.n, 0, worker, place)
+            middle_s = _middle(book, options.n, 0, worker, place)
             _await(lambda: book.stat().st_size >= options.n, worker, place, _LIMIT_S)
             sender.ask("settle", options.n)
-            return Run(sent_s, clock.monotonic() - begun, middle_s, cpu_s / 0.8)
+            return Run(sent_s, clock.monotonic() - begun, middle_s)
 
 
-def _middle(book: Path, n: int, before: int, worker: subprocess.Popen[bytes], place: Place) -> tuple[float, float]:
-    """Seconds between the end of the first tenth of ``n`` jobs after ``before`` others and that of the ninth, and those of
-    the worker's processors."""
-    ends, cpu = [], []
+def _middle(book: Path, n: int, before: int, worker: subprocess.Popen[bytes], place: Place) -> float:
+    """Seconds between the end of the first tenth of ``n`` jobs after ``before`` others and that of the ninth."""
+    ends = []
     for tenths in (1, 9):
         size = before + n * tenths // 10
         _await(lambda size=size: book.stat().st_size >= size, worker, place, _LIMIT_S)  # type: ignore[misc]
         ends.append(SystemClock().monotonic())
-        cpu.append(_cpu_s(worker.pid))
-    return ends[1] - ends[0], cpu[1] - cpu[0]
+    return ends[1] - ends[0]
 
 
 # -- processes
@@ -232,9 +223,9 @@ def _send_as_asked() -> int:
     if app is not None:
         app.start_services()
     for line in sys.stdin:
-        verb, n, *more = line.split()
+        verb, n = line.split()
         if verb == "send":
-            _send(send, int(n), int(more[0]))
+            send(range(int(n)))
         elif verb == "list" and app is not None:
             app.submit(engines_app.NAME, list(range(int(n))))
         elif app is not None:
@@ -243,15 +234,6 @@ def _send_as_asked() -> int:
     if app is not None:
         app.close()
     return 0
-
-
-def _send(send: Callable[[Sequence[int]], None], n: int, senders: int) -> None:
-    parts = [range(first, n, senders) for first in range(senders)]
-    threads = [threading.Thread(target=send, args=(part,)) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _settled(app: AsyncTask, total: int) -> None:
@@ -276,19 +258,6 @@ def _await(holds: Callable[[], bool], worker: subprocess.Popen[bytes], place: Pl
             last = (place.folder / "worker.log").read_text("utf-8", "replace").splitlines()[-5:]
             raise Unaccounted(f"the worker did not perform everything; its log ends with: {' / '.join(last)}")
         pause.wait(0.005)
-
-
-def _cpu_s(session: int) -> float:
-    """Seconds of processors that the processes of a session, and those of theirs that have ended, have used."""
-    ticks = 0
-    for each in Path("/proc").iterdir():
-        try:
-            words = (each / "stat").read_text().rpartition(")")[2].split() if each.name.isdigit() else []
-        except OSError:
-            continue  # it has ended
-        if words and int(words[3]) == session:
-            ticks += sum(map(int, words[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -85,14 +85,13 @@ STEPS = (
     Step("noop", ("-n", "100000"), ("-n", "5000", "--runs", "1"), ("sqlite",), on=("sqlite",)),
     Step("noop", ("-n", "100000", "--delay-ms", "1"), on=("sqlite",)),
     *(
-        Step("engines", ("-n", "2000", *engine, *work), on=("postgresql",))
+        Step("engines", ("-n", "2000", *engine, "--work-ms", "10", "--queued"), on=("postgresql",))
         for engine in (
             ("--engine", "celery"),
             ("--engine", "celery", "--pool", "prefork", "-c", "2"),
             ("--engine", "dramatiq", "-c", "8"),
             ("--engine", "rq", "-c", "2"),
         )
-        for work in (("--work-ms", "0"), ("--work-ms", "10", "--queued"))
     ),
     Step("engines", (), ("-n", "200", "--runs", "1"), ("sqlite",), on=()),
     Step("idle", ("-n", "30", "--redis"), ("-n", "2", "--redis"), ("sqlite",)),

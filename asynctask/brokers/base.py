@@ -63,8 +63,7 @@ class Copy:
     """One copy of a job in transit.
 
     ``payload``: the job as JSON text, kept byte for byte; ``attempt``: the fence (0: untracked); ``handle``: the broker's
-    reference to a fetched copy; ``job``: the parsed payload, if the broker had to parse it; ``snapshot``: a header
-    for the message of an attached engine, see :class:`asynctask.ledger.standalone.Snapshot`.
+    reference to a fetched copy; ``job``: the parsed payload, if the broker had to parse it.
     """
 
     jid: str
@@ -76,7 +75,6 @@ class Copy:
     deaths: int = 0
     handle: Any = None
     job: Any = field(default=None, compare=False, repr=False)
-    snapshot: Sequence[Any] | None = None
 
     @property
     def key(self) -> Key:

@@ -16,33 +16,30 @@ A worker process in another language has no such object. It sends its records to
 from __future__ import annotations
 
 import functools
-import math
 import os
 import queue
 import threading
-from collections import ChainMap, deque
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
 from asynctask.brokers.base import Copy
-from asynctask.clock import Clock, micros
+from asynctask.clock import SECOND, Clock, micros
 from asynctask.config import Config
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Begin
-from asynctask.database.engine import read_time
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
 from asynctask.errors import IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
-from asynctask.ledger.base import dumps
+from asynctask.ledger.base import MAX_ID, dumps
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, Snapshot, reopen, send, send_from_ledger
+from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape, Refused, UnfitItem
 from asynctask.lists.readers import RawRow
@@ -57,9 +54,9 @@ from asynctask.worker import Worker, describe, is_model
 EARLY_S: Final = 0.5
 """Seconds for which a ticket is valid that was requested before a thread was free."""
 
-SNAPSHOT: Final = "asynctask_event"
-"""The header of a message, where it can carry one, with the :class:`~asynctask.ledger.standalone.Snapshot` of its job's
-Event. Remove it from a message that is sent again."""
+SENT: Final = "asynctask_event"
+"""The header of the message of a lone job that has its Event already, where a message can carry one: the job's id, because
+programs pass the headers of one message on to another, and the time of this run (:func:`sent_at`)."""
 
 AT_ONCE: Final = 10
 """Jobs that the dispatcher pushes to an engine's Redis in one round trip; the first are there while it writes the next."""
@@ -76,27 +73,14 @@ BEGUN: Final = "a worker has begun it"
 LONG_S: Final = 0.1
 """Duration of a job from which its ``working`` status is written separately."""
 
-_GATHER_S: Final = 0.001
-"""Seconds for which requests for soon needed tickets are batched, also where a thread waits for one, if the last batch was
-read less than so long ago: over jobs that do nothing a thread always waits, and each ticket would be read alone. Jobs for
-all threads are enough."""
-
-_APART_S: Final = 0.04
-"""Seconds of work that an outcome may wait for while its acknowledgement keeps no thread idle; see
-:func:`~asynctask.ledger.recorder.lingers_s`."""
-
 _MOST_EARLY: Final = 1_000
 _MOST_ACKS: Final = 50
 _FLUSH_S: Final = 5.0
-_MANY: Final = 50
 
 _BROKEN: Final = (
     "the message is dropped unrun: only AsyncTask writes an attempt into one, so find the program that has changed or made"
     " it; the job runs by another message, or the ledger sends it again"
 )
-
-_FIRST: Final = ((None, True), (1, False))
-"""Attempts of jobs of which a snapshot may tell, and whether they are lone."""
 
 _UNKNOWN: Final = 1.0
 """Jobs per second below which the rate of a process says nothing: it has just begun, or was idle."""
@@ -168,7 +152,7 @@ class PushedJob:
     """A job as the dispatcher pushes it: the worker's ``name``, the engine's own name of the ``queue``, the arguments.
 
     ``attempt`` is its fence, which must travel with it; None for a lone job. ``retries``: the number of its retries.
-    ``snapshot``: for the header :data:`SNAPSHOT`, if the message can have it. ``replaces``: it is what a job of a Task sent
+    ``sent``: of a lone job, for the header :data:`SENT`. ``replaces``: it is what a job of a Task sent
     under its id, and not its item; ``signature``: to be sent in its place, see
     :class:`~asynctask.ledger.standalone.NextRun`.
     """
@@ -180,7 +164,7 @@ class PushedJob:
     kwargs: Mapping[str, Any]
     attempt: int | None
     retries: int
-    snapshot: Sequence[Any] | None
+    sent: Sequence[Any] | None
     replaces: bool = False
     signature: Any = None
 
@@ -200,7 +184,17 @@ def pushed_job(copy: Copy) -> PushedJob:
     if (again := job.get(AGAIN)) is not None:
         kwargs, retries, signature = again["kwargs"], max(0, retries - again["before"]), again["signature"]
         return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, None, True, signature)
-    return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, copy.snapshot)
+    sent = [copy.jid, round(job["created_at"] * SECOND)] if is_lone else None
+    return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, retries, sent)
+
+
+def sent_at(header: object, job_id: str) -> int | None:
+    """When this run of a lone job was sent (microseconds, by the ledger), by the header :data:`SENT` of the job's message;
+    None for anything else."""
+    match header:
+        case [of, int(at)] if of == job_id and 0 < at <= MAX_ID:
+            return at
+    return None
 
 
 def engine_worker(
@@ -374,29 +368,21 @@ class EarlyTickets:
 
     One thread requests all that have arrived, once fewer than ``enough`` unused tickets are left, or a thread waits for
     one: a request costs about as much for ten jobs as for one. A ticket is valid for half a second, then its job requests a
-    new one, so that changed knobs take effect.
+    new one, so that changed knobs take effect. Where ``begin`` has no ticket of a job (None), that requests its own.
     """
 
     def __init__(
-        self,
-        begin: Callable[[Sequence[Arrival]], Sequence[Ticket]],
-        clock: Clock,
-        *,
-        enough: int = 1,
-        gather_s: float = _GATHER_S,
+        self, begin: Callable[[Sequence[Arrival]], Sequence[Ticket | None]], clock: Clock, *, enough: int = 1
     ) -> None:
         self._begin = begin
         self._clock = clock
         self._enough = enough
-        self._gather_s = gather_s
         self._lock = threading.Lock()
         self._due = threading.Condition(self._lock)  # there is something to ask
         self._told = threading.Condition(self._lock)  # it was answered
         self._arrived: list[tuple[Arrival, _Early]] = []
         self._early: dict[tuple[str, int | None], _Early] = {}
-        self._answers: deque[_Answer] = deque()  # to the questions of the last half second
-        self._ready = 0  # tickets in them that nobody has taken
-        self._idle = False  # the thread waits until something is due
+        self._ready = 0  # of them, those that are answered
         self._wanted = False  # a thread waits for a ticket that was not asked for yet
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="tickets", daemon=True)
@@ -408,7 +394,8 @@ class EarlyTickets:
             if self._ended:
                 return
             if len(self._early) >= _MOST_EARLY:  # of jobs dropped by their engine
-                self._early = {key: each for key, each in self._early.items() if not each.done}
+                self._early, self._ready = {key: each for key, each in self._early.items() if not each.done}, 0
+            self._pop(arrival.job_id, arrival.attempt)
             early = self._early[arrival.job_id, arrival.attempt] = _Early()
             self._arrived.append((arrival, early))
             self._wake()
@@ -419,13 +406,10 @@ class EarlyTickets:
             early = self._pop(arrival.job_id, arrival.attempt)
             if early is None:
                 return None
-            if not early.asked:
-                self._wanted = True
-                self._due.notify()
-            else:
-                self._wake()
+            self._wanted = self._wanted or not early.asked
+            self._wake()
             self._told.wait_for(lambda: early.done)
-        return early.ticket if self._clock.monotonic() - early.answer.asked_at <= EARLY_S else None
+        return early.ticket if self._clock.monotonic() - early.asked_at <= EARLY_S else None
 
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Discards the ticket, because another copy of the job has ended."""
@@ -441,77 +425,41 @@ class EarlyTickets:
 
     def _pop(self, job_id: str, attempt: int | None) -> _Early | None:
         early = self._early.pop((job_id, attempt), None)
-        if early is not None and early.answer.left:
-            early.answer.left -= 1
-            self._ready -= 1
+        self._ready -= int(early is not None and early.done)
         return early
 
-    def _count_ready(self) -> int:
-        since = self._clock.monotonic() - EARLY_S
-        while self._answers and self._answers[0].asked_at < since:
-            old = self._answers.popleft()
-            self._ready -= old.left
-            old.left = 0
-        return self._ready
-
     def _is_due(self) -> bool:
-        return self._ended or bool(self._arrived and (self._wanted or self._count_ready() < self._enough))
-
-    def _is_full(self) -> bool:
-        return len(self._arrived) >= 2 * self._enough
+        return self._ended or bool(self._arrived and (self._wanted or self._ready < self._enough))
 
     def _wake(self) -> None:
-        if (self._idle and self._is_due()) or (self._wanted and self._is_full()):
+        if self._is_due():
             self._due.notify()
 
     def _run(self) -> None:
-        asked_at = -math.inf
-
-        def is_enough() -> bool:
-            is_time = self._is_full() or self._clock.monotonic() - asked_at >= self._gather_s
-            return self._ended or (self._wanted and is_time)
-
         while True:
             with self._lock:
-                self._idle = True
                 self._due.wait_for(self._is_due)
-                self._idle = False
-                self._due.wait_for(is_enough, self._gather_s)
-                asked_at = self._clock.monotonic()
                 batch, self._arrived, self._wanted = self._arrived, [], False
                 for _, early in batch:
-                    early.asked = True
+                    early.asked, early.asked_at = True, self._clock.monotonic()
                 ended = self._ended
-            if not batch and not ended:
-                continue
-            answer = _Answer(self._clock.monotonic())
             tickets: Sequence[Ticket | None] = [None] * len(batch)
-            with suppress(Exception):  # each then requests its own, and waits or fails alone
-                tickets = [] if ended else self._begin([arrival for arrival, _ in batch])
+            if not ended:
+                with suppress(Exception):  # each then requests its own, and waits or fails alone
+                    tickets = self._begin([arrival for arrival, _ in batch])
             with self._lock:
-                for (arrival, early), ticket in zip_longest(batch, tickets):
-                    early.ticket, early.answer, early.done = ticket, answer, True
-                    if ticket is not None and self._early.get((arrival.job_id, arrival.attempt)) is early:
-                        answer.left += 1
-                self._ready += answer.left
-                self._answers.append(answer)
+                for (arrival, early), ticket in zip(batch, tickets, strict=True):
+                    early.ticket, early.done = ticket, True
+                    self._ready += int(self._early.get((arrival.job_id, arrival.attempt)) is early)
                 self._told.notify_all()
             if ended:
                 return
 
 
 @dataclass(slots=True)
-class _Answer:
-    """What the ledger said at one time: of so many jobs that have not begun."""
-
-    asked_at: float
-    left: int = 0
-
-
-@dataclass(slots=True)
 class _Early:
-    answer: _Answer = field(default_factory=lambda: _Answer(0.0))
     ticket: Ticket | None = None
+    asked_at: float = 0.0  # on the monotonic clock
     asked: bool = False
     done: bool = False
 
@@ -582,16 +530,6 @@ class HeldAcks:
                 return
 
 
-HOLDS_ANY: Final = 500
-"""``holds`` of a process whose engine does not count held acknowledgements: a whole batch of outcomes."""
-
-
-def holdable(prefetch: int, concurrency: int) -> int:
-    """How many acknowledgements may be held back where the engine keeps at most ``prefetch`` unacknowledged jobs in a
-    process: half of them, as long as there is one for each thread beside those."""
-    return max(0, min(prefetch // 2, prefetch - concurrency))
-
-
 @dataclass(slots=True)
 class _Open:
     commits: int = 0
@@ -601,16 +539,13 @@ class _Open:
 class LoneEvents(Together):
     """Creates the Events of lone jobs before they are sent, or opens those that have ended again.
 
-    Returns what the message says of it in its header :data:`SNAPSHOT`; None for a job that the engine sends by itself and
-    that is open. Raises :class:`~asynctask.errors.IdInUse`, InputError and LedgerUnavailable: the job must not be sent.
+    Returns what the message says in its header :data:`SENT`; None for a job that the engine sends by itself and that is
+    open. Raises :class:`~asynctask.errors.IdInUse`, InputError and LedgerUnavailable: the job must not be sent.
     """
 
     def __init__(self, app: Dispatching, engine: str) -> None:
-        def make(calls: Sequence[tuple[Arrival, bool]]) -> Sequence[Snapshot | IdInUse | None]:
-            if app.ledger.time.is_old():  # a program that only sends has no heartbeat that reads it
-                with app.ledger.database.read() as connection:
-                    app.ledger.time.set(read_time(connection, app.ledger.clock))
-            results: list[Snapshot | IdInUse | None] = [None] * len(calls)
+        def make(calls: Sequence[tuple[Arrival, bool]]) -> Sequence[int | IdInUse | None]:
+            results: list[int | IdInUse | None] = [None] * len(calls)
             left = list(enumerate(calls))
             while left:  # one call, unless an id occurs twice, or the engine sends some of them
                 open_too, chosen = left[0][1][1], dict[str, int]()
@@ -626,12 +561,12 @@ class LoneEvents(Together):
 
         super().__init__(make)
 
-    def announce(self, job: Arrival, *, by_engine: bool = False) -> Snapshot | None:
+    def announce(self, job: Arrival, *, by_engine: bool = False) -> list[Any] | None:
         """``by_engine``: the engine sends it by itself, as the next step of others."""
-        found: Snapshot | IdInUse | None = self((job, by_engine))
+        found: int | IdInUse | None = self((job, by_engine))
         if isinstance(found, IdInUse):
             raise found
-        return found
+        return None if found is None else [job.job_id, found]
 
 
 def sent_values(
@@ -682,8 +617,7 @@ class EngineProcess(AppProcess):
     Create it in the performing process, after any fork.
 
     Arguments: ``engine``, its name; ``concurrency``, how many jobs run at once; ``queues``, the engine's own names of those
-    that the process works; ``holds``: how many acknowledgements may be held back before a thread lacks a job
-    (:func:`holdable`). Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
+    that the process works. Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
     """
 
     def __init__(
@@ -693,14 +627,12 @@ class EngineProcess(AppProcess):
         *,
         concurrency: int,
         queues: Sequence[str] = (),
-        holds: int = 0,
     ) -> None:
         identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
         ledger = replace(app.ledger, identity=identity)
         named = [engine_queue(engine, queue) for queue in queues]
         super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger, dispatching=app)
         self._engine = engine
-        self._holds = holds
         self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(
@@ -709,14 +641,10 @@ class EngineProcess(AppProcess):
             on_due=self._dispatcher.expect,
             figures=self.figures,
             closes_at_once=False,
-            enough=holds or HOLDS_ANY,
         )
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
-        self._begin = Together(self._arrive)
-        self._heard_at = -math.inf  # when the last question that was answered began, on the monotonic clock
-        self._lately: dict[tuple[str, int | None], float] = {}  # copies that ended here while their snapshots may be fresh
-        self._lately_lock = threading.Lock()
+        self._begin = Together(self.tracker.arrive)
         self._early: EarlyTickets | None = None
         self.chain = recording_chain(app, self.tracker)
         self._clock = app.clock
@@ -771,60 +699,35 @@ class EngineProcess(AppProcess):
 
     def expect(self, arrival: Arrival) -> None:
         """Notes that a job has arrived and waits for a free thread: its ticket is requested meanwhile, with those of
-        others."""
+        others. Without the name of its worker, no Event is made for it."""
         if self._early is None:
             # With half of the threads about to begin, there is time to ask for the others before one of them waits.
-            self._early = EarlyTickets(self._arrive, self._clock, enough=max(1, self._concurrency // 2))
-        if not arrival.broken and not self._is_fresh(arrival):
+            self._early = EarlyTickets(self._arrive_early, self._clock, enough=max(1, self._concurrency // 2))
+        if not arrival.broken:
             self._early.expect(arrival)
 
-    def _arrive(self, arrivals: Sequence[Arrival]) -> Sequence[Ticket]:
-        begun = self._clock.monotonic()
-        tickets = self.tracker.arrive(arrivals)
-        self._heard_at = begun
-        return tickets
-
-    def _is_fresh(self, arrival: Arrival) -> bool:
-        """Whether the snapshot in its message is as good as a ticket: as old at most, in a process that the ledger has
-        answered as lately. So none performs jobs that it cannot record for longer than it would with tickets."""
-        if (
-            arrival.snapshot is None
-            or not arrival.snapshot.is_new
-            or (arrival.attempt, arrival.snapshot.task_id is None) not in _FIRST
-        ):
-            return False
-        if (arrival.job_id, arrival.attempt) in self._lately:  # a second copy
-            return False
-        heard_at = max(self._heard_at, self.recorder.heard_at)
-        age = self.ledger.now() - arrival.snapshot.at
-        return abs(age) <= micros(EARLY_S) and self._clock.monotonic() - heard_at <= EARLY_S
+    def _arrive_early(self, arrivals: Sequence[Arrival]) -> Sequence[Ticket | None]:
+        if all(each.worker_name for each in arrivals):
+            return self.tracker.arrive(arrivals)
+        return self.tracker.begin([(each.job_id, each.attempt) for each in arrivals])
 
     def forget(self, job_id: str, attempt: int | None) -> None:
         """Notes that a copy of this attempt (None: of a lone job) has ended here: tickets for other copies are void."""
         if self._early is not None:
             self._early.forget(job_id, attempt)
-        now = self._clock.monotonic()
-        with self._lately_lock:
-            self._lately[job_id, attempt] = now
-            while (oldest := next(iter(self._lately))) and self._lately[oldest] < now - EARLY_S:
-                del self._lately[oldest]
 
-    def begin(self, arrival: Arrival, early: Ticket | None = None, *, redelivered: bool = False) -> Ticket:
+    def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
         """The ticket of a job that arrived. Blocks while the ledger is unavailable: no job begins unrecorded.
 
-        ``early``: a ticket requested (:meth:`known`) at most :data:`EARLY_S` ago. ``redelivered``: the engine has given the
-        same copy to a worker before. If that worker died at once, its start is not recorded; so this start is recorded
-        before the job is performed, and the next death counts.
+        ``redelivered``: the engine has given the same copy to a worker before. If that worker died at once, its start is
+        not recorded; so this start is recorded before the job is performed, and the next death counts.
 
         If its verdict is not ``RUN``, acknowledge the job unrun: it has ended, the ledger has taken it back, or its message
         has no valid attempt.
         """
         if arrival.broken:
             return self.refuse(arrival)
-        if early is None and not redelivered and self._is_fresh(arrival):
-            early = self.tracker.announced(arrival)
-        if early is None and self._early is not None:
-            early = self._early.take(arrival)
+        early = None if self._early is None else self._early.take(arrival)
         ticket: Ticket = early or self._retry_while_away(lambda: self._begin(arrival))
         if ticket.elsewhere and ticket.holder not in (None, self.ledger.identity):
             # Its engine may deliver it again before the death of its process is noticed.
@@ -929,12 +832,8 @@ class EngineProcess(AppProcess):
     # -- parts
 
     def _busy_for(self) -> float | None:
-        """An outcome that no thread waits for is written with those that follow, while the engine fetches other jobs in the
-        place of those whose acknowledgements are held back."""
-        rate = self._rate.per_second
-        if self._awaited or not (self.tracker.running() or rate > _MANY):
-            return None
-        return _APART_S if self._holds and rate > _MANY else 0.0
+        """An outcome that a thread waits for is written at once, others with those that follow."""
+        return None if self._awaited or not self.tracker.running() else 0.0
 
     def load(self) -> Load:
         """What this process can use now."""

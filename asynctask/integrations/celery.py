@@ -8,7 +8,7 @@ carries its attempt as a header. Celery's rules decide whether and when it is re
 dispatches it again, with Celery's count of retries, so no worker holds it in its memory.
 
 In the prefork pool a process beside the worker records for all children
-(:class:`~asynctask.integrations.recording.PoolRecording`). A child opens no connection to the ledger, and continues before
+(:class:`~asynctask.integrations.recording.Recording`). A child opens no connection to the ledger, and continues before
 its outcome is committed. The worker, whose requests acknowledge, waits for that process. It starts no thread, because it
 may fork at any time, and records only what nobody else knows: that a job was killed over its time limit, or revoked.
 """
@@ -51,9 +51,8 @@ from asynctask.integrations.base import (
     AT_ONCE,
     AWAY_S,
     BEGUN,
-    HOLDS_ANY,
     PUT_OFF_S,
-    SNAPSHOT,
+    SENT,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -62,18 +61,18 @@ from asynctask.integrations.base import (
     LoneEvents,
     PushedJob,
     engine_worker,
-    holdable,
     kept_params,
     merge_function,
     pushed_job,
     revived_arguments,
+    sent_at,
     sent_values,
     shard_writer,
 )  # fmt: skip
 from asynctask.integrations.recording import (
     Collecting,
     Performer,
-    PoolRecording,
+    Recording,
     RecordingGone,
     SavedElsewhere,
 )
@@ -82,7 +81,6 @@ from asynctask.ledger.standalone import (
     Arrival,
     Fence,
     NextRun,
-    Snapshot,
     discard,
     end_elsewhere,
     is_job_id,
@@ -297,11 +295,10 @@ class CeleryEngine:
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
         self._process: EngineProcess | Performer | None = None
         self._chain = Chain()  # of this process
-        self._recording: PoolRecording | None = None
+        self._recording: Recording | None = None
         self._loop = _Loop()
         self._queues: Sequence[str] = ()
         self._concurrency = 1
-        self._holds = 0
         self._lock = threading.Lock()
         self._importing = threading.RLock()
         self._has_imported = False
@@ -388,8 +385,8 @@ class CeleryEngine:
 
     def _push(self, line: _Line, job: PushedJob) -> None:
         headers: dict[str, Any] = {} if job.attempt is None else {ATTEMPT: job.attempt}
-        if job.snapshot is not None:
-            headers[SNAPSHOT] = job.snapshot
+        if job.sent is not None:
+            headers[SENT] = job.sent
         if job.signature is not None:
             self._push_signature(job)
             return
@@ -762,9 +759,8 @@ class CeleryEngine:
         headers = options.get("headers") or {}
         if by_celery and _resent_id(headers.get(AGAIN)) == task_id:
             return apply_async(args, kwargs, task_id=task_id, **options)
-        snapshot = self._lone_events.announce(job, by_engine=by_celery)
-        own = None if snapshot is None else snapshot.header(task_id)
-        options["headers"] = {**{name: headers[name] for name in headers if name != ATTEMPT}, SNAPSHOT: own}
+        sent = self._lone_events.announce(job, by_engine=by_celery)
+        options["headers"] = {**{name: headers[name] for name in headers if name != ATTEMPT}, SENT: sent}
         try:
             return apply_async(args, kwargs, task_id=task_id, **options)
         except Exception as error:
@@ -800,8 +796,8 @@ class CeleryEngine:
             self._settle(current, delay_s)
         if not ticket.elsewhere:  # the ledger dispatches it again when it is due
             return task.AsyncResult(ticket.job_id)
-        marks = {SNAPSHOT: None} if task.name in self._tracked else {AGAIN: [ticket.job_id, None]}
-        options["headers"] = {**(options.get("headers") or {}), **marks}
+        if task.name not in self._tracked:
+            options["headers"] = {**(options.get("headers") or {}), AGAIN: [ticket.job_id, None]}
         try:
             return apply_async(args, kwargs, task_id=ticket.job_id, **options)
         except Exception as error:
@@ -834,15 +830,12 @@ class CeleryEngine:
         delivery = request.delivery_info or {}
         queue = self._queue_of(delivery, own_name(worker.queue))
         params = self._params(worker, request.id, args, kwargs)
-        snapshot = None if request.retries else Snapshot.parse(getattr(request, SNAPSHOT, None), request.id)
         redelivered = bool(delivery.get("redelivered"))
         # A program that records nothing sent it: if its id was used before, this is another run.
-        is_unannounced = attempt is None and not (
-            redelivered or request.retries or vars(request).keys() & {SNAPSHOT, AGAIN}
-        )
+        is_unannounced = attempt is None and not (redelivered or request.retries or vars(request).keys() & {SENT, AGAIN})
         arrival = Arrival(
-            request.id, attempt, task.name, engine_queue(NAME, queue), params, snapshot=snapshot, anew=is_unannounced,
-            broken=broken,
+            request.id, attempt, task.name, engine_queue(NAME, queue), params,
+            sent_at=sent_at(getattr(request, SENT, None), request.id), anew=is_unannounced, broken=broken,
         )  # fmt: skip
         process, ticket = self._begin(arrival, redelivered=redelivered)
         self._thread.begun = request.id
@@ -1095,8 +1088,6 @@ class CeleryEngine:
         finally:
             self._app.close()  # a child that is forked opens its own connections
         self._concurrency = max(instance.concurrency, getattr(instance, "max_concurrency", None) or 0)
-        prefetch = self._concurrency * instance.prefetch_multiplier
-        self._holds = holdable(prefetch, self._concurrency) if prefetch else HOLDS_ANY
         if not _POOLS[pool]:
             self._record_for_children()
             return
@@ -1114,7 +1105,7 @@ class CeleryEngine:
 
     def _record_for_children(self) -> None:
         """In the prefork pool, children perform jobs and another process records them."""
-        self._recording = PoolRecording(
+        self._recording = Recording(
             self._engine_process,
             self._app.clock,
             acknowledge=_acknowledge,
@@ -1135,7 +1126,7 @@ class CeleryEngine:
     def _task_received(self, request: Any = None, **_: Any) -> None:
         """Notes that Celery has a job for a thread or a child that is free soon."""
         beside, worker = self._recording or self._process, self._tracked.get(request.name)
-        if not isinstance(beside, PoolRecording | EngineProcess) or worker is None:
+        if not isinstance(beside, Recording | EngineProcess) or worker is None:
             return
         if request.eta is not None or not is_job_id(request.id):
             return
@@ -1143,10 +1134,8 @@ class CeleryEngine:
         attempt, broken = _fence(request.request_dict, request.id)
         if not broken:
             params = self._params(worker, request.id, *request.message.payload[:2])
-            told = None if request.request_dict.get("retries") else request.request_dict.get(SNAPSHOT)
-            snapshot = Snapshot.parse(told, request.id)
-            queue = engine_queue(NAME, name)
-            beside.expect(Arrival(request.id, attempt, request.name, queue, params, snapshot=snapshot))
+            sent = sent_at(request.request_dict.get(SENT), request.id)
+            beside.expect(Arrival(request.id, attempt, request.name, engine_queue(NAME, name), params, sent_at=sent))
 
     def _start(self) -> None:
         with self._lock:
@@ -1186,7 +1175,7 @@ class CeleryEngine:
             pause.wait(AWAY_S)
 
     def _engine_process(self) -> EngineProcess:
-        return EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues, holds=self._holds)
+        return EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues)
 
     def _quiet(self) -> None:
         if self._recording is not None:
@@ -1217,7 +1206,7 @@ class _Loop:
     """
 
     def __init__(self) -> None:
-        self.recording: PoolRecording | None = None
+        self.recording: Recording | None = None
         self.is_woken = False
         self.runs = False
         self._hub: Any = None
@@ -1301,7 +1290,7 @@ def _request_of_threads(acks: HeldAcks, wake: Callable[[], None]) -> type:
     return TrackedRequest
 
 
-def _request_of_children(recording: PoolRecording, loop: _Loop) -> type:
+def _request_of_children(recording: Recording, loop: _Loop) -> type:
     """The same for children of the prefork pool."""
     from celery.worker.request import Request
 

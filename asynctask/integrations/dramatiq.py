@@ -49,9 +49,8 @@ from asynctask.exports.run import MERGER, check_columns
 from asynctask.integrations.base import (
     AT_ONCE,
     AWAY_S,
-    HOLDS_ANY,
     PUT_OFF_S,
-    SNAPSHOT,
+    SENT,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -59,17 +58,17 @@ from asynctask.integrations.base import (
     HeldAcks,
     LoneEvents,
     engine_worker,
-    holdable,
     kept_params,
     merge_function,
     pushed_job,
     revived_arguments,
+    sent_at,
     sent_values,
     shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.base import chunks
-from asynctask.ledger.standalone import Arrival, Fence, NextRun, Snapshot, is_job_id
+from asynctask.ledger.standalone import Arrival, Fence, NextRun, is_job_id
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import TICKET, Ticket, send_itself
 from asynctask.worker import Worker
@@ -190,13 +189,6 @@ class DramatiqEngine:
             exports=True,
         )
 
-    def holds(self, worker: Any) -> int:
-        """How many acknowledgements :class:`_Consumer` may hold back: on Redis any, which it takes out of what is
-        prefetched."""
-        if isinstance(self._server, _RedisServer):
-            return HOLDS_ANY
-        return holdable(worker.queue_prefetch, worker.worker_threads)
-
     @property
     def is_pushing(self) -> bool:
         """Whether this thread is in :meth:`push`."""
@@ -244,8 +236,8 @@ def _message(copy: Copy) -> dramatiq.Message[Any]:
     options: dict[str, Any] = {"retries": job.retries} if job.retries else {}
     if job.attempt is not None:
         options[ATTEMPT] = job.attempt
-    if job.snapshot is not None:
-        options[SNAPSHOT] = job.snapshot
+    if job.sent is not None:
+        options[SENT] = job.sent
     return dramatiq.Message(job.queue, job.name, tuple(job.args), dict(job.kwargs), options, message_id=job.job_id)
 
 
@@ -607,8 +599,6 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             self._send_itself(current, message, delay, is_tracked=is_tracked)
         if actor is None or not is_tracked:
             return
-        if not self.engine.is_pushing:
-            message.options.pop(SNAPSHOT, None)
         running: _Message | None = getattr(self._thread, "message", None)
         if current is not None and not self.engine.is_pushing:
             if not current.performing:
@@ -623,14 +613,14 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             by_engine = running is not None and not running.performing
             is_second_try = getattr(self._thread, "sending", None) == message.message_id  # the broker was away
             try:
-                snapshot = self._lone_events.announce(job, by_engine=by_engine or is_second_try)
+                sent = self._lone_events.announce(job, by_engine=by_engine or is_second_try)
             except IdInUse as error:
                 raise SendRefused(str(error)) from None
             except Exception as error:
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
             self._thread.sending = message.message_id
-            if snapshot is not None:
-                message.options[SNAPSHOT] = snapshot.header(message.message_id)
+            if sent is not None:
+                message.options[SENT] = sent
 
     def _send_itself(self, current: _Message, message: Any, delay: int | None, *, is_tracked: bool) -> None:
         """A running job sends a message under its own id: its next run."""
@@ -715,11 +705,9 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def _arrival(self, message: Any, actor: dramatiq.Actor[Any, Any]) -> Arrival:
         name = engine_queue(self.engine.name, _queue_of(message))
-        snapshot = Snapshot.parse(message.options.get(SNAPSHOT), message.message_id)
         attempt, broken = _fence(message)
-        return Arrival(
-            message.message_id, attempt, actor.actor_name, name, self._params(message), snapshot=snapshot, broken=broken
-        )
+        sent, params = sent_at(message.options.get(SENT), message.message_id), self._params(message)
+        return Arrival(message.message_id, attempt, actor.actor_name, name, params, sent_at=sent, broken=broken)
 
     def _claim(self, message_id: str) -> None:
         """Makes a second copy of a message in this process wait until the first is recorded."""
@@ -891,7 +879,6 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             self.engine.name,
             concurrency=worker.worker_threads,
             queues=queues,
-            holds=self.engine.holds(worker),
         )
         self._has_started.clear()
         self._works = True

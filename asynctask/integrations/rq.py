@@ -28,10 +28,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, cast
 
-import orjson
-
 from asynctask.brokers.base import Copy
 from asynctask.core.states import Status
+from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
     BrokerUnavailable,
@@ -40,6 +39,8 @@ from asynctask.errors import (
     InputError,
     JobInterrupted,
     JobTimeout,
+    SchemaOutdated,
+    Unavailable,
     UnknownWorker,
     not_installed,
 )  # fmt: skip
@@ -57,7 +58,7 @@ from asynctask.integrations.base import (
     sent_values,
     shard_writer,
 )
-from asynctask.integrations.recording import Collecting, RecordingGone, RecordingProcess, SavedElsewhere
+from asynctask.integrations.recording import Collecting, Performer, Recording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
 from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, Fence, NextRun, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
@@ -71,7 +72,6 @@ try:
     from rq import decorators
     from rq import exceptions as rq_exceptions
     from rq.exceptions import AbandonedJobError, InvalidJobOperation, NoSuchJobError
-    from rq.executions import Execution
     from rq.job import JobStatus, Retry, get_current_job
     from rq.serializers import JSONSerializer, resolve_serializer
     from rq.timeouts import JobTimeoutException
@@ -89,9 +89,6 @@ FENCE: Final = "asynctask"
 
 _FAILED_S: Final = 3_600
 """Seconds for which RQ keeps a job of a Task whose worker died; the ledger has dispatched it again by then."""
-
-FRESH_S = 10.0
-"""A horse that has waited for longer gets no job: something between it and Redis may have dropped its connection."""
 
 _NO_LIMIT: Final = -1
 """RQ's timeout for a job without limit."""
@@ -146,7 +143,7 @@ class _Performed:
     tracked: _Tracked
     ticket: Ticket
     job: CurrentJob
-    recording: RecordingProcess
+    performer: Performer
     called: bool = False
     performing: bool = False  # its function has not returned yet
     asked: Retry | None = None
@@ -168,7 +165,7 @@ class _Performed:
         if self.asked is not None:
             delay_s = _interval(self.asked, (self.rq_job.number_of_retries or 0) if self.is_lone else self.ticket.retries)
         try:
-            self.committed = self.recording.hand_over(_turn(self.rq_job), self.ticket, delay_s)
+            self.committed = self.performer.hand_over(self.ticket, delay_s=delay_s)
         except RecordingGone:
             os._exit(1)  # nothing can be recorded, and RQ must not count its job as done
 
@@ -226,6 +223,7 @@ class RqEngine:
         self._app = app
         self._lone_events = LoneEvents(app, NAME)
         self.merge: Callable[..., Any] | None = None  # as soon as one of its functions is an export
+        self._joined: Performer | None = None
         self._tracked: dict[str, _Tracked] = {}
         self._by_path: dict[str, _Tracked] = {}
 
@@ -442,10 +440,10 @@ class RqEngine:
 
     # -- performing
 
-    def arrive(self, job: Any, recording: RecordingProcess) -> _Performed | str | None:
+    def arrive(self, job: Any, recording: Recording) -> _Performed | str | None:
         """A job to be performed; if it must not be, the reason as text; None for one that RQ performs or fails by itself.
-        Blocks while the ledger is unavailable."""
-        turn, is_lone = _turn(job), _fence(job) is None
+        Blocks while the ledger is unavailable. Raises RecordingGone."""
+        is_lone = _fence(job) is None
         try:
             tracked = self.find(job)
             why = "" if tracked is not None or is_lone else "its function is not tracked in this worker"
@@ -454,26 +452,35 @@ class RqEngine:
             tracked, why = None, f"RQ cannot make it out: {type(error).__name__}: {error}"
         if tracked is None:
             if why:
-                recording.lost(turn, _arrival(job), why=why, delay_s=_next_try(job))
+                self._performer(recording).give_up(_arrival(job), why, delay_s=_next_try(job))
             return None if is_lone else why
         if is_lone and not is_job_id(job.id):
             return _NO_ID
         name, params = tracked.worker.name, self._params(tracked.worker, job) if is_lone else None
-        ticket = recording.begin(turn, replace(_arrival(job, name, params), anew=is_lone and _is_anew(job)))
-        if isinstance(ticket, str):
-            return ticket
+        performer = self._performer(recording)
+        ticket = performer.begin(replace(_arrival(job, name, params), anew=is_lone and _is_anew(job)))
+        if ticket.verdict is not Begin.RUN:
+            return "it has ended, the ledger has taken it back, or its message has no valid attempt"
+        if is_lone and not ticket.is_lone:
+            return "its id is that of another job, which the ledger keeps"
         payload = {"class": name, "args": args, "kwargs": kwargs, "jid": ticket.job_id, "queue": job.origin}
         own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
         current = ticket.job = SavedElsewhere(
             ticket.job_id,
-            functools.partial(recording.save, turn),
+            performer.save,
             self._app.clock,
-            should_stop=recording.should_stop,
+            should_stop=lambda: performer.should_stop,
             **own,
         )
         current.local[TICKET] = ticket
         current.resume(ticket.checkpoint)
-        return _Performed(job, tracked, ticket, current, recording)
+        return _Performed(job, tracked, ticket, current, performer)
+
+    def _performer(self, recording: Recording) -> Performer:
+        """This process's connection to the recording one."""
+        if self._joined is None or self._joined.pid != os.getpid():
+            self._joined = recording.join()
+        return self._joined
 
     def _perform(
         self, performed: _Performed, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -523,14 +530,25 @@ class RqEngine:
         """The functions whose lone jobs RQ retries after an interval, which takes its scheduler."""
         return [name for name, each in self._tracked.items() if each.retry is not None and any(each.retry.intervals or ())]
 
-    def recording(self, worker: Any) -> RecordingProcess:
-        """The recording process of a worker that is about to work."""
-        self._app.close()  # a process that is forked opens its own connections
+    def recording(self, worker: Any) -> Recording:
+        """The recording process of a worker that is about to work. Raises :class:`ConfigError` if it could record
+        nothing."""
         queues = worker.queue_names()
-        return RecordingProcess(
-            lambda: EngineProcess(self._app, NAME, concurrency=1, queues=queues),
-            lambda: _close_inherited(worker.connection),
-        )
+        try:
+            self._app.ensure_schema()
+        except SchemaOutdated as error:
+            raise ConfigError(f"the worker could record nothing: {error}") from error
+        except Unavailable as error:
+            worker.log.warning("worker %s: its jobs wait for the ledger: %s", worker.name, error)
+        finally:
+            self._app.close()  # a process that is forked opens its own connections
+
+        def make() -> EngineProcess:
+            _close_inherited(worker.connection)
+            return EngineProcess(self._app, NAME, concurrency=1, queues=queues)
+
+        self._joined = None
+        return Recording(make, self.clock, tells_lost=True)
 
 
 def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> Any:
@@ -644,7 +662,10 @@ class _Recording:
     continue."""
 
     engine: RqEngine | None = None
-    _recording: RecordingProcess
+    _recording: Recording
+    _horse = 0
+    """The last work-horse."""
+
     _has_lost_it = False
     _is_performing = False
 
@@ -694,7 +715,7 @@ class _Recording:
         super().maintain_heartbeats(job, *args, **options)  # type: ignore[misc]
 
     def execute_job(self: Any, job: Any, *args: Any, **options: Any) -> Any:
-        self._recording.expect(_turn(job), _arrival(job))
+        self._recording.expect(_arrival(job))
         return super().execute_job(job, *args, **options)  # type: ignore[misc]
 
     # -- performing, in the work-horse or in the only process
@@ -778,131 +799,27 @@ class _Recording:
         """Records a job whose horse died."""
         why = "it was stopped with the tools of RQ" if self._stopped_job_id == job.id else ""
         delay_s, timeout_s = None if why else _next_try(job), None if why else _limit_passed(job)
-        if self._recording.lost(_turn(job), _arrival(job), why=why, delay_s=delay_s, timeout_s=timeout_s) == "end":
+        if self._recording.lost(self._horse, _arrival(job), why=why, delay_s=delay_s, timeout_s=timeout_s) == "end":
             job.retries_left = 0
 
     def _note_abandoned(self: Any, job: Any, kind: Any, *_: Any) -> None:
         """RQ has found that a job's worker died long ago; it retries the job or fails it now."""
         if kind is AbandonedJobError and _fence(job) is None:
-            self._recording.lost(_turn(job), _arrival(job), delay_s=_next_try(job))
+            self._recording.lost(0, _arrival(job), delay_s=_next_try(job))
 
 
 class TrackedWorker(_Recording, rq.Worker):
     """RQ's worker, with the outcome of each tracked job in the ledger before RQ records it. ``engine``: the result of
-    :func:`attach`; without it, the only one attached in this process.
-
-    While a work-horse performs a job, the worker forks the next one, which connects to Redis and waits for its job: RQ
-    forks when it has a job, and the job waits for it.
-    """
-
-    _ahead: _Horse | None = None
+    :func:`attach`; without it, the only one attached in this process."""
 
     def work(self: Any, *args: Any, **options: Any) -> Any:
         _look_up_version(self.connection)
         collect_seldom()  # a garbage collection in a work-horse would copy all memory shared with the worker
-        try:
-            return super().work(*args, **options)
-        finally:
-            self._dismiss_ahead()
+        return super().work(*args, **options)
 
-    def run_maintenance_tasks(self: Any) -> None:
-        """May fork RQ's scheduler: with its copy of the pipe, the horse would not notice that this worker is killed."""
-        self._dismiss_ahead()
-        super().run_maintenance_tasks()  # type: ignore[no-untyped-call]
-
-    def _dismiss_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.dismiss()
-
-    def fork_work_horse(self: Any, job: Any, queue: Any) -> None:
-        """RQ's own is for the first job after a pause, and where the horse that waited was killed."""
-        now_s = self.engine.clock.monotonic()
-        if self._ahead is not None and now_s - self._ahead.since_s > FRESH_S:
-            self._dismiss_ahead()
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.give(job.id, queue.key, self.execution.id):
-            self._horse_pid = ahead.pid
-            self.procline(f"Forked {ahead.pid}")
-        else:
-            super().fork_work_horse(job, queue)
-        self._ahead = self._fork_ahead(now_s)
-
-    def _fork_ahead(self: Any, now_s: float) -> _Horse | None:
-        """None if the system has no room for it: that must not end the worker while another horse performs."""
-        ends: tuple[int, ...] = ()
-        try:
-            reads, tells = ends = os.pipe()
-            pid = os.fork()
-        except OSError as error:
-            self.log.warning("worker %s: no work-horse is forked ahead: %s", self.name, error)
-            for end in ends:
-                os.close(end)
-            return None
-        if pid:
-            os.close(reads)
-            return _Horse(pid, tells, now_s)
-        try:
-            os.close(tells)
-            self._perform_when_told(reads)
-        except BaseException:
-            self.log.exception("worker %s: a work-horse could not begin its job", self.name)
-            os._exit(1)
-        os._exit(0)
-
-    def _perform_when_told(self: Any, reads: int) -> None:
-        """What a horse does that was forked ahead. It ends if the worker has ended or needs it no more."""
-        self.setup_work_horse_signals()
-        _close_inherited(self.connection)
-        # RQ ends a job with two connections: one watches the job's dependents meanwhile.
-        with suppress(RedisError), self.connection.client():  # it tries again with its job
-            self.connection.ping()
-        with os.fdopen(reads, "rb") as pipe:
-            said = pipe.readline()
-        if not said.endswith(b"\n"):
-            return
-        job_id, queue_key, execution_id = orjson.loads(said)
-        os.environ["RQ_WORKER_ID"], os.environ["RQ_JOB_ID"] = self.name, job_id
-        job = self.job_class.fetch(job_id, connection=self.connection, serializer=self.serializer)
-        self.execution = None  # that of the job before
-        self.execution = Execution.fetch(execution_id, job_id, self.connection)
-        # Like RQ's dequeue_any(): the worker may have other queues by now.
-        queue = self.queue_class.from_queue_key(
-            queue_key,
-            connection=self.connection,
-            job_class=self.job_class,
-            serializer=self.serializer,
-            death_penalty_class=self.death_penalty_class,
-        )
-        self.main_work_horse(job, queue)
-
-
-class _Horse:
-    """A work-horse that waits for its job, from ``since_s`` on, on the monotonic clock. ``tells``: the pipe from which it
-    reads of its job."""
-
-    def __init__(self, pid: int, tells: int, since_s: float) -> None:
-        self.pid, self._tells, self.since_s = pid, tells, since_s
-
-    def give(self, *words: str) -> bool:
-        """Makes it lead a group of processes, as RQ's horses do, and tells it its job, the queue and the execution;
-        False if it has died."""
-        try:
-            os.setpgid(self.pid, self.pid)
-            os.write(self._tells, orjson.dumps(words) + b"\n")
-        except (BrokenPipeError, ProcessLookupError):
-            self.dismiss()
-            return False
-        os.close(self._tells)
-        return True
-
-    def dismiss(self) -> None:
-        """Ends it: it has no job. It may wait for Redis, and others may have a copy of the pipe."""
-        os.close(self._tells)
-        with suppress(ChildProcessError):  # another part of the worker has waited for it
-            if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
+    def fork_work_horse(self: Any, *args: Any, **options: Any) -> None:
+        super().fork_work_horse(*args, **options)
+        self._horse = self._horse_pid  # RQ forgets it when it has waited for it
 
 
 class TrackedSimpleWorker(_Recording, rq.SimpleWorker):
@@ -949,11 +866,6 @@ def _is_anew(job: Any) -> bool:
     if job.started_at is None:
         return True
     return bool(job.ended_at and job.enqueued_at and job.started_at <= job.ended_at < job.enqueued_at)
-
-
-def _turn(job: Any) -> str:
-    """Identifies one try of a job, by what RQ changes with each."""
-    return f"{job.id}:{job.retries_left}:{job.number_of_retries}"
 
 
 def _next_try(job: Any) -> float | None:

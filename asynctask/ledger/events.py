@@ -170,8 +170,7 @@ class Write(ABC):
 
     If it wins, ``notes`` are added to ``added_messages``, and ``cancelled`` if the transition cancels. ``values``: further
     columns to set (:data:`_KEPT`, and ``started_at`` of an Event that has none, or None); ``failure``: for a transition
-    that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index. ``told``: the job id
-    and the Task that a message names for it, if it was not read.
+    that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
 
     :func:`apply` sets ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then, None if it
     is gone.
@@ -183,7 +182,6 @@ class Write(ABC):
     failure: Failure | None = None
     failures: Mapping[int, ItemFailure] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
-    told: tuple[str, int | None] | None = None
     record: EventRecord | None = None
     turn: Turn | None = None
 
@@ -353,8 +351,6 @@ def _apply_batch(
     won: list[Write] = []
     for change in changes:
         record = records.get(change.event_id)
-        if record is not None and change.told is not None and not _is_told(record, *change.told):
-            record = None
         change.record = record
         turn = change.turn = change.decided(ledger, record) if record is not None else None
         if turn is None or record is None:
@@ -364,11 +360,6 @@ def _apply_batch(
         if record.task_id is not None:
             moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
     _write(connection, ledger, won, now)
-
-
-def _is_told(record: EventRecord, job_id: str, task_id: int | None) -> bool:
-    """Whether a message has named the Event of its job."""
-    return record.job_id == job_id and record.task_id == task_id and (task_id is not None or record.is_lone)
 
 
 def _write(connection: Connection, ledger: Ledger, won: Sequence[Write], now: int) -> None:
@@ -614,8 +605,6 @@ _UNTOUCHED = (
 )
 
 _READ_GUARD: Final = ("id", "attempt")
-_LONE_GUARD: Final = ("id", "attempt", "job_id")
-_TOLD_GUARD: Final = ("id", "attempt", "job_id", "task_id")
 
 
 @dataclass(slots=True)
@@ -624,7 +613,6 @@ class _EndBatch:
 
     turn: Turn
     problem: str | None
-    guard: tuple[str, ...]
     names: tuple[str, ...]
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -644,15 +632,12 @@ def write_unread(
         assert record is not None
         assert turn is not None
         problem = problem_of(turn, end.failure)
-        guard = _READ_GUARD if end.told is None else _LONE_GUARD if record.task_id is None else _TOLD_GUARD
-        key = (id(turn), problem, guard, *end.values)
+        key = (id(turn), problem, *end.values)
         group = alike.get(key)
         if group is None:
-            group = alike[key] = _EndBatch(turn, problem, guard, tuple(end.values))
+            group = alike[key] = _EndBatch(turn, problem, tuple(end.values))
         attempt = turn.after.attempt
         row: dict[str, Any] = {"b_id": record.id, "b_attempt": attempt}
-        if end.told is not None:
-            row["b_job_id"], row["b_task_id"] = end.told
         row["v_added_messages"] = _first_messages(end.notes, attempt, now, now_text)
         for name, value in end.values.items():
             row[f"v_{name}"] = value
@@ -683,10 +668,8 @@ def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None
         "status": str(after.status), "problem": group.problem, "n_finish": after.n_finish, "n_failed": after.n_failed,
         "n_error": after.n_error, "n_cancelled": after.n_cancelled, "look_at": None, "finished_at": now,
     }  # fmt: skip
-    written, where = ("added_messages", *group.names), _UNTOUCHED
-    if group.guard is _LONE_GUARD:
-        where = f"{where} AND task_id IS NULL AND callback_of IS NULL"
-    found = batches.update(connection, events, group.guard, written, group.rows, same=same, where=where)
+    written = ("added_messages", *group.names)
+    found = batches.update(connection, events, _READ_GUARD, written, group.rows, same=same, where=_UNTOUCHED)
     if found != len(group.rows):
         raise StaleRead("something else was written of an Event meanwhile; it is read and decided again")
 

@@ -377,8 +377,8 @@ def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
 
 
 class _Room(NamedTuple):
-    """How many ``jobs`` of a Task may be lent now. ``gate``: of a Task with keys; ``round``: of one with an interval, the round
-    that they belong to, as of :func:`asynctask.ledger.hints.round_of`."""
+    """How many ``jobs`` of a Task may be lent now. ``gate``: of a Task with keys; ``round``: of one with an interval, the
+    round that they belong to, as of :func:`asynctask.ledger.hints.round_of`."""
 
     jobs: int
     gate: sessions.Gate | None = None

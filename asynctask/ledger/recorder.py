@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -48,8 +47,6 @@ _READS = 100
 bursts."""
 
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
-
-_NOT_FOUND = "the program that sent this job records in another database than this worker: give both one database_url"
 
 
 @dataclass(slots=True)
@@ -141,7 +138,7 @@ class Recorder:
     nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
     time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count committed
     outcomes. ``closes_at_once``: a Task that may have ended is closed as soon as no job runs, however recent the last
-    check. ``enough`` outcomes wait for no others.
+    check.
     """
 
     def __init__(
@@ -152,11 +149,9 @@ class Recorder:
         on_due: Callable[[int], None] = lambda at: None,
         figures: Figures | None = None,
         closes_at_once: bool = True,
-        enough: int = _MAX_BATCH,
     ) -> None:
         self._ledger = ledger
         self._closes_at_once = closes_at_once
-        self._enough = enough
         self._figures = figures or Figures()
         self._busy_for = busy_for
         self._on_due = on_due
@@ -172,7 +167,6 @@ class Recorder:
         self._log = get_logger("asynctask.recorder")
         self._flushes = True  # no outcome is pending because of a failed flush
         self.recorded = 0
-        self.heard_at = -math.inf  # when the last flush that was committed began, on the monotonic clock
 
     def start(self) -> None:
         """Starts the flushing thread."""
@@ -184,7 +178,7 @@ class Recorder:
         with self._condition:
             self._pending.extend(outcomes)
             # Wakes the thread for the first outcome and for enough; a wake-up for each costs more than the flush.
-            if len(self._pending) == len(outcomes) or len(self._pending) >= self._enough:
+            if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH:
                 self._condition.notify_all()
             if not self._awaited:
                 for each in outcomes:
@@ -247,7 +241,6 @@ class Recorder:
     def _flush_timed(self, batch: Sequence[Outcome]) -> None:
         begun = self._ledger.clock.monotonic()
         self.commit(batch)
-        self.heard_at = begun
         self._flush_s = self._ledger.clock.monotonic() - begun
 
     def commit(self, batch: Sequence[Outcome]) -> None:
@@ -296,7 +289,6 @@ class Recorder:
                     worker=each.worker,
                     seconds=each.seconds,
                     marks=each.marks,
-                    told=each.told,
                     loan=each.loan,
                 )
             )
@@ -330,7 +322,7 @@ class Recorder:
             return batch
 
     def _is_enough(self) -> bool:
-        return len(self._pending) >= self._enough or self._stopping
+        return len(self._pending) >= _MAX_BATCH or self._stopping
 
     def _linger(self) -> float:
         return lingers_s(self._busy_for(), self._flush_s)
@@ -360,8 +352,6 @@ class Recorder:
             self._figures.flushes.add(len(wave))
             for each in wave:
                 won = _is_won(each) or already_recorded(self._ledger, each)
-                if each.record is None and each.told is not None:
-                    self._log.error("event_not_found", job_id=each.told[0], event_id=each.event_id, hint=_NOT_FOUND)
                 if won and (kind := _figure(each)) is not None:
                     self._figures.ended(each.worker, kind, each.seconds)
                 self._notify(each, won)

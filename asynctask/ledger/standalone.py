@@ -19,7 +19,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import IdInUse, InputError, JobTimeout
 from asynctask.ledger import lending
-from asynctask.ledger.base import MAX_ID, MAX_SLOTS, Ledger, chunks, dumps
+from asynctask.ledger.base import Ledger, chunks, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.tasks import close_after, lock
 from asynctask.messages import clean
@@ -55,38 +55,6 @@ _RECORDABLE = (Status.ENQUEUE, Status.WORKING, Status.FINISH, Status.FAILED, Sta
 _e = events.c
 
 
-class Snapshot(NamedTuple):
-    """What a message says of the Event of its job: its id, and a time ``at`` (microseconds, by the database's clock) when
-    it was dispatched and nothing had been written of any attempt.
-
-    Of a job of a Task also the Task, the number of its counter slots, and the ``row`` in the list. ``is_new``: it had
-    no run before; a job that was sent again after its end has messages, so its Event is read before it begins.
-    """
-
-    event_id: int
-    at: int
-    task_id: int | None = None
-    slots: int = 1
-    row: int | None = None
-    is_new: bool = True
-
-    def header(self, job_id: str) -> list[Any]:
-        """The form in which it travels, with the id of its job: programs pass the headers of one message on to another."""
-        return [job_id, *self[:-1]] if self.is_new else [job_id, *self]
-
-    @classmethod
-    def parse(cls, value: object, job_id: str) -> Snapshot | None:
-        """From the header of the message of this job; None for anything else."""
-        match value:
-            case [of, int(event_id), int(at), int() | None as task_id, int(slots), int() | None as row, *more] if (
-                of == job_id and more in ([], [False])
-            ):
-                given = [each for each in (event_id, at, task_id, row) if each is not None]
-                if _is_count(slots, MAX_SLOTS) and all(_is_count(each, MAX_ID) for each in given):
-                    return cls(event_id, at, task_id, slots, row, not more)
-        return None
-
-
 class Fence(NamedTuple):
     """What a message says of the attempt of its job. ``attempt``: None in the message of a job that its engine keeps.
     ``broken``: what it says in the place of an attempt, for people: whoever reaches the engine's broker can write any
@@ -118,9 +86,10 @@ class Arrival:
     """A job that reaches the ledger: an engine fetched it, or a program sends it.
 
     ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
-    Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``snapshot``: of an Event
-    that its message describes. ``anew``: it was sent without an Event and has not begun before: if the Event of its id has
-    ended, it is another run. ``broken``: its message has no valid attempt, see :class:`Fence`; nothing begins by it.
+    Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``sent_at`` (microseconds,
+    by the ledger): when this run of a lone job was sent, if its message says so. ``anew``: it was sent without an Event and
+    has not begun before: if the Event of its id has ended, it is another run. ``broken``: its message has no valid attempt,
+    see :class:`Fence`; nothing begins by it.
     """
 
     job_id: str
@@ -129,7 +98,7 @@ class Arrival:
     queue: str
     params: Any = None
     options: str | None = None
-    snapshot: Snapshot | None = None
+    sent_at: int | None = None
     anew: bool = False
     broken: str = ""
 
@@ -214,8 +183,9 @@ def _unfit_params(params: Any) -> str | None:
 
 def enqueue(
     ledger: Ledger, jobs: Sequence[Arrival], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
-) -> dict[str, Snapshot]:
-    """Creates stand-alone Events; skips ids that exist. Returns what it has created, by job id.
+) -> dict[str, int]:
+    """Creates stand-alone Events; skips ids that exist. Returns the time of those that it has created, in microseconds, by
+    job id.
 
     ``due_at`` (microseconds): when the dispatcher pushes them; None: they are in a queue already. ``options`` travel in
     their payload (``retry``, ``priority``). Raises :class:`InputError` for values that the database cannot store.
@@ -231,7 +201,7 @@ def send(
     due_at: int | None = None,
     options: Mapping[str, Any] | None = None,
     open_too: bool = False,
-) -> dict[str, Snapshot | IdInUse]:
+) -> dict[str, int | IdInUse]:
     """As :func:`enqueue`, for jobs that a program sends: one under the id of a lone job that has ended opens its Event
     again, as a new run with the new arguments.
 
@@ -239,17 +209,17 @@ def send(
     with ``open_too`` such a job is skipped, because an engine sends it by itself.
     """
     now = ledger.now()  # the same in each try: it shows what an earlier one has written
-    found: dict[str, Snapshot | IdInUse] = {**_enqueue_all(ledger, jobs, due_at, options, now)}
+    found: dict[str, int | IdInUse] = {**_enqueue_all(ledger, jobs, due_at, options, now)}
     rest = [job for job in jobs if job.job_id not in found]
     return found | _send_again(ledger, rest, due_at, options, now, open_too) if rest else found
 
 
 def _enqueue_all(
     ledger: Ledger, jobs: Sequence[Arrival], due_at: int | None, options: Mapping[str, Any] | None, now: int
-) -> dict[str, Snapshot]:
+) -> dict[str, int]:
     unique = {job.job_id: job for job in jobs}
     rest = dumps(dict(options)) if options else None
-    created: dict[str, Snapshot] = {}
+    created: dict[str, int] = {}
     try:
         for part in _slices([_row(job, rest) for job in unique.values()]):
             created |= _enqueue(ledger, part, due_at, now)
@@ -267,13 +237,13 @@ def _send_again(
     options: Mapping[str, Any] | None,
     now: int,
     open_too: bool,
-) -> dict[str, Snapshot | IdInUse]:
+) -> dict[str, int | IdInUse]:
     rest = dumps(dict(options)) if options else None
     with ledger.database.write() as connection:
         found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([job.job_id for job in jobs]))).all()
         by_id = {job.job_id: job for job in jobs}
         changes = [_new_run(ledger, int(i), _row(by_id[job_id], rest), due_at, now) for i, job_id in found]
-        sent: dict[str, Snapshot | IdInUse] = {}
+        sent: dict[str, int | IdInUse] = {}
         for change in apply(connection, ledger, changes):
             record = change.record
             if record is None:
@@ -281,7 +251,7 @@ def _send_again(
             if (
                 change.turn is not None or record.created_at == now
             ):  # an earlier try has written it, and its answer was lost
-                sent[record.job_id] = Snapshot(record.id, now, is_new=False)
+                sent[record.job_id] = now
             elif not open_too:
                 sent[record.job_id] = _in_use(record)
         if due_at is not None:
@@ -362,7 +332,7 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 @repeatable
-def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, Snapshot]:
+def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, int]:
     if due_at is None and len(part) <= _ALONE:
         with ledger.database.write_alone() as connection:
             return _insert(connection, part, due_at, now)
@@ -373,10 +343,10 @@ def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None,
     return created
 
 
-def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, Snapshot]:
+def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, int]:
     rows = [{**row, "due_at": due_at, "created_at": now} for row in rows]
-    found = insert_new(connection, events, "job_id", rows, ("id", "job_id", "created_at"))
-    return {job_id: Snapshot(event_id, now) for event_id, job_id, created_at in found if created_at == now}
+    found = insert_new(connection, events, "job_id", rows, ("job_id", "created_at"))
+    return {job_id: now for job_id, created_at in found if created_at == now}
 
 
 @repeatable

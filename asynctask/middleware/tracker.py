@@ -95,7 +95,6 @@ class Ticket:
     settled: bool = False
     is_final: bool = False  # another attempt would end in the same error
     seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
-    told: tuple[str, int | None] | None = None  # the job id and the Task, if the message tells them and nothing was read
     job: CurrentJob | None = None
     callback_of: int | None = None  # the Task whose callback it is
     checkpoint: str | None = None  # the checkpoint of an earlier attempt
@@ -249,8 +248,12 @@ class Tracker:
             )
             tickets = self.begin(keys)
         for arrival, ticket in zip(arrivals, tickets, strict=True):
-            snapshot = arrival.snapshot
-            if ticket is not None and snapshot is not None and ticket.attempt > 1 and snapshot.at < ticket.sent_at:
+            if (
+                ticket is not None
+                and ticket.attempt > 1
+                and arrival.sent_at is not None
+                and arrival.sent_at < ticket.sent_at
+            ):
                 ticket.verdict = Begin.DROP  # a late copy of an earlier run under this id
         return [ticket or self._dropped(each) for each, ticket in zip(arrivals, tickets, strict=True)]
 
@@ -303,28 +306,6 @@ class Tracker:
         ]
         self._read_places([ticket for ticket in tickets if ticket.seen is None])
         return tickets
-
-    def announced(self, arrival: Arrival) -> Ticket:
-        """The ticket of a job by the snapshot in its message, which replaces Begin. The caller has checked its age."""
-        snapshot = arrival.snapshot
-        assert snapshot is not None
-        row = Row(Status.ENQUEUE, reserved=True)
-        seen = EventRecord(
-            snapshot.event_id, arrival.job_id, snapshot.task_id, None, row, None, snapshot.row, None, None,
-            arrival.worker_name, arrival.queue, None, snapshot.slots,
-        )  # fmt: skip
-        return Ticket(
-            Begin.RUN,
-            arrival.job_id,
-            snapshot.event_id,
-            snapshot.task_id,
-            row.attempt,
-            elsewhere=arrival.attempt is None,
-            told=(arrival.job_id, snapshot.task_id),
-            seen=seen,
-            row=snapshot.row,
-            worker=arrival.worker_name,
-        )
 
     def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """The Events of these jobs, by job id. Raises LedgerUnavailable."""
@@ -438,7 +419,7 @@ class Tracker:
         return Outcome(
             ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes=notes,
             values=_columns(news, started_at=ticket.started_at, checkpoint=place), then=then, elsewhere=ticket.elsewhere,
-            awaited=done is not None, marks=news.marks, failures=news.failures, told=ticket.told,
+            awaited=done is not None, marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
     # -- 3. settle
@@ -547,7 +528,7 @@ class Tracker:
             ticket.awaited, worker=ticket.worker, notes=notes, failure=ticket.failure,
             values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place) | columns,
             seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
-            marks=news.marks, failures=news.failures, told=ticket.told,
+            marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
     def _outcome_of_slice(

@@ -19,7 +19,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from asynctask.app import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.clock import SystemClock
 from asynctask.dispatch.outbox import Router, build, engine_of
-from asynctask.errors import InputError, NormalException
+from asynctask.errors import InputError, NormalException, NotFound
 from asynctask.job import current_job
 from asynctask.sidekiq.payload import dump
 from asynctask.task import TaskHandle
@@ -151,6 +151,10 @@ class EngineHarness(Protocol):
 
     app: AsyncTask
 
+    def send(self, worker: str, item: Mapping[str, Any]) -> str:
+        """Sends a lone job, as programs of the engine do; returns its id."""
+        ...
+
     def start(self, threads: int = 2) -> None:
         """Starts a worker that performs so many jobs at once; returns when it is registered in the ledger."""
         ...
@@ -236,6 +240,53 @@ class EngineConformance(ABC):
             assert (event["status"], event["attempt"], event["result"]) == ("finish", 2, {"n": 1})
             assert performed(folder) == [1, 1]
             exact(engine.app, task, finish=1)
+
+    # -- lone jobs
+
+    def test_a_lone_job_has_its_event_before_any_worker_runs(self) -> None:
+        with self.harness() as (engine, folder):
+            job_id = engine.send("act", {"n": 1})
+            event: dict[str, Any] = {}
+            with suppress(NotFound):
+                event = engine.app.event(job_id)
+            assert event, "it has no Event"
+            assert (event["status"], event["params"], event["task_id"]) == ("enqueue", [{"n": 1}], None)
+            engine.start()
+            event = ended_alone(engine.app, job_id)
+            assert (event["status"], event["result"], event["attempt"]) == ("finish", {"n": 1}, 1)
+            assert [m["message"] for m in event["messages"]] == ["In progress", "item 1", "Done"]
+            assert performed(folder) == [1]
+
+    def test_a_lone_job_is_retried_as_its_engine_says(self) -> None:
+        with self.harness() as (engine, folder):
+            ways: Sequence[Mapping[str, Any]] = ({"breaks": 1}, {"do": "raise"}, {"do": "refuse"})
+            sent = [engine.send("again", {"n": n, **how}) for n, how in enumerate(ways)]
+            engine.start()
+            events = [ended_alone(engine.app, job_id) for job_id in sent]
+            assert [(event["status"], event["attempt"]) for event in events] == [("finish", 2), ("error", 3), ("failed", 1)]
+            tries = ["working", "working", "error", "enqueue"]
+            assert [[m["status"] for m in event["messages"]] for event in events] == [
+                [*tries, "working", "working", "finish"],
+                [*tries, *tries, "working", "working", "error"],
+                ["working", "working", "failed"],
+            ]
+            assert sorted(performed(folder)) == [0, 0, 1, 1, 1, 2]
+
+    def test_the_end_of_a_lone_job_is_that_of_its_function(self) -> None:
+        with self.harness() as (engine, folder):
+            ends: Sequence[tuple[dict[str, Any], str, str, Any]] = (
+                ({"do": "exit", "code": 0}, "finish", "Done", None),
+                ({"do": "exit", "code": 3}, "error", "Error: exit code 3", None),
+                ({"do": "put_off", "as": "generator"}, "error", "work that nobody performs (generator)", None),
+                ({"do": "fork", "child": "exit"}, "finish", "Done", {"child": 5}),
+            )
+            sent = [engine.send("again", {"n": n, **how}) for n, (how, *_) in enumerate(ends)]
+            engine.start(1)
+            for job_id, (_, status, text, result) in zip(sent, ends, strict=True):
+                event = ended_alone(engine.app, job_id)
+                assert (event["status"], event["result"], event["attempt"]) == (status, result, 1)
+                assert text in event["messages"][-1]["message"]
+            assert sorted(performed(folder)) == [0, 1, 2, 3], "none is retried"
 
     # -- ends
 
@@ -348,6 +399,8 @@ class EngineConformance(ABC):
     def test_a_list_without_a_worker_waits_and_can_be_cancelled(self) -> None:
         with self.harness() as (engine, folder):
             task = engine.app.submit("act", [{"n": n} for n in range(5)])
+            engine.app.dispatcher.round()
+            assert task.progress()["control"]["in_flight"] == 0, "it waits in the ledger, and not in the engine"
             task.cancel()
             ended(task)
             engine.start()
@@ -563,6 +616,14 @@ def ended(task: TaskHandle) -> Sequence[dict[str, Any]]:
     """The Events of a Task once it is over, at most 1,000 of them."""
     wait_for(lambda: task.progress()["done"], f"Task {task.id} is over: {task.progress()['counts']}")
     return task.events(limit=1_000)
+
+
+def ended_alone(app: AsyncTask, job_id: str) -> dict[str, Any]:
+    """The Event of a lone job once it is over."""
+    over = ("finish", "failed", "error", "cancelled")
+    wait_for(lambda: app.event(job_id)["status"] in over, f"{job_id} is over: {app.event(job_id)['status']}")
+    found: dict[str, Any] = app.event(job_id)
+    return found
 
 
 def deliver_again(app: AsyncTask, event: Mapping[str, Any]) -> None:

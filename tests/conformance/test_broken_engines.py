@@ -6,7 +6,7 @@ Dramatiq's worker threads on its broker for tests, in this process; and RQ, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,9 @@ class StubHarness:
         actor(partial_of(folder), actor_name="again", broker=self._broker, max_retries=2, min_backoff=1, max_backoff=2)
         self.app.ensure_schema()
         self._worker: dramatiq.Worker | None = None
+
+    def send(self, worker: str, item: Mapping[str, Any]) -> str:
+        return engines.send("dramatiq", self._broker, Path(), worker, item)
 
     def start(self, threads: int = 2) -> None:
         self._worker = dramatiq.Worker(self._broker, worker_timeout=20, worker_threads=threads)
@@ -143,6 +146,11 @@ def forgetful(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(integration, "pushed_job", lone)
 
 
+def eventless(patch: pytest.MonkeyPatch) -> None:
+    """Leaves the Event of a message to the worker that takes it."""
+    patch.setattr(base.LoneEvents, "announce", lambda self, job, **how: None)
+
+
 CAUGHT: dict[Break, str] = {
     blind: "test_a_job_that_is_over_is_not_performed_again",
     stubborn: "test_a_refusal_is_failed_and_not_retried",
@@ -150,6 +158,7 @@ CAUGHT: dict[Break, str] = {
     hasty: "test_a_success_leaves_its_result_and_its_messages",
     fenceless: "test_a_success_leaves_its_result_and_its_messages",
     final: "test_an_error_is_retried_and_its_retry_finishes_it",
+    eventless: "test_a_lone_job_has_its_event_before_any_worker_runs",
     forgetful: "test_the_callbacks_of_an_outcome_are_called_once_and_counted_nowhere",
 }
 

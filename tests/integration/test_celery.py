@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -318,16 +317,8 @@ def retried(event: dict[str, Any]) -> bool:
     ]
 
 
-@pytest.mark.parametrize("name", ["shaky", "auto"])
-def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: CeleryWorld, name: str) -> None:
-    sent = engine.task(name).delay(2)
-    engine.worker()
-    assert retried(engine.ended(sent.id))
-
-
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_job_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: CeleryWorld, pool: str) -> None:
-    """It begins by the snapshot in its message, which Celery copies into the message of its retry."""
     engine.worker(pool)
     engine.ended(engine.task("lone").delay("A-0").id)  # the ledger has answered the worker
     sent = [engine.task(name).delay(*args) for name, args in (("shaky", [2]), ("refuse", ["normal"]), ("lone", ["A-1"]))]
@@ -359,9 +350,8 @@ def test_jobs_that_ask_for_a_retry_and_go_on_do_not_occupy_the_worker(engine: Ce
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_a_lone_job_that_ends_in_another_way_says_so_and_its_worker_lives(engine: CeleryWorld, pool: str) -> None:
-    engine.worker(pool, 1)
+def test_a_lone_job_that_ends_in_another_way_says_so_and_its_thread_lives(engine: CeleryWorld) -> None:
+    engine.worker("threads", 1)
     sent = {how: engine.task("act").delay({"n": n, **item}).id for n, (how, (item, *_)) in enumerate(LONE_ENDS.items())}
     for how, (_, status, text, result) in LONE_ENDS.items():
         event = engine.ended(sent[how])
@@ -370,17 +360,6 @@ def test_a_lone_job_that_ends_in_another_way_says_so_and_its_worker_lives(engine
     event = engine.ended(engine.task("later").delay(1).id)
     assert (event["status"], event["problem"]) == ("error", "not_performed")
     assert engine.ended(engine.task("lone").delay("A-1").id)["status"] == "finish"
-
-
-def test_an_error_with_its_retries_used_up_is_an_error(engine: CeleryWorld) -> None:
-    sent = engine.task("shaky").delay(9)
-    engine.worker()
-    event = engine.ended(sent.id)
-    assert (event["status"], event["attempt"], said(event)[-1]) == (
-        "error",
-        3,
-        ("error", "Error: ValueError: not yet, at 3", 3),
-    )
 
 
 def test_a_task_that_opted_out_leaves_no_event(engine: CeleryWorld) -> None:
@@ -917,25 +896,6 @@ def test_its_tasks_processes_and_queues_are_shown(engine: CeleryWorld) -> None:
     (engine.world.folder / "gate").touch()
 
 
-def test_parallel_pause_and_cancel_hold_over_celery(engine: CeleryWorld) -> None:
-    engine.worker("threads", 4)
-    task = engine.app.submit(engine.task("gated"), list(range(10)), parallel=2)
-    wait_for(lambda: len(engine.world.shop.lines()) == 2, "as many begin as may")
-    assert task.progress()["control"]["in_flight"] == 2
-    task.pause()
-    (engine.world.folder / "gate").touch()
-    wait_for(lambda: task.progress()["counts"]["finish"] == 2, "those that had begun end")
-    wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the others are back in the ledger")
-    assert len(engine.world.shop.lines()) == 4
-    task.resume()
-    wait_for(lambda: task.progress()["counts"]["finish"] > 2, "it goes on")
-    task.cancel()
-    task.wait(timeout=60)
-    counts = task.progress()["counts"]
-    assert (counts["finish"] + counts["cancelled"], counts["enqueue"], counts["working"]) == (10, 0, 0)
-    assert engine.app.doctor() == []
-
-
 def test_a_job_of_a_task_is_retried_as_celery_says_and_waits_in_the_ledger(engine: CeleryWorld) -> None:
     engine.worker()
     task = engine.app.submit("shaky", [1, 9])
@@ -946,29 +906,9 @@ def test_a_job_of_a_task_is_retried_as_celery_says_and_waits_in_the_ledger(engin
     assert engine.app.doctor() == []
 
 
-def is_over(task: TaskHandle, part: int) -> bool:
-    """Whether more than so many items are done."""
-    return bool(task.progress()["progress"]["done"] > part)
-
-
 def children(engine: CeleryWorld, worker: Program) -> list[int]:
     """The children of a prefork pool, without the process that records for them."""
     return [pid for pid in family(worker.pid)[1:] if pid not in engine.performers()]
-
-
-@pytest.mark.full(
-    reason="tests/conformance/test_engines.py kills the workers of each engine three times; here on each database"
-)
-def test_a_list_is_exact_though_its_workers_are_killed(engine: CeleryWorld) -> None:
-    worker = engine.worker("prefork", 2)
-    task = engine.app.submit("enroll", items(1_000))
-    for part in (100, 300, 600):
-        wait_for(partial(is_over, task, part), "it goes on")
-        os.kill(children(engine, worker)[0], signal.SIGKILL)
-    task.wait(timeout=120)
-    assert task.progress()["counts"]["finish"] == 1_000
-    assert {sku for _, sku, _ in engine.world.shop.lines()} == {f"A-{n}" for n in range(1_000)}
-    assert engine.app.doctor() == []
 
 
 def test_a_job_of_a_task_that_ends_its_process_at_once_ends_as_poison(engine: CeleryWorld) -> None:
@@ -980,14 +920,6 @@ def test_a_job_of_a_task_that_ends_its_process_at_once_ends_as_poison(engine: Ce
     assert (event["status"], event["problem"]) == ("error", "poison")
     assert len(engine.world.shop.lines()) <= 5
     assert engine.app.doctor() == []
-
-
-def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_celery(engine: CeleryWorld) -> None:
-    task = engine.app.submit("enroll", items(5))
-    engine.app.dispatcher.round()
-    assert task.progress()["control"]["in_flight"] == 0
-    with pytest.raises(InputError):
-        engine.app.submit("unseen", [1])
 
 
 def test_a_job_whose_task_its_worker_has_not_registered_waits_in_the_ledger_and_says_so(engine: CeleryWorld) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +16,6 @@ import dramatiq
 import pytest
 from support.charges import CHARGED, GIVEN, Charge, check_events, check_lone
 from support.dramatiq_app import build, redis_broker
-from support.engines import LONE_ENDS
 from support.forked import Program
 from support.redis_watch import pipelines
 from support.servers import RedisServer
@@ -30,7 +28,6 @@ from asynctask.errors import Conflict, IdInUse, NotFound, OtherEngine
 from asynctask.integrations.base import HeldAcks
 from asynctask.integrations.dramatiq import _Consumer as Consumer
 from asynctask.integrations.dramatiq import _release as release
-from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -169,7 +166,6 @@ def assert_retried(engine: Dramatiq, message: dramatiq.Message[Any]) -> None:
 
 
 def test_a_message_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: Dramatiq) -> None:
-    """It begins by the snapshot in its message, which that of its retry must not have."""
     engine.worker()
     engine.ended(engine.send("enroll", "A-0"))  # the ledger has answered the worker
     shaky, refused, enrolled = engine.send("shaky", 1), engine.send("refuse", "normal"), engine.send("enroll", "A-1")
@@ -180,26 +176,6 @@ def test_a_message_that_begins_as_soon_as_it_is_sent_has_the_same_life(engine: D
         ("working", "1 of A-1 in stock", 1),
         ("finish", "Done", 1),
     ]
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_a_message_that_ends_in_another_way_says_so_and_its_worker_lives(engine: Dramatiq) -> None:
-    engine.worker()
-    sent = {how: engine.send("act", {"n": n, **item}) for n, (how, (item, *_)) in enumerate(LONE_ENDS.items())}
-    for how, (_, status, text, result) in LONE_ENDS.items():
-        event = engine.ended(sent[how])
-        assert (event["status"], event["result"], event["attempt"]) == (status, result, 1)
-        assert (text or "Done") in event["messages"][-1]["message"]
-
-
-def test_an_error_with_its_retries_used_up_is_an_error(engine: Dramatiq) -> None:
-    message = engine.send("shaky", 9)
-    engine.worker()
-    event = engine.ended(message)
-    assert (event["status"], event["attempt"], event["retries"]) == ("error", 3, 2)
-    assert [m[0] for m in said(event)] == ["working", "error", "enqueue", "working", "error", "enqueue", "working", "error"]
-    engine.empty()
-    assert engine.dead_letters() == 1
 
 
 @pytest.mark.parametrize("kind", ["lone", "list"])
@@ -473,50 +449,6 @@ def test_a_job_of_a_task_that_ends_its_process_at_once_ends_as_poison(engine: Dr
     poison, well = sorted(task.events(), key=lambda event: event["params"], reverse=True)
     assert (poison["status"], poison["problem"], well["status"]) == ("error", "poison", "finish")
     assert len([line for line in engine.world.shop.lines() if line == ["began", "1"]]) <= 5
-    assert engine.app.doctor() == []
-
-
-def test_parallel_pause_and_cancel_hold_over_dramatiq(engine: Dramatiq) -> None:
-    engine.worker(threads=4)
-    task = engine.app.submit("gated", list(range(10)), parallel=2)
-
-    def began() -> list[list[str]]:
-        return [line for line in engine.world.shop.lines() if line[0] == "began"]
-
-    wait_for(lambda: len(began()) == 2, "as many begin as may")
-    assert task.progress()["control"]["in_flight"] == 2
-    task.pause()
-    (engine.world.folder / "gate").touch()
-    wait_for(lambda: task.progress()["counts"]["finish"] == 2, "those that had begun end")
-    wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the others are back in the ledger")
-    assert len(began()) == 2
-    task.resume()
-    wait_for(lambda: task.progress()["counts"]["finish"] > 2, "it goes on")
-    task.cancel()
-    task.wait(timeout=60)
-    counts = task.progress()["counts"]
-    assert (counts["finish"] + counts["cancelled"], counts["enqueue"], counts["working"]) == (10, 0, 0)
-    assert engine.app.doctor() == []
-
-
-def is_over(task: TaskHandle, part: int) -> bool:
-    """Whether more than so many items are done."""
-    return bool(task.progress()["progress"]["done"] > part)
-
-
-@pytest.mark.full(
-    reason="tests/conformance/test_engines.py kills the workers of each engine three times; here on each database"
-)
-def test_a_list_is_exact_though_its_workers_are_killed(engine: Dramatiq) -> None:
-    engine.worker()
-    task = engine.app.submit("enroll_item", items(1_000))
-    for part in (100, 300, 600):
-        wait_for(partial(is_over, task, part), "it goes on")
-        os.kill(engine.performers()[0], signal.SIGKILL)
-        engine.worker()
-    task.wait(timeout=120)
-    assert task.progress()["counts"]["finish"] == 1_000
-    assert {sku for _, sku, _ in engine.world.shop.lines()} == {f"A-{n}" for n in range(1_000)}
     assert engine.app.doctor() == []
 
 

@@ -14,7 +14,7 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.dispatch.demand import Rate
-from asynctask.integrations.base import EngineProcess, holdable
+from asynctask.integrations.base import EngineProcess
 from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Outcome, Recorder
@@ -149,33 +149,6 @@ def test_a_process_is_as_fast_as_its_jobs_although_none_runs_when_it_is_measured
         process._measure()
         rates.append(process.load().rate)
     assert rates == pytest.approx([100.0] * 20, rel=0.25)
-
-
-def test_outcomes_wait_for_others_where_their_acknowledgement_keeps_no_job_away(world: World) -> None:
-    """Elsewhere each takes a place of what the engine fetches ahead, and a thread may lack a job."""
-    for holds, linger_s in ((0, LINGER_S), (2, 0.03)):
-        process = EngineProcess(world.app(), "dramatiq", concurrency=2, holds=holds)
-        process.recorder._flush_s = 1.0
-        assert process.recorder._linger() == 0.0, "nothing runs, and nothing did"
-        process._rate.per_second = 300.0
-        assert process.recorder._linger() == pytest.approx(linger_s)
-
-
-@pytest.mark.parametrize(
-    ("prefetch", "threads", "holds"), [(16, 4, 8), (4, 1, 2), (6, 4, 2), (4, 4, 0), (1, 1, 0), (2, 4, 0)]
-)
-def test_what_is_held_back_leaves_each_thread_a_job(prefetch: int, threads: int, holds: int) -> None:
-    assert holdable(prefetch, threads) == holds
-
-
-def test_enough_outcomes_wait_for_no_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = world.app()
-    monkeypatch.setattr("asynctask.ledger.recorder.LONGEST_LINGER_S", 3_600.0)
-    with recording(Recorder(app.ledger, busy_for=lambda: 3_600.0, enough=2)) as recorder:
-        recorder._flush_s = 3_600.0
-        for _, tracker, ticket in one_job_each(app, recorder, 2):
-            tracker.settle(ticket)
-        assert recorder.drain(10)
 
 
 def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from support.drawn import examples
 from support.engines import LONE_ENDS
 from support.faults import stop
 from support.forked import Program
-from support.rq_app import FRESH_S, NAMESPACE, REDIS, load
+from support.rq_app import NAMESPACE, REDIS, load
 from support.servers import RedisServer
 from support.world import World
 
@@ -37,6 +38,7 @@ pytestmark = [
 
 OVER = ("finish", "failed", "error", "cancelled")
 KINDS = ("TrackedWorker", "TrackedSimpleWorker")
+redis_knows_no_driver = importlib.util.find_spec("redis.driver_info") is None
 
 
 class RqWorld:
@@ -97,11 +99,6 @@ class RqWorld:
         """The work-horses of a worker that perform now: each leads a group of processes of its own."""
         children = map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
         return [pid for pid in children if os.getpgid(pid) == pid]
-
-    def waiting_horse(self, worker: int) -> int:
-        """The work-horse of an idle worker that waits for its next job; 0 if it has none."""
-        children = map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
-        return next((pid for pid in children if pid not in self.recorders() and os.getpgid(pid) != pid), 0)
 
     def kill_horse(self, worker: int) -> bool:
         """Whether one performed, and is dead now."""
@@ -210,72 +207,12 @@ def test_the_garbage_collector_leaves_alone_in_a_horse_what_its_worker_had_loade
     assert engine.ended(sent.id)["result"] > 10_000
 
 
-def performed_by(engine: RqWorld, worker: Program, number: int) -> int:
-    """The process that performs a job that is sent now."""
-    (engine.world.folder / "gate").touch()
-    assert engine.ended(engine.jobs.gated.delay(number).id)["status"] == "finish"
-    (began,) = [line for line in engine.world.shop.lines() if line[:2] == ["began", str(number)]]
-    wait_for(lambda: not engine.horses(worker.pid), "the worker waits for the next job")
-    return int(began[2])
-
-
-def test_a_job_is_performed_by_a_horse_that_waited_for_it_and_by_another_if_that_was_killed(engine: RqWorld) -> None:
-    worker = engine.worker()
-    assert not engine.waiting_horse(worker.pid), "it forks when there are jobs"
-    performed_by(engine, worker, 1)
-    waits = engine.waiting_horse(worker.pid)
-    assert performed_by(engine, worker, 2) == waits
-    killed = engine.waiting_horse(worker.pid)
-    os.kill(killed, signal.SIGKILL)
-    assert performed_by(engine, worker, 3) not in (0, killed)
-    waits = engine.waiting_horse(worker.pid)
-    assert performed_by(engine, worker, 4) == waits
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0, engine.world.said()
-    assert not engine.world.processes(), "the one that waits ends with its worker"
-
-
-def test_a_horse_that_waits_has_the_two_connections_that_rq_uses(engine: RqWorld) -> None:
-    """Taken out: the lookup of the client's version in the worker, and a horse has looked it up twice."""
-    sent = [engine.jobs.connected.delay() for _ in range(2)]
+@pytest.mark.skipif(redis_knows_no_driver, reason="this redis-py looks up no version for each connection")
+def test_the_version_of_the_client_is_looked_up_once_for_all_horses(engine: RqWorld) -> None:
+    """It is read from the metadata of the package, 3 of the 20 ms of processor time of a horse."""
+    sent = engine.jobs.connected.delay()
     engine.worker()
-    assert [engine.ended(each.id)["result"] for each in sent] == [[1, 1], [2, 1]]
-
-
-def test_a_horse_that_has_waited_for_too_long_gets_no_job(engine: RqWorld) -> None:
-    worker = engine.worker(**{FRESH_S: "0"})
-    performed_by(engine, worker, 1)
-    waits = engine.waiting_horse(worker.pid)
-    assert waits not in (0, performed_by(engine, worker, 2))
-    assert engine.waiting_horse(worker.pid) not in (0, waits)
-
-
-def test_a_horse_that_waits_ends_with_a_worker_that_is_killed(engine: RqWorld) -> None:
-    worker = engine.worker()
-    performed_by(engine, worker, 1)
-    assert engine.waiting_horse(worker.pid)
-    worker.kill()
-    worker.wait()
-    wait_for(lambda: not engine.world.processes(), "the horse and the recording process have ended")
-
-
-def sockets(pid: int) -> set[str]:
-    found = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
-    return {each for each in found if each.startswith("socket:")}
-
-
-def test_a_worker_that_is_killed_gets_no_job_more_as_long_as_its_waiting_horse_lives(engine: RqWorld) -> None:
-    worker = engine.worker()
-    performed_by(engine, worker, 1)
-    waits = engine.waiting_horse(worker.pid)
-    wait_for(lambda: len(sockets(waits) & sockets(worker.pid)) == 1, "they share that of the recording process only")
-    stop(waits)
-    worker.kill()
-    worker.wait()
-    sent = engine.jobs.noted.delay("x")
-    engine.worker()
-    assert engine.ended(sent.id)["status"] == "finish"
-    os.kill(waits, signal.SIGCONT)
+    assert engine.ended(sent.id)["result"] is True
 
 
 def test_a_worker_works_again_after_its_end(engine: RqWorld) -> None:
@@ -283,35 +220,6 @@ def test_a_worker_works_again_after_its_end(engine: RqWorld) -> None:
     worker = engine.worker_of("support.rq_main.Twice", "--max-jobs", "1")
     assert [engine.ended(each.id)["status"] for each in sent] == ["finish", "finish"]
     assert worker.wait(60) == 0, engine.world.said()
-
-
-def test_a_worker_that_can_fork_no_horse_ahead_goes_on(engine: RqWorld) -> None:
-    worker = engine.worker_of("support.rq_main.Crowded")
-    performed_by(engine, worker, 1)
-    held = len(list(Path(f"/proc/{worker.pid}/fd").iterdir()))
-    assert not engine.waiting_horse(worker.pid)
-    performed_by(engine, worker, 2)
-    assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) == held
-    assert "no work-horse is forked ahead" in engine.world.said()
-
-
-def test_a_waiting_horse_performs_a_job_of_a_queue_that_its_worker_did_not_listen_to_before(engine: RqWorld) -> None:
-    worker = engine.worker_of("support.rq_main.Moving")
-    performed_by(engine, worker, 1)
-    sent = engine.engine.queue(f"{engine.jobs.queue}-2").enqueue("support.rq_app.noted", "x")
-    assert engine.ended(sent.id)["status"] == "finish", engine.world.said()
-
-
-def test_a_scheduler_that_is_started_again_keeps_no_horse_from_its_job(engine: RqWorld) -> None:
-    worker = engine.worker("TrackedWorker", "--with-scheduler", "--maintenance-interval", "0")
-    scheduler = wait_for(lambda: engine.waiting_horse(worker.pid), "RQ's scheduler is its other child")
-    performed_by(engine, worker, 1)
-    os.kill(scheduler, signal.SIGKILL)
-    performed_by(engine, worker, 2)
-    performed_by(engine, worker, 3)
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0, engine.world.said()
-    assert not engine.world.processes()
 
 
 def test_a_coroutine_is_performed_and_its_messages_kept(engine: RqWorld) -> None:
@@ -331,10 +239,9 @@ def test_a_refusal_is_failed_and_rq_does_not_retry_it(engine: RqWorld, kind: str
     assert engine.world.shop.lines() == [["did", kind]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: RqWorld, kind: str) -> None:
+def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: RqWorld) -> None:
     sent = engine.jobs.shaky.delay(2)
-    engine.worker(kind)
+    engine.worker("TrackedSimpleWorker")
     event = engine.ended(sent.id)
     assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 3)
     assert said(event) == [
@@ -358,28 +265,15 @@ def test_a_function_may_ask_for_another_try(engine: RqWorld) -> None:
     assert (event["status"], event["attempt"]) == ("error", 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_job_that_ends_in_another_way_says_so_and_its_worker_lives(engine: RqWorld, kind: str) -> None:
+def test_a_job_that_ends_in_another_way_says_so_and_its_only_process_lives(engine: RqWorld) -> None:
     """RQ itself performs a coroutine."""
     ends = {how: end for how, end in LONE_ENDS.items() if "coroutine" not in how}
     sent = {how: engine.jobs.act_lone.delay({"n": n, **item}).id for n, (how, (item, *_)) in enumerate(ends.items())}
-    engine.worker(kind)
+    engine.worker("TrackedSimpleWorker")
     for how, (_, status, text, result) in ends.items():
         event = engine.ended(sent[how])
         assert (event["status"], event["result"], event["attempt"]) == (status, result, 1)
         assert (text or "Done") in event["messages"][-1]["message"]
-
-
-def test_an_error_with_its_retries_used_up_is_an_error(engine: RqWorld) -> None:
-    sent = engine.jobs.shaky.delay(9)
-    engine.worker()
-    event = engine.ended(sent.id)
-    assert (event["status"], event["attempt"], said(event)[-1]) == (
-        "error",
-        3,
-        ("error", "Error: ValueError: not yet, at 3", 3),
-    )
-    wait_for(lambda: sent.get_status() == "failed", "RQ has it among the failed")
 
 
 def test_a_failed_job_that_somebody_requeues_in_rq_runs_again(engine: RqWorld) -> None:
@@ -511,6 +405,16 @@ def test_a_job_whose_horse_is_killed_is_over_where_rq_does_not_retry_it(engine: 
     event = engine.ended(sent.id)
     assert (event["status"], said(event)[-1]) == ("error", ("error", "Worker lost", 1))
     wait_for(lambda: sent.get_status() == "failed", "RQ has it among the failed")
+
+
+def test_the_death_of_a_horse_is_recorded_though_a_process_that_it_forked_lives_on(engine: RqWorld) -> None:
+    """That has a copy of the horse's connection to the recording process."""
+    first, second = engine.jobs.survived.delay(), engine.jobs.noted.delay("x")
+    engine.worker()
+    event = engine.ended(first.id)
+    assert (event["status"], said(event)[-1]) == ("error", ("error", "Worker lost", 1))
+    assert engine.ended(second.id)["result"] == "x"
+    (engine.world.folder / "gate").touch()
 
 
 def test_a_job_whose_worker_is_killed_is_finished_by_its_horse(engine: RqWorld) -> None:
@@ -771,26 +675,6 @@ def test_rqs_own_pause_holds_for_a_task(engine: RqWorld, parallel: int | None) -
     finally:
         resume(engine.jobs.redis)
     assert task.wait(120)["counts"]["finish"] == 8
-    assert engine.app.doctor() == []
-
-
-def test_parallel_pause_and_cancel_hold_over_rq(engine: RqWorld) -> None:
-    workers = [engine.worker() for _ in range(3)]
-    assert len(workers) == 3
-    task = engine.app.submit(engine.jobs.gated, list(range(10)), parallel=2)
-    wait_for(lambda: len(engine.world.shop.lines()) == 2, "as many begin as may")
-    assert task.progress()["control"]["in_flight"] == 2
-    task.pause()
-    (engine.world.folder / "gate").touch()
-    wait_for(lambda: task.progress()["counts"]["finish"] == 2, "those that had begun end")
-    wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the others are back in the ledger")
-    assert len(engine.world.shop.lines()) == 4
-    task.resume()
-    wait_for(lambda: task.progress()["counts"]["finish"] > 2, "it goes on")
-    task.cancel()
-    task.wait(timeout=60)
-    counts = task.progress()["counts"]
-    assert (counts["finish"] + counts["cancelled"], counts["enqueue"], counts["working"]) == (10, 0, 0)
     assert engine.app.doctor() == []
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,8 +13,8 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.core.states import Status
+from asynctask.core.transitions import Begin
 from asynctask.integrations.base import EARLY_S, EngineProcess
-from asynctask.integrations.recording import _Answers
 from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
@@ -120,31 +118,23 @@ def test_a_job_that_many_threads_settle_has_one_outcome(app: AsyncTask) -> None:
     assert tracker.running() == []
 
 
-def test_an_event_is_read_once_for_a_job_that_was_announced_unless_that_was_long_ago_or_of_another_try(
-    world: World,
-) -> None:
-    """The recording process of RQ's workers, which reads it while the worker forks."""
+def test_an_event_is_read_once_for_a_job_that_was_announced_unless_that_was_long_ago(world: World) -> None:
+    """A worker of RQ does not know the name of a job's worker when it announces the job."""
     app, clock = world.app(), SettableClock()
     process = EngineProcess(app, "rq", concurrency=1)
-    process.ledger = replace(process.ledger, clock=clock)
-    arrivals = {name: Arrival(name, None, "note", "rq/default") for name in ("fresh", "old", "other", "unknown")}
+    process._clock = clock
+    arrivals = {name: Arrival(name, None, "note", "rq/default") for name in ("fresh", "old", "unknown")}
     process.tracker.enqueue([each for name, each in arrivals.items() if name != "unknown"])
-    ours, theirs = socket.socketpair()
     reads = {}
     for name, arrival in arrivals.items():
-        answers = _Answers(process, theirs)
-        assert answers._answer("expect", f"{name}:1", {"arrival": arrival_said(arrival)}) == {}
+        process.expect(replace(arrival, worker_name=""))
+        early = process._early
+        assert early is not None
+        wait_for(lambda early=early: all(each.done for each in early._early.values()), "it is read")  # type: ignore[misc]
+        assert world.sql("SELECT COUNT(*) FROM events WHERE job_id = 'unknown'") == [(0,)]
         clock.seconds += EARLY_S + 0.1 if name == "old" else 0
-        turn = f"{name}:2" if name == "other" else f"{name}:1"
         with statements(app.ledger.database) as seen:
-            said = answers._answer("begin", turn, {"arrival": arrival_said(arrival), "pid": os.getpid()})
-        assert (said["why"], said["ticket"]["attempt"]) == ("", 1)
-        reads[name] = sum(text.lstrip().startswith("SELECT") for text, _ in seen) > 0
-    ours.close()
-    theirs.close()
-    assert reads == {"fresh": False, "old": True, "other": True, "unknown": True}
-
-
-def arrival_said(arrival: Arrival) -> dict[str, object]:
-    """As it comes in a question."""
-    return {"job_id": arrival.job_id, "attempt": None, "worker_name": arrival.worker_name, "queue": arrival.queue}
+            ticket = process.begin(arrival)
+        assert (ticket.verdict, ticket.attempt) == (Begin.RUN, 1)
+        reads[name] = any(text.lstrip().startswith("SELECT") for text, _ in seen)
+    assert reads == {"fresh": False, "old": True, "unknown": True}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from support import engines
 from support.databases import Store
@@ -50,6 +50,9 @@ class Harness:
         known = set(self._performers())
         self.spawn(threads)
         wait_for(lambda: set(self._performers()) - known, f"a worker of {self._kind} registers: {self.said()}")
+
+    def send(self, worker: str, item: Mapping[str, Any]) -> str:
+        return engines.send(self._kind, self.engine, self._folder, worker, item)
 
     def spawn(self, threads: int) -> None:
         """Starts a worker, and does not wait for what becomes of it."""

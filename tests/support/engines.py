@@ -53,13 +53,15 @@ def queue_of(folder: Path) -> str:
     return f"{folder.name}-default"
 
 
-def own(folder: Path, database_url: str, broker_url: str) -> tuple[None, AsyncTask]:
+def own(folder: Path, database_url: str, broker_url: str) -> tuple[dict[str, Any], AsyncTask]:
     """The application's own runtime."""
     app = AsyncTask(**settings(folder, database_url=database_url, app="support.engines:app"))
-    app.worker(name="act", retry=0)(partial_of(folder))
-    app.worker(name="again", retry=2, retry_in=lambda *_: 0.01)(partial_of(folder))
+    made = {
+        "act": app.worker(name="act", retry=0)(partial_of(folder)),
+        "again": app.worker(name="again", retry=2, retry_in=lambda *_: 0.01)(partial_of(folder)),
+    }
     app.export(columns=COLUMNS, name="cells", retry=2, retry_in=lambda *_: 0.01)(cells_of(folder))
-    return None, app
+    return made, app
 
 
 def celery(folder: Path, database_url: str, broker_url: str) -> tuple[Celery, AsyncTask]:
@@ -179,6 +181,18 @@ def eager() -> None:
 BREAKS: Mapping[str, Callable[[], None]] = {each.__name__: each for each in (fenceless, final, hasty, slow, eager)}
 
 MADE: Mapping[str, Any] = {"own": own, "celery": celery, "dramatiq": dramatiq_, "rq": rq_}
+
+
+def send(kind: str, made: Any, folder: Path, worker: str, item: Mapping[str, Any]) -> str:
+    """Sends a lone job of an engine of this module; returns its id."""
+    if kind == "celery":
+        return str(made.tasks[worker].delay(item).id)
+    if kind == "dramatiq":
+        return str(made.get_actor(worker).send(item).message_id)
+    if kind == "rq":
+        retry = rq.Retry(max=2) if worker == "again" else None
+        return str(made.queue(queue_of(folder)).enqueue(f"{__name__}.rq_{worker}", item, retry=retry).id)
+    return str(made[worker].perform_async(item))
 
 
 def environ(kind: str, folder: Path, database_url: str, broker_url: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -32,8 +33,6 @@ from asynctask.testing.engine_suite import act
 
 REDIS = "TEST_REDIS"
 NAMESPACE = "TEST_NAMESPACE"
-FRESH_S = "RQ_FRESH_S"
-"""Seconds for which a work-horse may wait for its job, if not as always."""
 
 
 def load(patch: pytest.MonkeyPatch, redis_url: str, namespace: str, folder: Path, database_url: str) -> ModuleType:
@@ -183,18 +182,27 @@ if NAMESPACE in os.environ:
         return value
 
     @engine.job(queue)
+    def survived() -> None:
+        """Its process is killed, while one that it has forked lives on until the gate opens."""
+        if os.fork() == 0:
+            try:
+                wait_for((folder / "gate").exists, "the gate opens", every=0.01)
+            finally:
+                os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @engine.job(queue)
     def frozen() -> int:
         """How many objects the garbage collector leaves alone here."""
         return gc.get_freeze_count()
 
     @engine.job(queue)
-    def connected() -> tuple[int, int]:
-        """The connections to Redis that its process has, and how many times their version of redis-py was looked up."""
+    def connected() -> bool:
+        """Whether the version of redis-py was looked up before there was a work-horse."""
         current = get_current_job()
         assert current is not None
         pool: Any = current.connection.connection_pool
-        idle = pool._available_connections
-        return len(idle), len({id(getattr(each, "driver_info", None)) for each in idle})
+        return "driver_info" in pool.connection_kwargs
 
     @engine.job(queue)
     async def later(value: str) -> str:

@@ -132,56 +132,9 @@ def noting() -> tuple[list[list[str]], Callable[[Sequence[Arrival]], list[Ticket
     return asked, begin
 
 
-def test_tickets_are_gathered_until_a_thread_waits_for_one_of_them() -> None:
+def test_while_enough_tickets_are_there_those_of_further_jobs_are_asked_for_together() -> None:
     asked, begin = noting()
-    tickets = EarlyTickets(begin, SettableClock(), gather_s=3_600)
-    for name in "abc":
-        tickets.expect(arrival(2, name))
-    assert asked == []
-    taken = [tickets.take(arrival(2, name)) for name in "bac"]
-    assert [each and each.job_id for each in taken] == ["b", "a", "c"]
-    assert asked == [["a", "b", "c"]]
-    tickets.stop()
-
-
-def test_soon_after_a_request_a_thread_that_waits_does_not_ask_alone() -> None:
-    asked, begin = noting()
-    clock = SettableClock()
-    tickets = EarlyTickets(begin, clock, gather_s=3_600)
-    tickets.expect(arrival(2, "a"))
-    assert tickets.take(arrival(2, "a")) is not None
-    tickets.expect(arrival(2, "b"))
-    waits = threading.Thread(target=tickets.take, args=(arrival(2, "b"),))
-    waits.start()
-    wait_for(lambda: tickets._wanted, "a thread waits for one")
-    tickets.expect(arrival(2, "c"))
-    clock.seconds += 3_600
-    assert tickets.take(arrival(2, "c")) is not None
-    waits.join()
-    assert asked == [["a"], ["b", "c"]]
-    tickets.stop()
-
-
-def test_jobs_for_all_threads_are_enough_to_ask_at_once() -> None:
-    asked, begin = noting()
-    tickets = EarlyTickets(begin, SettableClock(), enough=2, gather_s=3_600)
-    tickets.expect(arrival(2, "a"))
-    assert tickets.take(arrival(2, "a")) is not None
-    waits = threading.Thread(target=tickets.take, args=(arrival(2, "b"),))
-    tickets.expect(arrival(2, "b"))
-    waits.start()
-    wait_for(lambda: tickets._wanted, "a thread waits for one")
-    for name in "cde":
-        tickets.expect(arrival(2, name))
-    waits.join(60)
-    assert asked[1][:4] == ["b", "c", "d", "e"]
-    tickets.stop()
-
-
-def test_while_enough_tickets_are_there_those_of_further_jobs_are_gathered() -> None:
-    asked, begin = noting()
-    clock = SettableClock()
-    tickets = EarlyTickets(begin, clock, enough=2, gather_s=0)
+    tickets = EarlyTickets(begin, SettableClock(), enough=2)
     for name in "ab":
         tickets.expect(arrival(2, name))
         asked_for(tickets)
@@ -189,14 +142,21 @@ def test_while_enough_tickets_are_there_those_of_further_jobs_are_gathered() -> 
         tickets.expect(arrival(2, name))
     assert tickets.take(arrival(2, "a")) is not None, "one of two is left"
     wait_for(lambda: len(asked) == 3, "the others are asked for, and nobody waits")
-    assert (asked, tickets._count_ready()) == ([["a"], ["b"], ["c", "d", "e"]], 4)
-    tickets.expect(arrival(2, "f"))
-    clock.seconds += EARLY_S + 0.01
-    tickets.expect(arrival(2, "g"))  # those that are there are good no more
     asked_for(tickets)
-    assert (asked[3:], tickets._count_ready()) == ([["f", "g"]], 2)
-    tickets.forget("f", 2)
-    assert tickets._count_ready() == 1
+    assert (asked, tickets._ready) == ([["a"], ["b"], ["c", "d", "e"]], 4)
+    tickets.forget("c", 2)
+    assert tickets._ready == 3
+    for name in "fg":
+        tickets.expect(arrival(2, name))
+    assert tickets.take(arrival(2, "f")) is not None, "a thread waits for it"
+    assert asked[3:] == [["f", "g"]]
+    tickets.stop()
+
+
+def test_a_job_of_which_nothing_is_known_yet_has_no_ticket() -> None:
+    tickets = EarlyTickets(lambda arrivals: [None for _ in arrivals], SettableClock())
+    tickets.expect(arrival(2))
+    assert tickets.take(arrival(2)) is None
     tickets.stop()
 
 
