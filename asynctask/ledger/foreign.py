@@ -27,6 +27,7 @@ from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger.base import Ledger, lock_now
 from asynctask.ledger.events import EventRecord
 from asynctask.ledger.hints import in_session
+from asynctask.ledger.lending import is_queue_holder
 
 _t, _e, _l, _p = tasks.c, events.c, loans.c, places.c
 
@@ -79,6 +80,11 @@ def pusher(identity: str) -> str:
 def process_of(holder: str) -> str:
     """The process of a :func:`pusher`; any other holder as it is."""
     return holder.removesuffix(_PUSHER)
+
+
+def is_queue(holder: str) -> bool:
+    """Whether a holder is a foreign queue, or a dispatcher that has pushed to one and not handed over yet."""
+    return is_queue_holder(holder) or holder.endswith(_PUSHER)
 
 
 def pushers(connection: Connection) -> set[str]:

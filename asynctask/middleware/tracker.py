@@ -25,6 +25,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, FinalError, IdInUse, InputError, JobInterrupted, JobTimeout, NotPerformed
 from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted, refuse_work
+from asynctask.ledger import foreign
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import (
     Change,
@@ -225,13 +226,30 @@ class Tracker:
 
     # -- 1. begin
 
-    def begin(self, keys: Sequence[tuple[str, int | None]]) -> list[Ticket | None]:
+    def begin(self, keys: Sequence[tuple[str, int | None]], *, fetched: bool = False) -> list[Ticket | None]:
         """The tickets of jobs, by their ids and the fences in their copies (None: their engine keeps and retries them), in
-        order; None for a job without an Event. Raises LedgerUnavailable."""
+        order; None for a job without an Event. ``fetched``: from a queue that is no engine's; a copy of what a process
+        holds by now, or nobody, is dropped. Raises LedgerUnavailable."""
         records = self.read([job_id for job_id, _ in keys])
         tickets = [self._ticket(attempt, records[job_id]) if job_id in records else None for job_id, attempt in keys]
+        if fetched and (strays := self._strays(list(records.values()))):
+            for ticket in tickets:
+                if ticket is not None and ticket.event_id in strays:
+                    ticket.verdict = Begin.DROP
         self._read_places([each for each in tickets if each and each.seen is None and each.verdict is Begin.RUN])
         return tickets
+
+    def _strays(self, records: Sequence[EventRecord]) -> set[int]:
+        """Those of these Events that wait, and that no foreign queue holds."""
+        waiting = [each for each in records if each.row.status is Status.ENQUEUE and each.row.due_at is None]
+        claimed = {each.id: each.row.process for each in waiting if each.row.process is not None}
+        in_loans = [each for each in waiting if each.id not in claimed and each.task_id is not None]
+        lenders: Mapping[int, str] = {}
+        if in_loans:
+            with self._ledger.database.read() as connection:
+                lenders = foreign.holders(connection, in_loans)
+        held = {**claimed, **{each.id: lenders.get(each.id) for each in in_loans}}
+        return {i for i, holder in held.items() if holder is None or not foreign.is_queue(holder)}
 
     def arrive(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
         """Tickets for jobs of which the ledger may not know, in order: one without an Event (pushed by hand, or by another

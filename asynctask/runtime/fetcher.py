@@ -345,7 +345,7 @@ class Intake:
         asked = self._clock.monotonic()
         fenced = [each for each in executions if each.copy.attempt > 0]
         others = [each for each in executions if each.copy.attempt == 0 and each.is_tracked]
-        tickets = self._tracker.begin([each.copy.key for each in fenced]) if fenced else ()
+        tickets = self._tracker.begin([each.copy.key for each in fenced], fetched=True) if fenced else ()
         for each, ticket in zip(fenced, tickets, strict=True):
             if ticket is None:
                 others.append(each)
