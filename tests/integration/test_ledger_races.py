@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support import borrowing
+from support.borrowing import Lent, borrow
 from support.world import World
 
 from asynctask.brokers.base import Copy
@@ -15,11 +17,10 @@ from asynctask.clock import SystemClock
 from asynctask.core.states import Reason, State, Status
 from asynctask.database.engine import Database
 from asynctask.database.retrying import TransactionConflict
-from asynctask.errors import BrokerUnavailable
-from asynctask.ledger import base, dispatchable, doctor, processes, recorder, reservations, sessions
+from asynctask.errors import BrokerUnavailable, ConfigError
+from asynctask.ledger import base, doctor, lending, processes, recorder, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem
-from asynctask.ledger.recorder import Outcome
 from asynctask.ledger.tasks import NewTask
 from asynctask.testing import wait_for
 
@@ -42,12 +43,19 @@ class Later(SystemClock):
         return super().now() + self.ahead
 
 
-def flying(ledger: Ledger, count: int, session: str | None = None) -> tuple[int, list[reservations.Ready]]:
-    """A Task of so many jobs that are all in flight."""
+def flying(ledger: Ledger, count: int, session: str | None = None) -> tuple[int, list[Lent]]:
+    """A Task of so many jobs that are all lent."""
+    register(ledger)
     task_id = waiting(ledger, count, session)
-    jobs = reservations.reserve(ledger, task_id, count, lease_s=60)
-    reservations.confirm(ledger, [task_id])
-    return task_id, jobs
+    return task_id, borrow(ledger, task_id, count)
+
+
+def register(ledger: Ledger) -> None:
+    """This is a process in the ledger, so the doctor knows who holds its loans."""
+    try:
+        processes.register(ledger, processes.Host("h", ""), kind="worker", pid=1, lease_s=600)
+    except ConfigError:
+        return
 
 
 def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
@@ -60,10 +68,12 @@ def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
     return task_id
 
 
-def records(ledger: Ledger, job: reservations.Ready, retry_at: int | None = None) -> list[Any]:
+def records(ledger: Ledger, job: Lent, retry_at: int | None = None) -> list[Any]:
     end = (Status.ERROR, Reason.RAISED) if retry_at else (Status.FINISH, Reason.RETURNED)
-    outcomes = [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)]
+    outcomes = [borrowing.outcome(job, *end, retry_at=retry_at)]
     recorder.write(ledger, outcomes)
+    assert job.by is not None
+    job.by.ended()
     return outcomes
 
 
@@ -125,15 +135,11 @@ def test_a_count_that_two_doctors_found_wrong_is_mended_once(world: World, monke
 def test_a_retry_whose_recorder_died_before_it_told_anybody_is_found_before_a_later_one_is_due(world: World) -> None:
     ledger = world.app().ledger
     task_id, (first, second) = flying(ledger, 2)
-    dispatchable.announce(ledger, records(ledger, first, ledger.now() + _DAY))
+    lending.announce(ledger, records(ledger, first, ledger.now() + _DAY))
     records(ledger, second, ledger.now() + 1)  # and then its process is gone
-    assert dispatchable.repair(ledger) == 1
-    with ledger.database.read() as connection:
-        assert dispatchable.due_tasks(connection, ledger.now()) == [task_id]
-    dispatchable.wake_due(ledger, [task_id])
-    assert [job.event_id for job in reservations.reserve(ledger, task_id, 5, lease_s=60)] == [second.event_id]
-    reservations.confirm(ledger, [task_id])
-    assert dispatchable.repair(ledger) == 0, "the later one has its hint"
+    assert lending.repair(ledger) == 1
+    assert [job.event_id for job in borrow(ledger, task_id, 5)] == [second.event_id]
+    assert lending.repair(ledger) == 0, "the later one has its hint"
 
 
 def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it(
@@ -143,20 +149,20 @@ def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it
     clock = Later()
     ledger = Ledger(world.app().ledger.database, clock=clock)
     task_id, (job,) = flying(ledger, 1, "s")
-    dispatchable.announce(ledger, records(ledger, job, ledger.now() + _DAY))
+    lending.announce(ledger, records(ledger, job, ledger.now() + _DAY))
     assert task(ledger, task_id)["session_holder"] is None, "it stands aside"
     clock.ahead = 2 * _DAY
     with ledger.database.write() as connection:
         row = task_rows.lock(connection, task_id)
         task_rows.turn(connection, ledger, row, State.PAUSED, Reason.PAUSED, state_reason=None)
-        joining = in_thread(lambda: dispatchable.wake_due(ledger, [task_id]))
+        joining = in_thread(lambda: lending.rejoin(ledger))
         if world.store.kind == "sqlite":
             wait_for_a_lock(world, "who joins waits for who pauses")
         else:
             joining.join(120)
             assert not joining.is_alive(), "it waits for nobody's row, and comes again"
     joining.join(120)
-    dispatchable.wake_due(ledger, [task_id])
+    lending.rejoin(ledger)
     paused = task(ledger, task_id)
     assert (paused["session_holder"], paused["session_waits"], paused["ready"]) == (None, None, None)
 

@@ -58,7 +58,7 @@ def borrow(ledger: Ledger, task_id: int, wanted: int = 100) -> list[Lent]:
     borrowed, own = lending.borrow(ledger, found, wanted), own_loans(ledger)
     if found.limit is not None:
         _settle_places(ledger, task_id)
-    lent = [(job, own.claim(job.event_id)) for job in borrowed.claimed]
+    lent: list[tuple[Job, OwnLoan | OwnClaim]] = [(job, own.claim(job.event_id)) for job in borrowed.claimed]
     for loan, jobs in borrowed.loans:
         by = own.add(loan, len(jobs))
         lent += [(job, by) for job in jobs]
