@@ -330,9 +330,13 @@ class Operations:
             blocked = queries.is_blocked(connection, task["id"])
             late = queries.due_later(connection, task["id"], now + PUT_OFF_MOST_S * SECOND)
         found = [WaitReason("put_off", message, "they are tried again every few seconds") for message in messages]
-        if not self._router.knows(str(task["queue"]), str(task["worker_name"])):
-            text = f"{engine_of(str(task['queue']))} has no {plain(str(task['worker_name']))} here"
+        queue, worker = str(task["queue"]), str(task["worker_name"])
+        if not self._router.knows(queue, worker):
+            text = f"{engine_of(queue)} has no {plain(worker)} here"
             found.append(WaitReason("unknown_worker", text, "start a release that has it, or cancel the Task"))
+        elif self._is_registered_nowhere(queue, worker, now):
+            text = f"No process that works the queue {plain(queue)} registers {plain(worker)}"
+            found.append(WaitReason("unknown_worker", text, "start one that registers it, or cancel the Task"))
         if late is not None:
             text = f"Rows wait until {rfc3339(late)}: a clock that was set back since said that it was that late"
             found.append(WaitReason("due_later", text, "asynctask scheduled restart --all starts them"))
@@ -340,6 +344,13 @@ class Operations:
             mend = "they begin when those have ended; a stopped job has not, nor those of a paused Task"
             found.append(WaitReason("key", "Rows wait for earlier jobs of their key", mend))
         return found
+
+    def _is_registered_nowhere(self, queue: str, worker: str, now: int) -> bool:
+        """Whether every process that works a queue performs other workers only. One that reports none may perform any."""
+        with self._ledger.database.read() as connection:
+            rows = recovery.list_processes(connection)
+        named = [_info(row).get("workers") for row in rows if row["lease_until"] > now and queue in loads(row["queues"])]
+        return worker != "*" and bool(named) and all(names is not None and worker not in names for names in named)
 
     def _behind_others(self, queue: str, priority: int) -> list[WaitReason]:
         """What the processes of a queue do first."""

@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from asynctask.clock import SECOND
 from asynctask.core import readiness
 from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
@@ -1272,11 +1273,12 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
     due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED))
     free = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
     waits = (_t.created_jobs > _t.next_seq) | free
+    is_late = _t.due_next > _t.round_at + _t.interval_s * SECOND  # its jobs began later, or somebody wrote the interval
     lost = (
         sa.select(_t.id)
         .where(_t.finished_at.is_(None), _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]))
         .where(_t.session_waits.is_(None))
-        .where(sa.or_(_t.ready.is_(None) & waits & (_t.due_next.is_(None) | (_t.interval_s <= 0)), due))
+        .where(sa.or_(_t.ready.is_(None) & waits & (_t.due_next.is_(None) | (_t.interval_s <= 0) | is_late), due))
         .limit(limit)
     )
     astray = sa.select(_t.id).where(_t.finished_at.is_(None), sessions.ASTRAY).limit(limit)

@@ -107,6 +107,8 @@ class Outcome(Write):
                 return take_over(row, ledger.holder)
             if ("checkpoint" in self.values or self.marks is not None) and row.process == ledger.holder:
                 return saved(row)
+            if "started_at" in self.values and row.process == ledger.holder and not self.doubtful and not self.elsewhere:
+                return Turn(row, row, Reason.RECORDED)  # a suspect of a round: it was committed before it began
             return None
         if self.status is Status.CANCELLED:
             return cancel(row)

@@ -1,4 +1,4 @@
-"""A Task with an interval: its jobs start in rounds, whatever dispatchers and processes there are."""
+"""A Task with an interval: its jobs start in rounds, whatever processes there are."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import json
 import signal
 from datetime import datetime
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
+from support import borrowing
+from support.borrowing import Lent
 from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.clock import SECOND, from_datetime
 from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import lead
-from asynctask.ledger import control, dispatchable, processes, reservations
+from asynctask.ledger import control
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Note
-from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.standalone import Arrival
+from asynctask.ledger.recorder import Recorder
 from asynctask.middleware.tracker import Tracker
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -49,66 +48,26 @@ def check_rounds(world: World, interval_s: float, most: int) -> None:
     assert min(gaps) >= interval_s * SECOND, gaps
 
 
-# -- one reservation after the other, in the ledger
+# -- one borrow after the other, in the ledger
 
 
-def reserve(app: AsyncTask, task: TaskHandle, wanted: int = 1) -> list[Any]:
-    found = reservations.reserve(app.ledger, task.id, wanted, lease_s=5)
-    reservations.confirm(app.ledger, [task.id])
-    return found
+def borrow(world: World, app: AsyncTask, task: TaskHandle, wanted: int = 1) -> list[Lent]:
+    """Borrows as if its time had come by the hint: the Task's own columns decide."""
+    world.sql("UPDATE tasks SET due_next = 1 WHERE id = ? AND ready IS NULL", task.id)
+    return borrowing.borrow(app.ledger, task.id, wanted)
 
 
-def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, started_at: int | None = None, **more: Any) -> None:
+def end(app: AsyncTask, *jobs: Lent, status: Status = Status.FINISH, started_at: int | None = None, **more: Any) -> None:
     reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
     values = {} if started_at is None else {"started_at": started_at}
-    Recorder(app.ledger).flush(
-        [Outcome(job.event_id, job.attempt, status, reason, values=dict(values), **more) for job in jobs]
-    )
+    borrowing.end(app.ledger, *jobs, status=status, reason=reason, values=values, **more)
 
 
-def hints(world: World, app: AsyncTask) -> tuple[Any, bool]:
-    """The Task's ``ready``, and whether it is checked again within a second."""
+def next_check(world: World, app: AsyncTask) -> float:
+    """In how many seconds the Task is looked at again."""
     ready, due = world.sql("SELECT ready, due_next FROM tasks")[0]
-    return ready, due is not None and due <= app.ledger.now() + SECOND
-
-
-@pytest.mark.parametrize("engines", [{}, {"celery": None}])
-def test_of_the_processes_that_a_round_wakes_one_dispatches_and_those_with_engines(
-    world: World, monkeypatch: pytest.MonkeyPatch, engines: dict[str, Any]
-) -> None:
-    """Each would lock the Task's row; but who comes first may not reach the queue of an engine. Taken out: ``only_due``, or
-    ``_engines``, in the condition of the round."""
-    first, second = world.app(), world.app()
-    task = first.submit("note", numbers(9), interval=3_600, parallel=2)
-    monkeypatch.setattr(second.dispatcher, "_engines", engines)
-    world.sql("UPDATE tasks SET due_next = 1 WHERE id = ?", task.id)
-    dispatches = []
-    for app in (first, second):
-        dispatch = Mock(return_value=0)
-        monkeypatch.setattr(app.dispatcher, "_dispatch", dispatch)
-        app.dispatcher._round(anew=True, only_due=True)
-        dispatches.append(dispatch.call_count)
-    assert dispatches == [1, 1 if engines else 0]
-
-
-def test_for_a_queue_that_another_language_works_a_round_is_not_reserved_before_its_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No worker there waits for the time. Taken out: ``early``."""
-    app = world.app()
-    now = app.ledger.now()
-    monkeypatch.setattr(Ledger, "now", lambda self: now)
-    queues = {"theirs": processes.engine_identity("ruby", "host", 1, "0123456789ab"), "ours": app.ledger.identity}
-    tasks = {queue: app.submit("note", numbers(4), interval=3_600, parallel=2, queue=queue) for queue in queues}
-    for queue, identity in queues.items():
-        ledger = Ledger(app.ledger.database, clock=app.ledger.clock, identity=identity)
-        processes.register(ledger, app.host, kind="worker", pid=1, lease_s=3_600, concurrency=9, queues=[queue])
-        end(app, *reserve(app, tasks[queue]), started_at=1)
-    world.sql(f"UPDATE tasks SET round_at = {now - HOUR + lead(HOUR) // 2}")
-    app.dispatcher._observe(None)
-    for queue, task in tasks.items():
-        app.dispatcher._reserve_round(task.id, queue, {task.id}, 1, None)
-    assert dict(world.sql("SELECT queue, next_seq FROM tasks")) == {"theirs": 2, "ours": 4}
+    assert ready is None
+    return (int(due) - app.ledger.now()) / SECOND
 
 
 def an_hour_passes(world: World) -> None:
@@ -118,115 +77,78 @@ def an_hour_passes(world: World) -> None:
 
 @pytest.mark.each_database(reason="each has statements of its own for the hints")
 def test_a_round_takes_what_parallel_allows_and_the_next_waits_for_its_time(world: World) -> None:
-    """Taken out: any of the hint's second check, the count of the round's jobs, the place where loans are refused."""
+    """Taken out: the jobs that have not begun, in `next_round`; the time of the round, in `_room`."""
     app, other = world.app(), world.app()
     task = app.submit("note", numbers(20), interval=3_600, parallel=3)
-    first = reserve(app, task)
-    assert len(first) == 3, "though one was wanted"
-    assert reserve(other, task, 9) == []
+    first = borrow(world, app, task, 2)
+    first += borrow(world, app, task, 9)
+    assert len(first) == 3, "one process has as many as it can use, and others the rest"
+    assert borrow(world, other, task, 9) == []
     end(app, *first[:2])
-    assert reserve(other, task, 9) == []
-    assert hints(world, app) == (None, True)
-    assert reservations.lend_jobs(app.ledger, task.id, 5, 1) == []
+    assert borrow(world, other, task, 9) == []
+    assert 3_500 < next_check(world, app) <= 3_600
     an_hour_passes(world)
-    assert reserve(app, task) == [], "the third has not begun, as far as is known"
-    now = app.ledger.now()
-    end(app, first[2], started_at=now)
-    assert reserve(app, task) == [], "it began just now"
-    assert hints(world, app) == (None, True)
-    dispatchable.wake_due(app.ledger, [task.id])
+    assert borrow(world, app, task) == [], "the third has not begun, as far as is known"
+    assert next_check(world, app) <= 1
+    end(app, first[2], started_at=app.ledger.now())
+    assert 3_500 < next_check(world, app) <= 3_600
+    assert borrow(world, app, task) == [], "it began just now"
     an_hour_passes(world)
-    wait_for(lambda: not dispatchable.wake_due(app.ledger, [task.id]).held and hints(world, app)[0], "it is ready")
-    assert len(reserve(other, task, 2)) == 3
+    assert len(borrow(world, other, task, 2)) == 2
+    assert len(borrow(world, app, task, 9)) == 1
     control.update(app.ledger, task.id, {"parallel": 5})
     an_hour_passes(world)
-    assert reserve(app, task) == []
-    world.sql("UPDATE events SET started_at = 1 WHERE status = 'enqueue' AND seq < 6")
-    world.sql("UPDATE events SET status = 'working' WHERE status = 'enqueue' AND seq < 6")
-    assert len(reserve(app, task)) == 2, "three of the five still run"
-
-
-def test_jobs_that_end_during_a_reservation_leave_the_time_of_the_next_round(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their hint finds the Task ready still, and writes none. Taken out: the second check where the round is not due."""
-    app = world.app()
-    task = app.submit("note", numbers(6), interval=10, parallel=2)
-    first = reserve(app, task)
-    control.update(app.ledger, task.id, {"interval": 3_600})
-    do_reserve, expected = reservations._reserve, list[int]()
-
-    def reserve_while_they_end(*args: Any) -> Any:
-        found = do_reserve(*args)
-        with monkeypatch.context() as patched:
-            patched.setattr(dispatchable, "announce", lambda *args: None)
-            end(app, *first)
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(reservations, "_reserve", reserve_while_they_end)
-        assert reservations.reserve(app.ledger, task.id, 1, lease_s=5, expect=expected.append) == []
-    assert [at for at in expected if at <= app.ledger.now()], "the dispatcher asks again at once"
-    assert hints(world, app)[0] is not None
-    assert reserve(app, task) == []
-    assert hints(world, app) == (None, True)
+    assert borrow(world, app, task) == []
+    world.sql("UPDATE events SET started_at = 1, status = 'working' WHERE status = 'enqueue' AND seq < 6")
+    assert len(borrow(world, app, task, 9)) == 2, "three of the five still run"
 
 
 def test_a_job_that_runs_again_counts_from_its_last_start(world: World) -> None:
     """Its ``started_at`` stays that of its first attempt. Taken out: the look into its messages."""
     app = world.app()
     task = app.submit("shaky", numbers(3), interval=3_600)
-    (job,) = reserve(app, task)
+    (job,) = borrow(world, app, task)
     end(app, job, status=Status.ERROR, started_at=app.ledger.now(), retry_at=1)
     an_hour_passes(world)
-    (again,) = reserve(app, task)
+    (again,) = borrow(world, app, task)
     assert again.event_id == job.event_id
     end(app, again, notes=[Note("working", "", app.ledger.now())], started_at=app.ledger.now())
     an_hour_passes(world)
-    assert reserve(app, task) == [], "it began just now"
+    assert borrow(world, app, task) == [], "it began just now"
     world.sql("UPDATE events SET added_messages = NULL")
-    assert len(reserve(app, task)) == 1
+    assert len(borrow(world, app, task)) == 1
 
 
-def test_a_small_task_with_an_interval_is_not_reserved_whole(world: World) -> None:
+def test_a_round_without_a_parallel_is_one_job(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(5), interval=3_600)
-    assert reservations.reserve_small(app.ledger, [task.id], 9, lease_s=5) == {}
-    assert len(reserve(app, task, 9)) == 1, "one where there is no parallel"
+    assert len(borrow(world, app, task, 9)) == 1
 
 
 def test_a_pause_and_a_retry_do_not_bring_a_round_nearer(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(2), interval=3_600, parallel=2)
-    first = reserve(app, task)
+    first = borrow(world, app, task, 2)
     task.pause()
     task.resume()
-    assert reserve(app, task) == []
+    assert borrow(world, app, task) == []
     end(app, *first, status=Status.ERROR, started_at=app.ledger.now())
     task.wait(120)
     task.retry()
-    assert reserve(app, task) == []
+    assert borrow(world, app, task) == []
     an_hour_passes(world)
-    assert len(reserve(app, task)) == 2
+    assert len(borrow(world, app, task, 2)) == 2
 
 
-def test_a_job_that_arrives_before_the_time_of_its_round_waits_for_it(world: World) -> None:
-    app = world.app()
-    task = app.submit("note", numbers(2), interval=3_600)
-    (job,) = reserve(app, task)
-    tracker = Tracker(app.ledger, Recorder(app.ledger))
-    soon = app.ledger.now() + 40_000
-    world.sql("UPDATE tasks SET round_at = ?", soon)
-    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
-    assert ticket.not_before == soon
-    tracker.start(ticket)
-    assert ticket.started_at is not None
-    assert ticket.started_at >= soon
-    world.sql("UPDATE tasks SET round_at = ?", soon + HOUR)
-    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
-    tracker.start(ticket)
-    assert ticket.started_at is not None
-    assert ticket.started_at < soon + HOUR, "a clock that was set back holds nothing up for longer than the lead"
+def test_a_round_that_was_given_back_begins_again_at_its_time(world: World) -> None:
+    """Taken out: that only a job which somebody holds may be about to begin. The Task stood for ever."""
+    app, other = world.app(), world.app()
+    task = app.submit("note", numbers(4), interval=3_600, parallel=2)
+    first = borrow(world, app, task, 2)
+    assert borrowing.give_back(app.ledger, *first)
+    world.sql("DELETE FROM places")
+    an_hour_passes(world)
+    assert [job.event_id for job in borrow(world, other, task, 2)] == [job.event_id for job in first]
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -239,24 +161,25 @@ def test_a_suspect_has_begun_when_it_is_performed_though_a_process_holds_it_befo
     now = [app.ledger.now()]
     monkeypatch.setattr(Ledger, "now", lambda self: now[0])
     task = app.submit("shaky", numbers(4), interval=3_600, parallel=2)
-    job, other = reserve(app, task)
+    job, other = borrow(world, app, task, 2)
     end(app, other, started_at=now[0])
     if again:
         end(app, job, status=Status.ERROR, started_at=now[0], retry_at=1)
         now[0] += HOUR
-        job, other = sorted(reserve(app, task), key=lambda each: each.event_id)
+        job, other = sorted(borrow(world, app, task, 2), key=lambda each: each.event_id)
         end(app, other, started_at=now[0])
     world.sql("UPDATE events SET watched = 1 WHERE id = ?", job.event_id)
     recorder, rounds = Recorder(app.ledger), list[int]()
 
     def put(outcomes: Any) -> None:
         recorder.flush(outcomes)
-        now[0] += HOUR
-        rounds.append(len(reserve(app, task)))
+        now[0] += HOUR + 1_000  # messages have whole milliseconds
+        rounds.append(len(borrow(world, app, task)))
 
     monkeypatch.setattr(recorder, "put", put)
     tracker = Tracker(app.ledger, recorder)
-    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "shaky", "default")])
+    (ticket,) = tracker.begin([(job.job_id, job.attempt)])
+    assert ticket is not None
     assert ticket.watched
     tracker.start(ticket)
     assert rounds == [0, 1]
@@ -265,7 +188,7 @@ def test_a_suspect_has_begun_when_it_is_performed_though_a_process_holds_it_befo
 # -- with workers
 
 
-def test_the_interval_holds_over_processes_dispatchers_and_kills(world: World) -> None:
+def test_the_interval_holds_over_processes_and_kills(world: World) -> None:
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     workers = [world.cli("kill_app", "worker", "-c", "2") for _ in range(3)]
     task = app.submit("brief", numbers(30), interval=0.15, parallel=2)
@@ -315,13 +238,13 @@ def test_a_shorter_interval_acts_at_once(world: World, how: str) -> None:
     world.check_promises(app, [task.id], 4)
 
 
-def test_an_interval_that_is_set_takes_back_what_waits_in_the_queue(world: World) -> None:
+def test_an_interval_that_is_set_takes_back_what_was_borrowed(world: World) -> None:
     app = world.app()
     task = app.submit("gated", numbers(50))
     with world.working(app, concurrency=2):
         wait_for(lambda: len(world.shop.performed("began")) == 2, "both threads are busy")
         task.update(interval=86_400, parallel=4)
-        wait_for(lambda: task.progress()["control"]["in_flight"] <= 4, "what waited in the queue is back")
+        wait_for(lambda: task.progress()["control"]["in_flight"] <= 4, "what had not begun is back")
         began = len(world.shop.performed("began"))
         world.open_gate()
         wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "nothing runs")
@@ -355,7 +278,7 @@ def test_the_forecast_is_made_of_the_knobs_and_comes_true(world: World) -> None:
 def test_the_forecast_goes_by_the_rate_where_jobs_take_longer_than_the_rounds(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(100), interval=1.0)
-    (job,) = reserve(app, task)
+    (job,) = borrow(world, app, task)
     end(app, job, started_at=app.ledger.now())
     minute = 60 * SECOND
     world.sql(f"UPDATE tasks SET started_at = started_at - {minute}, round_at = round_at - {minute}")
