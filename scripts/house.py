@@ -22,8 +22,8 @@ PAGE = ROOT / "docs" / "internals.md"
 
 BESIDE = "beside the way"
 ROWS = {
-    "fetch, run, finish": "45678",
-    "the whole way of one item": "123456789",
+    "pick, borrow, perform, record": "3456",
+    "the whole way of one item": "1234567",
 }
 
 Function = tuple[Path, str]

@@ -132,7 +132,7 @@ def house() -> Any:
 
 def test_the_way_of_one_item_stays_short() -> None:
     counts, faults = house().counts(), []
-    for row, files, lines in (("fetch, run, finish", 8, 1_500), ("the whole way of one item", 30, None)):
+    for row, files, lines in (("pick, borrow, perform, record", 8, 1_500), ("the whole way of one item", 30, None)):
         count = counts[row]
         if count.files > files or (lines is not None and count.with_calls > lines):
             faults.append(f"{row}: {count} is more than {files} files and {lines} lines")
@@ -145,13 +145,11 @@ def test_the_way_of_one_item_stays_short() -> None:
 def test_the_steps_name_what_decides_about_an_item() -> None:
     steps, faults = house().sections(PAGE), []
     for number, names in {
-        "3": ("reservations.reserve", "outbox.tracked_copy", "SqlBroker.push", "reservations.confirm"),
-        "4": ("SqlBroker.exchange",),
-        "5": ("Intake.take", "Tracker.begin", "transitions.begin"),
-        "6": ("Performer.execute", "Performer.decide", "Performer.settle", "execution.decide", "Ticket.raised"),
-        "7": ("Tracker.settle", "Recorder.flush", "events.apply", "transitions.difference", "events.move_counts"),
-        "8": ("Pool.done",),
-        "9": ("tasks.try_close",),
+        "3": ("lending.pick", "Borrower._borrow"),
+        "4": ("lending.borrow", "Tracker.borrowed", "Lines.put"),
+        "5": ("Performer.execute", "Performer.decide", "Performer.settle", "execution.decide", "Ticket.raised"),
+        "6": ("Tracker.settle", "Recorder.flush", "events.apply", "transitions.difference", "events.move_counts"),
+        "7": ("tasks.try_close",),
     }.items():
         faults += [f"step {number} does not name {name}" for name in names if f".{name}`" not in steps[number]]
     assert not faults, "\n".join(faults)
