@@ -1,7 +1,7 @@
 """Jobs of one Task that many processes borrow and record at once, and what that costs.
 
     python -m benchmarks.claim [-n N] [--processes 15,30,60,120] [--seconds S] [--work-ms W] [--batch B]
-                               [--server KIND | --database-url U] [--json]
+                               [--keys K] [--server KIND | --database-url U] [--json]
 
 A Task has N jobs that wait. Then so many light processes borrow from it for S seconds: each takes what keeps it busy for a
 third of a second (or --batch), spends W milliseconds on each job, and records them in one transaction before it borrows
@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each number of processes claims (default 4)")
     parser.add_argument("--work-ms", type=float, default=20.0, help="what each job takes (default 20)")
     parser.add_argument("--batch", type=int, default=0, help="jobs of a borrow (default: as the rate asks)")
+    parser.add_argument("--keys", type=int, default=0, help="give the jobs so many different keys (default: none)")
     parser.add_argument("--no-peer", action="store_true", help="leave the peer out")
     return common.run(parser, argv, measure)
 
@@ -72,7 +73,7 @@ def measure(options: argparse.Namespace) -> Result:
     sides = ["ours"] if options.no_peer else ["ours", "peer"]
     found: dict[str, dict[int, dict[str, float]]] = {side: {} for side in sides}
     with common.place(options) as place:
-        tables = {side: Table(place, side) for side in sides}
+        tables = {side: Table(place, side, options.keys) for side in sides}
         for count in counts:
             for side in sides:
                 found[side][count] = _stage(options, place, tables[side], count)
@@ -160,8 +161,9 @@ class Table:
     Jobs are numbered: ours by their ``seq`` in a Task whose split is never over, the peer's in a column.
     """
 
-    def __init__(self, place: Place, side: str) -> None:
+    def __init__(self, place: Place, side: str, keys: int = 0) -> None:
         self.side = side
+        self._keys = keys
         self._place = place
         self._claimed = bytearray()
         self._server: int | None = None
@@ -198,10 +200,14 @@ class Table:
         item = {"sku": "SKU-00000000", "seller": "Bargain Basement"}
         with self._ledger() as ledger:
             if not self._task_id:
-                new = NewTask(worker_name="job", queue=QUEUE, priority=PRIORITY, title="benchmark", planned=planned)
+                new = NewTask(
+                    worker_name="job", queue=QUEUE, priority=PRIORITY, title="benchmark", planned=planned,
+                    key_field="serial" if self._keys else None,
+                )  # fmt: skip
                 self._task_id, _ = task_rows.create(ledger, new, lease_s=_LEASE_S)
             for start in range(low, high, _SLICE):
-                items = [NewItem(dumps(item), i + 1) for i in range(start, min(start + _SLICE, high))]
+                numbers = range(start, min(start + _SLICE, high))
+                items = [NewItem(dumps(item), i + 1, key=str(i % self._keys) if self._keys else None) for i in numbers]
                 cursor = start + len(items)
                 task_rows.add_slice(ledger, self._task_id, items, [], after=start, cursor=cursor, lease_s=_LEASE_S)
 

@@ -16,7 +16,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from asynctask.database.engine import Database
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Note
-from asynctask.ledger.lending import Offer, OwnLoans
+from asynctask.ledger.lending import Job, Offer, OwnLoans
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.middleware.tracker import Ticket, Tracker
 
@@ -161,13 +161,23 @@ class Borrower:
     def _borrow(self) -> list[int]:
         numbers: list[int] = []
         for offer in self._offers:
-            for loan, jobs in lending.borrow(self._ledger, offer, self._wanted).loans:
+            found = lending.borrow(self._ledger, offer, self._wanted)
+            numbers += self._claimed(found.claimed)
+            for loan, jobs in found.loans:
                 own, tickets = self._own.add(loan, len(jobs)), self._tracker.borrowed(jobs)
                 for ticket in tickets:
                     ticket.loan = own
                 self._held += tickets
                 numbers += [job.seq for job in jobs if job.seq is not None]
         return numbers
+
+    def _claimed(self, jobs: Sequence[Job]) -> list[int]:
+        """Jobs with a key, each of which is claimed."""
+        if not jobs:
+            return []
+        tickets = self._tracker.begin([(job.job_id, job.attempt) for job in jobs])
+        self._held += [ticket for ticket in tickets if ticket is not None]
+        return [job.row - 1 for job in jobs if job.row is not None]
 
     def _record(self) -> None:
         now, done = self._ledger.now(), self._held

@@ -64,7 +64,7 @@ class Offer:
     """A Task that may start jobs now.
 
     ``limit``: how many of its jobs may run at once, None for any number; ``left``: its jobs beyond the pointer;
-    ``is_plain``: a borrow at the pointer needs no other check than its state; ``options`` (JSON text) and ``slots`` are the
+    ``has_keys``: jobs of equal keys run one after the other; ``is_plain``: a borrow at the pointer needs no other check than its state; ``options`` (JSON text) and ``slots`` are the
     Task's columns.
     """
 
@@ -77,6 +77,7 @@ class Offer:
     has_rounds: bool
     left: int
     is_plain: bool
+    has_keys: bool
     options: str | None
     slots: int
 
@@ -102,7 +103,7 @@ _IS_PLAIN: Final = (
 _RUNS: Final = ~sa.exists().where(_q.name == sa.bindparam("of"), _q.paused > 0)
 _OFFERED: Final = (
     _t.id, _t.queue, _t.priority, _t.worker_name, _t.owner, _LIMIT, _HAS_ROUNDS, _t.created_jobs - _t.next_seq, _IS_PLAIN,
-    _t.options, _t.slots,
+    _t.key_field.is_not(None), _t.options, _t.slots,
 )  # fmt: skip
 
 
@@ -323,7 +324,7 @@ def borrow(ledger: Ledger, offer: Offer, wanted: int, *, taken: int = 0, tries: 
     if offer.is_plain and offer.left > wanted and not ledger.database.is_sqlite:
         found = _borrow_at_pointer(ledger, offer.task_id, wanted)
         return Borrowed([_read_range(ledger, offer, loan) for loan in found])
-    step = _borrow(ledger, offer.task_id, wanted, taken)
+    step = _borrow(ledger, offer, wanted, taken)
     if step.blocked:
         wake(ledger, sessions.free(ledger, step.blocked))
     if step.is_idle:
@@ -357,10 +358,11 @@ class _Step:
 
 
 @repeatable
-def _borrow(ledger: Ledger, task_id: int, wanted: int, taken: int) -> _Step:
-    step = _Step()
+def _borrow(ledger: Ledger, offer: Offer, wanted: int, taken: int) -> _Step:
+    step, task_id = _Step(), offer.task_id
     with ledger.database.write() as connection:
-        task = lock_now(connection, task_id)
+        # Of Tasks with keys one borrow at a time goes on, and the next one waits for it: to ask again would take longer.
+        task = try_lock(connection, ledger, task_id) if offer.has_keys else lock_now(connection, task_id)
         if task is None:
             return _Step(is_locked=True)
         now = ledger.now()
