@@ -18,7 +18,7 @@ from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, foreign, leases, lending, lost_copies, processes, progress, sessions
+from asynctask.ledger import control, foreign, leases, lending, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
@@ -230,7 +230,7 @@ class Maintenance:
             with self._ledger.database.read() as connection:
                 registered = processes.list_processes(connection)
             queues = {name for each in registered if each["identity"] == identity for name in loads(each["queues"])}
-            lost_copies.watch_in_flight(self._ledger, queues)
+            foreign.watch_in_flight(self._ledger, queues)
         held = self._broker.held_by(identity)
         applied = processes.recover_events(self._ledger, identity, [copy.key for copy in held])
         applied += processes.recover_events(self._ledger, foreign.pusher(identity))
@@ -376,17 +376,17 @@ class Maintenance:
             flying = {
                 (record.job_id, record.row.attempt): record
                 for queue in queues
-                for record in lost_copies.held_in_queues(connection, queue)
+                for record in foreign.held_in_queues(connection, queue)
             }
             pushers = foreign.pushers(connection)
-            pushed = [record for each in pushers for record in lost_copies.held_in_queues(connection, each)]
+            pushed = [record for each in pushers for record in foreign.held_in_queues(connection, each)]
         held = self._held(flying)
         missing = {key: record for key, record in flying.items() if key not in held}
         missing |= {(record.job_id, record.row.attempt): record for record in pushed}
         gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
         self._missed = frozenset(missing)
         if gone:
-            lost_copies.redispatch_lost(self._ledger, gone)
+            foreign.redispatch_lost(self._ledger, gone)
             self._log.warning("copies_lost", count=len(gone))
             for each in [*queues, *pushers]:
                 foreign.end_empty(self._ledger, each)
