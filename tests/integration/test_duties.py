@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.borrowing import borrow
 from support.costs import analyze, cost
+from support.foreign import Shop
 from support.world import World, numbers
 
 from asynctask import AsyncTask, maintenance
@@ -20,14 +20,13 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.notify import LEDGER
 from asynctask.database.tables import tasks
-from asynctask.dispatch.demand import Load
 from asynctask.dispatch.dispatcher import ACTIVE_S
-from asynctask.ledger import dispatchable, leases, processes, reservations
+from asynctask.ledger import leases, lending, processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.control import update
 from asynctask.maintenance import Maintenance, Schedule
+from asynctask.runtime.borrower import IDLE_S
 from asynctask.testing import wait_for
-from asynctask.worker import Priority
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
@@ -102,13 +101,14 @@ def grown(app: AsyncTask, count: int) -> None:
 
 
 @pytest.mark.each_database(reason="what is read and locked is each one's own")
-def test_what_a_round_reads_does_not_grow_with_the_tasks_that_are_open(world: World) -> None:
+def test_what_a_borrower_reads_does_not_grow_with_the_tasks_that_are_open(world: World) -> None:
     app = world.app()
+    now = app.clock.now()
     reads = {
-        "runnable": lambda c: reservations.runnable(c, app.ledger, ["default"], limit=10),
-        "unconfirmed": lambda c: reservations.unconfirmed(c, app.clock.now()),
-        "due": lambda c: dispatchable.due_tasks(c, app.clock.now()),
-        "next due": lambda c: dispatchable.next_due(c, app.clock.now()),
+        "pick": lambda c: lending.pick(c, app.ledger, ["default"], workers=["note"], limit=10),
+        "single": lambda c: lending.alone_due(c, now, ["default"], workers=["note"]),
+        "next due": lambda c: lending.next_due(c, now),
+        "check": lambda c: lending.check(app.ledger, [1]),
     }
     grown(app, 50)
     analyze(app.ledger.database)
@@ -122,20 +122,17 @@ def test_what_a_round_reads_does_not_grow_with_the_tasks_that_are_open(world: Wo
 @pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_tasks_that_cannot_go_now_hide_no_other(world: World) -> None:
     app = world.app()
-    full = [app.submit("note", [{"n": 0}, {"n": 1}], parallel=1, priority=1) for _ in range(12)]
-    reserved = [app.submit("note", [{"n": 0}], priority=2) for _ in range(12)]
+    other = process(app, "another")
+    for _ in range(12):
+        full = app.submit("note", [{"n": 0}, {"n": 1}], parallel=1, priority=1)
+        assert len(borrow(other, full.id)) == 1
+        lent = app.submit("note", [{"n": 0}], priority=2)
+        assert len(borrow(other, lent.id)) == 1
     paused = app.submit("note", [{"n": 0}], priority=3)
     paused.pause()
     last = app.submit("note", [{"n": 0}], priority=4)
-    other = process(app, "another")
-    for task in full:
-        assert len(reservations.reserve(app.ledger, task.id, 5, lease_s=60)) == 1
-        reservations.confirm(app.ledger, [task.id])
-    for task in reserved:
-        reservations.reserve(other, task.id, 1, lease_s=60)
-        world.sql("UPDATE tasks SET ready = priority WHERE id = ?", task.id)
     with app.ledger.database.read() as connection:
-        found, _ = reservations.runnable(connection, app.ledger, ["default"], limit=3)
+        found = lending.pick(connection, app.ledger, ["default"], limit=3)
     assert [each.task_id for each in found] == [last.id]
 
 
@@ -195,87 +192,36 @@ def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
 
 def test_what_is_left_is_dispatched_by_others_when_the_one_on_duty_is_gone(world: World) -> None:
     app = world.app()
+    shop = Shop(app, free=100)
     gone = replace(app.ledger, identity="gone")
-    assert leases.acquire(gone, leases.DISPATCH, 1.0) is None
-    task = app.submit("note", [{"n": n} for n in range(200)])
-    with world.working(app):
-        assert task.wait(120)["done"]
+    assert leases.acquire(gone, f"{leases.DISPATCH}/shop", 1.0) is None
+    app.submit("sold", numbers(200))
+    app.dispatcher.start()
+    try:
+        taken = list[Copy]()
+
+        def are_all_taken() -> bool:
+            taken.extend(shop.takes())
+            return len(taken) == 200
+
+        wait_for(are_all_taken, "all of it is pushed")
+    finally:
+        app.dispatcher.stop()
 
 
-def ran_dry(app: AsyncTask) -> int:
-    """How many jobs a process that ran dry after some work pushed for itself."""
-    before = app.broker.queues().get("default", 0)
-    app.dispatcher.dry(True)
-    app.dispatcher._step()
-    return app.broker.queues().get("default", 0) - before
-
-
-def moved_by_hand(app: AsyncTask) -> Still:
-    """The clock of an application's dispatcher, which works 5 jobs at a time."""
-    clock = Still()
-    app.dispatcher._ledger = replace(app.ledger, clock=clock)
-    app.dispatcher._leadership = leases.Leadership(app.dispatcher._ledger, leases.DISPATCH)
-    app.dispatcher.attach(lambda: Load("a process", ["default"], 5, 0.0))
-    return clock
-
-
-def test_a_process_that_runs_dry_helps_itself_whatever_the_round_before_was_for(world: World) -> None:
-    """Before, it waited half a second after any round: the second of two short lists stood still after five items."""
-    app, client = world.app(), world.app()
-    moved_by_hand(app)
-    app.dispatcher.nudge()
-    app.dispatcher._step()
-    client.submit("note", [{"n": n} for n in range(50)])
-    assert ran_dry(app) == 5
-
-
-def test_a_process_that_runs_dry_again_and_again_asks_ever_less_often_until_there_is_something(world: World) -> None:
-    app, client = world.app(), world.app()
-    clock = moved_by_hand(app)
-    rounds = []
-    with counted(app) as seen:
-        for _ in range(100):
-            clock.ahead += 0.05
-            seen.clear()
-            ran_dry(app)
-            rounds.append(any("tasks" in each for each in seen))
-    assert rounds[0]
-    assert 10 <= sum(rounds) <= 14, "two a second, and a few more at first"
-    client.submit("note", [{"n": n} for n in range(50)])
-    clock.ahead += 0.5
-    assert ran_dry(app) == 5
-
-
-def test_while_another_is_on_duty_a_process_helps_itself_twice_a_second(world: World) -> None:
-    app, client = world.app(), world.app()
-    clock = moved_by_hand(app)
-    client.submit("note", [{"n": n} for n in range(50)])
-    other = replace(process(app, "another"), clock=clock)
-    assert leases.acquire(other, leases.DISPATCH, 60.0) is None
-    for _ in range(2):  # after the first of these it knows of the other
-        clock.ahead += 0.1
-        assert ran_dry(app) == 5
-        assert len(app.broker.exchange("a process", [], ["default"], 5)) == 5
-    for _ in range(4):
-        clock.ahead += 0.1
-        assert ran_dry(app) == 0
-    clock.ahead += 0.2
-    assert ran_dry(app) == 5
-    clock.ahead += 10.0  # its jobs take long; then its threads come free one after the other
-    for _ in range(5):
-        assert len(app.broker.exchange("a process", [], ["default"], 5)) == 5
-        clock.ahead += 0.05
-        assert ran_dry(app) == 5, "before, it waited for half a second after each of them"
-    app.broker.exchange("a process", [], ["default"], 5)
-    assert ran_dry(app) == 0
+def moved_by_hand(app: AsyncTask) -> tuple[Shop, Still]:
+    """The clock of an application's dispatcher, which serves a process that works 5 jobs at a time."""
+    shop, clock = Shop(app, free=5), Still()
+    app.dispatcher._ledger = replace(app.dispatcher._ledger, clock=clock)
+    return shop, clock
 
 
 def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, the time of a round came on top, and after a round of a process that had run dry all of the pause once more:
-    on MariaDB a worker stood still for a twentieth of its time."""
+    """Before, the time of a round came on top: on MariaDB a worker stood still for a twentieth of its time."""
     app, client = world.app(), world.app()
-    clock = moved_by_hand(app)
-    client.submit("note", [{"n": n} for n in range(50)])
+    shop, clock = moved_by_hand(app)
+    Shop(client)
+    client.submit("sold", [{"n": n} for n in range(50)])
     real = app.dispatcher._round
 
     def takes_its_time(**how: bool) -> int:
@@ -286,122 +232,29 @@ def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, mo
     monkeypatch.setattr(app.dispatcher, "_round", takes_its_time)
     app.dispatcher.nudge()
     assert app.dispatcher._step() == pytest.approx(ACTIVE_S - 0.12)
-    monkeypatch.setattr(app.dispatcher, "_round", real)
-    app.dispatcher.dry(True)
-    assert app.broker.queues() == {"default": 5}, "there is no room for more"
-    assert app.dispatcher._step() == pytest.approx(ACTIVE_S - 0.12)
-    clock.ahead += 0.2
-    app.dispatcher.dry(True)
-    assert app.dispatcher._step() == ACTIVE_S, "nothing was pushed since"
-
-
-def test_who_ran_dry_before_a_push_was_over_is_served_by_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, client = world.app(), world.app()
-    moved_by_hand(app)
-    client.submit("note", [{"n": n} for n in range(50)])
-    real = app.broker.push
-
-    def push(copies: Sequence[Copy]) -> None:
-        app.dispatcher.dry(True)
-        real(copies)
-
-    monkeypatch.setattr(app.broker, "push", push)
-    app.dispatcher.nudge()
-    with counted(app) as seen:
-        app.dispatcher._step()
-        assert any("tasks" in each for each in seen)
-        app.dispatcher._leadership.resign()
-        seen.clear()
-        app.dispatcher._step()
-    assert not any("tasks" in each for each in seen), "a round for nothing"
-
-
-@pytest.mark.parametrize(
-    ("free", "rate", "pushed"),
-    [
-        (8, 4_000.0, 1_000),  # a reservation for 8 more would cost as much as one for 1,000
-        (8, 4_500.0, 1_133),
-        (1_008, 0.0, 1_008),  # so many threads wait for them
-    ],
-)
-def test_a_small_rest_is_left_to_the_next_round(
-    world: World, monkeypatch: pytest.MonkeyPatch, free: int, rate: float, pushed: int
-) -> None:
-    """And does not count as what could not be had, by which the queue would never be seen to be faster than that."""
-    app, client = world.app(), world.app()
-    noted: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(app.dispatcher._rates, "note", lambda *words: noted.append(words))
-    monkeypatch.setattr("asynctask.dispatch.dispatcher.TURN_S", 600.0)
-    app.dispatcher.attach(lambda: Load("a process", ["default"], free, rate))
-    client.submit("note", [{"n": n} for n in range(1_200)])
-    client.submit("note", [{"n": n} for n in range(10)], priority=Priority.SYSTEM_LOW)
-    assert app.dispatcher.round() == pushed
-    assert noted == [("default", 0, pushed, pushed, free, 0)]
-
-
-def at_once(apps: Sequence[AsyncTask], places: int) -> None:
-    """The dispatchers of as many worker processes, each of which makes a round while the one before it pushes: none sees
-    what the others have reserved."""
-    for app in apps:
-        processes.register(
-            app.ledger, app.host, kind="worker", pid=app._made().pid, lease_s=3600, concurrency=places, queues=["default"]
-        )
-        app.dispatcher.attach(partial(Load, app.ledger.identity, ("default",), places, 0.0))
-        app.dispatcher._thread = threading.current_thread()  # it goes on if it leads
-    for app, following in pairwise(apps):
-        push = app.dispatcher._outbox._put
-
-        def late(copies: Sequence[Copy], following: AsyncTask = following, push: Any = push) -> None:
-            if not following.dispatcher.rounds:
-                following.dispatcher.round()
-            push(copies)
-
-        app.dispatcher._outbox._put = late
-
-
-@pytest.mark.each_database(reason="what is read and locked is each one's own")
-def test_rounds_at_once_push_for_all_processes_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, each of these pushed for all: a thousand processes that started together, a hundred times what was wanted."""
-    monkeypatch.setattr(leases, "LEADER_LEASE_S", 600.0)  # however long the machine takes, one leads
-    monkeypatch.setattr("asynctask.dispatch.dispatcher.TURN_S", 600.0)  # and its round is not cut
-    client, *apps = (world.app() for _ in range(4))
-    for _ in range(30):
-        client.submit("note", numbers(21))
-    at_once(apps, 3)
-    apps[0].dispatcher.round()
-    pushed = [app.dispatcher.dispatched for app in apps]
-    assert pushed == [9, 3, 3], "the leader pushes for all, and the others for themselves"
-    assert sum(client.broker.waiting(["default"])["default"].values()) == sum(pushed)
-
-
-def test_what_all_processes_can_use_is_pushed_by_whoever_sees_it(world: World) -> None:
-    app, client = world.app(), world.app()
-    at_once([app], 10)
-    other = process(app, "another")
-    assert leases.acquire(other, leases.DISPATCH, 60.0) is None
-    urgent = client.submit("note", numbers(8), priority=1)
-    assert client.dispatcher.dispatched == 8, "it has no threads of its own, but all of these are wanted"
-    client.submit("note", numbers(30), priority=2)
-    assert client.dispatcher.dispatched == 8, "of more than is wanted, the leader pushes for all"
-    assert urgent.progress()["control"]["in_flight"] == 8
-    app.dispatcher.round()
-    assert app.dispatcher.dispatched == 2
+    assert len(shop.takes()) == 5
 
 
 def test_a_leader_that_resigns_looks_once_more_for_what_was_left_to_it(world: World) -> None:
     app, client = world.app(), world.app()
-    at_once([app], 10)
-    client.submit("note", numbers(30))
+    shop, clock = moved_by_hand(app)
+    app.dispatcher._thread = threading.current_thread()  # it goes on if it leads
+    Shop(client)
+    task = client.submit("sold", numbers(30))
+    app.dispatcher.nudge()
     assert app.dispatcher._step() <= ACTIVE_S
-    assert app.dispatcher._leadership.held
-    client.task(1).pause()
+    leadership = app.dispatcher._leadership("shop")
+    assert leadership.held
+    task.pause()
+    clock.ahead += 1.0
     app.dispatcher._step()
-    assert not app.dispatcher._leadership.held
-    client.task(1).resume()  # accepted while it still led, so that nobody else pushed it
-    app.broker.withdraw(1, 100)
+    assert not leadership.held
+    task.resume()  # accepted while it still led, so that nobody else pushed it
+    shop.takes()
     assert app.dispatcher._nudged
+    clock.ahead += 1.0
     app.dispatcher._step()
-    assert app.dispatcher._leadership.held
+    assert leadership.held
 
 
 @pytest.mark.parametrize("knob", [{"parallel": 3}, {"interval": 0}, {"priority": 9}])
@@ -447,23 +300,6 @@ def test_one_process_at_a_time_has_the_duty_of_upkeep(world: World) -> None:
     late = rota(two, app)
     late.due_steps(())
     assert leases.holder_of(one, leases.MAINTENANCE).identity == "two"
-
-
-def test_a_reservation_that_was_not_confirmed_in_time_wakes_the_dispatcher_of_the_leader(world: World) -> None:
-    """Taken out: the look for it. With nothing else to dispatch, no process made a round that would have found it."""
-    app = world.app()
-    one, two = process(app, "one"), process(app, "two")
-    task = app.submit("note", [{"n": 0}], parallel=1)
-    nudged: list[bool] = []
-    leader = Schedule(
-        one, app.host, lambda: nudged.append(True), lambda at: None, None, every_s=1.0, can_split=True, broker_apart=False
-    )
-    assert len(reservations.reserve(two, task.id, 1, lease_s=60)) == 1
-    leader.due_steps(())
-    assert nudged == [], "it is on its way"
-    world.sql("UPDATE tasks SET dispatch_until = 1")
-    leader.due_steps(())
-    assert nudged == [True]
 
 
 @pytest.mark.parametrize("how", ["its lease ended", "its process is gone", "it is not registered"])
@@ -537,6 +373,8 @@ def test_a_registration_wakes_the_maintenance_of_a_running_process(world: World,
 class Rung:
     """A place to wait where something is always heard at once."""
 
+    signalled = True
+
     def wait(self, timeout: float) -> bool:
         return True
 
@@ -576,7 +414,7 @@ def test_the_first_rings_are_answered_at_once_and_those_that_follow_together(
 
 @pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> None:
-    """Its own parts, over a minute of a clock that is moved on: the beats, the fetches and the look after others."""
+    """Its own parts, over a minute of a clock that is moved on: the beats, the borrows and the look after others."""
     app = world.app()
     clock = Still()
     ledgers = [process(app, name, clock) for name in ("one", "two")]
@@ -592,6 +430,9 @@ def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> N
                 if second % 5 == 0:
                     processes.beat(ledger, lease_s=3600)
                     app.broker.exchange(ledger.identity, [], ["default"], 5)
+                if second % int(IDLE_S) == 0:
+                    with ledger.database.read() as connection:
+                        assert lending.first_due(connection, ["default"]) is None
         asked.append(len(seen))
     assert max(asked) < 60, asked
     assert min(asked) <= 40, "one that is not on duty asks even less"
@@ -599,7 +440,6 @@ def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> N
 
 def test_an_idle_worker_process_has_no_round_of_its_dispatcher(world: World) -> None:
     app = world.app()
-    app.dispatcher.attach(lambda: Load("a process", ["default"], 5, 0.0))
     assert app.dispatcher._step() > 30
     with counted(app) as seen:
         assert app.dispatcher._step() > 30
