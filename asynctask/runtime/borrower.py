@@ -271,6 +271,8 @@ class Borrower:
             now = self._ledger.now()
             single = lending.alone_due(connection, now, names, workers=workers)
             self._due = lending.next_due(connection, now)
+            paused = lending.paused_queues(connection)
+        self._pool.hold_back(paused)  # an untracked job is no reason for a check
         order = {name: number for number, name in enumerate(names)}
         offers: dict[Rank, list[Offer]] = {}
         for offer in found:

@@ -178,7 +178,7 @@ class Fetcher:
         self._asked = self._clock.monotonic()
         done = self._held.take_done()
         try:
-            copies = self._broker.exchange(self._identity, done, self._order(), limit)
+            copies = self._broker.exchange(self._identity, done, self._pool.fetched_from(self._order()), limit)
         except Exception:
             self._held.keep_done(done)
             raise

@@ -554,10 +554,21 @@ class Pool:
 
     def checked(self, at: float, paused: frozenset[str]) -> None:
         """The ledger was asked at this time (monotonic) about all that is borrowed; these queues are paused there."""
-        self._paused_in_ledger = paused
+        self.hold_back(paused)
         with self._checked:
             self._checked_at = at
             self._checked.notify_all()
+
+    def hold_back(self, queues: frozenset[str]) -> None:
+        """These queues, and no others, are paused in the ledger: none of their jobs begins here, or is fetched."""
+        if queues != self._paused_in_ledger:
+            self._paused_in_ledger = queues
+            self._broker.wake()
+
+    def fetched_from(self, queues: Sequence[str]) -> Sequence[str]:
+        """Those of these queues of which jobs may be fetched."""
+        paused = self._paused_in_ledger
+        return [queue for queue in queues if queue not in paused] if paused else queues
 
     def shorten_line(self) -> None:
         """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""

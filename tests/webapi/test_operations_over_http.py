@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -145,7 +146,6 @@ def test_what_is_no_job_is_shown_as_text_and_never_as_anything_else(app: AsyncTa
         ("POST", "/api/retries/restart", {"keys": ["x"], "all": True}, 422, None),
         ("POST", "/api/retries/restart", {"keys": "x"}, 422, None),
         ("POST", "/api/dead/kill", {"keys": ["x"]}, 404, None),
-        ("POST", "/api/queues/default/pause", None, 409, "conflict"),
         ("POST", "/api/processes/nobody/quiet", None, 404, "not_found"),
         ("GET", "/api/retries?limit=1001", None, 422, None),
         ("GET", "/api/retries?after=-1", None, 422, None),
@@ -264,4 +264,33 @@ def test_a_queue_that_nobody_knows_is_not_paused(app: AsyncTask, client: Client,
     assert "'defualt'" in answer.json["detail"]
     with pytest.raises(NotFound):
         getattr(app.operations, verb)("defualt")
-    assert client.post(f"/api/queues/default/{verb}").status_code == 409, "it is there, and the database cannot pause it"
+    assert client.post(f"/api/queues/default/{verb}").status_code == 200
+
+
+def test_a_queue_of_the_database_is_paused_and_goes_on(
+    app: AsyncTask, client: Client, working: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Jobs of Tasks, single ones, and untracked ones."""
+    seen: list[int] = []
+    begun = threading.Event()
+
+    @app.worker(use_task_event=False)
+    def loose(n: int) -> None:
+        seen.append(n)
+        begun.set()
+
+    with working():
+        assert client.post("/api/queues/default/pause").json == {"queue": "default", "paused": True, "changed": True}
+        assert client.post("/api/queues/default/pause").json["changed"] is False
+        task = app.submit("enroll", [{"sku": "A"}])
+        single = app.workers["enroll"].perform_async({"sku": "B"})
+        loose.perform_async(1)
+        (queue,) = client.get("/api/queues?queue=default").json["queues"]
+        assert queue["paused"]
+        assert not begun.wait(1.5)
+        assert task.progress()["counts"]["enqueue"] == 1
+        assert client.get(f"/api/jobs/{single}").json["status"] == "enqueue"
+        assert client.post("/api/queues/default/unpause").json["changed"] is True
+        assert task.wait(timeout=60)["done"]
+        wait_for(lambda: client.get(f"/api/jobs/{single}").json["status"] == "finish", "the single job is done")
+        wait_for(lambda: seen == [1], "the untracked one is done")
