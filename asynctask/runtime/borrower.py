@@ -49,7 +49,7 @@ MOST_BYTES: Final = 16_000_000
 PART: Final = 200
 """Jobs that are made ready at a time: threads begin the first while the others are made."""
 
-IDLE_S: Final = 5.0
+IDLE_S: Final = 10.0
 """Longest wait for a notification, for one may be lost."""
 
 UNSURE_S: Final = 60.0
@@ -122,6 +122,7 @@ class Borrower:
         self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
         self._checked_at = -1e9  # on the monotonic clock
         self._taken = 0  # jobs that threads had taken at the last check
+        self._took = 0  # how many of them since the one before
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
         self._is_unsure = False  # a step failed: the ledger may have lent what never arrived here
         self._arrived: deque[_Arrived] = deque()
@@ -214,7 +215,7 @@ class Borrower:
         pool = self._pool
         if pool.closed or not pool.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return BUSY_S
-        got = self._borrow()
+        got = 0 if self._is_idle() else self._borrow()
         has_work = bool(pool.busy or pool.ready)
         until_check = max(0.0, next_check - self._clock.monotonic()) if has_work else IDLE_S
         if got:
@@ -224,6 +225,17 @@ class Borrower:
         return min(until_check, self._until_due())
 
     # -- borrow
+
+    def _is_idle(self) -> bool:
+        """Whether this process performs nothing, and nothing waits for it."""
+        if self._pool.busy or self._pool.ready:
+            return False
+        with self._ledger.database.read() as connection:
+            self._due = lending.first_due(connection, self._order())
+            paused = lending.paused_queues(connection)
+        self._pool.hold_back(paused)
+        self._is_locked = False
+        return self._due is None or self._due > self._ledger.now()
 
     def _borrow(self) -> int:
         """Borrows as much as this process can use soon; returns the number of jobs."""
@@ -237,11 +249,12 @@ class Borrower:
         self._shares.keep({key for group in offers.values() for offer in group for key in self._keys(offer)})
         total = 0
         for rank in ranks:
-            is_urgent = first is not None and rank < first
+            is_urgent = first is not None and rank < first and self._frees_threads()
             if not is_urgent and wanted <= 0:
                 break
             seconds = max(wanted, AHEAD_S) if is_urgent else wanted
-            got, used = self._borrow_rank(rank, offers.get(rank, []), alone.get(rank, []), seconds)
+            threads = pool.concurrency if is_urgent else None
+            got, used = self._borrow_rank(rank, offers.get(rank, []), alone.get(rank, []), seconds, threads)
             total += got
             wanted -= used
             if self._has_share and got and rank == ranks[0]:
@@ -251,13 +264,19 @@ class Borrower:
             self._on_borrowed(total)
         return total
 
+    def _frees_threads(self) -> bool:
+        """Whether threads took jobs since the last check but one, so that something urgent begins soon. Otherwise it would
+        be given back at the next check, and borrowed again."""
+        pool = self._pool
+        return pool.busy < pool.concurrency or self._took + pool.lines.taken > self._taken
+
     def _lack(self) -> float:
         """For how many seconds more this process could use work; 0 while it has enough."""
         pool = self._pool
         ready = pool.lines.by_task()
         queued = sum(count * self._durations.of(task_id, AHEAD_S) for task_id, count in ready.items()) / pool.concurrency
         idle = pool.concurrency - pool.busy - pool.ready
-        if idle <= 0 and queued > AHEAD_S * LEAST:
+        if idle <= 0 and (queued > AHEAD_S * LEAST or not self._frees_threads()):
             return 0.0
         return max(AHEAD_S - queued, 1e-6 if idle > 0 else 0.0)
 
@@ -291,11 +310,14 @@ class Borrower:
     def _group(self, offer: Offer) -> Hashable:
         return ("owner", offer.owner) if self._fair_by_owner else offer.task_id
 
-    def _borrow_rank(self, rank: Rank, offers: list[Offer], alone: list[Alone], seconds: float) -> tuple[int, float]:
-        """Borrows of the Tasks and single jobs of one rank in turn; returns how many jobs, and for how many seconds."""
+    def _borrow_rank(
+        self, rank: Rank, offers: list[Offer], alone: list[Alone], seconds: float, threads: int | None
+    ) -> tuple[int, float]:
+        """Borrows of the Tasks and single jobs of one rank in turn; returns how many jobs, and for how many seconds.
+        ``threads``: as of :meth:`_amount`."""
         total, used = 0, 0.0
         if alone:
-            got = self._claim(rank, alone, self._amount(None, seconds / (1 + bool(offers))))
+            got = self._claim(rank, alone, self._amount(None, seconds / (1 + bool(offers)), threads))
             total += got
             used += self._seconds(None, got)
         groups: dict[Hashable, list[Offer]] = {}
@@ -308,8 +330,8 @@ class Borrower:
                     break
                 by_id: dict[Hashable, Offer] = {offer.task_id: offer for offer in groups[group]}
                 offer = by_id[self._shares.order(by_id)[0]]
-                amount = self._amount(offer.task_id, share)
-                got = self._borrow_of(rank, offer, amount) if amount else 0
+                amount = self._amount(offer.task_id, share, threads)
+                got = self._borrow_of(rank, offer, amount, threads) if amount else 0
                 for key in self._keys(offer):
                     self._shares.served(key, got)
                 if got:
@@ -322,13 +344,13 @@ class Borrower:
                     del groups[group]
         return total, used
 
-    def _amount(self, task_id: int | None, seconds: float) -> int:
-        """How many jobs of a Task last so long, at least one for each idle thread. Of one that is not known yet no more:
-        its jobs may take hours, and others could begin them."""
+    def _amount(self, task_id: int | None, seconds: float, threads: int | None = None) -> int:
+        """How many jobs of a Task last so long, at least one for each of ``threads``, which take them next; None: for each
+        idle one. Of a Task that is not known yet no more, but one: its jobs may take hours, and others could begin them."""
         pool = self._pool
-        idle = max(0, pool.concurrency - pool.busy - pool.ready)
+        idle = max(0, pool.concurrency - pool.busy - pool.ready) if threads is None else threads
         if not self._durations.knows(task_id):
-            return idle
+            return max(1, idle)
         amount = int(seconds * pool.concurrency / self._durations.of(task_id, AHEAD_S))
         most = max(1, min(MOST, int(MOST_BYTES / self._durations.size(task_id))))
         return min(max(amount, idle), most)
@@ -336,9 +358,9 @@ class Borrower:
     def _seconds(self, task_id: int | None, count: int) -> float:
         return count * self._durations.of(task_id, AHEAD_S) / self._pool.concurrency
 
-    def _borrow_of(self, rank: Rank, offer: Offer, amount: int) -> int:
+    def _borrow_of(self, rank: Rank, offer: Offer, amount: int, threads: int | None) -> int:
         if offer.limit is not None:
-            amount = self._within_limit(offer, amount)
+            amount = self._within_limit(offer, amount, threads)
         if amount <= 0:
             return 0
         asked = self._clock.monotonic()
@@ -353,12 +375,14 @@ class Borrower:
         if at > self._ledger.now() and (self._due is None or at < self._due):
             self._due = at
 
-    def _within_limit(self, offer: Offer, amount: int) -> int:
-        """Leases places of a Task with a limit; returns how many jobs of it to borrow."""
+    def _within_limit(self, offer: Offer, amount: int, threads: int | None) -> int:
+        """Leases places of a Task with a limit; returns how many jobs of it to borrow. ``threads``: as of
+        :meth:`_amount`."""
         lines, limit = self._pool.lines, offer.limit or 0
         places, used, waiting = self._permits_of(offer.task_id)
-        idle = max(0, self._pool.concurrency - self._pool.busy - (self._pool.ready - waiting))
-        want = min(limit, max(places, used + idle))
+        if threads is None:
+            threads = max(1, self._pool.concurrency - self._pool.busy - (self._pool.ready - waiting))
+        want = min(limit, max(places, used + threads))
         if want > places:
             # Until the answer, jobs may begin within the places that it has.
             running, holds = max(places, used), bool(used or waiting)
@@ -636,8 +660,8 @@ class Borrower:
         for each in pool.running():
             if each.began and each.task_id is not None:
                 self._durations.at_least(each.task_id, now - each.began)
-        taken, self._taken = pool.lines.taken - self._taken, pool.lines.taken
-        keep = int(taken * 1.25)
+        self._took, self._taken = pool.lines.taken - self._taken, pool.lines.taken
+        keep = int(self._took * 1.25)
         if pool.busy < pool.concurrency and not pool.closed:
             return
         if pool.ready <= keep:

@@ -21,8 +21,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Held
 from asynctask.cli.root import build
 from asynctask.clock import SECOND
-from asynctask.dispatch.demand import Load
-from asynctask.errors import Conflict, InputError
+from asynctask.errors import InputError
 from asynctask.ledger import control
 from asynctask.operations import Operations
 from asynctask.runtime.launcher import Launcher
@@ -90,11 +89,9 @@ class Bench:
         return self.limit or THREADS
 
     @contextmanager
-    def working(self, *, fresh_s: float | None = None) -> Iterator[Launcher]:
-        """A worker. ``fresh_s``: seconds after which a lent job goes back; None: as always."""
+    def working(self) -> Iterator[Launcher]:
+        """A worker."""
         with self.world.working(self.app, concurrency=THREADS) as self.launcher:
-            if fresh_s is not None:
-                self.launcher.pool.lanes._fresh_s = fresh_s
             yield self.launcher
 
     def submit(self, count: int, *, worker: str = "work", first: int = 0, **more: Any) -> TaskHandle:
@@ -123,13 +120,11 @@ class Bench:
         before = task.progress()["progress"]["done"]
         wait_for(lambda: task.progress()["progress"]["done"] > before, "it goes on")
 
-    def on_queue(self, task: TaskHandle) -> list[dict[str, Any]]:
-        """Has jobs pushed as for a worker of so many threads, although none is there; returns what lies on the queue."""
-        self.app.dispatcher.attach(lambda: Load("nobody", ("default",), THREADS, 0.0))
-        self.app.dispatcher.round()
-        self.app.dispatcher.attach(None)
+    def on_queue(self, count: int) -> list[dict[str, Any]]:
+        """Pushes jobs that nobody tracks; returns what lies on the queue."""
+        self.app.workers["loose"].perform_bulk(numbers(count, MANY))
         found: list[dict[str, Any]] = self.operations.jobs("default")["jobs"]
-        assert len(found) == self.places
+        assert len(found) == count
         return found
 
     def end(self, task: TaskHandle) -> None:
@@ -183,7 +178,8 @@ def a_lowered_parallel(bench: Bench) -> None:
         task = bench.submit(MANY)
         wait_for(lambda: bench.began, "it runs")
         task.update(parallel=1)
-        wait_for(lambda: task.progress()["control"]["in_flight"] <= 1, "its other places are empty")
+        places = "SELECT SUM(n) FROM places WHERE task_id = ?"
+        wait_for(lambda: bench.world.one(places, task.id) == 1, "its other places are empty")
         bench.most, began = 0, len(bench.began)
         wait_for(lambda: len(bench.began) >= began + 10, "it goes on")
         assert bench.most == 1
@@ -320,46 +316,41 @@ def callbacks_run_again(bench: Bench) -> None:
     "Operations.unpause", "asynctask queues unpause", "POST /api/queues/{name}/unpause",
 )  # fmt: skip
 def a_paused_queue_resumed(bench: Bench) -> None:
-    """However slow this machine is, nothing that was lent goes back by itself."""
-    with bench.working(fresh_s=120.0):
+    with bench.working():
         task = bench.submit(MANY)
-        wait_for(lambda: bench.launcher.pool.lanes.ready if bench.limit else bench.began, "it runs, and more follows")
-        if not bench.app.broker.capabilities.pauses:
-            for verb in (bench.operations.pause, bench.operations.unpause):
-                with pytest.raises(Conflict, match="pause the Tasks"):
-                    verb("default")
-            bench.goes_on(task)
-        else:
-            assert bench.operations.pause("default")
-            bench.stands_still()
-            assert counts(task)["enqueue"] > 0
-            assert [each.code for each in bench.operations.wait_reasons(task.id)] == ["queue_paused"]
-            assert bench.operations.unpause("default")
-            bench.goes_on(task)
+        wait_for(lambda: bench.launcher.pool.ready and bench.began, "it runs, and more follows")
+        assert bench.operations.pause("default")
+        bench.stands_still()
+        assert counts(task)["enqueue"] > 0
+        assert [each.code for each in bench.operations.wait_reasons(task.id)] == ["queue_paused"]
+        assert bench.operations.unpause("default")
+        bench.goes_on(task)
         bench.end(task)
 
 
 @case("Operations.delete_jobs", "asynctask queues delete", "POST /api/queues/{name}/delete")
 def a_job_deleted_from_its_queue(bench: Bench) -> None:
+    """Jobs of Tasks lie in no queue of our own workers."""
     task = bench.submit(12)
-    gone = bench.on_queue(task)[0]
+    gone = bench.on_queue(4)[0]
     assert bench.operations.delete_jobs("default", [gone["key"]]).done == 1
-    assert counts(task) == {"enqueue": 11, "cancelled": 1}
     with bench.working():
         task.wait(120)
-    assert counts(task) == {"finish": 11, "cancelled": 1}
+        wait_for(lambda: len(bench.began) == 15, "all others ran")
+    assert counts(task) == {"finish": 12}
     assert gone["args"][0]["n"] not in bench.began
 
 
 @case("Operations.clear_queue", "asynctask queues clear", "POST /api/queues/{name}/clear")
 def a_cleared_queue(bench: Bench) -> None:
+    """It clears what lies there; what a Task has in the ledger stays."""
     task = bench.submit(12)
-    gone = {job["args"][0]["n"] for job in bench.on_queue(task)}
-    assert bench.operations.clear_queue("default").done == bench.places
+    bench.on_queue(4)
+    assert bench.operations.clear_queue("default").done == 4
     with bench.working():
         task.wait(120)
-    assert counts(task) == {"finish": 12 - bench.places, "cancelled": bench.places}
-    assert gone.isdisjoint(bench.began)
+    assert counts(task) == {"finish": 12}
+    assert sorted(bench.began) == list(range(12))
 
 
 # -- one job
@@ -370,9 +361,9 @@ def a_cleared_queue(bench: Bench) -> None:
     "Operations.start_job", "asynctask start", "POST /api/jobs/{job_id}/start",
 )  # fmt: skip
 def jobs_stopped_and_started(bench: Bench) -> None:
-    """One that runs, one on the queue if any is there, and one in the ledger."""
+    """One that runs, and two that wait in the ledger."""
     task = bench.submit(12)
-    stopped = [str(bench.on_queue(task)[0]["job_id"]), job_ids(task)[-1]]
+    stopped = [job_ids(task)[0], job_ids(task)[-1]]
     for job_id in stopped:
         assert bench.operations.stop_job(job_id)["status"] == "stopped"
     with bench.working():
@@ -396,10 +387,10 @@ def jobs_stopped_and_started(bench: Bench) -> None:
     *(f"POST /api/jobs/{{job_id}}/{action}" for action in ("restart", "kill", "delete")),
 )  # fmt: skip
 def one_job_acted_on(bench: Bench) -> None:
-    """Deleted from its queue; with a retry in an hour: restarted, killed, deleted; dead: restarted."""
+    """Deleted before it runs; with a retry in an hour: restarted, killed, deleted; dead: restarted."""
     act = bench.operations.act_on_job
     task = bench.submit(6, worker="again", bug=True)
-    assert act(str(bench.on_queue(task)[0]["job_id"]), "delete")["status"] == "cancelled"
+    assert act(job_ids(task)[0], "delete")["status"] == "cancelled"
     with bench.working():
         wait_for(lambda: task.progress()["retrying"] == 5, "all wait for a retry")
         bench.broken.clear()
@@ -429,8 +420,9 @@ def _acted_on(bench: Bench, name: str, keys: Callable[[], list[str]], ended: Cal
     """Of six entries that wait in a list for later one is restarted, one killed, one deleted, and the rest restarted."""
     act = bench.operations.act
     assert len(keys()) == 6
-    for action in ("restart", "kill", "delete"):
+    for left, action in ((5, "restart"), (4, "kill"), (3, "delete")):
         assert act(name, action, keys()[:1]).done == 1
+        wait_for(lambda left=left: len(keys()) == left, "it left the list")  # type: ignore[misc]
     wait_for(lambda: ended() == {"enqueue": 3, "finish": 1, "error": 1, "cancelled": 1}, "the one ran")
     assert bench.operations.act_on_all(name, "restart").done == 3
     wait_for(lambda: ended() == {"finish": 4, "error": 1, "cancelled": 1}, "the rest ran")
@@ -653,7 +645,7 @@ WAYS: Final[dict[str, Callable[[Bench], Any]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_paused_queue_begins_no_job_whichever_way_it_comes(world: World, way: str, limit: int | None) -> None:
     bench = Bench(world, limit)
-    with bench.working(fresh_s=120.0):
+    with bench.working():
         WAYS[way](bench)
         wait_for(lambda: bench.began, "it runs")
         assert bench.operations.pause("default")

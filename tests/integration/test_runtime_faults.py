@@ -114,7 +114,8 @@ def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(place: Pla
     known = old.worker(name="known")(lambda item: 1)
     with place.working(old):
         assert old.submit(known, [{"n": 2}]).wait(timeout=120)["done"]  # a later one passes it
-        assert "registers new" in app.operations.wait_reasons(task.id)[0].text
+        (reason,) = (each for each in app.operations.wait_reasons(task.id) if each.code == "unknown_worker")
+        assert "registers new" in reason.message
     assert place.sql("SELECT payload FROM jobs WHERE waits IS NOT NULL AND held_in IS NULL AND attempt = 0"), (
         "the untracked one waits where it was"
     )
