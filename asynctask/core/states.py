@@ -67,9 +67,9 @@ class Reason(StrEnum):
     RETRY = "retry"  # the retry policy allows another attempt
     WORKER_LOST = "worker_lost"
     POISON = "poison"
-    GIVEN_BACK = "given_back"  # fetched, lent or waiting in the broker, and returned unrun
-    LENT = "lent"  # a process performs it in the place of another job of its Task, after that one has ended
-    REDISPATCHED = "redispatched"  # the broker lost its copy
+    GIVEN_BACK = "given_back"  # claimed, fetched or waiting in a foreign queue, and returned unrun
+    LENT = "lent"  # a process, or a foreign queue, has claimed it
+    REDISPATCHED = "redispatched"  # the foreign queue lost its copy
     CANCELLED = "cancelled"
     STOPPED = "stopped"
     RESUMED = "resumed"
@@ -134,10 +134,10 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
             "it raised, or sent itself again; another attempt follows at due_at",
         ),
         (_RUNNABLE, _S.ENQUEUE, _R.INTERRUPTED, (_W.WORKER,), "the runtime shut down under it; it waits again"),
-        (_RUNNABLE, _S.ENQUEUE, _R.GIVEN_BACK, (_W.WORKER, _W.SWEEP), "taken back from the broker or a process unrun"),
-        ((_S.ENQUEUE,), _S.ENQUEUE, _R.LENT, (_W.WORKER,), "a process has it wait behind a job of the same Task"),
+        (_RUNNABLE, _S.ENQUEUE, _R.GIVEN_BACK, (_W.WORKER, _W.SWEEP), "taken back from a foreign queue or a process unrun"),
+        ((_S.ENQUEUE,), _S.ENQUEUE, _R.LENT, (_W.WORKER,), "a process claimed it; it waits there for a thread"),
         (_RUNNABLE, _S.ENQUEUE, _R.WORKER_LOST, (_W.SWEEP,), "its process died; it waits again"),
-        (_RUNNABLE, _S.ENQUEUE, _R.REDISPATCHED, (_W.SWEEP,), "the broker lost it; it is dispatched again"),
+        (_RUNNABLE, _S.ENQUEUE, _R.REDISPATCHED, (_W.SWEEP,), "its foreign queue lost it; it waits again"),
         (
             _RUNNABLE,
             _S.ERROR,

@@ -140,10 +140,14 @@ class Launcher(AppProcess):
             unrecorded=lambda: self.recorder.waiting,
             on_claimed=self.figures.claims.add,
         )
-        borrower = Borrower(
+        return pool, fetcher, self._made_borrower(pool, intake, quiet), hook
+
+    def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event) -> Borrower:
+        parts, queues = self._parts, self._queues
+        return Borrower(
             ledger=self.ledger,
-            tracker=tracker,
-            clock=clock,
+            tracker=self.tracker,
+            clock=parts.clock,
             ids=parts.ids,
             pool=pool,
             intake=intake,
@@ -158,7 +162,6 @@ class Launcher(AppProcess):
             has_share=parts.config.background_share > 0,
             on_borrowed=self.figures.claims.add,
         )
-        return pool, fetcher, borrower, hook
 
     def _about(self) -> About:
         parts, config = self._parts, self._parts.config
