@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from support.borrowing import borrow, tickets
 from support.clocks import SettableClock
 from support.world import World
 
@@ -15,7 +16,7 @@ from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.dispatch.demand import Rate
 from asynctask.integrations.base import EngineProcess
-from asynctask.ledger import reservations
+from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
@@ -41,9 +42,7 @@ def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[i
     found = []
     for _ in range(count):
         task = app.submit("note", [{"n": 1}])
-        (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
-        reservations.confirm(app.ledger, [task.id])
-        (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
+        (ticket,) = tickets(tracker, borrow(app.ledger, task.id, 1))
         tracker.start(ticket)
         ticket.finish(None)
         found.append((task.id, tracker, ticket))
@@ -92,22 +91,17 @@ def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_c
 
 
 def test_a_task_that_was_limited_while_its_job_ran_goes_on_after_that(world: World) -> None:
-    """Without ``announce_freed``, which announces a plain end with the next check, nothing says that there is room."""
-    app = world.app()
+    app, other = world.app(), world.app()
     recorder = Recorder(app.ledger, closes_at_once=False)
     tracker, task = Tracker(app.ledger, recorder), app.submit("note", [{"n": 1}, {"n": 2}])
-    (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
-    reservations.confirm(app.ledger, [task.id])
-    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
+    (ticket,) = tickets(tracker, borrow(app.ledger, task.id, 1))
     tracker.start(ticket)
     task.update(parallel=1)
-    assert reservations.reserve(app.ledger, task.id, 1, lease_s=60) == []
-    assert world.sql("SELECT ready FROM tasks") == [(None,)], "it waits for the end of its job"
+    assert borrow(other.ledger, task.id, 1) == [], "it waits for the end of its job"
     ticket.finish(None)
     with recording(recorder):
         tracker.settle(ticket)
-        wait_for(lambda: world.sql("SELECT ready FROM tasks") != [(None,)], "there is room")
-    assert len(reservations.reserve(app.ledger, task.id, 1, lease_s=60)) == 1
+        wait_for(lambda: borrow(other.ledger, task.id, 1), "there is room")
 
 
 def test_the_first_job_of_a_list_asks_for_more_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,17 +206,13 @@ def test_an_outcome_of_which_its_task_waits_ends_the_long_wait(world: World) -> 
     assert not recorder._awaited, "the one that was awaited is taken"
 
 
-def test_the_jobs_of_a_task_with_a_parallel_are_awaited_and_those_of_others_are_not(world: World) -> None:
+def test_the_jobs_of_a_task_with_keys_are_awaited_and_those_of_others_are_not(world: World) -> None:
     app = world.app()
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
-    for limit, expected in ((2, True), (None, False)):
-        task = app.submit("note", [{"n": 1}, {"n": 2}], parallel=limit)
-        jobs = reservations.reserve(app.ledger, task.id, 2, lease_s=60)
-        reservations.confirm(app.ledger, [task.id])
-        world.sql("UPDATE events SET deaths = 1 WHERE job_id = ?", jobs[1].job_id)  # this one is read as a whole
-        tickets = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
-        for ticket in tickets:
+    for key, expected in (("n", True), (None, False)):
+        task = app.submit("note", [{"n": 1}, {"n": 2}], key=key)
+        for ticket in tickets(tracker, borrow(app.ledger, task.id, 2)):
             ticket.finish(None)
             tracker.settle(ticket)
         assert [each.awaited for each in recorder._pending] == [expected, expected]
@@ -236,10 +226,10 @@ def test_a_job_that_may_not_begin_before_it_is_recorded_is_awaited(world: World)
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
     task = app.submit("note", [{"n": 1}])
-    (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
-    reservations.confirm(app.ledger, [task.id])
-    world.sql("UPDATE events SET watched = 1")
-    (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
+    borrow(app.ledger, task.id, 1)
+    processes.recover_events(app.ledger, app.ledger.identity)
+    (ticket,) = tickets(tracker, borrow(app.ledger, task.id, 1))
+    assert ticket.watched
     starting = threading.Thread(target=tracker.start, args=(ticket,), daemon=True)
     starting.start()
     wait_for(lambda: recorder.waiting, "it waits to be recorded")

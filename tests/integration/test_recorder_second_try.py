@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from support.borrowing import borrow, tickets
 from support.world import World
 
 from asynctask import AsyncTask
@@ -14,7 +15,6 @@ from asynctask.clock import SECOND
 from asynctask.database.retrying import OutcomeUnknown
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import recorder as closer
-from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import Arrival
 from asynctask.middleware.tracker import Ticket, Tracker
@@ -53,9 +53,7 @@ def failing(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def begun(app: AsyncTask, tracker: Tracker, count: int) -> tuple[TaskHandle, list[Ticket]]:
     """A Task of so many jobs, all of them begun here."""
     task = app.submit("note", [{"n": n} for n in range(count)])
-    jobs = reservations.reserve(app.ledger, task.id, count, lease_s=60)
-    reservations.confirm(app.ledger, [task.id])
-    return task, tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+    return task, tickets(tracker, borrow(app.ledger, task.id, count))
 
 
 def flush(recorder: Recorder) -> None:
@@ -214,10 +212,10 @@ def test_the_recorder_survives_whatever_is_raised_and_is_not_healthy_while_it_ca
 
     recorder = Recorder(app.ledger, busy_for=busy_for)
     tracker = Tracker(app.ledger, recorder)
-    _, tickets = begun(app, tracker, 2)
+    _, both = begun(app, tracker, 2)
     recorder.start()
     told: list[bool] = []
-    for ticket, then in zip(tickets, (refuses, told.append), strict=True):
+    for ticket, then in zip(both, (refuses, told.append), strict=True):
         tracker.start(ticket)
         ticket.finish(None)
         tracker.settle(ticket, then=then)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from support.borrowing import borrow, tickets
 from support.clocks import SettableClock
 from support.costs import statements
 from support.world import World
@@ -15,7 +16,6 @@ from asynctask import AsyncTask
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.integrations.base import EARLY_S, EngineProcess
-from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
 from asynctask.middleware.tracker import Ticket, Tracker
@@ -50,11 +50,10 @@ def app(world: World) -> AsyncTask:
 
 def started(app: AsyncTask, tracker: Tracker, count: int) -> list[Ticket]:
     task = app.submit("note", [{"n": n} for n in range(count)])
-    jobs = reservations.reserve(app.ledger, task.id, count, lease_s=60)
-    tickets = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
-    for ticket in tickets:
+    begun = tickets(tracker, borrow(app.ledger, task.id, count))
+    for ticket in begun:
         tracker.start(ticket)
-    return tickets
+    return begun
 
 
 def in_thread(act: Callable[[], None]) -> threading.Thread:
@@ -98,12 +97,12 @@ def test_what_ends_while_its_working_is_handed_over_stands_behind_it(app: AsyncT
 def test_a_job_that_many_threads_settle_has_one_outcome(app: AsyncTask) -> None:
     recorder = HeldRecorder(app)
     tracker = Tracker(app.ledger, recorder)
-    tickets = started(app, tracker, 20)
+    begun = started(app, tracker, 20)
     all_there = threading.Barrier(8)
 
     def settle() -> None:
         all_there.wait(WAIT_S)
-        for ticket in tickets:
+        for ticket in begun:
             tracker.settle(ticket)
             tracker.release(ticket)
             tracker.note_long(-1.0)
@@ -113,7 +112,7 @@ def test_a_job_that_many_threads_settle_has_one_outcome(app: AsyncTask) -> None:
         thread.join(WAIT_S)
     ends = [each.event_id for each in recorder.taken if each.status is Status.FINISH]
     given_back = [each for each in recorder.taken if each.status is Status.ENQUEUE]
-    assert sorted(ends) == sorted(ticket.event_id for ticket in tickets)
+    assert sorted(ends) == sorted(ticket.event_id for ticket in begun)
     assert given_back == []
     assert tracker.running() == []
 

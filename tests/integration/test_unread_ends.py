@@ -1,4 +1,4 @@
-"""The end of an Event of which nothing was written since its dispatch is compared and not read; all else is read first."""
+"""The end of an Event of which nothing was written since it was lent is compared and not read; all else is read first."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support import borrowing
 from support.costs import statements
 from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.core.states import Status
-from asynctask.core.transitions import Begin
+from asynctask.core.transitions import Begin, Turn, recover
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events
-from asynctask.ledger import doctor, processes, reservations
-from asynctask.ledger.events import read_events, untouched
+from asynctask.ledger import doctor
+from asynctask.ledger.events import Change, EventRecord, apply, read_events, untouched
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import Arrival, reopen
 from asynctask.middleware.tracker import Ticket, Tracker
@@ -44,11 +45,9 @@ class Held(Recorder):
 def begun(app: AsyncTask, count: int) -> tuple[int, Held, Tracker, list[Ticket]]:
     """A Task of so many jobs, all of them begun here."""
     task = app.submit("note", [{"n": n} for n in range(count)])
-    jobs = reservations.reserve(app.ledger, task.id, count, lease_s=60)
-    reservations.confirm(app.ledger, [task.id])
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)
-    tickets = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+    tickets = borrowing.tickets(tracker, borrowing.borrow(app.ledger, task.id, count))
     assert {ticket.verdict for ticket in tickets} == {Begin.RUN}
     for ticket in tickets:
         tracker.start(ticket)
@@ -114,7 +113,13 @@ def ended_by_hand(app: AsyncTask, ticket: Ticket) -> None:
 
 
 def taken_back(app: AsyncTask, ticket: Ticket) -> None:
-    processes.recover_events(app.ledger, app.ledger.identity, [(ticket.job_id, ticket.attempt)])
+    """As if its process had been recovered, and this row were the first."""
+
+    def recovered(record: EventRecord) -> Turn | None:
+        return recover(record.row, record.task_state, now=app.ledger.now())
+
+    with app.ledger.database.write() as connection:
+        apply(connection, app.ledger, [Change(ticket.event_id, recovered)])
 
 
 @pytest.mark.parametrize(
@@ -262,7 +267,9 @@ def test_only_an_event_of_which_nothing_was_written_is_untouched(world: World, c
 @pytest.mark.one_database(reason="what is written is proved on each by the others")
 def test_of_a_batch_with_others_in_it_every_job_gets_its_ticket(world: World) -> None:
     app = world.app()
-    task_id, _, tracker, _ = begun(app, 3)
+    task_id = app.submit("note", [{"n": n} for n in range(3)]).id
+    borrowing.hand_over(app.ledger, task_id, 3)
+    tracker = Tracker(app.ledger, Held(app))
     world.sql("UPDATE events SET deaths = 1 WHERE seq = 1")
     known = [job_id for (job_id,) in world.sql("SELECT job_id FROM events WHERE task_id = ? ORDER BY seq", task_id)]
     arrivals = [*(Arrival(job_id, 1, "note", "default") for job_id in known), Arrival("a-stranger", 0, "note", "default")]
@@ -319,8 +326,7 @@ def test_an_outcome_is_written_beside_the_row_that_it_replaces(world: World) -> 
 def test_a_fetched_job_of_a_cancelled_task_says_so_once(world: World) -> None:
     app = world.app()
     task = app.submit("note", [{"n": 1}])
-    (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
-    reservations.confirm(app.ledger, [task.id])
+    (job,) = borrowing.hand_over(app.ledger, task.id, 1)
     task.cancel()
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)

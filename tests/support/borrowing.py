@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,6 +14,7 @@ from asynctask.ledger import foreign, lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.lending import Job, Offer, OwnClaim, OwnLoan, OwnLoans
 from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.middleware.tracker import Ticket, Tracker
 
 _e, _l, _p, _t = events.c, loans.c, places.c, tasks.c
 _OPEN = (_e.status.in_(["enqueue", "working"]), _e.due_at.is_(None))
@@ -135,3 +137,13 @@ def hand_over(ledger: Ledger, task_id: int, wanted: int = 100, engine: str | Non
     claimed = [job.event_id for job in lent.claimed]
     foreign.hand_over(pusher, lending.queue_holder(engine), [loan.id for loan, _ in lent.loans], claimed, {})
     return [*lent.claimed, *by_loan]
+
+
+def tickets(tracker: Tracker, jobs: Sequence[Lent]) -> list[Ticket]:
+    """The tickets of borrowed jobs, in order, as the runtime makes them."""
+    made = {ticket.job_id: ticket for ticket in tracker.borrowed([job for job in jobs if isinstance(job.by, OwnLoan)])}
+    claimed = tracker.begin([(job.job_id, job.attempt) for job in jobs if isinstance(job.by, OwnClaim)])
+    made |= {ticket.job_id: ticket for ticket in claimed if ticket is not None}
+    for job in jobs:
+        made[job.job_id].loan = job.by
+    return [made[job.job_id] for job in jobs]
