@@ -248,17 +248,11 @@ class RedisBroker:
                 at += looked - len(found)
         return taken
 
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        count = min(count, _WITHDRAWN_AT_ONCE)
-        return self._withdraw_from(queue, 0, count, count)[1] if count > 0 else []
-
-    def _withdraw_from(
-        self, queue: str, first: int, count: int, limit: int, task_id: int | None = None
-    ) -> tuple[int, list[Key]]:
-        """Of ``count`` copies of a queue, behind the ``first`` newest, removes up to ``limit`` tracked ones, of one Task or
-        of any; returns how many it read, and those that it removed."""
+    def _withdraw_from(self, queue: str, first: int, count: int, limit: int, task_id: int) -> tuple[int, list[Key]]:
+        """Of ``count`` copies of a queue, behind the ``first`` newest, removes up to ``limit`` of a Task; returns how many
+        it read, and those that it removed."""
         gone = f"withdrawn {self._batches}.{next(self._numbers)}"
-        args = (first, count, "" if task_id is None else task_id, limit, gone)
+        args = (first, count, task_id, limit, gone)
         looked, *found = self._server.run("withdraw", (self._keys.queue(queue), self._keys.held), args)
         return looked, [key_of(_text(key)) for key in found]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 from support.databases import Databases, Store
-from support.faults import MOMENTS, OF_SPLITS, claims_struck, commits_lost, patiently
+from support.faults import MOMENTS, OF_SPLITS, borrows_struck, commits_lost, patiently
 from support.proxy import AFTER, BEFORE, Proxy
 from support.world import World
 
@@ -76,17 +76,17 @@ def test_a_commit_whose_answer_is_lost_is_looked_up_and_neither_lost_nor_made_tw
     assert world.shop.performed() == dict.fromkeys(range(ITEMS), 1)
 
 
-@pytest.mark.each_database(reason="each has a claim of its own")
+@pytest.mark.each_database(reason="each has a statement of its own")
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
-def test_a_claim_whose_answer_is_lost_is_found_again(
+def test_a_borrow_whose_answer_is_lost_is_found_again(
     world: World, proxy: Proxy, behind: Callable[[], AsyncTask], when: str
 ) -> None:
-    """Nobody else sees the copies that it moved: they are this living process's own."""
+    """Nobody else borrows what it lent: it is this living process's own."""
     app = behind()
-    with world.working(app), claims_struck(app, proxy, when):
+    with world.working(app), borrows_struck(app, proxy, when):
         task_id = run(world, app)
         assert proxy.fell.is_set()
-        patiently(lambda: not world.sql("SELECT 1 FROM jobs"), "nothing is left in the broker")
+        patiently(lambda: not world.sql("SELECT 1 FROM loans"), "nothing is lent any more")
     world.check_promises(app, [task_id], ITEMS)
     assert world.shop.performed() == dict.fromkeys(range(ITEMS), 1)
 

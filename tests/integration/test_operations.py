@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.borrowing import borrow_alone, offers
 from support.broker_suite import untracked
 from support.databases import Store
 
@@ -16,6 +17,7 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.clock import SECOND
 from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, InputError, NotFound
+from asynctask.integrations.remote import Reporter
 from asynctask.ledger import processes as recovery
 from asynctask.testing import wait_for
 
@@ -302,13 +304,19 @@ def test_queues_show_what_waits_and_whether_anybody_works_them(app: AsyncTask) -
         launcher.stop()
 
 
+def works_in_ruby(app: AsyncTask) -> None:
+    """A process in another language works the queue ``default``: what waits is pushed to it."""
+    app.record_all([], Reporter("sidekiq", "host:7:abc", concurrency=100, queues=["default"]))
+    app.dispatcher.round()
+
+
 def test_deleting_a_tracked_job_from_its_queue_cancels_its_item(app: AsyncTask) -> None:
     task = app.submit("once", [{"n": n} for n in range(5)])
+    assert app.operations.jobs("default")["jobs"] == [], "the ledger has them"
+    if app.broker.capabilities.in_ledger:
+        return
+    works_in_ruby(app)
     waiting = app.operations.jobs("default")["jobs"]
-    if not waiting:  # nobody works the queue, so the dispatcher keeps them in the ledger
-        recovery.register(app.ledger, app.host, kind="worker", pid=1, lease_s=60, concurrency=9, queues=["default"])
-        app.dispatcher.round()
-        waiting = app.operations.jobs("default")["jobs"]
     assert [job["args"] for job in waiting] == [[{"n": n}] for n in range(5)]
     result = app.operations.delete_jobs("default", [waiting[0]["key"], "nobody"])
     assert (result.done, list(result.skipped)) == (1, ["nobody"])
@@ -336,16 +344,24 @@ def test_a_single_job_is_acted_on_wherever_it_waits(app: AsyncTask, run: Callabl
         operations.act_on_job(due, "delete")
     with pytest.raises(Conflict, match="it ended cancelled"):
         operations.act_on_job(due, "restart")
-    recovery.register(app.ledger, app.host, kind="worker", pid=1, lease_s=60, concurrency=9, queues=["default"])
-    app.dispatcher.round()
-    assert operations.job(queued)["actions"] == ["delete", "stop"], "it is on its queue"
-    with pytest.raises(Conflict, match="on its queue already"):
+    another = app.ledger.under("another")
+    if app.broker.capabilities.in_ledger:
+        assert [job.job_id for job in borrow_alone(another)] == [queued]
+    else:
+        works_in_ruby(app)
+    assert operations.job(queued)["actions"] == ["delete", "stop"], "somebody has it"
+    with pytest.raises(Conflict, match="when its turn comes"):
         operations.act_on_job(queued, "restart")
     with pytest.raises(Conflict, match="delete it"):
         operations.act_on_job(queued, "kill")
+    if app.broker.capabilities.in_ledger:
+        with pytest.raises(Conflict):
+            operations.act_on_job(queued, "delete")
+        recovery.recover_events(app.ledger, "another")
     assert operations.act_on_job(queued, "delete")["status"] == "cancelled"
     assert operations.jobs("default")["total"] == 0
-    recovery.leave(app.ledger)
+    with app.ledger.database.write() as connection:
+        connection.execute(sa.delete(processes))  # nobody works in another language any more
     mend(app)
     assert operations.act_on_job(killed, "restart")["status"] == "enqueue"
     run(lambda: app.event(killed)["status"] == "finish")
@@ -356,14 +372,14 @@ def test_a_single_job_is_acted_on_wherever_it_waits(app: AsyncTask, run: Callabl
         operations.act_on_job(killed, "eat")
 
 
-def test_a_queue_is_paused_where_the_broker_can(app: AsyncTask) -> None:
-    if not app.broker.capabilities.pauses:
-        with pytest.raises(Conflict, match="cannot be paused"):
-            app.operations.pause("default")
-        return
+def test_a_queue_is_paused_with_either_broker(app: AsyncTask, run: Callable[[Callable[[], bool]], None]) -> None:
+    mend(app)
     assert app.operations.pause("default")
-    assert [queue["paused"] for queue in app.operations.queues()] == [True]
+    assert [queue["paused"] for queue in app.operations.queues() if queue["name"] == "default"] == [True]
+    task = app.submit("once", [{"n": n} for n in range(5)])
+    assert offers(app.ledger) == []
     assert app.operations.unpause("default")
+    run(lambda: bool(task.progress()["done"]))
 
 
 # -- processes

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from support.borrowing import borrow
 from support.databases import Databases
 from support.world import World
 
 from asynctask.database.batches import sendable
 from asynctask.errors import TooLarge
-from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import Arrival
 from asynctask.middleware.tracker import Tracker
@@ -46,8 +46,7 @@ def test_a_flush_larger_than_a_packet_is_written_in_several_statements_and_said(
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
     task = app.submit("note", [{"n": n} for n in range(30)])
-    jobs = reservations.reserve(app.ledger, task.id, 30, lease_s=60)
-    reservations.confirm(app.ledger, [task.id])
+    jobs = borrow(app.ledger, task.id)
     for number, ticket in enumerate(tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])):
         tracker.start(ticket)
         ticket.finish(QUOTES if number else "x" * PACKET, limit=10 * PACKET)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 from support.databases import Databases
-from support.faults import MOMENTS, OF_SPLITS, Restart, claims_struck, patiently, struck
+from support.faults import MOMENTS, OF_SPLITS, Restart, borrows_struck, patiently, struck
 from support.proxy import Proxy
 from support.world import World
 
@@ -50,7 +50,7 @@ def run(app: AsyncTask) -> int:
 
 def ways() -> list[Any]:
     """Each moment with both ways over the two databases, and each database with both ways over the moments."""
-    names = [*(name for name in MOMENTS if not name.startswith("turn")), "claim"]
+    names = [*(name for name in MOMENTS if not name.startswith("turn")), "plain borrow"]
     return [pytest.param(name, n % 2, id=name) for n, name in enumerate(names)]
 
 
@@ -68,8 +68,8 @@ def test_a_server_that_ends_in_the_middle_of_a_write_costs_no_item_and_doubles_n
         url = make_url(restarted.store.url).set(port=proxy.port).render_as_string(hide_password=False)
         app = restarted.app(database_url=url)
         with restarted.working(app):
-            if moment == "claim":
-                with claims_struck(app, proxy, lambda: restart(None)):
+            if moment == "plain borrow":
+                with borrows_struck(app, proxy, lambda: restart(None)):
                     task_id = run(app)
                 assert proxy.fell.is_set()
             else:
@@ -77,7 +77,7 @@ def test_a_server_that_ends_in_the_middle_of_a_write_costs_no_item_and_doubles_n
                     task_id = run(app)
                 assert fell.is_set()
             restart.wait()
-            patiently(lambda: not restarted.sql("SELECT 1 FROM jobs"), "nothing is left in the broker")
+            patiently(lambda: not restarted.sql("SELECT 1 FROM loans"), "nothing is lent any more")
         restarted.check_promises(app, [task_id], ITEMS)
         assert set(restarted.shop.performed()) == set(range(ITEMS))
 

@@ -34,9 +34,6 @@ class Whole:
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         return self.real.withdraw(task_id, limit)
 
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        return self.real.withdraw_last(queue, count)
-
     def holds(self, keys: Collection[Key]) -> set[Key]:
         return self.real.holds(keys)
 

@@ -204,6 +204,7 @@ class WithdrawsWithoutEnd(Whole):
     """Takes more than it is asked for."""
 
     caught_by = "withdrawing_takes_what_waits_of_a_task_and_leaves_what_is_fetched_and_other_tasks"
+    on = "redis"
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         return super().withdraw(task_id, FAR)
@@ -213,18 +214,10 @@ class WithdrawsWithoutAWord(Whole):
     """Does not tell of the last copy that it took."""
 
     caught_by = "a_copy_is_either_withdrawn_or_fetched"
+    on = "redis"
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         return super().withdraw(task_id, limit)[:-1]
-
-
-class WithdrawsTheWholeQueue(Whole):
-    """Takes what is used next, too."""
-
-    caught_by = "the_last_that_wait_are_withdrawn_but_for_untracked_ones_and_those_of_other_queues"
-
-    def withdraw_last(self, queue: str, count: int) -> list[Key]:
-        return super().withdraw_last(queue, FAR)
 
 
 # -- what is where
@@ -270,6 +263,7 @@ class HoldsWhatItGaveUp(Whole):
     """Believes that what it was once given is there until it was acknowledged."""
 
     caught_by = "killed_while_it_withdraws_the_broker_still_knows_what_it_holds"
+    on = "redis"
 
     def push(self, copies: Sequence[Copy]) -> None:
         self.__dict__.setdefault("pushed", set()).update(copy.key for copy in copies)

@@ -42,24 +42,20 @@ MOMENTS = {
     "create": Moment("INSERT INTO tasks"),
     "slice": Moment("UPDATE tasks SET", "split_cursor="),
     "seal": Moment("UPDATE tasks SET state=", thread="split-"),
-    "reserve": Moment("UPDATE tasks SET next_seq=", thread="dispatcher"),
-    "push": Moment("INSERT INTO jobs", thread="dispatcher"),
-    "confirm": Moment("UPDATE tasks SET reserved_from=", thread="dispatcher"),
+    "borrow": Moment("UPDATE tasks SET next_seq=", thread="borrower"),
     "flush": Moment(("UPDATE events", "UPDATE JSON_TABLE"), thread="recorder"),
     "close": Moment("UPDATE tasks SET", "closed_at="),
     "turn": Moment("UPDATE tasks SET", "turning="),
     "turn on": Moment("UPDATE tasks SET turn_cursor="),
 }
-"""The writes on the way of an item, each in a transaction of its own. How copies are claimed is no plain statement."""
+"""The writes on the way of an item, each in a transaction of its own. A borrow that does not reach the end of a list is one
+statement without COMMIT: see :func:`borrows_struck`."""
 
 OF_SPLITS = ("slice", "seal")
 """Those of lists that do not fit one slice."""
 
-_CLAIM = {
-    "postgresql": (b"asynctask_exchange", b"FOR UPDATE SKIP LOCKED"),
-    "mariadb": (b"BEGIN NOT ATOMIC", b"UPDATE jobs SET process"),
-}
-"""What a claim says, in the words of each database: any of these."""
+_BORROW = {"postgresql": "WITH t AS MATERIALIZED", "mariadb": "BEGIN NOT ATOMIC"}
+"""How a borrow in one statement begins."""
 
 
 def patiently(act: Callable[[], T], reason: str, timeout: float = PATIENCE_S) -> T:
@@ -136,32 +132,22 @@ def port_of(driver_connection: Any) -> int:
 
 
 @contextmanager
-def claims_struck(app: AsyncTask, proxy: Proxy, blow: str | Callable[[], None]) -> Iterator[None]:
-    """The first claim after copies were pushed does not arrive (BEFORE), is not answered (AFTER), or something falls on it.
+def borrows_struck(app: AsyncTask, proxy: Proxy, blow: str | Callable[[], None]) -> Iterator[None]:
+    """The first borrow in one statement does not arrive (BEFORE), is not answered (AFTER), or something falls on it.
 
     ``proxy.fell`` tells that it happened.
     """
-    words = _CLAIM[app.ledger.database.dialect]
-    broker: Any = app.broker
-    push, armed = broker.push, threading.Event()
-
-    def pushed(copies: Any) -> None:
-        push(copies)
-        if not armed.is_set():
-            proxy.watch(words, blow)  # as long as it is no prepared statement
-            armed.set()
+    begins = _BORROW[app.ledger.database.dialect]
 
     def executed(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if armed.is_set() and any(each.decode() in statement for each in words) and not proxy.fell.is_set():
+        if statement.startswith(begins) and "loans" in statement and not proxy.fell.is_set():
             proxy.watch((b"",), blow, port=port_of(connection.connection.driver_connection))
 
-    broker.push = pushed
     sa.event.listen(app.ledger.database.engine, "before_cursor_execute", executed)
     try:
         yield
     finally:
         sa.event.remove(app.ledger.database.engine, "before_cursor_execute", executed)
-        broker.push = push
 
 
 @contextmanager
