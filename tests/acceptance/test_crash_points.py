@@ -12,7 +12,6 @@ from support.drawn import examples
 from support.world import SUPPORT, World
 
 from asynctask import maintenance
-from asynctask.dispatch import dispatcher
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -26,16 +25,12 @@ def points(*way: str) -> list[str]:
     return [f"before:{step}" for step in examples(named[:1], named)] + after
 
 
-POINTS = points("insert", "seal", "reserve", "push", "confirm", "fetch", "begin", "perform", "commit", "ack", "close")
-LATER = examples(
-    ["before:commit:3"], ["after:insert:2", "after:reserve:3", "before:commit:3", "after:ack:2", "after:perform:9"]
-)
-IN_REDIS = points("push", "fetch", "begin", "perform", "commit", "ack")
-"""Where the broker has a part, or has handed out what may not be lost."""
+POINTS = points("insert", "seal", "borrow", "perform", "commit", "close", "give_back")
+LATER = examples(["before:commit:3"], ["after:insert:2", "after:borrow:3", "before:commit:3", "after:perform:9"])
+PUSHED = points("fetch", "begin", "perform", "commit", "ack")
+"""Of jobs that another program pushed, which the broker hands out."""
 
-SMALL = points(
-    *examples(["create_whole:2", "reserve_small:2"], ["create_whole:2", "reserve_small:2", "push:2", "confirm", "close"])
-)
+SMALL = points(*examples(["create_whole:2", "borrow:2"], ["create_whole:2", "borrow:2", "commit:2", "close"]))
 """What Tasks of one item each pass through together."""
 
 CALLED = [
@@ -51,7 +46,7 @@ KEYED = [
     "after:admit:2",
     "after:turn:2",
     "after:free:1",
-    *examples([], ["before:admit:1", "before:turn:3", "before:free:1", "after:push:2"]),
+    *examples([], ["before:admit:1", "before:turn:3", "before:free:1", "after:borrow:2"]),
 ]
 """Of items with keys; the turn of a job that waits comes after an end, in a transaction of its own."""
 
@@ -64,30 +59,31 @@ def wanted(item: dict[str, Any]) -> str:
 
 
 def unsaid(world: World) -> list[str]:
-    """Jobs that were performed and have no outcome in the ledger, though the broker forgot them."""
-    held, performed = world.broker.copies(), world.shop.performed()
-    open_ = "SELECT first_row - 1, job_id, attempt FROM events WHERE status IN ('enqueue', 'working') AND due_at IS NULL"
-    return [jid for n, jid, attempt in world.sql(open_) if n in performed and (jid, attempt) not in held]
+    """Jobs that were performed and have no outcome in the ledger, though nobody holds them."""
+    performed = world.shop.performed()
+    open_ = (
+        "SELECT first_row - 1, job_id FROM events e WHERE status IN ('enqueue', 'working') AND due_at IS NULL"
+        " AND process IS NULL AND NOT EXISTS (SELECT 1 FROM loans l WHERE l.task_id = e.task_id AND l.process IS NOT NULL"
+        " AND l.low <= e.seq AND l.high > e.seq)"
+    )
+    return [jid for n, jid in world.sql(open_) if n in performed]
 
 
-@pytest.mark.parametrize(
-    ("broker_kind", "point"), [*(("sql", point) for point in POINTS + LATER), *(("redis", point) for point in IN_REDIS)]
-)
+@pytest.mark.parametrize("point", POINTS + LATER)
 def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
-    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point) == -signal.SIGKILL, world.said()
-    assert unsaid(world) == [], "acknowledged before its outcome was committed"
+    assert unsaid(world) == [], "given up before its outcome was committed"
     (task_id,) = [progress["task_id"] for progress in app.tasks()]
     over = "SELECT first_row - 1 FROM events WHERE task_id = ? AND status IN ('finish', 'failed', 'error')"
     recorded = {n for (n,) in world.sql(over, task_id)}
     with world.working(app):
         wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
-        wait_for(lambda: not world.broker.left(), "nothing is left in the broker")
         wait_for(lambda: len(app.processes()) == 1, "the dead process is struck off")
+        wait_for(lambda: not world.sql("SELECT 1 FROM loans"), "no loan is left")
     world.check_promises(app, [task_id], len(items()))
     ended = world.sql("SELECT first_row - 1, status FROM events WHERE task_id = ?", task_id)
     assert dict(ended) == {item["n"]: wanted(item) for item in items()}
@@ -96,13 +92,11 @@ def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twi
     assert {n for n in recorded if performed[n] != 1} == set(), "only what was not recorded yet is performed again"
 
 
-@pytest.mark.parametrize("broker_kind", ["sql"])
 @pytest.mark.parametrize("point", SMALL)
 def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
-    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_SMALL="1") == -signal.SIGKILL, world.said()
     ids = [progress["task_id"] for progress in app.tasks()]
@@ -114,20 +108,17 @@ def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end
     world.check_promises(app, ids, len(ids))
 
 
-@pytest.mark.parametrize("broker_kind", ["sql"])
 @pytest.mark.parametrize("point", CALLED)
 def test_a_process_that_dies_at_this_point_queues_a_callback_once_and_its_task_ends(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
-    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_CALLBACK="1") == -signal.SIGKILL, world.said()
     (task_id,) = [progress["task_id"] for progress in app.tasks()]
     assert not app.task(task_id).progress()["done"] or point.startswith("after:finish")
     with world.working(app):
         wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
-        wait_for(lambda: not world.broker.left(), "nothing is left in the broker")
     progress = app.task(task_id).progress()
     assert (progress["state"], progress["state_reason"]) == ("finished", None)
     assert world.sql("SELECT status, callback_of FROM events WHERE task_id IS NULL") == [("finish", task_id)]
@@ -135,14 +126,12 @@ def test_a_process_that_dies_at_this_point_queues_a_callback_once_and_its_task_e
     world.check_promises(app, [task_id], len(items()))
 
 
-@pytest.mark.parametrize("broker_kind", ["sql"])
 @pytest.mark.parametrize("point", KEYED)
 def test_a_process_that_dies_at_this_point_leaves_every_key_in_its_order(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Taken out, for the death before ``free``: the repair of lines whose next one waits."""
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
-    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_KEY="1") == -signal.SIGKILL, world.said()
     (task_id,) = [progress["task_id"] for progress in app.tasks()]
@@ -155,12 +144,11 @@ def test_a_process_that_dies_at_this_point_leaves_every_key_in_its_order(
         assert began == sorted(began), "what runs again does so before those behind it"
 
 
-@pytest.mark.parametrize("point", ["before:push_again:1", "after:push_again:1"])
-def test_a_dispatcher_that_dies_with_a_retry_reserved_leaves_it_to_the_search_for_lost_copies(
+@pytest.mark.parametrize("point", ["before:begin:1", "after:begin:1"])
+def test_a_process_that_dies_with_a_retry_claimed_leaves_it_to_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
-    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="shaky") == -signal.SIGKILL, (
         world.said()
@@ -170,6 +158,23 @@ def test_a_dispatcher_that_dies_with_a_retry_reserved_leaves_it_to_the_search_fo
         wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
     world.check_promises(app, [task_id], len(items()))
     assert app.task(task_id).progress()["counts"]["finish"] == len(items())
+
+
+@pytest.mark.parametrize(("broker_kind", "point"), [("redis", point) for point in PUSHED])
+def test_a_process_that_dies_at_this_point_loses_no_job_that_another_program_pushed(world: World, point: str) -> None:
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_PUSHED="1") == -signal.SIGKILL, world.said()
+    ended = "SELECT job_id, status FROM events WHERE status IN ('finish', 'failed', 'error')"
+    recorded = dict(world.sql(ended))
+    with world.working(app):
+        wait_for(lambda: not world.broker.left(), f"nothing is left in the broker after {point}")
+        wait_for(lambda: len(world.sql(ended)) == len(items()), "all are over")
+        wait_for(lambda: len(app.processes()) == 1, "the dead process is struck off")
+    found = {app.event(jid)["params"][0]["n"]: (jid, status) for jid, status in world.sql(ended)}
+    assert {n: status for n, (_, status) in found.items()} == {item["n"]: wanted(item) for item in items()}
+    performed = world.shop.performed()
+    assert {n for n, (jid, _) in found.items() if jid in recorded and performed[n] != 1} == set()
+    assert app.doctor() == []
 
 
 @pytest.mark.databases("sqlite", reason="jobs that nobody tracks are in Redis alone")

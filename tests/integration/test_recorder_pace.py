@@ -104,22 +104,6 @@ def test_a_task_that_was_limited_while_its_job_ran_goes_on_after_that(world: Wor
         wait_for(lambda: borrow(other.ledger, task.id, 1), "there is room")
 
 
-def test_the_first_job_of_a_list_asks_for_more_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine's process says how fast it is with that job, and not with a later tick or heartbeat."""
-    app = world.app()
-    process = EngineProcess(app, "celery", concurrency=2)
-    asked: list[float] = []
-    beats: list[None] = []
-    monkeypatch.setattr(app.dispatcher, "dry", lambda worked: asked.append(process.load().rate))
-    monkeypatch.setattr(process.heartbeat, "soon", lambda: beats.append(None))
-    for name in ("first", "second"):
-        (ticket,) = process.tracker.arrive([Arrival(name, None, "note", "celery/default")])
-        process.tracker.start(ticket)
-        process.settle_later(ticket, lambda: None)
-    assert (len(asked), len(beats)) == (1, 1)
-    assert asked[0] > 1
-
-
 @pytest.mark.parametrize(("busy", "job_s"), [(10, 0.01), (4, 0.01), (10, 0.002)])
 def test_a_process_is_as_fast_as_its_jobs_although_none_runs_when_it_is_measured(
     world: World, busy: int, job_s: float

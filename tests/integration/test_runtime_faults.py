@@ -64,7 +64,6 @@ class Place:
         """As if a process had died under every job, and been recovered."""
         self.sql("UPDATE events SET watched = 1, deaths = 1, attempt = 2, due_at = 1")
         self.sql("UPDATE tasks SET next_seq = created_jobs, ready = NULL, due_next = 1")
-        self.sql("UPDATE task_tallies SET retrying = enqueue")
 
     def close(self) -> None:
         for app in self._apps:

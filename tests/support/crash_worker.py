@@ -3,8 +3,8 @@
 ``CRASH_AT`` is ``before|after:point:n``: at the n-th time that the point is reached. The production code has no hooks for
 this; its functions are wrapped here. ``CRASH_WORKER`` is the worker of the list; with ``plain`` its jobs are pushed one by
 one, and nobody tracks them; with ``CRASH_SMALL`` each item is a Task of its own; with ``CRASH_CALLBACK`` the worker
-``told`` is called back; with ``CRASH_KEY`` the items have three keys. They wait in the SQL broker, or in the Redis server
-that the environment names.
+``told`` is called back; with ``CRASH_KEY`` the items have three keys; with ``CRASH_PUSHED`` the jobs lie in the broker as
+another program pushes them. Where the point is ``give_back``, the process becomes quiet soon.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from typing import Any
 from support.world import MARK, make_app, mixed
 
 from asynctask import maintenance
-from asynctask.brokers.base import Broker
+from asynctask.brokers.base import Broker, Copy
 from asynctask.ledger import lending, recorder, sessions, tasks
+from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists import split
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime import fetcher
+from asynctask.runtime.launcher import Launcher
 
 ITEMS = 30
 AT_ONCE = 8
@@ -93,13 +95,9 @@ def set_trap(trap: Trap, app: Any) -> None:
     broker: Any = type(app.broker)
     for place, name in PLACES.get(point, []):
         setattr(place, name, trap.around(getattr(place, name)))
-    if point == "push":
-        broker.push = trap.around(broker.push)
-    elif point == "free":
+    if point == "free":
         patched: Any = lending
         patched.announce = trap.around(lending.announce, _ends_keyed)
-    elif point == "push_again":
-        broker.push = trap.around(broker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
     elif point == "fetch":
         broker.exchange = trap.around(broker.exchange, _will_fetch)
     elif point in ("perform", "told"):
@@ -120,6 +118,27 @@ def _borrow_few() -> None:
     patched: Any = lending
     borrow = patched.borrow
     patched.borrow = lambda ledger, offer, wanted, **more: borrow(ledger, offer, min(wanted, AT_ONCE), **more)
+
+
+def _quiet_soon(app: Any, launcher: Launcher) -> None:
+    """While a part of the third borrow has not begun: each job takes a tenth of a second."""
+    worker = app.workers["note"]
+
+    def slow(item: Any) -> Any:
+        threading.Event().wait(0.1)
+        return worker.function(item)
+
+    app._workers["note"] = replace(worker, function=slow)
+    pool: Any = launcher.pool
+    line_up, left = pool.line_up, [3]
+
+    def lined_up(executions: Any) -> None:
+        line_up(executions)
+        left[0] -= 1
+        if left[0] == 0:
+            threading.Thread(target=launcher.quiet).start()
+
+    pool.line_up = lined_up
 
 
 def _ends_keyed(ledger: Any, applied: Any) -> bool:
@@ -169,9 +188,17 @@ def main() -> int:
         setattr(place, name, AT_ONCE)
     app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3)
     set_trap(Trap(os.environ["CRASH_AT"]), app)
-    app.launcher(concurrency=2).start()
+    launcher = app.launcher(concurrency=2)
+    if ":give_back:" in os.environ["CRASH_AT"]:
+        _quiet_soon(app, launcher)
+    launcher.start()
     worker = app.workers[os.environ.get("CRASH_WORKER", "note")]
-    if os.environ.get("CRASH_SMALL"):
+    if os.environ.get("CRASH_PUSHED"):
+        for item in items():
+            jid = app.ids.jid()
+            job = {"class": worker.name, "args": [item], "jid": jid, "retry": 0, "use_task_event": True}
+            app.broker.push([Copy(jid, 0, "default", dumps(job))])
+    elif os.environ.get("CRASH_SMALL"):
         for item in items():
             app.submit_items(worker, [item])
     elif worker.use_task_event:
