@@ -164,7 +164,6 @@ def test_a_job_is_deleted_from_its_queue_by_its_key(app: AsyncTask, call: Caller
         (("retries", "restart"), "name the jobs by their keys, or say --all"),
         (("retries", "restart", "x", "--all"), "name the jobs by their keys, or say --all"),
         (("dead", "kill", "x"), "No such command 'kill'"),
-        (("queues", "pause", "default"), "cannot be paused"),
         (("queues", "pause", "defualt"), "there is no queue 'defualt'"),
         (("queues", "unpause", "defualt"), "there is no queue 'defualt'"),
         (("processes", "quiet", "nobody"), "there is no live process"),
@@ -179,6 +178,16 @@ def test_what_cannot_be_is_told(app: AsyncTask, call: Caller, argv: tuple[str, .
     code, _, err = call(*argv)
     assert code == 2
     assert says in err
+
+
+def test_a_queue_of_the_database_is_paused_and_goes_on(app: AsyncTask, call: Caller) -> None:
+    app.ensure_schema()
+    for words in (("pause", True, True), ("pause", False, True), ("unpause", True, False), ("unpause", False, False)):
+        verb, changed, paused = words
+        code, out, _ = call("queues", verb, "default", "--json")
+        assert (code, json.loads(out)["changed"]) == (0, changed)
+        (found,) = app.operations.queues(only="default")
+        assert found["paused"] is paused
 
 
 def test_a_process_is_told_to_take_nothing_more(app: AsyncTask, call: Caller) -> None:
