@@ -984,7 +984,9 @@ class HeldTask:
 _HELD_LOANS: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high, _l.asked).where(_l.process == sa.bindparam("me"))
 
 
-_HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt).where(_e.process == sa.bindparam("me"), _e.status == str(Status.ENQUEUE))
+_HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt, _e.status, _e.stopping).where(
+    _e.process == sa.bindparam("me"), _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
+)
 
 
 @cache
@@ -1001,10 +1003,12 @@ def _held_tasks(dialect: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class Check:
     """What :func:`check` read. ``claims``: the claimed Events that have not begun, as far as the ledger knows, with their
-    attempts."""
+    attempts; ``stopping``: those of them that a user stopped; ``working``: the Events that have begun."""
 
     loans: Mapping[int, HeldLoan]
     claims: Mapping[int, int]
+    stopping: frozenset[int]
+    working: frozenset[int]
     tasks: Mapping[int, HeldTask]
     paused: frozenset[str]
 
@@ -1015,7 +1019,7 @@ def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
     with ledger.database.read() as connection:
         dialect = connection.dialect.name
         held = {int(row[0]): HeldLoan(*row) for row in connection.execute(_HELD_LOANS, {"me": ledger.identity})}
-        claims = {int(i): int(attempt) for i, attempt in connection.execute(_HELD_CLAIMS, {"me": ledger.identity})}
+        named = connection.execute(_HELD_CLAIMS, {"me": ledger.identity}).all()
         ids = sorted({*task_ids, *(each.task_id for each in held.values())})
         given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
         rows = connection.execute(_held_tasks(dialect), given).all() if ids else []
@@ -1024,7 +1028,10 @@ def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
         int(i): HeldTask(state, bool(session), priority, limit, n, bool(is_paused), (priority, parallel, interval_s))
         for i, state, session, priority, limit, n, is_paused, parallel, interval_s in rows
     }
-    return Check(held, claims, found, paused)
+    claims = {int(i): int(attempt) for i, attempt, status, _ in named if status == Status.ENQUEUE}
+    stopping_ = frozenset(int(i) for i, _, status, asked in named if asked and status == Status.ENQUEUE)
+    working = frozenset(int(i) for i, _, status, _ in named if status != Status.ENQUEUE)
+    return Check(held, claims, stopping_, working, found, paused)
 
 
 def stopping(ledger: Ledger, event_ids: Collection[int]) -> set[int]:

@@ -127,9 +127,15 @@ class Borrower:
         self._is_unsure = False  # a step failed: the ledger may have lent what never arrived here
         self._arrived: deque[_Arrived] = deque()
         self._is_locked = False  # the last borrow found Tasks whose rows others had locked
+        self._vain_until = 0.0  # until when the ledger is not asked again because threads idle (monotonic clock)
+        self._going_back: list[tuple[OwnLoan, int, list[Execution]]] = []  # out of the lines, and not given back yet
+        self._unbegun: list[Execution] = []  # the same, of a process that is quiet
+        self._is_handed = threading.Event()  # those are known
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.borrower")
         pool.on_low = waker.wake
+        pool.on_empty = self._wake_if_empty
         pool.took = self._durations.note
 
     # -- life
@@ -140,15 +146,30 @@ class Borrower:
         self._thread.start()
 
     def quiet(self, unbegun: Sequence[Execution]) -> None:
-        """Gives back what has not begun, in one transaction; the process begins nothing any more."""
+        """Gives back what has not begun, in one transaction; the process begins nothing any more. While the ledger is away,
+        the thread tries again until :meth:`stop`."""
+        self._unbegun += unbegun
+        self._is_handed.set()
         self._waker.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is None:
+            self._return_rest()
+        elif self._thread is not threading.current_thread():
             self._thread.join(5)
-        try:
-            self._return_arrived()
-            self._give_back([*unbegun, *self._pool.drop(lambda each: each.is_borrowed)])
-        except Unavailable as error:  # recovery finds them with this process
-            self._log.warning("give_back_put_off", error=str(error))
+
+    def _return_rest(self) -> None:
+        self._is_handed.wait()
+        tries = 0
+        while not self._ended.is_set():
+            try:
+                self._send_back()
+                self._return_arrived()
+                unbegun, self._unbegun = self._unbegun, []
+                self._give_back([*unbegun, *self._pool.drop(lambda each: each.is_borrowed)])
+                return
+            except Unavailable as error:  # after the end, recovery finds them with this process
+                tries += 1
+                self._log.warning("give_back_put_off", error=str(error), tries=tries)
+                self._ended.wait(backoff_s(tries))
 
     def _return_arrived(self) -> None:
         while self._arrived:
@@ -165,6 +186,8 @@ class Borrower:
 
     def stop(self, *, is_idle: bool) -> None:
         """Ends what is left; ``is_idle``: every outcome is recorded, so no loan holds anything. Raises Unavailable."""
+        self._ended.set()
+        self._is_handed.set()
         self._waker.wake()
         if self._thread is not None:
             self._thread.join(5)
@@ -192,19 +215,21 @@ class Borrower:
                 pause, self._is_unsure = 1.0, True
             if pause > 0:
                 self._wait(pause)
+        self._return_rest()
 
     def _wait(self, seconds: float) -> None:
-        was_idle = not self._pool.busy and not self._pool.ready
+        was_idle = not self._pool.busy and not len(self._pool.lines)
         if self._waker.wait(seconds) and self._waker.signalled and was_idle and not self._quiet.is_set():
             self._quiet.wait(self._ids.random() * RUSH_S)
 
     def _step(self) -> float:
         """Checks what is borrowed, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
         now = self._clock.monotonic()
+        self._send_back()
         if empty := self._loans.take_empty():
             lending.end_empty(self._ledger, empty)
         self._line_up_arrived()
-        has_any = self._loans.all() or self._pool.ready or self._pool.busy or self._pool.lines.limited()
+        has_any = self._loans.all() or len(self._pool.lines) or self._pool.busy or self._pool.lines.limited()
         next_check = self._checked_at + (lending.RECHECK_S if has_any or self._is_unsure else UNSURE_S)
         if now >= next_check:
             self._check()
@@ -216,7 +241,7 @@ class Borrower:
         if pool.closed or not pool.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return BUSY_S
         got = 0 if self._is_idle() else self._borrow()
-        has_work = bool(pool.busy or pool.ready)
+        has_work = bool(pool.busy or len(pool.lines))
         until_check = max(0.0, next_check - self._clock.monotonic()) if has_work else IDLE_S
         if got:
             return min(until_check, AHEAD_S)
@@ -228,7 +253,7 @@ class Borrower:
 
     def _is_idle(self) -> bool:
         """Whether this process performs nothing, and nothing waits for it."""
-        if self._pool.busy or self._pool.ready:
+        if self._pool.busy or len(self._pool.lines):
             return False
         with self._ledger.database.read() as connection:
             self._due = lending.first_due(connection, self._order())
@@ -259,10 +284,16 @@ class Borrower:
             wanted -= used
             if self._has_share and got and rank == ranks[0]:
                 wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
-        pool.mark = int(pool.ready * LEAST)
+        pool.mark = int(len(pool.lines) * LEAST)
+        self._vain_until = 0.0 if total else self._clock.monotonic() + BUSY_S
         if total:
             self._on_borrowed(total)
         return total
+
+    def _wake_if_empty(self) -> None:
+        """A thread finds nothing ready: the ledger may have something, unless it had nothing just now."""
+        if self._clock.monotonic() >= self._vain_until:
+            self._waker.wake()
 
     def _frees_threads(self) -> bool:
         """Whether threads took jobs since the last check but one, so that something urgent begins soon. Otherwise it would
@@ -273,7 +304,7 @@ class Borrower:
     def _lack(self) -> float:
         """For how many seconds more this process could use work; 0 while it has enough."""
         pool = self._pool
-        ready = pool.lines.by_task()
+        ready = pool.lines.by_task(ready=True)  # what waits for a place keeps no thread busy
         queued = sum(count * self._durations.of(task_id, AHEAD_S) for task_id, count in ready.items()) / pool.concurrency
         idle = pool.concurrency - pool.busy - pool.ready
         if idle <= 0 and (queued > AHEAD_S * LEAST or not self._frees_threads()):
@@ -353,7 +384,7 @@ class Borrower:
             return max(1, idle)
         amount = int(seconds * pool.concurrency / self._durations.of(task_id, AHEAD_S))
         most = max(1, min(MOST, int(MOST_BYTES / self._durations.size(task_id))))
-        return min(max(amount, idle), most)
+        return min(max(1, amount, idle), most)
 
     def _seconds(self, task_id: int | None, count: int) -> float:
         return count * self._durations.of(task_id, AHEAD_S) / self._pool.concurrency
@@ -381,7 +412,7 @@ class Borrower:
         lines, limit = self._pool.lines, offer.limit or 0
         places, used, waiting = self._permits_of(offer.task_id)
         if threads is None:
-            threads = max(1, self._pool.concurrency - self._pool.busy - (self._pool.ready - waiting))
+            threads = max(1, self._pool.concurrency - self._pool.busy - self._pool.ready)
         want = min(limit, max(places, used + threads))
         if want > places:
             # Until the answer, jobs may begin within the places that it has.
@@ -397,8 +428,10 @@ class Borrower:
             return max(0, places - used - waiting)  # of a round every job begins at once
         if not self._durations.knows(offer.task_id):
             return max(0, places - used - waiting)
-        ahead = int(AHEAD_S * places / self._durations.of(offer.task_id, AHEAD_S))
-        return max(0, min(amount, max(places, ahead) - waiting - max(0, used - places)))
+        ahead = max(places, int(AHEAD_S * places / self._durations.of(offer.task_id, AHEAD_S)))
+        if used >= places and waiting > ahead * LEAST:
+            return 0
+        return max(0, min(amount, ahead - waiting - max(0, used - places)))
 
     def _permits_of(self, task_id: int) -> tuple[int, int, int]:
         """As :meth:`Lines.permits <asynctask.runtime.pool.Lines.permits>` of a Task that has a limit now: one that had none
@@ -519,9 +552,7 @@ class Borrower:
         ready = pool.lines.by_task()
         limited = pool.lines.limited()
         tasks = {task_id for task_id in ready if task_id is not None}.union(limited)
-        tasks |= {
-            each.task_id for each in pool.running() if each.task_id is not None and each.is_borrowed and not each.began
-        }
+        tasks |= {each.task_id for each in pool.lines.taken_unbegun() if each.task_id is not None and each.is_borrowed}
         found = lending.check(self._ledger, tasks)
         self._checked_at = begun_at
         held_back = {i for i, task in found.tasks.items() if not _may_begin(task)}
@@ -529,19 +560,24 @@ class Borrower:
         for loan in gone:
             self._loans.forget(loan)
         lost = {id(loan) for loan in gone}
+        taken_back = claims - found.claims.keys() - found.working
         paused = found.paused
 
-        def must_not_begin(each: Execution) -> bool:
-            return each.is_borrowed and (
-                each.task_id in held_back or (each.loan is not None and id(each.loan) in lost) or each.copy.queue in paused
-            )
+        def is_lost(each: Execution) -> bool:
+            if each.loan is not None:
+                return id(each.loan) in lost
+            return each.ticket is not None and each.ticket.event_id in taken_back
 
-        for each in pool.running():
-            if not each.began and must_not_begin(each):
-                each.is_recalled = True
-        dropped = pool.drop(must_not_begin) if held_back or lost or (paused and pool.ready) else []
+        def must_not_begin(each: Execution) -> bool:
+            if not each.is_borrowed:
+                return False
+            is_stopped = each.loan is None and each.ticket is not None and each.ticket.event_id in found.stopping
+            return is_stopped or is_lost(each) or each.task_id in held_back or each.copy.queue in paused
+
+        is_news = held_back or lost or taken_back or found.stopping or paused
+        dropped = pool.lines.recall(must_not_begin) if is_news else []
         pool.checked(begun_at, paused)
-        self._return(dropped, found.tasks, lost)
+        self._return(dropped, found.tasks, is_lost)
         unknown = [
             (Loan(held.id, held.task_id, held.low, held.high), held.low)
             for held in found.loans.values()
@@ -560,14 +596,16 @@ class Borrower:
             lending.heard(self._ledger, asked)
         self._return_surplus(begun_at)
 
-    def _return(self, dropped: Sequence[Execution], tasks: Mapping[int, HeldTask], lost: set[int]) -> None:
+    def _return(
+        self, dropped: Sequence[Execution], tasks: Mapping[int, HeldTask], is_lost: Callable[[Execution], bool]
+    ) -> None:
         """Gives back what may not begin; rows of a cancelled Task are cancelled by their holder."""
         back: list[Execution] = []
         for each in dropped:
             each.is_recalled = True
-            if each.loan is not None and id(each.loan) in lost:
+            if is_lost(each):
+                self._pool.lines.release(each)
                 if each.ticket is not None:  # recovery has raised its attempt
-                    each.ticket.loan = None
                     self._tracker.forget(each.ticket)
             elif each.task_id is not None and each.task_id in tasks and tasks[each.task_id].state == State.CANCELLED:
                 if each.ticket is not None:
@@ -592,10 +630,15 @@ class Borrower:
                 if each.seq < cut:
                     self._pool.release(each)
             parts.append((loan, cut, [each for each in executions if each.seq >= cut]))
-        if not parts:
+        self._going_back += parts
+        self._send_back()
+
+    def _send_back(self) -> None:
+        """If it raises, the next step repeats it, before anything else: an earlier try may be committed."""
+        if not self._going_back:
             return
-        given = lending.give_back(self._ledger, [(loan.as_loan(), cut) for loan, cut, _ in parts])
-        for (loan, cut, executions), had in zip(parts, given, strict=True):
+        given = lending.give_back(self._ledger, [(loan.as_loan(), cut) for loan, cut, _ in self._going_back])
+        for (loan, cut, executions), had in zip(self._going_back, given, strict=True):
             for each in executions:
                 each.is_recalled = True
                 if each.ticket is not None:
@@ -605,6 +648,7 @@ class Borrower:
                 self._loans.cut(loan, cut, len(executions))
             else:
                 self._loans.forget(loan)
+        self._going_back.clear()
 
     def _follow_knobs(self, tasks: Mapping[int, HeldTask], limited: set[int]) -> None:
         """Follows changed priorities and limits; returns places that nothing here needs."""
@@ -644,7 +688,11 @@ class Borrower:
         """Stops the jobs that a user stopped and that have not begun."""
         chosen = set(task_ids)
         unbegun = self._pool.drop(lambda each: each.is_borrowed and each.task_id in chosen)
-        asked = lending.stopping(self._ledger, [each.ticket.event_id for each in unbegun if each.ticket is not None])
+        try:
+            asked = lending.stopping(self._ledger, [each.ticket.event_id for each in unbegun if each.ticket is not None])
+        except Unavailable:
+            self._pool.line_up(unbegun)
+            raise
         kept: list[Execution] = []
         for each in unbegun:
             if each.ticket is not None and each.ticket.event_id in asked:
@@ -664,7 +712,7 @@ class Borrower:
         keep = int(self._took * 1.25)
         if pool.busy < pool.concurrency and not pool.closed:
             return
-        if pool.ready <= keep:
+        if len(pool.lines) <= keep:
             return
         is_beyond, old = pool.lines.first(keep), now - lending.RECHECK_S * 0.9
         self._give_back(pool.drop(lambda each: is_beyond(each) and each.is_borrowed and each.asked <= old))

@@ -72,6 +72,7 @@ class Lines:
         self._permits: dict[int, Permits] = {}
         self._out: dict[int, Execution] = {}  # thread -> the job that it took last
         self._count = 0
+        self._waiting = 0  # of these, those that wait for a permit
         self._sleeping = 0
         self._ends = 0
         self._ends_of_suspects = 0
@@ -80,6 +81,11 @@ class Lines:
     def __len__(self) -> int:
         """Number of jobs that no thread has taken, those that wait for a permit included, but no suspects."""
         return self._count
+
+    @property
+    def ready(self) -> int:
+        """Number of jobs that the next free threads take: those that wait for a permit are not among them."""
+        return self._count - self._waiting
 
     @property
     def suspects(self) -> int:
@@ -101,6 +107,7 @@ class Lines:
         if permits is not None:
             if permits.used >= permits.limit:
                 permits.waiting.append(execution)
+                self._waiting += not execution.is_suspect
                 return
             permits.used += 1
             execution.permits = permits
@@ -177,24 +184,47 @@ class Lines:
 
     def drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
         """Takes out the jobs that are ``wanted``, suspects first, in their order; their permits are free again."""
-        dropped: list[Execution] = []
         with self._lock:
-            suspects, self._suspects = self._suspects, deque()
-            for each in suspects:
-                (dropped if wanted(each) else self._suspects).append(each)
-            for rank in list(self._ranks):
-                line = self._lines[rank]
-                kept = deque[Execution]()
-                for each in line:
-                    (dropped if wanted(each) else kept).append(each)
-                self._replace(rank, kept)
-            for permits in self._permits.values():
-                waiting, permits.waiting = permits.waiting, deque()
-                for each in waiting:
-                    (dropped if wanted(each) else permits.waiting).append(each)
-            for each in dropped:
-                self._count -= not each.is_suspect
-                self._free(each)
+            return self._drop(wanted)
+
+    def recall(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
+        """As :meth:`drop`, in one step with those that threads have taken and that have not begun: these will not begin."""
+        with self._lock:
+            for each in self._taken_unbegun():
+                if wanted(each):
+                    each.is_recalled = True
+            return self._drop(wanted)
+
+    def taken_unbegun(self) -> list[Execution]:
+        """The jobs that threads have taken and that have not begun: they wait for a suspect to end, for example."""
+        with self._lock:
+            return self._taken_unbegun()
+
+    def _taken_unbegun(self) -> list[Execution]:
+        return [each for each in self._out.values() if not each.began and not each.is_over]
+
+    def _drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
+        dropped: list[Execution] = []
+        suspects, self._suspects = self._suspects, deque()
+        for each in suspects:
+            (dropped if wanted(each) else self._suspects).append(each)
+        for rank in list(self._ranks):
+            line = self._lines[rank]
+            kept = deque[Execution]()
+            for each in line:
+                (dropped if wanted(each) else kept).append(each)
+            self._replace(rank, kept)
+        for permits in self._permits.values():
+            waiting, permits.waiting = permits.waiting, deque()
+            for each in waiting:
+                if wanted(each):
+                    dropped.append(each)
+                    self._waiting -= not each.is_suspect
+                else:
+                    permits.waiting.append(each)
+        for each in dropped:
+            self._count -= not each.is_suspect
+            self._free(each)
         return dropped
 
     def _replace(self, rank: Rank, line: deque[Execution]) -> None:
@@ -231,11 +261,12 @@ class Lines:
                 for each in permits.waiting:
                     each.rank = rank
 
-    def by_task(self) -> dict[int | None, int]:
-        """Number of jobs that no thread has taken, by Task, suspects included."""
+    def by_task(self, *, ready: bool = False) -> dict[int | None, int]:
+        """Number of jobs that no thread has taken, by Task, suspects included. ``ready``: without these, and without those
+        that wait for a permit."""
         found: dict[int | None, int] = {}
         with self._lock:
-            for line in self._all():
+            for line in self._lines.values() if ready else self._all():
                 for each in line:
                     found[each.task_id] = found.get(each.task_id, 0) + 1
         return found
@@ -304,6 +335,7 @@ class Lines:
                 each.permits = None
                 permits.used -= 1
                 permits.waiting.appendleft(each)
+                self._waiting += not each.is_suspect
             else:
                 kept.appendleft(each)
         return kept
@@ -336,6 +368,7 @@ class Lines:
         started = 0
         while permits.waiting and permits.used < permits.limit:
             execution = permits.waiting.popleft()
+            self._waiting -= not execution.is_suspect
             permits.used += 1
             execution.permits = permits
             self._enter(execution)
@@ -409,6 +442,7 @@ class Pool:
         self.low = threading.Event()  # set when no more than `mark` jobs lie ready: time for the next fetch
         self.mark = 0
         self.on_low: Callable[[], None] = lambda: None
+        self.on_empty: Callable[[], None] = lambda: None
         self.took: Callable[[int | None, float], None] = lambda task_id, seconds: None
         self._ended = threading.Event()
         self._log = get_logger("asynctask.pool")
@@ -479,8 +513,9 @@ class Pool:
 
     @property
     def ready(self) -> int:
-        """Number of jobs that wait for a thread, without suspects."""
-        return len(self.lines)
+        """Number of jobs that wait for a thread, without suspects, and without those that wait for a place of their Task:
+        others may pass them."""
+        return self.lines.ready
 
     @property
     def is_stale(self) -> bool:
@@ -655,9 +690,9 @@ class Pool:
         self._isolation.leave(execution)
         if self._quiet.is_set():
             self._ended.set()
-        elif not len(self.lines):
+        elif not self.lines.ready:
             self._broker.wake()
-            self.on_low()
+            self.on_empty()
 
     def _begins(self, execution: Execution) -> bool:
         """Waits for the turn of a job; returns whether it may begin then."""

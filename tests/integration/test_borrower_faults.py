@@ -1,0 +1,164 @@
+"""What a process does with what it has borrowed when the ledger goes away, or something changes, between two steps."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from support.world import World, numbers
+
+from asynctask.errors import LedgerUnavailable
+from asynctask.ledger import lending, processes
+from asynctask.runtime.pool import Pool
+from asynctask.testing import wait_for
+
+pytestmark = pytest.mark.one_database(reason="nothing in it is a database's own: those tests are of the ledger")
+
+
+def test_a_new_task_begins_beside_one_whose_jobs_keep_every_thread_busy(world: World) -> None:
+    app = world.app()
+    done: list[str] = []
+
+    @app.worker(retry=0)
+    def short(item: dict[str, Any]) -> None:
+        threading.Event().wait(0.005)
+        done.append(item.get("of", "old"))
+
+    with world.working(app):
+        app.submit("short", numbers(6_000))
+        wait_for(lambda: len(done) > 300, "the first Task keeps the threads busy", 60)
+        app.submit("short", numbers(20, of="new"))
+        wait_for(lambda: "new" in done, "the other one begins, too", 60)
+        assert len(done) < 3_000
+
+
+def test_jobs_that_wait_for_a_place_keep_no_thread_idle(world: World) -> None:
+    app = world.app()
+    turns, short_done = threading.Semaphore(0), list[int]()
+
+    @app.worker(retry=0)
+    def long(item: dict[str, Any]) -> None:
+        turns.acquire(timeout=60)
+
+    @app.worker(retry=0)
+    def short(item: dict[str, Any]) -> None:
+        short_done.append(item["n"])
+
+    with world.working(app, concurrency=10) as launcher:
+        task = app.submit("long", numbers(15), parallel=5)
+        wait_for(lambda: launcher.pool.busy == 5, "as many run as may")
+        begun = launcher.pool.running()[0].began
+        wait_for(lambda: app.clock.monotonic() - begun > 0.5, "they are known to be long")
+        turns.release(5)
+        wait_for(lambda: (launcher.pool.lines.permits(task.id) or (0, 0, 0))[2] > 0, "others wait for their places", 30)
+        for first in range(0, 60, 20):
+            app.submit("short", numbers(20, first))
+            wait_for(lambda first=first: len(short_done) == first + 20, "the other threads perform", 20)
+        turns.release(10)
+        assert task.wait(60)["done"]
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_what_goes_back_while_the_ledger_is_away_is_performed_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    """Else it was out of the lines, and held by the process for as long as that lived."""
+    real, times = lending.give_back, 0
+
+    def fails(*args: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times > 2:
+            return real(*args)
+        if is_committed:
+            real(*args)
+        raise LedgerUnavailable("away")
+
+    app = world.app()
+    with world.working(app):
+        task = app.submit("gated", numbers(60))
+        other = app.submit("brief", numbers(400))
+        wait_for(lambda: len(world.shop.performed("began")) > 0, "the first run")
+        monkeypatch.setattr(lending, "give_back", fails)
+        for each in (task, other):
+            each.pause()
+        wait_for(lambda: times > 2 or not world.sql("SELECT 1 FROM loans WHERE process IS NOT NULL AND high > low + 4"), "")
+        world.open_gate()
+        for each in (task, other):
+            each.resume()
+        assert task.wait(60)["done"]
+        assert other.wait(60)["done"]
+    assert set(world.shop.performed().values()) == {1}
+    world.check_promises(app, [task.id, other.id], 460)
+
+
+def test_a_process_that_goes_quiet_while_the_ledger_is_away_keeps_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job of it runs on for long; others perform the rest meanwhile."""
+    real, times = lending.give_back, 0
+
+    def fails(*args: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times <= 2:
+            raise LedgerUnavailable("away")
+        return real(*args)
+
+    app, other = world.app(), world.app()
+    with world.working(app, concurrency=1) as launcher:
+        task = app.submit("note", numbers(300))
+        wait_for(lambda: len(world.shop.performed()) > 20, "its jobs are known to be short")
+        slow = app.submit("gated", numbers(1), priority=1)
+        wait_for(lambda: world.shop.performed("began"), "a long one runs")
+        if not launcher.pool.lines.by_task().get(task.id):
+            pytest.skip("nothing is left to give back")
+        monkeypatch.setattr(lending, "give_back", fails)
+        launcher.quiet()
+        with world.working(other):
+            assert task.wait(60)["done"]
+        world.open_gate()
+        assert slow.wait(60)["done"]
+    world.check_promises(app, [task.id, slow.id], 301)
+
+
+def test_what_was_taken_from_a_process_does_not_begin_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims, and jobs that threads have taken and that have not begun, are taken from a process that seemed stalled."""
+    gate = threading.Event()
+    monkeypatch.setattr(Pool, "_waited_for_start", lambda pool: gate.wait(60))
+    app = world.app()
+    with world.working(app) as launcher:
+        alone = app.workers["note"].perform_bulk(numbers(2, 100))
+        wait_for(lambda: len(launcher.pool.lines.taken_unbegun()) == 2, "threads have taken those without a Task")
+        task = app.submit("note", numbers(2))
+        wait_for(lambda: len(launcher.pool.lines.taken_unbegun()) == 4, "and those of a Task")
+        old = launcher.pool.lines.taken_unbegun()
+        processes.take_unbegun(world.app().ledger, launcher.ledger.identity)
+        wait_for(lambda: all(each.is_recalled for each in old), "the check recalls them")
+        gate.set()
+        assert task.wait(60)["done"]
+        wait_for(lambda: all(app.event(str(jid))["status"] == "finish" for jid in alone), "those without a Task, too", 60)
+    assert set(world.shop.performed().values()) == {1}
+    assert {line[3] for line in world.shop.lines()} == {"2"}
+
+
+def test_what_a_thread_has_taken_of_a_task_that_is_paused_does_not_begin(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a suspect to end, for example, and is in no line any more."""
+    gate = threading.Event()
+    monkeypatch.setattr(Pool, "_waited_for_start", lambda pool: gate.wait(60))
+    app = world.app()
+    with world.working(app) as launcher:
+        task = app.submit("note", numbers(4))
+        wait_for(lambda: len(launcher.pool.lines.taken_unbegun()) == 4, "threads have taken them")
+        old = launcher.pool.lines.taken_unbegun()
+        task.pause()
+        wait_for(lambda: all(each.is_recalled for each in old), "the check recalls them")
+        gate.set()
+        wait_for(lambda: launcher.pool.busy == 0 and not launcher.pool.lines.taken_unbegun(), "the threads let go")
+        assert not world.shop.performed()
+        task.resume()
+        assert task.wait(60)["done"]
+    world.check_promises(app, [task.id], 4)
