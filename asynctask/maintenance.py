@@ -73,8 +73,7 @@ class Maintenance:
 
     ``resume_split`` continues the split of a Task in a way that suits this process; ``uploads`` stores the lists; None:
     this process must not split. What ended ``purge_after_s`` seconds ago is removed; 0: never. ``engines``: the attached
-    engines by name. ``every_s`` is the pause between two rounds while a Task is open; ``heartbeat_s`` that of the
-    processes' heartbeats. ``nudge`` and ``expect`` tell the dispatcher that there is work now, or at a time (microseconds);
+    engines by name. ``every_s`` is the pause between two rounds while a Task is open. ``nudge`` and ``expect`` tell the dispatcher that there is work now, or at a time (microseconds);
     ``waker`` reports new work for maintenance.
     """
 
@@ -93,11 +92,9 @@ class Maintenance:
         expect: Callable[[int], None] = lambda at: None,
         waker: Waker | None = None,
         every_s: float = 1.0,
-        heartbeat_s: float = 5.0,
         engines: Mapping[str, EngineQueues] = MappingProxyType({}),
     ) -> None:
         self._ledger = ledger
-        self._heartbeat_s = heartbeat_s
         self._broker = broker
         self._engines = engines
         self._router = Router(broker, engines, ledger.clock)
@@ -247,7 +244,7 @@ class Maintenance:
     def take_stalled(self) -> None:
         """Makes due again what processes have not begun whose interpreter is held, though their leases are renewed."""
         with self._ledger.database.read() as connection:
-            stalled = processes.stalled(connection, self._ledger.now(), heartbeat_s=self._heartbeat_s)
+            stalled = processes.stalled(connection)
         for identity in stalled:
             if processes.take_unbegun(self._ledger, identity):
                 self._log.warning("process_stalled", identity=identity)

@@ -374,6 +374,7 @@ processes: Final = Table(
     Column("started_at", BigInteger, nullable=False),
     Column("beat_at", BigInteger, nullable=False),
     Column("lease_until", BigInteger, nullable=False),
+    Column("held_at", BigInteger),  # since when its supervisor has no sign of life: job code holds its interpreter
     _count("concurrency"),
     _count("busy"),
     Column("rate", Float, nullable=False, server_default=text("0")),

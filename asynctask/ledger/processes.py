@@ -149,7 +149,7 @@ def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mappin
     """Stamped with the database's time after all locks are held, so that a renewal that waited is not outdated when
     written."""
     now = database_now(ledger.database.dialect)
-    renewed = {**values, "beat_at": now, "lease_until": now + micros(lease_s)}
+    renewed = {**values, "beat_at": now, "lease_until": now + micros(lease_s), "held_at": None}
     own = processes.update().where(_p.identity == ledger.identity, where)
     return connection.execute(own.values(renewed)).rowcount == 1
 
@@ -159,16 +159,23 @@ def _now_if_due(connection: Connection, ledger: Ledger) -> Reading | None:
     return read_time(connection, ledger.clock) if ledger.time.is_old() else None
 
 
+BEATEN_S: Final = 1.5
+"""A process whose own heartbeat is no older than this is not held."""
+
+
 @repeatable
 def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> None:
-    """Renews the leases of living processes that cannot renew themselves, on behalf of their supervisor.
+    """Renews the leases of living processes whose interpreters are held, on behalf of their supervisor, and notes that they
+    are: others take over what these have not begun (:func:`stalled`).
 
     A process declared dead stays dead. Raises LedgerUnavailable.
     """
     living = _p.identity.in_(list(identities)) & sa.or_(_p.signal.is_(None), _p.signal != LOST)
     with database.write(marked=False) as connection:
-        until = database_now(database.dialect) + micros(lease_s)
-        connection.execute(processes.update().where(living).values(lease_until=until))
+        now = database_now(database.dialect)
+        # One that has just beaten runs again, though its supervisor does not know it yet.
+        held = sa.case((_p.beat_at < now - micros(BEATEN_S), sa.func.coalesce(_p.held_at, now)), else_=_p.held_at)
+        connection.execute(processes.update().where(living).values(lease_until=now + micros(lease_s), held_at=held))
 
 
 @repeatable
@@ -413,10 +420,6 @@ def is_dead(host: Host, process: Mapping[str, Any], sightings: Sightings) -> boo
 _PART: Final = 1_000
 """Events that one transaction recovers."""
 
-HELD_S: Final = 5.0
-"""A process whose own heartbeat is older than this, though its supervisor renews its lease, is stalled: job code holds its
-interpreter."""
-
 
 def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]] = ()) -> list[Change]:
     """Recovers the Events of a dead process: those that name it, those of its loans, and those whose copies it held. Its
@@ -441,18 +444,17 @@ def recover_job(ledger: Ledger, event_id: int) -> None:
     lending.announce(ledger, _recover_part(ledger, ledger.identity, [event_id], {}, alone=True))
 
 
-def stalled(connection: Connection, now: int, *, heartbeat_s: float) -> list[str]:
-    """Worker processes of the own runtime whose leases run, and whose own heartbeats are older than :data:`HELD_S`, and
-    than two of them (``heartbeat_s`` seconds each)."""
-    late = _p.beat_at < now - micros(max(HELD_S, 2 * heartbeat_s))
-    found = sa.select(_p.identity).where(_p.concurrency > 0, _p.lease_until > now, late, _p.signal.is_(None))
+def stalled(connection: Connection) -> list[str]:
+    """Worker processes of the own runtime whose interpreters are held, as their supervisors say. An old heartbeat does not
+    say so: it may be the database that did not answer."""
+    found = sa.select(_p.identity).where(_p.concurrency > 0, _p.held_at.is_not(None), _p.signal.is_(None))
     held = [str(identity) for identity in connection.execute(found.order_by(_p.identity)).scalars()]
     return [identity for identity in held if not is_engine(identity)]
 
 
 def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     """Makes the jobs of a stalled process that are not known to run due again, under a new attempt; its places are as many
-    as its jobs that run. What it had ended and not recorded runs again. Returns the changes."""
+    as its jobs that run. What it had begun or ended, and not recorded, runs again. Returns the changes."""
 
     applied = _end_its_loans(ledger, identity, make_due)
     with ledger.database.read() as connection:
@@ -465,6 +467,15 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     return applied
 
 
+def _taken(ledger: Ledger, record: EventRecord) -> Turn:
+    """A row that is taken from whoever held it. It may run there: whoever begins it next records that before, and what has
+    begun is not taken a second time."""
+    if record.task_state == State.CANCELLED:
+        return cancel(record.row)
+    turn = give_back(record.row, now=ledger.now())
+    return turn._replace(after=turn.after._replace(watched=True))
+
+
 def make_due(ledger: Ledger, event_id: int) -> Change:
     """The change of an Event that was held by a loan: it waits from now on, under a new attempt."""
 
@@ -472,7 +483,7 @@ def make_due(ledger: Ledger, event_id: int) -> Change:
         row = record.row
         if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None or row.process is not None:
             return None
-        return cancel(row) if record.task_state == State.CANCELLED else give_back(row, now=ledger.now())
+        return _taken(ledger, record)
 
     return Change(event_id, decide, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
 
@@ -483,7 +494,7 @@ def _give_back_claimed(ledger: Ledger, identity: str, ids: Sequence[int]) -> lis
         row = record.row
         if row.status is not Status.ENQUEUE or row.due_at is not None or row.process != identity:
             return None
-        return cancel(row) if record.task_state == State.CANCELLED else give_back(row, now=ledger.now())
+        return _taken(ledger, record)
 
     note = Note("cancelled", ledger.catalogue("cancelled"))
     with ledger.database.write() as connection:

@@ -37,6 +37,9 @@ from asynctask.runtime.supervisor import Pulse, Wakeup
 LONG_S = 0.1
 """Duration of a job from which its ``working`` status is written separately."""
 
+HELD_S = 1.5
+"""Seconds without a tick after which a process beats at once."""
+
 PULSE_S = 1.0
 """Seconds between two signs of life to the supervisor, at most."""
 
@@ -328,7 +331,12 @@ class Launcher(AppProcess):
 
     def _tick(self) -> None:
         ticks, every = 0, max(1, int(min(PULSE_S, self._parts.config.lease_s / 8) / LONG_S))
+        before = self._parts.clock.monotonic()
         while not self._ticker_stop.wait(LONG_S):
+            now = self._parts.clock.monotonic()
+            if now - before > HELD_S:  # the interpreter was held, and others take what lies here until it beats
+                self.heartbeat.soon()
+            before = now
             self.tracker.note_long(LONG_S)
             self._stops.look()
             ticks += 1

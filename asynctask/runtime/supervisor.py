@@ -40,6 +40,9 @@ SILENT: Final = 1 / 3
 SILENT_S: Final = 1.5
 """Shortest time without a pulse before that, because on a busy machine every process stalls for a moment."""
 
+MOST_SILENT_S: Final = 3.0
+"""Longest: with the start of the renewer, others take what the process has not begun within five seconds."""
+
 
 # Named tuples: importing dataclasses takes a third as much memory as all of the rest.
 
@@ -312,7 +315,7 @@ class Supervisor:
         late: list[Lease] = []
         for child in self._living():
             lease = child.lease
-            silent = lease is not None and now - child.heard > max(SILENT_S, lease.lease_s * SILENT)
+            silent = lease is not None and now - child.heard > max(SILENT_S, min(MOST_SILENT_S, lease.lease_s * SILENT))
             if silent and lease is not None:
                 late.append(lease)
                 if not child.silent:

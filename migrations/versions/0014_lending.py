@@ -31,6 +31,13 @@ _READY = (
     "UPDATE tasks SET ready = priority WHERE state IN ('splitting', 'running') AND next_seq < created_jobs AND interval_s <= 0"
     " AND (session_key IS NULL OR session_holder IS NOT NULL)"
 )
+# What runs is in flight, by the counts.
+_FLYING = (
+    "UPDATE task_tallies SET dispatched = (SELECT COUNT(*) FROM events e JOIN tasks t ON t.id = e.task_id"
+    " WHERE e.task_id = task_tallies.task_id AND e.status = 'working' AND e.seq < t.next_seq)"
+    " WHERE slot = (SELECT f.slot FROM (SELECT task_id, MIN(slot) AS slot FROM task_tallies GROUP BY task_id) f"
+    " WHERE f.task_id = task_tallies.task_id)"
+)
 _GONE = ("low_seq", "reserved_from", "dispatch_by", "dispatch_until")
 
 
@@ -65,6 +72,7 @@ def upgrade() -> None:
         sa.Column("paused", sa.Integer(), server_default=sa.text("0"), nullable=False),
         **_options(),
     )
+    op.add_column("processes", sa.Column("held_at", sa.BigInteger()))
     now = {"now": time.time_ns() // 1_000}
     connection = op.get_bind()
     for statement in (_OUT, _DUE):
@@ -95,10 +103,13 @@ def downgrade() -> None:
     op.add_column("tasks", sa.Column("reserved_from", sa.BigInteger()))
     op.add_column("tasks", sa.Column("dispatch_by", sa.String(64)))
     op.add_column("tasks", sa.Column("dispatch_until", sa.BigInteger()))
+    connection.execute(sa.text(_FLYING))
     where = {} if connection.dialect.name == "mariadb" else {
         "sqlite_where": sa.text("dispatch_until IS NOT NULL"), "postgresql_where": sa.text("dispatch_until IS NOT NULL")
     }
     op.create_index("ix_tasks_dispatch_until", "tasks", ["dispatch_until"], **where)
+    with op.batch_alter_table("processes", schema=None) as batch_op:
+        batch_op.drop_column("held_at")
     for name in ("queues", "places", "loans"):
         op.drop_table(name)
 

@@ -160,7 +160,7 @@ def test_transactions_that_the_database_undoes_at_random_are_made_again_until_al
     app = world.app()
     make, routine, trigger = CHAOS[world.store.kind]
     world.sql(make)
-    world.sql(routine.format(every=5 if world.store.kind == "postgresql" else 401))
+    world.sql(routine.format(every=11 if world.store.kind == "postgresql" else 401))
     for table in ("tasks", "events", "task_tallies", "loans"):
         for verb in ("INSERT", "UPDATE"):
             world.sql(trigger.format(table=table, verb=verb))
@@ -169,7 +169,7 @@ def test_transactions_that_the_database_undoes_at_random_are_made_again_until_al
         task_id = int(taken.task.id)
         patiently(lambda: app.task(task_id).progress()["done"], "it is over")
     words = "SELECT nextval('strikes')" if world.store.kind == "postgresql" else "SELECT NEXTVAL(strikes)"
-    assert world.one(words) > (15 if world.store.kind == "postgresql" else 802), "it struck several times"
+    assert world.one(words) > (33 if world.store.kind == "postgresql" else 802), "it struck several times"
     world.check_promises(app, [task_id], 600)
 
 

@@ -16,6 +16,7 @@ from asynctask.errors import Conflict
 from asynctask.ledger import control, doctor, lending, processes, sessions
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
 
 pytestmark = pytest.mark.each_database(reason="each locks in its own way")
@@ -84,7 +85,31 @@ def test_a_stalled_process_loses_what_it_has_not_begun_and_keeps_what_runs(world
     assert len(processes.take_unbegun(app.ledger, "stalled")) == 3
     assert [row[:3] for row in rows(world, task)] == [("working", 1, 0), *[("enqueue", 2, 1)] * 3, *[("enqueue", 1, 0)] * 2]
     assert [(each["process"], each["n"]) for each in table(app, places)] == [("stalled", 1)]
-    assert world.sql("SELECT MAX(watched) FROM events") == [(0,)]
+    assert world.sql("SELECT watched, deaths FROM events ORDER BY seq") == [(0, 0), *[(1, 0)] * 3, *[(0, 0)] * 2]
+
+
+def test_a_process_is_stalled_when_its_supervisor_says_so_and_until_it_beats(world: World) -> None:
+    """An old heartbeat says nothing: after an outage of the database everybody's is old."""
+    app = world.app()
+    held = app.ledger.under("held")
+    processes.register(held, app.host, kind="worker", pid=1, lease_s=60, concurrency=2)
+
+    def stalled() -> list[str]:
+        with app.ledger.database.read() as connection:
+            return processes.stalled(connection)
+
+    processes.renew(app.ledger.database, ["held"], lease_s=60)
+    assert stalled() == [], "it has beaten since its supervisor last heard of it"
+    world.sql("UPDATE processes SET beat_at = 1")
+    assert stalled() == []
+    processes.renew(app.ledger.database, ["held"], lease_s=60)
+    assert stalled() == ["held"]
+    task = app.submit("note", numbers(4))
+    borrow(held, task, 2)
+    Maintenance(app.ledger, app.broker, app.host, app.controls).take_stalled()
+    assert [row[:3] for row in rows(world, task)] == [("enqueue", 2, 1)] * 2 + [("enqueue", 1, 0)] * 2
+    assert processes.beat(held, lease_s=60) is None
+    assert stalled() == []
 
 
 def test_cancel_leaves_what_is_lent_and_turns_it_once_it_is_given_back(world: World) -> None:

@@ -280,6 +280,67 @@ def test_who_held_a_line_is_the_first_in_it_after_the_upgrade(database: Database
     assert [tuple(row) for row in rows] == [(1, 0, 1), (2, 1, 0), (3, 0, 0)]
 
 
+def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_lent_after_the_way_back(
+    database: Database,
+) -> None:
+    """Of rows in every state. Taken out: any of the statements that make rows due, or count what runs."""
+    schema.upgrade(database, "0013")
+    columns = (
+        "(id, worker_name, queue, state, priority, split_state, created_at, updated_at, next_seq, created_jobs, ready)"
+    )
+    events = "(id, job_id, task_id, seq, status, created_at, attempt, due_at, process, look_at)"
+    of_task = [  # beyond the pointer are the last two
+        ("enqueue", 1, None, None), ("enqueue", 2, 77, None), ("enqueue", 1, BLOCKED, None), ("working", 1, None, "p"),
+        ("stopped", 1, None, None), ("finish", 1, None, None), ("failed", 1, None, None), ("error", 3, None, None),
+        ("cancelled", 1, None, None), ("enqueue", 1, None, None), ("stopped", 1, None, None),
+    ]  # fmt: skip
+    alone = [("enqueue", 1, 77, None, None), ("enqueue", 1, None, None, 5), ("finish", 1, None, None, None)]
+
+    def sql(statement: str, *values: Any) -> None:
+        with database.write(marked=False) as connection:
+            connection.exec_driver_sql(statement.replace("?", "%s") if database.dialect != "sqlite" else statement, values)
+
+    def rows(wanted: str, table: str) -> list[tuple[Any, ...]]:
+        with database.read() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(f"SELECT {wanted} FROM {table} ORDER BY 1")]
+
+    for task_id, state, ready in ((1, "running", None), (2, "paused", None), (3, "finished", None)):
+        sql(f"INSERT INTO tasks {columns} VALUES (?, 'w', 'q', ?, 5, 'sealed', 0, 0, 9, 11, ?)", task_id, state, ready)
+        sql("INSERT INTO task_tallies (task_id, slot, dispatched, returned) VALUES (?, 2, 9, 3)", task_id)
+    sql("UPDATE tasks SET finished_at = 1, next_seq = 11 WHERE id = 3")
+    marks = ", ".join("?" * 10)
+    for n, (status, attempt, due, process) in enumerate(of_task):
+        sql(f"INSERT INTO events {events} VALUES ({marks})", n + 1, f"j{n}", 1, n, status, 0, attempt, due, process, None)
+    for n, (status, attempt, due, process, look) in enumerate(alone, 20):
+        sql(f"INSERT INTO events {events} VALUES ({marks})", n, f"j{n}", None, None, status, 0, attempt, due, process, look)
+    for n, attempt in ((0, 1), (99, 0)):
+        sql("INSERT INTO jobs (jid, attempt, queue, priority, payload) VALUES (?, ?, 'q', 5, '{}')", f"j{n}", attempt)
+
+    schema.upgrade(database)
+    soon = [
+        (i, attempt, due if due in (None, 77, BLOCKED) else "now")
+        for i, attempt, due in rows("id, attempt, due_at", "events")
+    ]
+    was = {n + 1: (attempt, due) for n, (_, attempt, due, _) in enumerate(of_task)}
+    was |= {n: (attempt, due) for n, (_, attempt, due, _, _) in enumerate(alone, 20)}
+    expected = {**was, 1: (2, "now"), 21: (2, "now")}
+    assert soon == [(i, *expected[i]) for i in sorted(expected)]
+    hints = rows("id, ready, due_next", "tasks")
+    assert [(i, ready, due is not None) for i, ready, due in hints] == [(1, 5, True), (2, None, False), (3, None, False)]
+    assert rows("jid", "jobs") == [("j99",)]
+    sql("INSERT INTO loans (task_id, low, high, process, at) VALUES (1, 9, 11, 'p', 1)")
+    sql("UPDATE tasks SET next_seq = 11 WHERE id = 1")
+    schema.downgrade(database, "0013")
+    found = {i: (attempt, due) for i, attempt, due in rows("id, attempt, due_at", "events")}
+    assert found[10][0] == 2
+    assert found[10][1] is not None
+    assert {i: each for i, each in found.items() if i not in (1, 10, 21)} == {
+        i: each for i, each in was.items() if i not in (1, 10, 21)
+    }
+    assert rows("task_id, dispatched, returned", "task_tallies") == [(1, 1, 0), (2, 0, 0), (3, 0, 0)]
+    assert schema.upgrade(database) == schema.head()
+
+
 @pytest.mark.databases("mariadb", reason="the others roll back a migration that broke off")
 @pytest.mark.parametrize("gone", [["holds"], ["holds", "passed"]])
 def test_the_columns_of_keys_that_are_gone_already_are_not_asked_for(database: Database, gone: list[str]) -> None:
