@@ -626,7 +626,6 @@ _COULD_START: Final = (
         (_t.created_jobs - _t.next_seq).label("left"), (_t.generation > 1).label("is_again"),
         _tallied(_n.enqueue - _n.retrying).label("waiting"),
         _tallied(_n.retrying).label("retrying"),
-        _lent(sa.true()).label("lent"),
         _lent((_l.process >= lending.QUEUE_HOLDER) & (_l.process < lending.AFTER_QUEUE_HOLDERS)).label("queued"),
         _FIRST.label("first_at"),
     )
@@ -668,10 +667,11 @@ def backlog(connection: Connection, now: int) -> list[Backlog]:
 
     rows = connection.execute(_COULD_START).all()
     overdue = _overdue(connection, [int(row.id) for row in rows if row.retrying > 0 or row.is_again or row.in_slices], now)
-    held = _held(connection) if any(row.in_slices for row in rows) else {}
+    in_slices = [int(row.id) for row in rows if row.in_slices]
+    held, in_loans = (_held(connection), _waiting_in_loans(connection, in_slices)) if in_slices else ({}, {})
     for row in rows:
         due = overdue.get(int(row.id), _NONE_DUE)
-        waiting, queued = _jobs_of(row, due, held.get(int(row.id), Counter()))
+        waiting, queued = _jobs_of(row, due, held.get(int(row.id), Counter()), in_loans.get(int(row.id), 0))
         if waiting <= 0:
             continue
         there = group(row.queue, row.worker_name, int(row.priority))
@@ -703,17 +703,28 @@ class _Due(NamedTuple):
 _NONE_DUE: Final = _Due(0, 0, None)
 
 
-def _jobs_of(row: Any, due: _Due, held: Counter[str]) -> tuple[int, int]:
+def _jobs_of(row: Any, due: _Due, held: Counter[str], in_loans: int) -> tuple[int, int]:
     """How many jobs of a Task could start, and at most how many of them lie in a foreign queue. ``held``: of its Events
     that name a process, the number by status.
 
-    The counters of outcomes count items. If each job has one item they suffice; of slices, the jobs are at most those that
-    the pointer has not reached, those that are lent, and those that are due again.
+    The counters of outcomes count items. If each job has one item they suffice; of slices, the jobs are those that the
+    pointer has not reached, those in loans (``in_loans``) that have not begun, and those that are claimed or due again.
     """
     items, queued = int(row.waiting) + due.retries, int(row.queued)
     if not row.in_slices:
         return items, min(items, queued)
-    return min(items, int(row.left) + int(row.lent) + held[Status.ENQUEUE] + due.jobs), min(items, queued)
+    return min(items, int(row.left) + in_loans + held[Status.ENQUEUE] + due.jobs), min(items, queued)
+
+
+def _waiting_in_loans(connection: Connection, task_ids: Sequence[int]) -> dict[int, int]:
+    """Of these Tasks, the jobs in loans, given back ones included, that are not known to have begun."""
+    if not task_ids:
+        return {}
+    in_range = (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high)
+    waits = (_e.status == Status.ENQUEUE) & _e.due_at.is_(None) & _e.process.is_(None)
+    found = sa.select(_l.task_id, sa.func.count()).select_from(loans.join(events, in_range))
+    found = found.where(among(connection, _l.task_id, task_ids), waits).group_by(_l.task_id)
+    return {int(i): int(count) for i, count in connection.execute(found)}
 
 
 def _held(connection: Connection) -> dict[int, Counter[str]]:

@@ -93,7 +93,7 @@ def test_only_what_could_start_waits_in_the_ledger_or_dispatched(world: World) -
     app.submit("note", numbers(30), priority=7)
     assert rows(app) == [("note", 7, 30)]
     assert dispatched(app, 10) == 10
-    assert rows(app) == [("note", 7, 30)], "a job in the broker is not counted twice"
+    assert rows(app) == [("note", 7, 30)], "a job that is lent is not counted twice"
     paused = app.submit("brief", numbers(20))
     paused.pause()
     first = app.submit("note", numbers(3), session="s", priority=9)
@@ -197,7 +197,7 @@ def test_slices_wait_as_jobs_whatever_their_items_came_to(world: World) -> None:
     priority = first_goes.priority
     assert rows(app) == [("first_goes", priority, 10)]
     assert dispatched(app, 3) == 3
-    assert rows(app) == [("first_goes", priority, 10)], "three of them are in the broker"
+    assert rows(app) == [("first_goes", priority, 10)], "three of them are lent"
     with world.working(app, concurrency=2):
         assert all(ready.acquire(timeout=60) for _ in range(2))
         wait_for(lambda: rows(app) == [("first_goes", priority, 8)], "two are at work")
