@@ -73,8 +73,8 @@ class Maintenance:
 
     ``resume_split`` continues the split of a Task in a way that suits this process; ``uploads`` stores the lists; None:
     this process must not split. What ended ``purge_after_s`` seconds ago is removed; 0: never. ``engines``: the attached
-    engines by name. ``every_s`` is the pause between two rounds while a Task is open. ``nudge`` and ``expect`` tell the dispatcher that there is work now, or at a time (microseconds);
-    ``waker`` reports new work for maintenance.
+    engines by name. ``every_s`` is the pause between two rounds while a Task is open. ``nudge`` and ``expect`` tell the
+    dispatcher that there is work now, or at a time (microseconds); ``waker`` reports new work for maintenance.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class Offer:
     """A Task that may start jobs now.
 
     ``limit``: how many of its jobs may run at once, None for any number; ``left``: its jobs beyond the pointer;
-    ``has_keys``: jobs of equal keys run one after the other; ``is_plain``: a borrow at the pointer needs no other check than its state; ``options`` (JSON text) and ``slots`` are the
-    Task's columns.
+    ``has_keys``: jobs of equal keys run one after the other; ``is_plain``: a borrow at the pointer needs no other check than
+    its state; ``options`` (JSON text) and ``slots`` are the Task's columns.
     """
 
     task_id: int

@@ -16,7 +16,7 @@ down_revision = "0013"
 branch_labels = None
 depends_on = None
 
-# What was in a queue, or lent to follow another job, waits again under a new attempt: a copy that is left somewhere is dropped.
+# What was in a queue, or lent to follow another job, waits again under a new attempt: a copy that is left is dropped.
 _OUT = (
     "UPDATE events SET attempt = attempt + 1, due_at = :now, process = NULL, look_at = NULL WHERE status = 'enqueue' AND"
     " due_at IS NULL AND (EXISTS (SELECT 1 FROM tasks t WHERE t.id = events.task_id AND events.seq < t.next_seq)"
@@ -28,8 +28,8 @@ _DUE = (
 )
 # Hints of Tasks whose ``parallel`` was used up were taken away.
 _READY = (
-    "UPDATE tasks SET ready = priority WHERE state IN ('splitting', 'running') AND next_seq < created_jobs AND interval_s <= 0"
-    " AND (session_key IS NULL OR session_holder IS NOT NULL)"
+    "UPDATE tasks SET ready = priority WHERE state IN ('splitting', 'running') AND next_seq < created_jobs"
+    " AND interval_s <= 0 AND (session_key IS NULL OR session_holder IS NOT NULL)"
 )
 # What runs is in flight, by the counts.
 _FLYING = (
@@ -98,15 +98,20 @@ def downgrade() -> None:
     now = {"now": time.time_ns() // 1_000}
     for statement in (_OUT, _DUE):
         connection.execute(sa.text(statement), now)
-    for table, name in [*(("tasks", each) for each in ("low_seq",)), *(("task_tallies", x) for x in ("dispatched", "returned"))]:
+    for table, name in (("tasks", "low_seq"), ("task_tallies", "dispatched"), ("task_tallies", "returned")):
         op.add_column(table, sa.Column(name, sa.BigInteger(), server_default=sa.text("0"), nullable=False))
     op.add_column("tasks", sa.Column("reserved_from", sa.BigInteger()))
     op.add_column("tasks", sa.Column("dispatch_by", sa.String(64)))
     op.add_column("tasks", sa.Column("dispatch_until", sa.BigInteger()))
     connection.execute(sa.text(_FLYING))
-    where = {} if connection.dialect.name == "mariadb" else {
-        "sqlite_where": sa.text("dispatch_until IS NOT NULL"), "postgresql_where": sa.text("dispatch_until IS NOT NULL")
-    }
+    where = (
+        {}
+        if connection.dialect.name == "mariadb"
+        else {
+            "sqlite_where": sa.text("dispatch_until IS NOT NULL"),
+            "postgresql_where": sa.text("dispatch_until IS NOT NULL"),
+        }
+    )
     op.create_index("ix_tasks_dispatch_until", "tasks", ["dispatch_until"], **where)
     with op.batch_alter_table("processes", schema=None) as batch_op:
         batch_op.drop_column("held_at")
@@ -116,6 +121,8 @@ def downgrade() -> None:
 
 def _options() -> dict[str, str]:
     return {
-        "mariadb_engine": "InnoDB", "mariadb_row_format": "DYNAMIC", "mariadb_charset": "utf8mb4",
+        "mariadb_engine": "InnoDB",
+        "mariadb_row_format": "DYNAMIC",
+        "mariadb_charset": "utf8mb4",
         "mariadb_collate": "utf8mb4_nopad_bin",
     }
