@@ -556,6 +556,7 @@ class Borrower:
         found = lending.check(self._ledger, tasks)
         self._checked_at = begun_at
         held_back = {i for i, task in found.tasks.items() if not _may_begin(task)}
+        in_rounds = {i for i, task in found.tasks.items() if task.knobs[2]}
         gone = [loan for loan_id, loan in own.items() if loan_id not in found.loans and loan_id in self._loans.all()]
         for loan in gone:
             self._loans.forget(loan)
@@ -571,10 +572,12 @@ class Borrower:
         def must_not_begin(each: Execution) -> bool:
             if not each.is_borrowed:
                 return False
+            if each.task_id in in_rounds and each.ticket is not None and not each.ticket.of_round:
+                return True  # it came before the interval, and belongs to no round
             is_stopped = each.loan is None and each.ticket is not None and each.ticket.event_id in found.stopping
             return is_stopped or is_lost(each) or each.task_id in held_back or each.copy.queue in paused
 
-        is_news = held_back or lost or taken_back or found.stopping or paused
+        is_news = held_back or in_rounds or lost or taken_back or found.stopping or paused
         dropped = pool.lines.recall(must_not_begin) if is_news else []
         pool.checked(begun_at, paused)
         self._return(dropped, found.tasks, is_lost)
