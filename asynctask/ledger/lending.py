@@ -64,8 +64,8 @@ class Offer:
     """A Task that may start jobs now.
 
     ``limit``: how many of its jobs may run at once, None for any number; ``left``: its jobs beyond the pointer;
-    ``has_keys``: jobs of equal keys run one after the other; ``is_plain``: a borrow at the pointer needs no other check than
-    its state; ``options`` (JSON text) and ``slots`` are the Task's columns.
+    ``has_keys``: jobs of equal keys run one after the other; ``is_plain``: a borrow at the pointer needs no other check
+    than its state; ``options`` (JSON text) and ``slots`` are the Task's columns.
     """
 
     task_id: int
@@ -271,12 +271,16 @@ _IN_RANGE: Final = (
 # One in ``working`` is one that a program outside has recorded so: it stays the holder's.
 _UNHELD: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]) & _e.due_at.is_(None) & _e.process.is_(None)
 _RANGE: Final = sa.select(*_LENT).where(*_IN_RANGE, _UNHELD).order_by(_e.seq)
-_DUE_OF_TASK: Final = (
-    sa.select(_e.id)
-    .where(_e.task_id == sa.bindparam("of"), _e.due_at <= sa.bindparam("now"))
-    .order_by(_e.due_at, _e.id)
-    .limit(sa.bindparam("count"))
-)
+
+
+@cache
+def _due_of_task(dialect: str, named: bool) -> Any:
+    found = sa.select(_e.id).where(_e.task_id == sa.bindparam("of"), _e.due_at <= sa.bindparam("now"))
+    if named:
+        found = found.where(sa.or_(_e.worker_name.is_(None), batches.among_given(dialect, _e.worker_name, "names")))
+    return found.order_by(_e.due_at, _e.id).limit(sa.bindparam("count"))
+
+
 _FREE_LOANS: Final = (
     sa.select(_l.id, _l.low, _l.high)
     .where(_l.task_id == sa.bindparam("of"), _l.process.is_(None))
@@ -310,21 +314,25 @@ _AT_POINTER_MARIADB: Final = sa.text(
 )
 
 
-def borrow(ledger: Ledger, offer: Offer, wanted: int, *, taken: int = 0, tries: int = 5) -> Borrowed:
+def borrow(
+    ledger: Ledger, offer: Offer, wanted: int, *, taken: int = 0, workers: Collection[str] | None = None
+) -> Borrowed:
     """Borrows up to ``wanted`` jobs of a Task for this process: due ones first, then what was given back, then at the
     pointer.
 
     Of a Task with an interval it takes what is left of its round, or begins the next one if its time has come. ``taken``:
     how many of its jobs run already; of the own runtime, which keeps limits by :func:`lease_places`, the caller has taken
-    them off ``wanted``. Raises
-    LedgerUnavailable; what is borrowed and never arrives here is given back by the next check.
+    them off ``wanted``. ``workers``: of a mixed Task, those that this process performs: what was put off for want of its
+    worker comes in the way of nothing else; None: all. Raises LedgerUnavailable; what is borrowed and never arrives here is
+    given back by the next check.
     """
     if wanted <= 0:
         return Borrowed()
     if offer.is_plain and offer.left > wanted and not ledger.database.is_sqlite:
         found = _borrow_at_pointer(ledger, offer.task_id, wanted)
         return Borrowed([_read_range(ledger, offer, loan) for loan in found])
-    step = _borrow(ledger, offer, wanted, taken)
+    names = sorted(workers) if workers is not None and offer.worker_name == "*" else None
+    step = _borrow(ledger, offer, wanted, taken, names)
     if step.blocked:
         wake(ledger, sessions.free(ledger, step.blocked))
     if step.is_idle:
@@ -358,7 +366,7 @@ class _Step:
 
 
 @repeatable
-def _borrow(ledger: Ledger, offer: Offer, wanted: int, taken: int) -> _Step:
+def _borrow(ledger: Ledger, offer: Offer, wanted: int, taken: int, names: Sequence[str] | None) -> _Step:
     step, task_id = _Step(), offer.task_id
     with ledger.database.write() as connection:
         # Of Tasks with keys one borrow at a time goes on, and the next one waits for it: to ask again would take longer.
@@ -370,7 +378,7 @@ def _borrow(ledger: Ledger, offer: Offer, wanted: int, taken: int) -> _Step:
         if room is None:
             return step
         if room.jobs > 0:
-            _lend(connection, ledger, task, room.gate, room.jobs, now, step)
+            _lend(connection, ledger, task, room, names, now, step)
         values = _noted(task, step, room.round, now)
         task |= values
         found = hints.settle(connection, ledger, task, **values)
@@ -418,7 +426,8 @@ def _room(
     count = readiness.room(wanted, step.limit, taken) if taken else wanted
     left = None if task["turning"] is not None else task_rows.tolerated_left(connection, task)
     if left is not None:  # while its rows are turned, a retry takes failures back
-        count = readiness.tolerated(count, left, _lent(connection, task["id"]))
+        room = readiness.tolerated(count, left, _lent(connection, task["id"]))
+        count = room if room == count else readiness.tolerated(count, left, _lent(connection, task["id"], exactly=True))
     return _Room(count, gate, round_)
 
 
@@ -445,14 +454,17 @@ def _lend(
     connection: Connection,
     ledger: Ledger,
     task: dict[str, Any],
-    gate: sessions.Gate | None,
-    count: int,
+    room: _Room,
+    names: Sequence[str] | None,
     now: int,
     step: _Step,
 ) -> None:
-    """Lends ``count`` jobs of a locked Task; moves its pointer, in ``task``, too."""
-    given = {"of": task["id"], "now": now, "count": count}
-    due = [int(i) for (i,) in connection.execute(_DUE_OF_TASK, given)]
+    """Lends jobs of a locked Task; moves its pointer, in ``task``, too. ``names``: the workers of those that are due."""
+    dialect, (count, gate, _) = connection.dialect.name, room
+    given: dict[str, Any] = {"of": task["id"], "now": now, "count": count}
+    if names is not None:
+        given["names"] = batches.given(dialect, names)
+    due = [int(i) for (i,) in connection.execute(_due_of_task(dialect, names is not None), given)]
     if gate is not None and due:
         asking = sessions.asking(connection, due)
         admitted = sessions.admit(connection, asking)
@@ -460,6 +472,7 @@ def _lend(
         step.blocked |= {each.line for each in asking if each.line is not None and each.id not in admitted}
         due = [i for i in due if i in admitted]
     step.claimed = _claim(connection, ledger, due, _e.due_at <= now)
+    step.is_locked = len(step.claimed) < len(due)
     count -= len(step.claimed)
     if gate is not None:
         step.claimed += _pass(connection, ledger, task, gate, count, len(step.claimed), step.blocked)
@@ -498,12 +511,29 @@ def _take_free(connection: Connection, ledger: Ledger, task_id: int, count: int,
     return found
 
 
-def _lent(connection: Connection, task_id: int) -> int:
-    """How many jobs of a Task are lent at most, claimed ones included."""
-    held = sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0)).where(
-        _l.task_id == task_id, _l.process.is_not(None)
-    )
-    return int(connection.execute(held).scalar_one()) + total_counts(connection, task_id).working
+_OPEN: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
+_LENT_AT_MOST: Final = sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0)).where(
+    _l.task_id == sa.bindparam("of"), _l.process.is_not(None)
+)
+_LENT_OPEN: Final = (
+    sa.select(sa.func.count())
+    .select_from(loans.join(events, (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high)))
+    .where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None), _UNHELD)
+)
+# The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
+_NAMED_OPEN: Final = (
+    sa.select(sa.func.count())
+    .select_from(events)
+    .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
+    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"), _OPEN)
+)
+
+
+def _lent(connection: Connection, task_id: int, *, exactly: bool = False) -> int:
+    """How many jobs of a Task are lent at most, claimed ones included. ``exactly``: without those of its loans that have
+    ended, which costs a read of their ranges: one long job must not count for all that were lent with it."""
+    ranges = _LENT_OPEN if exactly else _LENT_AT_MOST
+    return sum(int(connection.scalar(each, {"of": task_id}) or 0) for each in (ranges, _NAMED_OPEN))
 
 
 def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Job]]:
