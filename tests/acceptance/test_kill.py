@@ -104,11 +104,11 @@ def kill_one_at_work(world: World, seen: set[int]) -> None:
 
     def at_work() -> int:
         """One that is in the middle of a job and is stopped, so that it is in the middle still when it is killed."""
-        for pid in map(pid_of, world.broker.held()):
+        for pid in map(pid_of, world.held()):
             if pid not in seen and not gone(pid):
                 os.kill(pid, signal.SIGSTOP)
                 # Once it is dead, another takes its jobs back at once: they are counted while it is stopped.
-                held = sum(count for process, count in world.broker.held().items() if pid_of(process) == pid)
+                held = sum(count for process, count in world.held().items() if pid_of(process) == pid)
                 if held > 0 and in_mid_job(pid):
                     return pid
                 os.kill(pid, signal.SIGCONT)
@@ -126,9 +126,6 @@ def has_done(app: Any, task_id: int, items: int) -> bool:
 
 @pytest.mark.databases("sqlite", "postgresql", reason="what is killed in MariaDB's own steps is in test_crash_points")
 @pytest.mark.one_database(reason="the runtime and the queue's steps are the same on both")
-@pytest.mark.parametrize(
-    "broker_kind", [pytest.param("sql", marks=pytest.mark.full(reason="test_chaos.py kills them in each run")), "redis"]
-)
 def test_thousands_of_items_survive_five_killed_workers_and_a_killed_web_process(world: World) -> None:
     app = world.app()
     port = free_port()

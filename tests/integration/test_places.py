@@ -11,9 +11,10 @@ from support.place_app import add_workers
 from support.world import World, numbers
 
 from asynctask import AsyncTask, InputError, NormalException, current_job
-from asynctask.dispatch.demand import Load
 from asynctask.errors import ConfigError, Conflict, NotFound
+from asynctask.integrations.remote import Reporter
 from asynctask.operations import NotNow
+from asynctask.runtime.borrower import Borrower, Durations
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -36,12 +37,13 @@ def only_job(app: AsyncTask, task_id: int) -> str:
 
 
 def dispatched(world: World, app: AsyncTask, count: int) -> TaskHandle:
-    """A Task whose jobs lie in the broker, although nobody works yet."""
-    app.dispatcher.attach(lambda: Load("nobody", ("default",), count, 0.0))
+    """A Task whose jobs wait: in Redis, for a worker in another language, or in the ledger."""
     task: TaskHandle = app.submit("note", numbers(count))
-    app.dispatcher.round()
-    wait_for(lambda: len(world.broker.copies()) == count, "they lie in the broker")
-    app.dispatcher.attach(None)
+    if world.broker_url:
+        app.start_services()
+        app.record_all([], Reporter("sidekiq", "host:7:abc", concurrency=5, queues=["default"]))
+        wait_for(lambda: app.dispatcher.round() or len(world.broker.copies()) == count, "they lie in the broker")
+        app.stop_services()
     return task
 
 
@@ -238,19 +240,25 @@ def test_a_job_that_waits_is_taken_out_of_its_queue(world: World) -> None:
     assert app.doctor() == []
 
 
-def test_a_job_that_no_longer_lies_in_its_queue_is_stopped_by_the_worker_that_took_it(
+def test_a_job_that_a_process_has_borrowed_and_not_begun_is_stopped_by_that_process(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Durations, "knows", lambda self, task_id: True)
+    monkeypatch.setattr(Durations, "of", lambda self, task_id, unknown: 0.01)
+    monkeypatch.setattr(Borrower, "_return_surplus", lambda self, now: None)
     app = world.app()
-    monkeypatch.setattr(type(app.broker.operations), "delete_job", lambda self, queue, key: None)
-    task = dispatched(world, app, 1)
-    (event,) = task.events()
-    told = app.stop_job(event["job_id"])
-    assert (told["status"], told["stopping"], told["changed"]) == ("enqueue", True, True)
-    with world.working(app):
-        wait_for(lambda: app.event(event["job_id"])["status"] == "stopped", "Begin gives it back")
-    assert world.shop.performed() == {}
+    with world.working(app, concurrency=1) as launcher:
+        task = app.submit("gated", numbers(3))
+        wait_for(lambda: len(launcher.pool.lines) == 2 and world.shop.performed("began"), "one runs, two lie ready")
+        job_id = task.events()[1]["job_id"]
+        told = app.stop_job(job_id)
+        assert (told["status"], told["stopping"], told["changed"]) == ("enqueue", True, True)
+        wait_for(lambda: app.event(job_id)["status"] == "stopped", "the process lets it go")
+        world.open_gate()
+        wait_for(lambda: task.progress()["state_reason"] == "stopped_jobs", "the others ran")
+    assert world.shop.performed() == {0: 1, 2: 1}
     assert task.progress()["counts"]["stopped"] == 1
+    assert app.doctor() == []
 
 
 def test_a_stop_is_not_forgotten_when_the_worker_dies(world: World) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from support.borrowing import borrow
 from support.place_app import add_workers
 from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.core.transitions import Turn, stepped, working
-from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError
 from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.iterable import ItemFailure
+from asynctask.ledger import processes
 from asynctask.ledger.events import Change, EventRecord, apply
 from asynctask.task import place_in_list
 from asynctask.testing import wait_for
@@ -284,14 +285,17 @@ def test_the_doctor_finds_lines_that_no_item_has(world: World) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.parametrize("broker_kind", ["redis"])
 def test_a_worker_in_another_language_gets_no_slice_and_says_nothing_of_one(world: World) -> None:
     app = world.app()
     seen = Seen(app)
     items = [{"n": n} for n in range(4)]
     task = app.submit(seen.worker, items, chunk_size=2)  # while nobody works its queue
     reporter = Reporter("sidekiq", "host:7:abc", concurrency=5, queues=["default", "low"])
+    app.start_services()
     app.record_all([], reporter)
-    app.dispatcher.round()
+    wait_for(lambda: app.dispatcher.round() or counts(task) == {"total": 4, "error": 4}, "it ends with the reason")
+    app.stop_services()
     jobs = list(dict.fromkeys(event["job_id"] for event in task.events()))
     with pytest.raises(InputError, match=r"option 'chunk_size': sidekiq@host:7:abc works the queue 'default'"):
         app.submit(seen.worker, items, chunk_size=2)
@@ -405,19 +409,20 @@ def test_a_slice_whose_process_died_behind_its_last_item_ends_as_its_items_did(w
     app = world.app()
     seen = Seen(app)
     task = app.submit(seen.worker, [{"n": n} for n in range(2)], chunk_size=2)
-    app.dispatcher.attach(lambda: Load("me", ["default"], 1, 0.0, is_local=True))
-    assert app.dispatcher.round() == 1
+    other = world.app()
+    (job,) = borrow(other.ledger, task.id, 1)
 
     def recorded(record: EventRecord) -> Turn:
-        begun = working(record.row, "gone")
+        begun = working(record.row, other.ledger.identity)
         return begun._replace(after=stepped(begun.after, "fx"))
 
     with app.ledger.database.write() as connection:
         failures = {1: ItemFailure(2, "failed", "refused")}
-        apply(connection, app.ledger, [Change(task.events()[0]["id"], recorded, failures=failures)])
+        apply(connection, app.ledger, [Change(job.event_id, recorded, failures=failures)])
     assert counts(task) == {"total": 2, "finish": 1, "failed": 1}
     if how == "cancel":
         task.cancel()
+    processes.recover_events(app.ledger, other.ledger.identity)
     with world.working(app):
         task.wait(60)
     assert counts(task) == {"total": 2, "finish": 1, "failed": 1}

@@ -260,6 +260,16 @@ class World:
         """Rows of a statement, on a connection that is not the program's; ``?`` stands for each of the values."""
         return self.store.sql(statement, values)
 
+    def held(self) -> dict[str, int]:
+        """How many open jobs each process holds, by its loans and claims."""
+        held = (
+            "SELECT COALESCE(e.process, l.process), COUNT(*) FROM events e LEFT JOIN loans l ON l.task_id = e.task_id"
+            " AND l.process IS NOT NULL AND l.low <= e.seq AND l.high > e.seq"
+            " WHERE e.status IN ('enqueue', 'working') AND e.due_at IS NULL"
+            " AND (e.process IS NOT NULL OR l.process IS NOT NULL) GROUP BY 1"
+        )
+        return {str(process): int(count) for process, count in self.sql(held)}
+
     def one(self, statement: str, *values: Any) -> Any:
         """The only value of a statement."""
         return self.sql(statement, *values)[0][0]
