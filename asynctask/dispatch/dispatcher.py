@@ -259,8 +259,7 @@ class Dispatcher:
 
     def _leadership(self, engine: str | None) -> leases.Leadership:
         if engine not in self._leaderships:
-            duty = leases.DISPATCH if engine is None else f"{leases.DISPATCH}/{engine}"
-            self._leaderships[engine] = leases.Leadership(self._ledger, duty)
+            self._leaderships[engine] = leases.Leadership(self._ledger, leases.dispatch_to(engine))
         return self._leaderships[engine]
 
     def _until_due(self) -> float:

@@ -8,6 +8,7 @@ hold; on the same machine the leader's death is seen at once.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +30,18 @@ MAINTENANCE: Final = "upkeep"
 
 LEADER_LEASE_S: Final = 1.0
 """Lease of the leader of the dispatching, renewed after half of it."""
+
+_NAME: Final = 16
+"""Characters of the name of a duty."""
+
+
+def dispatch_to(engine: str | None) -> str:
+    """The duty of the leader who dispatches to an engine; None: to Redis. A longer name of an engine is its digest there."""
+    if engine is None:
+        return DISPATCH
+    name = f"{DISPATCH}/{engine}"
+    return name if len(name) <= _NAME else f"{DISPATCH}/{zlib.crc32(engine.encode()) % 16**7:07x}"
+
 
 _d, _t, _e, _p, _j, _l, _n = duties.c, tasks.c, events.c, processes.c, jobs.c, loans.c, places.c
 

@@ -18,7 +18,7 @@ from asynctask.brokers.base import Copy
 from asynctask.dispatch import dispatcher
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.errors import BrokerUnavailable, UnknownWorker
-from asynctask.ledger import foreign, hints, lending
+from asynctask.ledger import foreign, hints, leases, lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.lending import queue_holder
 from asynctask.maintenance import Maintenance
@@ -413,3 +413,12 @@ def test_the_thread_dispatches_until_nothing_is_left(world: World) -> None:
     assert len(shop.pushed) == 60
     foreign.trim(app.ledger, HOLDER)
     assert loans(world) == []
+
+
+@pytest.mark.parametrize("engine", ["dramatiq", "an-engine-with-a-long-name"])
+def test_the_dispatch_to_an_engine_has_a_leader_whatever_its_name(world: World, engine: str) -> None:
+    """The name of a duty has 16 characters; SQLite takes more."""
+    one, two = world.app().ledger, world.app().ledger
+    assert leases.acquire(one, leases.dispatch_to(engine), 60.0) is None
+    assert leases.acquire(two, leases.dispatch_to(engine), 60.0) is not None
+    assert leases.acquire(two, leases.dispatch_to(engine[::-1]), 60.0) is None
