@@ -174,7 +174,7 @@ def _claim(n: int) -> Promise:
     rates = [Line(f"{count} processes", _at("ours", count), "jobs/s", {}, peer=_at("peer", count)) for count in _PROCESSES]
     fall = Line("the most processes to the best number of them", _setting("last_to_best"), "", _everywhere(0.95))
     return Promise(
-        f"Jobs of 20 ms borrowed and recorded by many processes, {n:,} waiting in one Task",
+        f"Jobs of 20 ms claimed by many processes, {n:,} waiting in the table of the database",
         lambda found: found["n"] == n and _named("claim", work_ms=20)(found),
         (*rates, fall),
         n=n,

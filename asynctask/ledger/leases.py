@@ -36,7 +36,7 @@ _NAME: Final = 16
 
 
 def dispatch_to(engine: str | None) -> str:
-    """The duty of the leader who dispatches to an engine; None: to Redis. A longer name of an engine is its digest there."""
+    """The duty of the leader who dispatches to an engine; None: to Redis. Of a long name it has a digest."""
     if engine is None:
         return DISPATCH
     name = f"{DISPATCH}/{engine}"
