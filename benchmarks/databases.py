@@ -30,7 +30,7 @@ KINDS = ("sqlite", *SERVERS)
 PREFIX = "asynctask_bench_"
 """How databases that are made on a server are called; one that stayed behind after a kill -9 can be dropped."""
 
-_SIDE_FILES = ("", "-wal", "-shm", ".lock")
+_SIDE_FILES = ("", "-wal", "-shm", ".lock", ".bell")
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mysql+pymysql"}
 # What decides whether a commit is on the disk when it is answered, and the value that production has.
 _DURABLE: dict[str, dict[str, str]] = {
