@@ -881,16 +881,16 @@ class OwnLoan:
 
 
 class OwnClaim:
-    """An Event that this process has claimed, until its end here."""
+    """An Event that this process has claimed, under one attempt, until its end here."""
 
-    __slots__ = ("_event_id", "_loans")
+    __slots__ = ("_key", "_loans")
 
-    def __init__(self, loans_: OwnLoans, event_id: int) -> None:
-        self._loans, self._event_id = loans_, event_id
+    def __init__(self, loans_: OwnLoans, key: tuple[int, int]) -> None:
+        self._loans, self._key = loans_, key
 
     def ended(self) -> None:
         """It has ended for this process: recorded, or given back."""
-        self._loans.claim_ended(self._event_id)
+        self._loans.claim_ended(self._key)
 
 
 class OwnLoans:
@@ -900,7 +900,7 @@ class OwnLoans:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loans: dict[int, OwnLoan] = {}
-        self._claims: set[int] = set()  # ids of Events
+        self._claims: set[tuple[int, int]] = set()  # ids of Events, and attempts: one taken back may be claimed anew
         self._ending: set[int] = set()  # in the transaction that the recorder commits now
         self._empty: set[int] = set()  # to be ended by the borrower
 
@@ -913,19 +913,20 @@ class OwnLoans:
                 self._forget(own, is_ended=False)
         return own
 
-    def claim(self, event_id: int) -> OwnClaim:
+    def claim(self, event_id: int, attempt: int) -> OwnClaim:
         """An Event that was claimed just now."""
+        key = event_id, attempt
         with self._lock:
-            self._claims.add(event_id)
-        return OwnClaim(self, event_id)
+            self._claims.add(key)
+        return OwnClaim(self, key)
 
-    def claim_ended(self, event_id: int) -> None:
+    def claim_ended(self, key: tuple[int, int]) -> None:
         """See :meth:`OwnClaim.ended`."""
         with self._lock:
-            self._claims.discard(event_id)
+            self._claims.discard(key)
 
-    def claims(self) -> set[int]:
-        """The claimed Events."""
+    def claims(self) -> set[tuple[int, int]]:
+        """The claimed Events, with their attempts."""
         with self._lock:
             return set(self._claims)
 
@@ -1033,12 +1034,13 @@ def _held_tasks(dialect: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class Check:
     """What :func:`check` read. ``claims``: the claimed Events that have not begun, as far as the ledger knows, with their
-    attempts; ``stopping``: those of them that a user stopped; ``working``: the Events that have begun."""
+    attempts; ``stopping``: those of them that a user stopped; ``working``: the Events that have begun, with their
+    attempts."""
 
     loans: Mapping[int, HeldLoan]
     claims: Mapping[int, int]
     stopping: frozenset[int]
-    working: frozenset[int]
+    working: frozenset[tuple[int, int]]
     tasks: Mapping[int, HeldTask]
     paused: frozenset[str]
 
@@ -1060,7 +1062,7 @@ def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
     }
     claims = {int(i): int(attempt) for i, attempt, status, _ in named if status == Status.ENQUEUE}
     stopping_ = frozenset(int(i) for i, _, status, asked in named if asked and status == Status.ENQUEUE)
-    working = frozenset(int(i) for i, _, status, _ in named if status != Status.ENQUEUE)
+    working = frozenset((int(i), int(attempt)) for i, attempt, status, _ in named if status != Status.ENQUEUE)
     return Check(held, claims, stopping_, working, found, paused)
 
 

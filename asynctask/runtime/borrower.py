@@ -40,6 +40,9 @@ ledger; above the duration of a slow borrow many times over, since more is borro
 LEAST: Final = 1 / 3
 """Share of what was borrowed at which more is."""
 
+LONG_S: Final = 0.05
+"""Average duration of a Task's jobs from which the supervisor is told of each that begins."""
+
 MOST: Final = 2_000
 """Jobs of one borrow: they are read and made ready in one go."""
 
@@ -63,6 +66,9 @@ RUSH_S: Final = 0.02
 
 VAIN_S: Final = 0.1
 """Seconds until a process with idle threads that found nothing but locked Tasks asks again."""
+
+PUT_OFF_S: Final = 0.001
+"""Seconds that a job takes which waits for a process that knows its worker."""
 
 _TASKS: Final = 1_000
 """Tasks whose duration of a job is remembered."""
@@ -98,6 +104,7 @@ class Borrower:
         fair_by_owner: bool = False,
         has_share: bool = False,
         on_borrowed: Callable[[int], None] = lambda count: None,
+        on_begun: Callable[[int], None] = lambda event_id: None,
     ) -> None:
         self._ledger = ledger
         self._tracker = tracker
@@ -115,6 +122,7 @@ class Borrower:
         self._fair_by_owner = fair_by_owner
         self._has_share = has_share
         self._on_borrowed = on_borrowed
+        self._on_begun = on_begun
         self._loans = OwnLoans()
         self._shares = Shares()
         self._durations = Durations()
@@ -137,6 +145,7 @@ class Borrower:
         pool.on_low = waker.wake
         pool.on_empty = self._wake_if_empty
         pool.took = self._durations.note
+        pool.begun = self._note_begun
 
     # -- life
 
@@ -216,6 +225,13 @@ class Borrower:
             if pause > 0:
                 self._wait(pause)
         self._return_rest()
+
+    def _note_begun(self, execution: Execution) -> None:
+        """Tells the supervisor of a job that may hold the interpreter, so that nobody can ask this process what it runs.
+        Short jobs are too many, and do not."""
+        ticket = execution.ticket
+        if ticket is not None and execution.is_borrowed and self._durations.of(execution.task_id, LONG_S) >= LONG_S:
+            self._on_begun(ticket.event_id)
 
     def _wait(self, seconds: float) -> None:
         was_idle = not self._pool.busy and not len(self._pool.lines)
@@ -395,7 +411,7 @@ class Borrower:
         if amount <= 0:
             return 0
         asked = self._clock.monotonic()
-        found = lending.borrow(self._ledger, offer, amount)
+        found = lending.borrow(self._ledger, offer, amount, workers=self._workers())
         self._is_locked |= found.is_locked
         if found.next_at is not None:
             self.expect_quietly(found.next_at)
@@ -449,6 +465,7 @@ class Borrower:
             part, ids = ids[: amount - total], ids[amount - total :]
             asked = self._clock.monotonic()
             jobs = lending.claim_alone(self._ledger, part)
+            self._is_locked |= len(jobs) < len(part)
             total += self._claimed(rank, jobs, asked)
         return total
 
@@ -464,7 +481,7 @@ class Borrower:
 
     def _claimed(self, rank: Rank, jobs: Sequence[Job], asked: float) -> int:
         for part in _parts(jobs):
-            claims = {job.job_id: self._loans.claim(job.event_id) for job in part}
+            claims = {job.job_id: self._loans.claim(job.event_id, job.attempt) for job in part}
             self._arrived.append(_Arrived(rank, part, asked, False, False, None, claims))
         self._line_up_arrived()
         return len(jobs)
@@ -516,6 +533,8 @@ class Borrower:
                 ready.append(each)
         if unknown:
             put_off(self._tracker, unknown)
+            self._waker.wake()  # those behind them may be known: they are reached in larger steps
+            self._durations.note(part.jobs[0].task_id, PUT_OFF_S)
         for each in executions:
             if not each.begins:
                 self._pool.release(each)
@@ -561,13 +580,13 @@ class Borrower:
         for loan in gone:
             self._loans.forget(loan)
         lost = {id(loan) for loan in gone}
-        taken_back = claims - found.claims.keys() - found.working
+        taken_back = claims - found.claims.items() - found.working
         paused = found.paused
 
         def is_lost(each: Execution) -> bool:
             if each.loan is not None:
                 return id(each.loan) in lost
-            return each.ticket is not None and each.ticket.event_id in taken_back
+            return each.ticket is not None and (each.ticket.event_id, each.ticket.attempt) in taken_back
 
         def must_not_begin(each: Execution) -> bool:
             if not each.is_borrowed:
@@ -589,7 +608,7 @@ class Borrower:
         if unknown:  # the answer to their borrow was lost
             self._log.warning("loans_unarrived", count=len(unknown))
             lending.give_back(self._ledger, unknown)
-        lost_claims = {i: attempt for i, attempt in found.claims.items() if i not in claims}
+        lost_claims = {i: attempt for i, attempt in found.claims.items() if (i, attempt) not in claims}
         if lost_claims:
             self._log.warning("claims_unarrived", count=len(lost_claims))
             lending.unclaim(self._ledger, lost_claims)

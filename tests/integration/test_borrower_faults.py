@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,10 @@ from asynctask.runtime.pool import Pool
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="nothing in it is a database's own: those tests are of the ledger")
+
+
+def _has(done: Sequence[int], count: int) -> bool:
+    return len(done) == count
 
 
 def test_a_new_task_begins_beside_one_whose_jobs_keep_every_thread_busy(world: World) -> None:
@@ -52,9 +58,9 @@ def test_jobs_that_wait_for_a_place_keep_no_thread_idle(world: World) -> None:
         wait_for(lambda: app.clock.monotonic() - begun > 0.5, "they are known to be long")
         turns.release(5)
         wait_for(lambda: (launcher.pool.lines.permits(task.id) or (0, 0, 0))[2] > 0, "others wait for their places", 30)
-        for first in range(0, 60, 20):
-            app.submit("short", numbers(20, first))
-            wait_for(lambda first=first: len(short_done) == first + 20, "the other threads perform", 20)
+        for count in (20, 40, 60):
+            app.submit("short", numbers(20, count))
+            wait_for(partial(_has, short_done, count), "the other threads perform", 20)
         turns.release(10)
         assert task.wait(60)["done"]
 
@@ -163,3 +169,38 @@ def test_what_a_thread_has_taken_of_a_task_that_is_paused_does_not_begin(
         task.resume()
         assert task.wait(60)["done"]
     world.check_promises(app, [task.id], 4)
+
+
+def test_a_long_job_counts_once_for_the_failures_that_its_task_tolerates(world: World) -> None:
+    """Else all that were lent with it counted until it ended."""
+    app = world.app()
+    done: list[int] = []
+
+    @app.worker(retry=0)
+    def uneven(item: dict[str, Any]) -> None:
+        wait_for(lambda: item["n"] != 60 or (world.folder / "gate").exists(), "the gate opens", 120)
+        done.append(item["n"])
+
+    with world.working(app):
+        task = app.submit("uneven", numbers(200), tolerated_failures=10)
+        wait_for(lambda: len(done) == 199, "the others go on", 30)
+        world.open_gate()
+        assert task.wait(60)["done"]
+    world.check_promises(app, [task.id], 200)
+
+
+def test_items_of_an_unknown_worker_do_not_keep_known_ones_behind_them(world: World) -> None:
+    """As during a deploy: put off for seconds, they came due again before those behind them were reached."""
+    app, other = world.app(), world.app()
+
+    @other.worker(retry=0)
+    def strange(item: dict[str, Any]) -> None:
+        """Known to the program that submits, not to the one that works."""
+
+    task = other.submit_jobs([*(("strange", item) for item in numbers(2_000)), *(("note", item) for item in numbers(8))])
+    with world.working(app):
+        wait_for(lambda: len(world.shop.performed()) == 8, "the known ones are performed", 30)
+        with world.working(other):
+            assert task.wait(60)["done"]
+    assert set(world.shop.performed().values()) == {1}
+    world.check_promises(other, [task.id], 2_008)

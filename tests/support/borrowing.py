@@ -60,7 +60,7 @@ def borrow(ledger: Ledger, task_id: int, wanted: int = 100) -> list[Lent]:
     borrowed, own = lending.borrow(ledger, found, wanted), own_loans(ledger)
     if found.limit is not None:
         _settle_places(ledger, task_id)
-    lent: list[tuple[Job, OwnLoan | OwnClaim]] = [(job, own.claim(job.event_id)) for job in borrowed.claimed]
+    lent: list[tuple[Job, OwnLoan | OwnClaim]] = [(job, own.claim(job.event_id, job.attempt)) for job in borrowed.claimed]
     for loan, jobs in borrowed.loans:
         by = own.add(loan, len(jobs))
         lent += [(job, by) for job in jobs]
@@ -75,7 +75,7 @@ def borrow_alone(ledger: Ledger, *queues: str) -> list[Lent]:
         due = lending.alone_due(connection, ledger.now(), queues or ["default"])
     own = own_loans(ledger)
     jobs = lending.claim_alone(ledger, [each.event_id for each in due])
-    return [_lent(job, own.claim(job.event_id)) for job in jobs]
+    return [_lent(job, own.claim(job.event_id, job.attempt)) for job in jobs]
 
 
 def _lent(job: Job, by: OwnLoan | OwnClaim) -> Lent:

@@ -165,7 +165,7 @@ class Lines(RuleBasedStateMachine):
             for loan, jobs in borrowed.loans:
                 own = self.loans.add(loan, len(jobs))
                 self.flying += [(job, own) for job in jobs]
-            self.flying += [(job, self.loans.claim(job.event_id)) for job in borrowed.claimed]
+            self.flying += [(job, self.loans.claim(job.event_id, job.attempt)) for job in borrowed.claimed]
         lending.end_empty(ledger, self.loans.take_empty())
 
     @rule(fate=st.sampled_from(("finish", "error", "again")))
