@@ -375,6 +375,7 @@ processes: Final = Table(
     Column("beat_at", BigInteger, nullable=False),
     Column("lease_until", BigInteger, nullable=False),
     Column("held_at", BigInteger),  # since when its supervisor has no sign of life: job code holds its interpreter
+    Column("held_jobs", Json),  # and the Events whose jobs it began last
     _count("concurrency"),
     _count("busy"),
     Column("rate", Float, nullable=False, server_default=text("0")),

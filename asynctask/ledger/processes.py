@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
 from asynctask.core.states import Reason, State, Status
-from asynctask.core.transitions import Row, Turn, cancel, give_back, held_elsewhere, is_foreign, recover
+from asynctask.core.transitions import Row, Turn, cancel, give_back, held_elsewhere, is_foreign, recover, working
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database, Reading, database_now, read_time
 from asynctask.database.notify import LEDGER, notify
@@ -164,18 +165,21 @@ BEATEN_S: Final = 1.5
 
 
 @repeatable
-def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> None:
+def renew(database: Database, identities: Mapping[str, Sequence[int]], *, lease_s: float) -> None:
     """Renews the leases of living processes whose interpreters are held, on behalf of their supervisor, and notes that they
-    are: others take over what these have not begun (:func:`stalled`).
+    are: others take over what these have not begun (:func:`stalled`). ``identities``: each with the Events whose jobs it
+    began last, as far as its supervisor knows.
 
     A process declared dead stays dead. Raises LedgerUnavailable.
     """
-    living = _p.identity.in_(list(identities)) & sa.or_(_p.signal.is_(None), _p.signal != LOST)
+    may_live = sa.or_(_p.signal.is_(None), _p.signal != LOST)
     with database.write(marked=False) as connection:
         now = database_now(database.dialect)
         # One that has just beaten runs again, though its supervisor does not know it yet.
         held = sa.case((_p.beat_at < now - micros(BEATEN_S), sa.func.coalesce(_p.held_at, now)), else_=_p.held_at)
-        connection.execute(processes.update().where(living).values(lease_until=now + micros(lease_s), held_at=held))
+        for identity, begun in sorted(identities.items()):
+            values = {"lease_until": now + micros(lease_s), "held_at": held, "held_jobs": dumps(list(begun))}
+            connection.execute(processes.update().where(_p.identity == identity, may_live).values(values))
 
 
 @repeatable
@@ -454,17 +458,31 @@ def stalled(connection: Connection) -> list[str]:
 
 def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     """Makes the jobs of a stalled process that are not known to run due again, under a new attempt; its places are as many
-    as its jobs that run. What it had begun or ended, and not recorded, runs again. Returns the changes."""
-
-    applied = _end_its_loans(ledger, identity, make_due)
+    as its jobs that run. What its supervisor knows that it began is recorded as ``working``. What it had ended and not
+    recorded, and short jobs that it had begun, run again. Returns the changes."""
+    with ledger.database.read() as connection:
+        begun = frozenset(loads(connection.scalar(sa.select(_p.held_jobs).where(_p.identity == identity))) or ())
+    applied = _end_its_loans(ledger, identity, partial(_make_due_or_working, identity=identity, begun=begun))
     with ledger.database.read() as connection:
         claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
         found = connection.execute(claimed).scalars().all()
     for part in chunks(found, _PART):
-        applied += _give_back_claimed(ledger, identity, part)
+        applied += _give_back_claimed(ledger, identity, part, begun)
     _shrink_places(ledger, identity)
     lending.announce(ledger, applied)
     return applied
+
+
+def _make_due_or_working(ledger: Ledger, event_id: int, *, identity: str, begun: Collection[int]) -> Change:
+    if event_id not in begun:
+        return make_due(ledger, event_id)
+
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        waits = row.status is Status.ENQUEUE and row.due_at is None and row.process is None
+        return working(row, identity) if waits else None
+
+    return Change(event_id, decide, notes=[Note("working", ledger.catalogue("working"))])
 
 
 def _taken(ledger: Ledger, record: EventRecord) -> Turn:
@@ -489,12 +507,12 @@ def make_due(ledger: Ledger, event_id: int) -> Change:
 
 
 @repeatable
-def _give_back_claimed(ledger: Ledger, identity: str, ids: Sequence[int]) -> list[Change]:
+def _give_back_claimed(ledger: Ledger, identity: str, ids: Sequence[int], begun: Collection[int]) -> list[Change]:
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
         if row.status is not Status.ENQUEUE or row.due_at is not None or row.process != identity:
             return None
-        return _taken(ledger, record)
+        return working(row, identity) if record.id in begun else _taken(ledger, record)
 
     note = Note("cancelled", ledger.catalogue("cancelled"))
     with ledger.database.write() as connection:

@@ -164,6 +164,7 @@ class Launcher(AppProcess):
             fair_by_owner=parts.config.fair_by == "owner",
             has_share=parts.config.background_share > 0,
             on_borrowed=self.figures.claims.add,
+            on_begun=self._pulse.began,
         )
 
     def _about(self) -> About:

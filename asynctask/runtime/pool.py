@@ -444,6 +444,7 @@ class Pool:
         self.on_low: Callable[[], None] = lambda: None
         self.on_empty: Callable[[], None] = lambda: None
         self.took: Callable[[int | None, float], None] = lambda task_id, seconds: None
+        self.begun: Callable[[Execution], None] = lambda execution: None
         self._ended = threading.Event()
         self._log = get_logger("asynctask.pool")
 
@@ -675,6 +676,7 @@ class Pool:
         execution.thread = threading.current_thread()
         try:
             if self._begins(execution):
+                self.begun(execution)
                 self.performer.perform(execution)
                 self.took(execution.task_id, self._clock.monotonic() - execution.began)
             else:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
@@ -54,8 +55,13 @@ class ChildSpec(NamedTuple):
     argv: Sequence[str]
 
 
+MOST_BEGUN: Final = 1_000
+"""Jobs of a process that its supervisor knows to have begun last: more than a process has threads."""
+
+
 class Lease(NamedTuple):
-    """What a worker process reports after its registration: its identity, its ledger, and the seconds of its lease.
+    """What a worker process reports after its registration: its identity, its ledger, and the seconds of its lease; and
+    later, the Events whose jobs it began last.
 
     ``database_url`` may hold a password.
     """
@@ -63,6 +69,7 @@ class Lease(NamedTuple):
     identity: str
     database_url: str
     lease_s: float
+    begun: Sequence[int] = ()
 
 
 class Announcement(NamedTuple):
@@ -171,11 +178,13 @@ class _Worker(Child):
         self.restart_at = 0.0
         self.unread = b""  # an incomplete line
         self.lease: Lease | None = None
+        self.begun: deque[int] = deque(maxlen=MOST_BEGUN)
         self.silent = False
 
     def hang_up(self) -> None:
         super().hang_up()
         self.unread, self.lease, self.silent = b"", None, False
+        self.begun.clear()
 
 
 class Supervisor:
@@ -306,7 +315,9 @@ class Supervisor:
         for child in listen(self._wakeup, self._children, seconds):
             *lines, child.unread = (child.unread + child.read(self._monotonic())).split(b"\n")
             for line in lines:
-                if line:
+                if line.isdigit():
+                    child.begun.append(int(line))
+                elif line:
                     child.lease = Lease(**json.loads(line))
 
     def _renew(self) -> None:
@@ -317,7 +328,7 @@ class Supervisor:
             lease = child.lease
             silent = lease is not None and now - child.heard > max(SILENT_S, min(MOST_SILENT_S, lease.lease_s * SILENT))
             if silent and lease is not None:
-                late.append(lease)
+                late.append(lease._replace(begun=tuple(child.begun)))
                 if not child.silent:
                     self._logger().warning("interpreter_held", name=child.spec.name, then="its lease is renewed for it")
             child.silent = silent
@@ -411,9 +422,9 @@ class Renewals:
 
         if not self._leases:
             return 60.0
-        together: dict[tuple[str, float], list[str]] = {}
+        together: dict[tuple[str, float], dict[str, Sequence[int]]] = {}
         for lease in self._leases:
-            together.setdefault((lease.database_url, lease.lease_s), []).append(lease.identity)
+            together.setdefault((lease.database_url, lease.lease_s), {})[lease.identity] = lease.begun
         try:
             for (url, lease_s), identities in together.items():
                 if url not in self._databases:
@@ -586,7 +597,7 @@ class Pulse:
     """Reports of a worker process to its supervisor: its identity, and that its interpreter runs. None without a
     supervisor.
 
-    One line each: the first is a JSON object, the others are empty.
+    One line each: the first is a JSON object, the others are empty, or the id of an Event whose job begins.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -601,6 +612,10 @@ class Pulse:
     def beat(self) -> None:
         """Reports that Python code runs."""
         self._write(b"")
+
+    def began(self, event_id: int) -> None:
+        """Reports that a job begins, before its code has the interpreter."""
+        self._write(b"%d" % event_id)
 
     def _write(self, line: bytes) -> None:
         if self._descriptor is None:

@@ -10,6 +10,7 @@ import time
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects.mysql import LONGTEXT
 
 revision = "0014"
 down_revision = "0013"
@@ -73,6 +74,7 @@ def upgrade() -> None:
         **_options(),
     )
     op.add_column("processes", sa.Column("held_at", sa.BigInteger()))
+    op.add_column("processes", sa.Column("held_jobs", sa.Text().with_variant(LONGTEXT(), "mysql", "mariadb")))
     now = {"now": time.time_ns() // 1_000}
     connection = op.get_bind()
     for statement in (_OUT, _DUE):
@@ -115,6 +117,7 @@ def downgrade() -> None:
     op.create_index("ix_tasks_dispatch_until", "tasks", ["dispatch_until"], **where)
     with op.batch_alter_table("processes", schema=None) as batch_op:
         batch_op.drop_column("held_at")
+        batch_op.drop_column("held_jobs")
     for name in ("queues", "places", "loans"):
         op.drop_table(name)
 

@@ -98,11 +98,11 @@ def test_a_process_is_stalled_when_its_supervisor_says_so_and_until_it_beats(wor
         with app.ledger.database.read() as connection:
             return processes.stalled(connection)
 
-    processes.renew(app.ledger.database, ["held"], lease_s=60)
+    processes.renew(app.ledger.database, {"held": []}, lease_s=60)
     assert stalled() == [], "it has beaten since its supervisor last heard of it"
     world.sql("UPDATE processes SET beat_at = 1")
     assert stalled() == []
-    processes.renew(app.ledger.database, ["held"], lease_s=60)
+    processes.renew(app.ledger.database, {"held": []}, lease_s=60)
     assert stalled() == ["held"]
     task = app.submit("note", numbers(4))
     borrow(held, task, 2)
