@@ -461,29 +461,8 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
 
 
 def test_what_redis_lost_is_dispatched_again_within_half_a_minute() -> None:
-    """Of a Task after two looks, of a single job at the first one after its time; the looks have a pause between them."""
+    """After two looks, which have a pause between them."""
     assert 2 * maintenance.FIND_LOST_S + 2 <= 30
-    assert dispatcher.LOOK_AGAIN_S + maintenance.FIND_LOST_S + 2 <= 30
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_single_job_that_redis_lost_is_dispatched_again(on_redis: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out: `Maintenance._check_alone`. Nobody looked for them."""
-    monkeypatch.setattr(dispatcher, "LOOK_AGAIN_S", 0.3)
-    app = on_redis.app()
-    broker: Any = app.broker
-    lost: list[Copy] = []
-
-    def forget(copies: Sequence[Copy]) -> None:
-        lost.extend(copies)
-
-    broker.push = forget
-    with on_redis.working(app):
-        jids = app.workers["note"].perform_bulk(numbers(3))
-        wait_for(lambda: len(lost) == 3, "the server took them, and has lost them")
-        del broker.push
-        wait_for(lambda: [app.event(str(jid))["status"] for jid in jids] == ["finish"] * 3, "all are performed")
-    assert on_redis.shop.performed() == {0: 1, 1: 1, 2: 1}
 
 
 # -- keys of others, and what must not fall between two keys

@@ -75,7 +75,8 @@ def test_a_limit_that_comes_later_counts_what_waits_and_what_runs() -> None:
     lines = Lines()
     running, waiting = job("runs", task=7), job("waits", task=7)
     lines.put([running])
-    assert lines.take() is running
+    taken: Any = lines.take()
+    assert taken is running
     lines.put([waiting])
     lines.limit(7, 2)
     assert lines.permits(7) == (2, 2, 0)
@@ -90,7 +91,8 @@ def test_a_limit_that_comes_later_counts_what_waits_and_what_runs() -> None:
 def test_a_limit_does_not_count_a_job_whose_thread_has_let_it_go() -> None:
     lines, ended = Lines(), job("ended", task=7)
     lines.put([ended])
-    assert lines.take() is ended
+    taken: Any = lines.take()
+    assert taken is ended
     lines.release(ended)
     lines.limit(7, 1)
     assert lines.permits(7) == (1, 0, 0)
@@ -117,10 +119,12 @@ def test_suspects_have_a_line_of_their_own_and_take_a_place_of_their_task() -> N
     first, second, third = (job(name, task=7, is_suspect=name != "c") for name in "abc")
     lines.put([first, second, third])
     assert (len(lines), lines.suspects, lines.by_task()) == (1, 1, {7: 3})
-    assert lines.take_suspect() is first
+    suspect: Any = lines.take_suspect()
+    assert suspect is first
     assert (lines.permits(7), lines.suspects) == ((1, 1, 2), 0)
     lines.release(first)
-    assert lines.take_suspect() is second
+    suspect = lines.take_suspect()
+    assert suspect is second
     assert [each.name for each in lines.drop(lambda each: True)] == ["c"]
     lines.end(0, of_suspects=1)
     assert lines.take_suspect() is None
