@@ -24,7 +24,7 @@ from asynctask.dispatch.outbox import PushFilter, tracked_copy
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.lending import Alone, Borrowed, HeldTask, Job, Loan, Offer, OwnClaim, OwnLoan, OwnLoans
+from asynctask.ledger.lending import Alone, Borrowed, Check, HeldTask, Job, Loan, Offer, OwnClaim, OwnLoan, OwnLoans
 from asynctask.ledger.standalone import discard
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -600,6 +600,15 @@ class Borrower:
         dropped = pool.lines.recall(must_not_begin) if is_news else []
         pool.checked(begun_at, paused)
         self._return(dropped, found.tasks, is_lost)
+        self._give_back_unarrived(found, own, claims)
+        self._follow_knobs(found.tasks, set(limited))
+        if asked := [each for each in found.loans.values() if each.asked is not None]:
+            self._stop_asked({each.task_id for each in asked})
+            lending.heard(self._ledger, asked)
+        self._return_surplus(begun_at)
+
+    def _give_back_unarrived(self, found: Check, own: Mapping[int, OwnLoan], claims: Collection[tuple[int, int]]) -> None:
+        """Gives back what the ledger has lent to this process, and this process does not know."""
         unknown = [
             (Loan(held.id, held.task_id, held.low, held.high), held.low)
             for held in found.loans.values()
@@ -612,11 +621,6 @@ class Borrower:
         if lost_claims:
             self._log.warning("claims_unarrived", count=len(lost_claims))
             lending.unclaim(self._ledger, lost_claims)
-        self._follow_knobs(found.tasks, set(limited))
-        if asked := [each for each in found.loans.values() if each.asked is not None]:
-            self._stop_asked({each.task_id for each in asked})
-            lending.heard(self._ledger, asked)
-        self._return_surplus(begun_at)
 
     def _return(
         self, dropped: Sequence[Execution], tasks: Mapping[int, HeldTask], is_lost: Callable[[Execution], bool]
