@@ -76,6 +76,10 @@ _TASKS: Final = 1_000
 _SMOOTH: Final = 0.2
 
 
+_Turn = tuple[int, int]
+"""The turn of Tasks in one borrow: the place of their queue in its order, which is drawn by weights, and the priority."""
+
+
 class Borrower:
     """Borrows for one process.
 
@@ -286,19 +290,20 @@ class Borrower:
         wanted = self._lack()
         first = pool.lines.first_rank()
         offers, alone = self._query()
-        ranks = sorted({*offers, *alone})
+        turns = sorted({*offers, *alone})
         self._shares.keep({key for group in offers.values() for offer in group for key in self._keys(offer)})
         total = 0
-        for rank in ranks:
+        for turn in turns:
+            rank = turn if self._is_strict else (0, turn[1])
             is_urgent = first is not None and rank < first and self._frees_threads()
             if not is_urgent and wanted <= 0:
-                break
+                continue
             seconds = max(wanted, AHEAD_S) if is_urgent else wanted
             threads = pool.concurrency if is_urgent else None
-            got, used = self._borrow_rank(rank, offers.get(rank, []), alone.get(rank, []), seconds, threads)
+            got, used = self._borrow_rank(rank, offers.get(turn, []), alone.get(turn, []), seconds, threads)
             total += got
             wanted -= used
-            if self._has_share and got and rank == ranks[0]:
+            if self._has_share and got and turn == turns[0]:
                 wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
         pool.mark = int(len(pool.lines) * LEAST)
         self._vain_until = 0.0 if total else self._clock.monotonic() + BUSY_S
@@ -327,7 +332,7 @@ class Borrower:
             return 0.0
         return max(AHEAD_S - queued, 1e-6 if idle > 0 else 0.0)
 
-    def _query(self) -> tuple[dict[Rank, list[Offer]], dict[Rank, list[Alone]]]:
+    def _query(self) -> tuple[dict[_Turn, list[Offer]], dict[_Turn, list[Alone]]]:
         names = list(dict.fromkeys(self._order()))
         workers = self._workers()
         with self._ledger.database.read() as connection:
@@ -340,16 +345,13 @@ class Borrower:
             paused = lending.paused_queues(connection)
         self._pool.hold_back(paused)  # an untracked job is no reason for a check
         order = {name: number for number, name in enumerate(names)}
-        offers: dict[Rank, list[Offer]] = {}
+        offers: dict[_Turn, list[Offer]] = {}
         for offer in found:
-            offers.setdefault(self._rank(order, offer.queue, offer.priority), []).append(offer)
-        alone: dict[Rank, list[Alone]] = {}
+            offers.setdefault((order.get(offer.queue, 0), offer.priority), []).append(offer)
+        alone: dict[_Turn, list[Alone]] = {}
         for job in single:
-            alone.setdefault(self._rank(order, job.queue, job.priority), []).append(job)
+            alone.setdefault((order.get(job.queue, 0), job.priority), []).append(job)
         return offers, alone
-
-    def _rank(self, order: Mapping[str, int], queue: str, priority: int) -> Rank:
-        return order.get(queue, 0) if self._is_strict else 0, priority
 
     def _keys(self, offer: Offer) -> set[Hashable]:
         return {offer.task_id, self._group(offer)}

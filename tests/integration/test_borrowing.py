@@ -143,6 +143,23 @@ def test_tasks_or_owners_of_one_priority_share_alike(world: World, processes: in
         assert abs(count / sum(done) - share) < 0.12, done
 
 
+def test_the_queue_that_the_weights_draw_first_is_served_first(world: World) -> None:
+    """Taken out: the place of the queue in the order of a borrow. The smaller priority went first, whatever was drawn."""
+    app = world.app()
+    usual = app.submit("brief", numbers(3), priority=120)
+    drawn = app.submit("brief", numbers(3, 100), queue="callbacks", priority=340)
+    launcher = app.launcher(concurrency=1, shutdown_s=5.0)
+    launcher.borrower._order = lambda: ("callbacks", "default")
+    launcher.start()
+    try:
+        assert drawn.wait(120)["done"]
+        assert usual.wait(120)["done"]
+    finally:
+        launcher.stop()
+    first = next(line for line in world.shop.lines() if line[0] == "began")
+    assert int(first[1]) >= 100
+
+
 @pytest.mark.parametrize("parallel", [None, 1])
 def test_an_urgent_item_goes_before_a_backlog_of_any_length(world: World, parallel: int | None) -> None:
     """Taken out: that something urgent is borrowed while every thread is busy. It began when the backlog was over."""
