@@ -81,19 +81,24 @@ def test_what_goes_back_while_the_ledger_is_away_is_performed_once(
             real(*args)
         raise LedgerUnavailable("away")
 
-    app = world.app()
+    app, gate = world.app(), threading.Event()
+    gate.set()
 
     @app.worker(retry=0)
     def short(item: dict[str, Any]) -> None:
+        gate.wait(150)
         threading.Event().wait(0.005)
         world.shop.note("did", item["n"])
 
-    with world.working(app):
+    with world.working(app) as launcher:
         task = app.submit("short", numbers(1_500))
         wait_for(lambda: len(world.shop.performed()) > 100, "it is known to be short, so many are borrowed")
         monkeypatch.setattr(lending, "give_back", fails)
+        gate.clear()  # what lies ready stays there until the check: it would be performed before that
+        wait_for(lambda: len(launcher.pool.lines) or times, "some lie ready behind those that run")
         task.pause()
         wait_for(lambda: times > 2, "it is tried until the ledger answers")
+        gate.set()
         task.resume()
         assert task.wait(60)["done"]
     assert set(world.shop.performed().values()) == {1}

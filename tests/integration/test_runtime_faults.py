@@ -125,22 +125,24 @@ def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(place: Pla
         wait_for(lambda: ran, "the other one is performed too")
 
 
-def test_a_job_of_an_unknown_worker_comes_by_when_it_is_due_and_says_so_once(
+def test_an_item_whose_worker_a_process_does_not_know_is_put_off_there_once_and_says_so(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a Task with several workers, which a process borrows that performs some. Taken out: that the borrower is
-    told. The job came by at the next search of maintenance."""
+    """Of a Task with several workers, which a process borrows that performs some. It is due again at once, and that
+    process borrows it no more; one that knows its worker does, without a search of maintenance."""
     monkeypatch.setattr(fetcher, "DEFER_S", 0)
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 3_600.0)
     app, old = place.app(), place.app()
-    app.worker(name="new")(lambda item: 1)
+    app.worker(name="new", retry=0)(lambda item: 1)
     for each in (app, old):
-        each.worker(name="known")(lambda item: 1)
+        each.worker(name="known", retry=0)(lambda item: 1)
     task = app.submit_jobs([("new", {"n": 1}), ("known", {"n": 2})])
-    with place.working(old):
-        wait_for(lambda: place.sql("SELECT 1 FROM events WHERE attempt > 3"), "it came by several times")
+    with place.working(old, concurrency=1):
+        wait_for(lambda: task.progress()["counts"]["finish"] == 1, "the known one is performed")
+        for n in range(3):  # each is borrowed after a query that finds the item due
+            assert old.submit("known", [{"n": n}]).wait(timeout=120)["done"]
     event, _ = task.events()
-    assert (event["status"], event["retries"]) == ("enqueue", 0)
+    assert (event["status"], event["attempt"], event["retries"]) == ("enqueue", 2, 0)
     (message,) = event["messages"]
     assert "no process that took it knows 'new'" in message["message"]
     with place.working(app):

@@ -178,6 +178,25 @@ def items() -> list[dict[str, Any]]:
     return [{**item, "serial": f"key {item['n'] % 3}"} for item in mixed(ITEMS)]
 
 
+def _push(app: Any) -> None:
+    for item in items():
+        jid = app.ids.jid()
+        job = {"class": "note", "args": [item], "jid": jid, "retry": 0, "use_task_event": True}
+        app.broker.push([Copy(jid, 0, "default", dumps(job))])
+
+
+def _submit(app: Any) -> None:
+    worker = app.workers[os.environ.get("CRASH_WORKER", "note")]
+    if os.environ.get("CRASH_SMALL"):
+        for item in items():
+            app.submit_items(worker, [item])
+    elif worker.use_task_event:
+        key = "serial" if os.environ.get("CRASH_KEY") else None
+        app.submit_items(worker, items(), key=key, on_complete="told" if os.environ.get("CRASH_CALLBACK") else None)
+    else:
+        worker.perform_bulk(items())
+
+
 def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
     maintenance.FIND_LOST_S = 0.3
@@ -191,21 +210,12 @@ def main() -> int:
     launcher = app.launcher(concurrency=2)
     if ":give_back:" in os.environ["CRASH_AT"]:
         _quiet_soon(app, launcher)
-    launcher.start()
-    worker = app.workers[os.environ.get("CRASH_WORKER", "note")]
     if os.environ.get("CRASH_PUSHED"):
-        for item in items():
-            jid = app.ids.jid()
-            job = {"class": worker.name, "args": [item], "jid": jid, "retry": 0, "use_task_event": True}
-            app.broker.push([Copy(jid, 0, "default", dumps(job))])
-    elif os.environ.get("CRASH_SMALL"):
-        for item in items():
-            app.submit_items(worker, [item])
-    elif worker.use_task_event:
-        key = "serial" if os.environ.get("CRASH_KEY") else None
-        app.submit_items(worker, items(), key=key, on_complete="told" if os.environ.get("CRASH_CALLBACK") else None)
+        _push(app)  # before anything is fetched: a trap that goes off meanwhile would leave some unpushed
+        launcher.start()
     else:
-        worker.perform_bulk(items())
+        launcher.start()
+        _submit(app)
     threading.Event().wait(120)
     return 3
 
