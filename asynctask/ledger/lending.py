@@ -424,11 +424,24 @@ def _room(
             round_ = {"ranges": [], "again": [], "left": step.limit, "at": now}
         wanted = min(wanted, round_["left"], step.limit or 1, MOST_OF_ROUND)
     count = readiness.room(wanted, step.limit, taken) if taken else wanted
-    left = None if task["turning"] is not None else task_rows.tolerated_left(connection, task)
-    if left is not None:  # while its rows are turned, a retry takes failures back
-        room = readiness.tolerated(count, left, _lent(connection, task["id"]))
-        count = room if room == count else readiness.tolerated(count, left, _lent(connection, task["id"], exactly=True))
+    if task["turning"] is None and task["tolerated_failures"] is not None:  # a retry takes failures back meanwhile
+        count = _tolerated(connection, task, count)
     return _Room(count, gate, round_)
+
+
+def _tolerated(connection: Connection, task: Mapping[str, Any], wanted: int) -> int:
+    """As many as may be lent of a locked Task with tolerated failures.
+
+    What is lent is read before what failed: writers of outcomes do not lock the Task, and each statement sees what is
+    committed by then. So one that ends meanwhile counts twice; the other way round it would not count at all.
+    """
+    room = wanted
+    for exactly in (False, True):
+        lent = _lent(connection, task["id"], exactly=exactly)
+        room = readiness.tolerated(wanted, task_rows.tolerated_left(connection, task), lent)
+        if room == wanted:
+            break
+    return room
 
 
 def _noted(task: Mapping[str, Any], step: _Step, round_: Mapping[str, Any] | None, now: int) -> dict[str, Any]:

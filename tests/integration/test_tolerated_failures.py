@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support import borrowing
 from support.borrowing import borrow
 from support.world import World, numbers
@@ -128,6 +130,40 @@ def test_what_a_user_wrote_into_the_row_that_is_no_limit_limits_nothing(world: W
     assert state(task) == RUNS
     with pytest.raises(InputError, match="5%"):
         task.update(tolerated_failures="a few")
+
+
+@pytest.mark.each_database(reason="what a transaction sees of others between two of its statements is the database's")
+@pytest.mark.parametrize("place", range(6))
+def test_what_fails_while_a_borrow_counts_is_not_left_out(world: World, place: int) -> None:
+    """Taken out: that what is lent is read before what failed. It then lent ten more. ``place``: after which read."""
+    app = world.app()
+    task = app.submit("note", numbers(40), tolerated_failures=9)
+    jobs = borrow(app.ledger, task.id, 9)
+    reads, ending = 0, list[threading.Thread]()
+
+    def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        nonlocal reads
+        if threading.current_thread() is not borrower or not statement.lstrip().upper().startswith("SELECT"):
+            return
+        if not any(word in statement for word in ("task_tallies", "sum(loans", "count(*)")):
+            return
+        reads += 1
+        if reads == place + 1:
+            how = {"status": Status.FAILED, "reason": Reason.REFUSED}
+            ending.append(threading.Thread(target=borrowing.end, args=(app.ledger, *jobs), kwargs=how))
+            ending[0].start()
+            ending[0].join(1 if app.ledger.database.is_sqlite else 30)  # there it waits for the end of the borrow
+
+    borrower = threading.current_thread()
+    sa.event.listen(app.ledger.database.engine, "after_cursor_execute", count)
+    try:
+        more = borrow(app.ledger, task.id, 20)
+    finally:
+        sa.event.remove(app.ledger.database.engine, "after_cursor_execute", count)
+    for thread in ending:
+        thread.join()
+    assert len(ending) == 1
+    assert len(more) <= 1, "nine had failed, and one more may"
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
