@@ -143,6 +143,7 @@ class Borrower:
         self._going_back: list[tuple[OwnLoan, int, list[Execution]]] = []  # out of the lines, and not given back yet
         self._unbegun: list[Execution] = []  # the same, of a process that is quiet
         self._is_handed = threading.Event()  # those are known
+        self._returned = threading.Event()  # those went back, or cannot
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.borrower")
@@ -167,7 +168,7 @@ class Borrower:
         if self._thread is None:
             self._return_rest()
         elif self._thread is not threading.current_thread():
-            self._thread.join(5)
+            self._returned.wait(5)
 
     def _return_rest(self) -> None:
         self._is_handed.wait()
@@ -229,6 +230,24 @@ class Borrower:
             if pause > 0:
                 self._wait(pause)
         self._return_rest()
+        self._returned.set()
+        self._release_ended()
+
+    def _release_ended(self) -> None:
+        """While this process is quiet: ends loans whose jobs have all ended, and returns the places of jobs that have, so
+        that others begin what waits for those."""
+        while not self._ended.wait(lending.RECHECK_S):
+            try:
+                if empty := self._loans.take_empty():
+                    self._is_unsure = True
+                    lending.end_empty(self._ledger, empty)
+                if self._is_unsure or self._loans.all() or self._pool.lines.limited():
+                    self._check()
+                    self._is_unsure = False
+            except Unavailable as error:
+                self._log.warning("check_put_off", error=str(error))
+            except Exception:
+                self._log.exception("check_failed")
 
     def _note_begun(self, execution: Execution) -> None:
         """Tells the supervisor of a job that may hold the interpreter, so that nobody can ask this process what it runs.

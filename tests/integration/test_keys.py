@@ -152,6 +152,8 @@ def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: Wor
     row = [NewItem('{"n":0,"serial":"a"}', 1, key="serial\0a")]
     task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
     task_rows.seal(app.ledger, split)
+    due = "SELECT due_next FROM tasks WHERE id = ?"
+    wait_for(lambda: world.one(due, later.id) <= app.ledger.now(), "it is looked at again", timeout=2)
     assert run_out(app, later, app.task(split)) == [[0], [10]]
 
 
