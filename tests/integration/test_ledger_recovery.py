@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -510,13 +511,15 @@ def test_retrying_opens_generations_that_close_once_each_also_after_a_cancel(wor
 
 def test_a_smaller_priority_goes_first_and_changing_it_acts_on_jobs_that_wait(world: World) -> None:
     app = world.app(background_share=0.0)  # with it, one row of the larger priorities may go before
-    with world.working(app, concurrency=1):
+    with world.working(app, concurrency=1) as launcher:
         block = app.submit("gated", [{"n": 9_999}])
         wait_for(lambda: world.shop.performed("began"), "the only thread is taken")
         slow = app.submit("note", numbers(20), priority=300)
         fast = app.submit("note", [{"n": n} for n in range(100, 120)], priority=100)
         raised = app.submit("note", [{"n": n} for n in range(200, 220)], priority=400)
         raised.update(priority=50)
+        time.sleep(1)  # in which it takes effect
+        wait_for(lambda: not len(launcher.pool.lines), "what was borrowed ahead went back")
         world.open_gate()
         for task in (block, slow, fast, raised):
             assert task.wait(120)["done"]
