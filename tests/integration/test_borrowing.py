@@ -182,8 +182,8 @@ def test_what_is_urgent_is_not_borrowed_again_and_again_while_no_thread_comes_fr
     app, calls, checks = world.app(), list[int](), list[int]()
     borrow, check = lending.borrow, lending.check
 
-    def counting(*args: Any) -> Any:
-        found = borrow(*args)
+    def counting(*args: Any, **more: Any) -> Any:
+        found = borrow(*args, **more)
         calls.append(found.count)
         return found
 
@@ -324,10 +324,10 @@ def test_a_process_whose_checks_get_no_answer_begins_nothing_after_half_a_second
     check, borrow = lending.check, lending.borrow
 
     def failing(inner: Any) -> Any:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
             if away.is_set():
                 raise LedgerUnavailable("no answer")
-            return inner(*args)
+            return inner(*args, **more)
 
         return call
 

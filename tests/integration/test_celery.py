@@ -933,7 +933,7 @@ def test_a_job_whose_task_its_worker_has_not_registered_waits_in_the_ledger_and_
     (event,) = task.events()
     said_of_it = wait_for(lambda: said(engine.event(event["job_id"])), "its worker dropped it")
     assert said_of_it == [("enqueue", "Waiting for a worker: one that took it has no task 'newer' registered", 1)]
-    assert task.progress()["control"]["in_flight"] == 0
+    wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the queue's loan of it ends")
 
 
 def test_a_job_whose_task_the_dispatching_process_has_not_registered_is_sent_to_its_queue(engine: CeleryWorld) -> None:

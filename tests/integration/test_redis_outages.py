@@ -27,7 +27,6 @@ from support.world import World, numbers
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
 from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
-from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Maintenance
 from asynctask.runtime import fetcher
@@ -52,7 +51,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked for every few seconds is looked for at once."""
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(maintenance, "STRAYS_S", 0.3)
-    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     monkeypatch.setattr(sharing, "JITTER_S", 0.0)
 
 
