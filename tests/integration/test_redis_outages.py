@@ -147,18 +147,18 @@ def occupied(key: str) -> Outage:
         with server.client() as client:
             client.eval(f"redis.call('DEL', KEYS[1]) {put_back}", 2, key, "kept")
 
-    # Where nothing is fetched, enough may wait in the queue already, and nothing is dispatched that could fail.
-    event = "dispatch_put_off" if key == "queues" else "fetch_put_off"
-    return Outage(begin, end, {event: f"the key '{key}' holds a string"}, answers=True)
+    # What the ledger lends needs no names of queues: with a wrong key for them, all goes on.
+    said = {} if key == "queues" else {"fetch_put_off": f"the key '{key}' holds a string"}
+    return Outage(begin, end, said, answers=True)
 
 
 OUTAGES = {
     "stopped": Outage(
         OwnRedis.stop,
         OwnRedis.start,
-        dict.fromkeys(("fetch_put_off", "dispatch_put_off", "sweep_put_off", "look_put_off", "withdraw_put_off"), AWAY),
+        dict.fromkeys(("fetch_put_off", "sweep_put_off"), AWAY),
     ),
-    "emptied": Outage(OwnRedis.stop, restart_empty, {"fetch_put_off": AWAY, "dispatch_put_off": AWAY}, keeps=False),
+    "emptied": Outage(OwnRedis.stop, restart_empty, {"fetch_put_off": AWAY}, keeps=False),
     "a replica": Outage(
         said("REPLICAOF 127.0.0.1 1"),
         said("REPLICAOF NO ONE"),
@@ -168,13 +168,13 @@ OUTAGES = {
     "full": Outage(
         said("CONFIG SET maxmemory 1"),
         said("CONFIG SET maxmemory 0"),
-        {"dispatch_put_off": "is full: raise maxmemory"},
+        {"beat_put_off": "is full: raise maxmemory"},
         answers=True,
     ),
     "hanging": Outage(
         OwnRedis.hold,
         OwnRedis.go_on,
-        dict.fromkeys(("fetch_put_off", "dispatch_put_off", "sweep_put_off"), "did not answer in time"),
+        dict.fromkeys(("fetch_put_off", "sweep_put_off"), "did not answer in time"),
     ),
     "a wrong queue": occupied("queue:default"),
     "wrong copies": occupied("asynctask:held"),
@@ -203,7 +203,6 @@ def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnR
         assert later.resume()
         for event, text in outage.said.items():
             wait_for(partial(heard, logs, event, text), f"{event}: {text}")
-        assert not task.progress()["done"]
         outage.end(own)
         for each in (task, later, never):
             assert each.wait(120)["done"]
@@ -218,7 +217,8 @@ def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnR
             presence_of(launcher).beat()
             assert int(look(on_redis).get("stat:processed")) == launcher.performer.performed
     on_redis.check_promises(app, [task.id, later.id, never.id], ITEMS + 40)
-    assert never.progress()["counts"]["cancelled"] == 20
+    counts = never.progress()["counts"]  # the ledger lends without Redis: some may have begun before the cancel
+    assert counts["cancelled"] + counts["finish"] == 20
     assert set(on_redis.shop.performed("ended")) == set(range(ITEMS))
     if outage.answers:
         assert set(on_redis.shop.performed("plain").values()) == {1}
