@@ -76,6 +76,8 @@ class Lines:
         self._sleeping = 0
         self._ends = 0
         self._ends_of_suspects = 0
+        self._is_quiet = False
+        self._late: list[Execution] = []  # borrowed, and lined up when no job begins any more
         self.taken = 0  # jobs that threads took
 
     def __len__(self) -> int:
@@ -98,7 +100,10 @@ class Lines:
         """Adds jobs behind those of their lines."""
         with self._lock:
             for each in executions:
-                self._place(each)
+                if self._is_quiet and each.is_borrowed:
+                    self._late.append(each)
+                else:
+                    self._place(each)
                 self._count += not each.is_suspect
             self._filled.notify(min(len(executions), self._sleeping))
 
@@ -187,6 +192,14 @@ class Lines:
         with self._lock:
             return self._drop(wanted)
 
+    def empty(self, end: Callable[[], None]) -> list[Execution]:
+        """Takes out all jobs in one step with ``end``, after which threads begin none, and get no borrowed ones: they would
+        give each back by itself."""
+        with self._lock:
+            end()
+            self._is_quiet = True
+            return self._drop(lambda each: True)
+
     def recall(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
         """As :meth:`drop`, in one step with those that threads have taken and that have not begun: these will not begin."""
         with self._lock:
@@ -204,7 +217,8 @@ class Lines:
         return [each for each in self._out.values() if not each.began and not each.is_over]
 
     def _drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
-        dropped: list[Execution] = []
+        dropped = [each for each in self._late if wanted(each)]
+        self._late = [each for each in self._late if not wanted(each)]
         suspects, self._suspects = self._suspects, deque()
         for each in suspects:
             (dropped if wanted(each) else self._suspects).append(each)
@@ -459,12 +473,11 @@ class Pool:
         """Begins nothing more; gives back what was fetched and has not begun. Returns what was borrowed and has not."""
         if self._quiet.is_set():
             return []
-        self._quiet.set()
+        unbegun = self.lines.empty(self._quiet.set)
         self.low.set()
         self._broker.wake()
         with self._checked:
             self._checked.notify_all()
-        unbegun = self.lines.drop(lambda each: True)
         borrowed = [each for each in unbegun if each.is_borrowed]
         try:
             self._give_back([each for each in unbegun if not each.is_borrowed])
