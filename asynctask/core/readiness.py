@@ -1,9 +1,9 @@
 """The gate of a Task: may it start something, how many jobs, and when next. Pure.
 
 ``tasks.ready`` and ``tasks.due_next`` are the answers kept for the index: :func:`hints` alone decides them, and
-:func:`asynctask.ledger.lending.settle` alone writes them, under the lock of the Task's row. ``ready`` is the priority of a
+:mod:`asynctask.ledger.hints` alone writes them, under the lock of the Task's row. ``ready`` is the priority of a
 Task with rows that wait beyond its pointer or in a free loan; ``due_next`` is when the first of its other rows is due, or
-when its next round may begin. A Task is looked at if one of the two says so.
+when its next round may begin. A process reads a Task if one of the two says so.
 """
 
 from __future__ import annotations

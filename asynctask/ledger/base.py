@@ -48,14 +48,14 @@ AGAIN_S: Final = 1.0
 class Held:
     """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
 
-    Kept in memory only: if the process ends, maintenance finds them (``dispatchable.repair``, ``sessions.repair``).
+    Kept in memory only: if the process ends, maintenance finds them (``lending.repair``, ``sessions.repair``).
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._in_vain: set[int] = set()
         self._again_at = 0.0
-        self._hints: dict[int, int | None] = {}
+        self._hints: set[int] = set()
         self._sessions: set[str] = set()
         self._lines: set[int] = set()
 
@@ -73,11 +73,10 @@ class Held:
                 self._in_vain.add(task_id)
                 self._again_at = now + AGAIN_S
 
-    def keep_hint(self, task_id: int, due: int | None) -> None:
-        """Keeps a hint that could not be written: the Task has jobs to dispatch, now or when they are ``due``."""
+    def keep_hints(self, task_ids: Iterable[int]) -> None:
+        """Keeps Tasks whose hints could not be settled."""
         with self._lock:
-            known = self._hints.get(task_id)
-            self._hints[task_id] = due if known is None else known if due is None else min(known, due)
+            self._hints.update(task_ids)
 
     def keep_session(self, key: str) -> None:
         """Keeps a session that may be free for its next Task, because the row of the first Task in its line is locked."""
@@ -100,10 +99,10 @@ class Held:
             lines, self._lines = self._lines, set()
         return lines
 
-    def take(self) -> tuple[dict[int, int | None], set[str]]:
+    def take(self) -> tuple[set[int], set[str]]:
         """Returns and clears all kept hints and sessions."""
         with self._lock:
-            hints, self._hints = self._hints, {}
+            hints, self._hints = self._hints, set()
             keys, self._sessions = self._sessions, set()
         return hints, keys
 

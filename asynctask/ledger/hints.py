@@ -89,8 +89,7 @@ def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
             settle(connection, ledger, dict(row._mapping))
 
     for part in chunks(sorted(task_ids), 500):
-        for task_id in each_free(ledger, part, act):
-            ledger.held.keep_hint(task_id, None)
+        ledger.held.keep_hints(each_free(ledger, part, act))
 
 
 # -- rounds of a Task with an interval

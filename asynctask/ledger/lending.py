@@ -1263,7 +1263,7 @@ _WATCHED: Final = sa.select(
 
 def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
     """``waits``: Tasks of which a row waits with a ``due_at`` now; ``ended``: others of which rows ended or began."""
-    rounds: set[int] = set()
+    rounds, holders = set[int](), list[int]()
     if both := sorted(waits | ended):
         with ledger.database.read() as connection:
             found = [row for part in chunks(both, 1_000) for row in connection.execute(_WATCHED, {"ids": part})]
@@ -1277,7 +1277,7 @@ def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
             if row.session_holder is not None and row.generation_sealed and row.next_seq >= row.created_jobs
         ]
     hints.settle_free(ledger, waits | rounds)
-    for task_id in holders if both else ():
+    for task_id in holders:
         sessions.step_aside(ledger, task_id)
 
 
@@ -1297,8 +1297,7 @@ def catch_up(ledger: Ledger) -> None:
             sessions.promote_alone(ledger, key)
     except LedgerUnavailable:
         ledger.held.keep_lines(lines)
-        for task_id, due in kept.items():
-            ledger.held.keep_hint(task_id, due)
+        ledger.held.keep_hints(kept)
         for key in keys:
             ledger.held.keep_session(key)
         raise

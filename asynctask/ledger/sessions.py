@@ -138,7 +138,7 @@ def step_aside(ledger: Ledger, task_id: int) -> bool:
     with ledger.database.write() as connection:
         row = try_lock(connection, ledger, task_id)
         if row is None:
-            ledger.held.keep_hint(task_id, None)
+            ledger.held.keep_hints([task_id])
             return False
         if not _waits_for_retries(connection, row, ledger.now()):
             return False

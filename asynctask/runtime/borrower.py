@@ -239,7 +239,6 @@ class Borrower:
         while not self._ended.wait(lending.RECHECK_S):
             try:
                 if empty := self._loans.take_empty():
-                    self._is_unsure = True
                     lending.end_empty(self._ledger, empty)
                 if self._is_unsure or self._loans.all() or self._pool.lines.limited():
                     self._check()
@@ -435,11 +434,11 @@ class Borrower:
         found = lending.borrow(self._ledger, offer, amount, workers=self._workers())
         self._is_locked |= found.is_locked
         if found.next_at is not None:
-            self.expect_quietly(found.next_at)
+            self._expect(found.next_at)
         return self._take(rank, offer, found, asked)
 
-    def expect_quietly(self, at: int) -> None:
-        """As :meth:`expect`, from the borrowing thread itself."""
+    def _expect(self, at: int) -> None:
+        """As :meth:`expect`, from the borrowing thread itself, which need not be woken."""
         if at > self._ledger.now() and (self._due is None or at < self._due):
             self._due = at
 

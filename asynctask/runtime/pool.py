@@ -77,7 +77,7 @@ class Lines:
         self._ends = 0
         self._ends_of_suspects = 0
         self._is_quiet = False
-        self._late: list[Execution] = []  # borrowed, and lined up when no job begins any more
+        self._late: deque[Execution] = deque()  # borrowed, and lined up when no job begins any more
         self.taken = 0  # jobs that threads took
 
     def __len__(self) -> int:
@@ -193,8 +193,8 @@ class Lines:
             return self._drop(wanted)
 
     def empty(self, end: Callable[[], None]) -> list[Execution]:
-        """Takes out all jobs in one step with ``end``, after which threads begin none, and get no borrowed ones: they would
-        give each back by itself."""
+        """Takes out all jobs in one step with ``end``, after which threads begin none. Borrowed ones that are put there
+        later wait for :meth:`drop`: a thread would give each back by itself."""
         with self._lock:
             end()
             self._is_quiet = True
@@ -217,8 +217,10 @@ class Lines:
         return [each for each in self._out.values() if not each.began and not each.is_over]
 
     def _drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
-        dropped = [each for each in self._late if wanted(each)]
-        self._late = [each for each in self._late if not wanted(each)]
+        dropped: list[Execution] = []
+        late, self._late = self._late, deque()
+        for each in late:
+            (dropped if wanted(each) else self._late).append(each)
         suspects, self._suspects = self._suspects, deque()
         for each in suspects:
             (dropped if wanted(each) else self._suspects).append(each)
