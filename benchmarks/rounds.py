@@ -1,13 +1,13 @@
-"""Rounds of a Task with an interval, while the processes that dispatch are killed: never too soon, and how late.
+"""Rounds of a Task with an interval, while the processes that begin them are killed: never too soon, and how late.
 
     python -m benchmarks.rounds [-n N] [--interval S] [--parallel P] [--processes W] [--deaths D]
         [--server KIND | --database-url URL] [--redis | --broker-url URL] [--json]
 
 One Task of jobs that do nothing, ``--parallel`` at a time, every ``--interval`` seconds, over ``--processes`` worker
-processes. ``--deaths`` of them are killed -9 on the way, spread over the rounds: each time the process that leads the
-dispatching, or if nobody does, the one that performed the last job. The starts are those of the Events, by the time of the
-database. A round is too soon where a job starts less than the interval after the ``--parallel``-th start before it; the
-figure is by how much the rounds come later than the interval on average, in percent, and the peer is what is allowed.
+processes. ``--deaths`` of them are killed -9 on the way, spread over the rounds: each time one that has borrowed jobs of
+the Task, or if none has, any. The starts are those of the Events, by the time of the database. A round is too soon where a
+job starts less than the interval after the ``--parallel``-th start before it; the figure is by how much the rounds come
+later than the interval on average, in percent, and the peer is what is allowed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import sqlalchemy as sa
 
 from asynctask import AsyncTask
 from asynctask.clock import SECOND, SystemClock
-from asynctask.database.tables import events
-from asynctask.ledger.leases import DISPATCH, holder_of
+from asynctask.database.tables import events, loans
 from benchmarks import common
 from benchmarks.children import Job, await_worker, build, child
 from benchmarks.common import Place, Result, Unaccounted
@@ -101,17 +100,12 @@ def _starts(place: Place, options: argparse.Namespace) -> list[float]:
 
 
 def _kill(app: AsyncTask, task_id: int, workers: dict[int, subprocess.Popen[str]]) -> None:
-    """Kills who leads the dispatching, or performed the last job."""
-    leader = holder_of(app.ledger, DISPATCH).identity
+    """Kills a process that has borrowed jobs of the Task, or any."""
     with app.ledger.database.read() as connection:
-        last = connection.scalar(
-            sa.select(events.c.process)
-            .where(events.c.task_id == task_id, events.c.started_at.is_not(None))
-            .order_by(events.c.started_at.desc())
-            .limit(1)
-        )
+        held = sa.select(loans.c.process).where(loans.c.task_id == task_id, loans.c.process.is_not(None))
+        holders = [str(identity) for identity in connection.scalars(held)]
     pids = {each["identity"]: each["pid"] for each in app.processes()}
-    for identity in (leader, last, *pids):
+    for identity in (*holders, *pids):
         if (process := workers.pop(pids.get(identity, 0), None)) is not None:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
