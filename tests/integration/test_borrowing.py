@@ -269,6 +269,67 @@ def test_a_process_that_ends_gives_back_all_that_it_has_not_begun_at_once(
         task.cancel()
 
 
+def test_a_quiet_process_returns_the_places_of_jobs_that_end(world: World) -> None:
+    """Others need not wait for its last job. Taken out: `Borrower._release_ended`. It kept both places to its end."""
+    app, other = world.app(), world.app()
+    gates, who = [threading.Event() for _ in range(3)], list[tuple[int, str]]()
+
+    def perform(name: str) -> Any:
+        def work(item: dict[str, Any]) -> None:
+            who.append((item["n"], name))
+            assert gates[min(item["n"], 2)].wait(120)
+
+        return work
+
+    app.worker(perform("first"), name="work", retry=0)
+    other.worker(perform("second"), name="work", retry=0)
+    places = "SELECT n FROM places WHERE process = ?"
+    loans = "SELECT COUNT(*) FROM loans WHERE process = ?"
+    me = app.ledger.identity
+    with world.working(app, concurrency=2) as launcher:
+        task = app.submit("work", numbers(12), parallel=2)
+        wait_for(lambda: len(who) == 2, "both places are taken")
+        launcher.quiet()
+        assert world.sql(places, me) == [(2,)], "what runs keeps them"
+        with world.working(other, concurrency=2):
+            gates[0].set()
+            wait_for(lambda: world.sql(places, me) == [(1,)], "one has ended")
+            wait_for(lambda: (2, "second") in who, "its place is the other's")
+            assert world.sql(places, other.ledger.identity) == [(1,)]
+            gates[1].set()
+            wait_for(lambda: world.sql(places, me) == [], "it has no place any more")
+            wait_for(lambda: world.one(loans, me) == 0, "its loan is over")
+            wait_for(lambda: (3, "second") in who, "two run at the other")
+            assert launcher.pool.is_quiet
+            assert not task.progress()["done"]
+            gates[2].set()
+            assert task.wait(120)["counts"]["finish"] == 12
+    assert sorted(n for n, name in who if name == "first") == [0, 1]
+    assert set(Counter(n for n, _ in who).values()) == {1}
+    world.check_promises(app, [task.id], 12)
+
+
+def test_a_quiet_process_ends_a_loan_whose_last_outcome_did_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows so only after that commit. Taken out: the empty loans, in `Borrower._release_ended`. The ledger lent it to
+    the process until that ended."""
+    app = world.app()
+    mine = "SELECT COUNT(*) FROM loans WHERE process = ?"
+    with world.working(app, concurrency=1) as launcher:
+        task = app.submit("gated", numbers(5))
+        wait_for(lambda: began(world) == 1, "the thread is taken")
+        launcher.quiet()
+        assert world.one(mine, app.ledger.identity) == 1
+        monkeypatch.setattr(lending, "ending", lambda held: [])
+        world.open_gate()
+        wait_for(lambda: task.progress()["counts"]["finish"] == 1, "it has ended")
+        wait_for(lambda: world.one(mine, app.ledger.identity) == 0, "its loan is over, too")
+    monkeypatch.undo()
+    with world.working(world.app()):
+        assert task.wait(120)["counts"]["finish"] == 5
+    assert set(world.shop.performed().values()) == {1}
+    world.check_promises(app, [task.id], 5)
+
+
 def test_a_queue_that_is_paused_gives_back_what_was_borrowed_of_it(world: World) -> None:
     """Taken out: the paused queues of a check."""
     app = world.app()

@@ -10,7 +10,14 @@ from asynctask.runtime.borrower import Durations
 from asynctask.runtime.pool import Lines
 
 
-def job(name: str, priority: int = 240, task: int | None = None, rank: int = 0, is_suspect: bool = False) -> Any:
+def job(
+    name: str,
+    priority: int = 240,
+    task: int | None = None,
+    rank: int = 0,
+    is_suspect: bool = False,
+    is_borrowed: bool = True,
+) -> Any:
     return SimpleNamespace(
         name=name,
         rank=(rank, priority),
@@ -19,6 +26,7 @@ def job(name: str, priority: int = 240, task: int | None = None, rank: int = 0, 
         loan=None,
         seq=-1,
         is_suspect=is_suspect,
+        is_borrowed=is_borrowed,
         is_over=False,
     )
 
@@ -139,6 +147,25 @@ def test_what_is_dropped_leaves_its_place_to_the_next() -> None:
     assert names(lines, 2) == ["c", "b"]
     lines.put([job(str(n)) for n in range(4)])
     assert [each.name for each in lines.drop(lines.first(1))] == ["1", "2", "3"]
+
+
+def test_after_the_end_what_is_borrowed_late_goes_to_no_thread_and_back_with_the_rest() -> None:
+    """Taken out: the jobs that came late, in `Lines.put`. A thread took them, and gave each back by itself."""
+    lines, ended = Lines(), list[int]()
+    lines.limit(7, 1)
+    lines.put([job("a", task=7), job("b", task=7), job("c"), job("s", is_suspect=True)])
+    assert sorted(each.name for each in lines.empty(lambda: ended.append(len(lines)))) == ["a", "b", "c", "s"]
+    assert ended == [3], "in the same step, before they are out"
+    assert (len(lines), lines.suspects, lines.permits(7)) == (0, 0, (1, 0, 0))
+    lines.put([job("late", 1), job("place", 1, task=7), job("suspect", is_suspect=True), job("fetched", is_borrowed=False)])
+    assert (len(lines), lines.suspects, lines.permits(7)) == (3, 0, (1, 0, 0))
+    assert names(lines, 1) == ["fetched"]
+    lines.end(1, of_suspects=1)
+    assert (lines.take(), lines.take_suspect()) == (None, None)
+    assert [each.name for each in lines.drop(lambda each: each.name == "place")] == ["place"]
+    assert [each.name for each in lines.drop(lambda each: True)] == ["late", "suspect"]
+    assert (len(lines), lines.suspects) == (0, 0)
+    assert lines.drop(lambda each: True) == [], "each comes back once"
 
 
 def test_a_changed_priority_moves_the_jobs_of_a_task_in_their_order() -> None:
