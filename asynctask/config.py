@@ -61,7 +61,9 @@ class Config:
 
     database_url: str = _field("sqlite:///asynctask.db", "URL of the ledger's database, in SQLAlchemy's form.", shown=False)
     broker_url: str = _field(
-        "", "URL of the queue: redis://, rediss:// or unix://; empty: a table of the database.", shown=False
+        "",
+        "URL of the broker of untracked jobs: redis://, rediss:// or unix://; empty: a table of the database.",
+        shown=False,
     )
     namespace: str = _field("", "Prefix of every key in Redis.")
     locale: str = _field("en", "Language of the messages that the middleware records: " + ", ".join(CATALOGUE) + ".")
@@ -79,7 +81,9 @@ class Config:
     shutdown_s: float = _field(25.0, "Seconds that running jobs get at a stop.", low=0, high=86_400)
     lease_s: float = _field(20.0, "Seconds after which a silent process counts as dead.", low=0.5, high=3600)
     heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; at most half of it.", low=0.1, high=1800)
-    dispatch_ahead_s: float = _field(0.25, "Seconds of work that the dispatcher keeps in the queue.", low=0.01, high=60)
+    dispatch_ahead_s: float = _field(
+        0.25, "Seconds of work that the dispatcher keeps in a foreign queue.", low=0.01, high=60
+    )
     fair_by: str = _field("task", "Who shares alike among Tasks of one priority: task, or owner.")
     background_share: float = _field(
         0.05,

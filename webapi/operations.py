@@ -86,7 +86,7 @@ class QueueInfo(_Out):
     """A queue."""
 
     name: str
-    length: int = Field(description="Jobs in the broker; most wait in the ledger and count in `waiting` alone.")
+    length: int = Field(description="Jobs in the broker; tracked ones of our workers wait in the ledger (`waiting`).")
     latency_s: float | None = Field(description="Seconds since the job that waits longest was pushed, where it says so.")
     paused: bool
     processes: int = Field(description="Live processes that work it.")
@@ -648,12 +648,12 @@ def _of_work(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _histogram("job_duration_seconds", about, ["process", "worker"], DURATIONS_S, durations)
     for name, member, about in (
         ("flush_outcomes", "flushes", "Outcomes committed in one transaction."),
-        ("claim_jobs", "claims", "Jobs that one exchange with the broker brought."),
+        ("claim_jobs", "claims", "Jobs that one borrow, or one exchange with the broker, brought."),
     ):
         sizes = [((identity,), its[member]) for identity, its in figures if member in its]
         yield _histogram(name, about, ["process"], SIZES, sizes)
     for name, member, about in (
         ("dispatch_rounds", "rounds", "Rounds of the dispatcher."),
-        ("dispatched_jobs", "dispatched", "Jobs that the dispatcher pushed."),
+        ("dispatched_jobs", "dispatched", "Jobs that the dispatcher pushed to foreign queues."),
     ):
         yield _counter(name, about, ["process"], [((identity,), its[member]) for identity, its in figures if member in its])

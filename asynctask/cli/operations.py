@@ -408,7 +408,7 @@ db.add_command(check)
 @click.option("--repair", is_flag=True, help="Repair what is found.")
 @pass_session
 def doctor(session: Session, repair: bool) -> int:
-    """Check that all counts equal their rows.
+    """Check that all counts equal their rows, and that every open row is held once or can be reached.
 
     Exit code 1 if a finding remains.
     """

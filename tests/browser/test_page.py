@@ -288,7 +288,7 @@ def test_jobs_in_the_queue_are_not_said_to_run(page: Page, open_shop: tuple[Shop
     shop, url = open_shop
     hand_in(page, url, file, "gated")
     facts = page.locator("#facts")
-    expect(facts).to_contain_text("In flight (queued or running)")
+    expect(facts).to_contain_text("In flight, about")
     expect(facts).not_to_contain_text("Running now")
     shop.open_gate(30)
     expect(page.locator("#state")).to_have_text("finished")

@@ -193,7 +193,7 @@ function drawKnobs(p) {
 
 function drawFacts(p) {
   const facts = [
-    ["Worker", p.worker], ["In flight (queued or running)", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
+    ["Worker", p.worker], ["In flight, about", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
     ["Ended", when(p.finished_at)], ["Rows not taken", count(p.split.rejected)], ["Waiting for another try", count(p.retrying)],
     ...(knobs ? [] : settings(p)),
     ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? "not called"}`]),
