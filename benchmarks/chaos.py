@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", type=int, default=100_000, metavar="N", help="items (default 100000)")
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="how long faults happen (default 5)")
     parser.add_argument("--server", choices=databases.KINDS, default="sqlite", help="a private one is started")
-    parser.add_argument("--redis", action="store_true", help="jobs travel through a private Redis")
+    parser.add_argument("--redis", action="store_true", help="with a private Redis as broker")
     parser.add_argument("--seed", type=int, help="of the faults (default: another one each time; it is printed)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for book and logs, which is kept")
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="S", help="of the processes (default %(default)g)")

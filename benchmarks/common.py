@@ -55,7 +55,7 @@ class Result:
 class Place:
     """Where one run keeps its files, its database and its jobs.
 
-    ``kind`` is ``sqlite``, ``postgresql`` or ``mariadb``. ``redis``: where jobs travel; None: through the database.
+    ``kind`` is ``sqlite``, ``postgresql`` or ``mariadb``. ``redis``: where untracked jobs travel; None: the database.
     """
 
     folder: Path

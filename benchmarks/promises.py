@@ -174,7 +174,7 @@ def _claim(n: int) -> Promise:
     rates = [Line(f"{count} processes", _at("ours", count), "jobs/s", {}, peer=_at("peer", count)) for count in _PROCESSES]
     fall = Line("the most processes to the best number of them", _setting("last_to_best"), "", _everywhere(0.95))
     return Promise(
-        f"Jobs of 20 ms claimed by many processes, {n:,} waiting in the table of the database",
+        f"Jobs of 20 ms taken by many processes, {n:,} waiting in the database",
         lambda found: found["n"] == n and _named("claim", work_ms=20)(found),
         (*rates, fall),
         n=n,
@@ -270,7 +270,7 @@ PROMISES: tuple[Promise, ...] = (
         kinds=("sqlite",),
     ),
     Promise(
-        "Tracked no-op jobs, PostgreSQL or MariaDB as ledger and queue",
+        "Tracked no-op jobs, PostgreSQL or MariaDB alone",
         _tracked(_IN_TABLE),
         (Line("submit until recorded, one process", _ours, "items/s", _everywhere(2_500.0), peer=_peer),),
         n=100_000,

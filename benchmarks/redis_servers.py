@@ -1,4 +1,4 @@
-"""Where the jobs of a benchmark travel: the database, a Redis that is named, or a private one, gone with the run."""
+"""Where untracked jobs of a benchmark travel: the database, a Redis that is named, or a private one, gone with the run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Broker:
 
     @property
     def redis(self) -> bool:
-        """Whether jobs travel through Redis."""
+        """Whether untracked jobs travel through Redis."""
         return self._private or self._url is not None
 
     @contextmanager

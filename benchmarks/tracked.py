@@ -12,9 +12,10 @@ The peer is the least that keeps the same promise of a record per job: a loop of
 of the same database, that inserts the same jobs by the thousand and then commits two updates for each, ``working`` and
 ``finish``. It has no queue, no second process, no messages and no counts.
 
-With ``--redis`` or ``--broker-url`` the jobs travel through Redis, and on PostgreSQL the peer is the original design: a
-Sidekiq process whose middleware commits two records of each job, in Ruby; none where Ruby's parts are not installed. It
-makes its keys without a prefix: a Redis that is named has to be empty for it.
+With ``--redis`` or ``--broker-url`` untracked jobs travel through Redis (tracked ones are borrowed from the ledger all the
+same), and on PostgreSQL the peer is the original design: a Sidekiq process whose middleware commits two records of each
+job, in Ruby; none where Ruby's parts are not installed. It makes its keys without a prefix: a Redis that is named has to be
+empty for it.
 
 With ``--work-ms`` each job waits so long, as for another service (``--compute``: it computes for so much processor time),
 and the peer is the same worker process with the same jobs untracked: pushed a thousand at a time, until the last is
