@@ -24,9 +24,6 @@ from asynctask.errors import ConfigError, InputError, Problem
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_RETRIES: Final = 25
 MAX_RETRY_FOR_S: Final = 1_000_000_000
-MAX_ERROR_MESSAGE: Final = 10_000
-"""Characters of ``error_message`` that are kept."""
-
 _MAX_BACKTRACE: Final = 1_048_576
 _MS_FROM: Final = 100_000_000_000
 _FLOAT_BITS: Final = 53

@@ -64,7 +64,6 @@ _FIRST_ONES: Final = (
     .subquery()
 )
 _WAITING: Final = sa.select(_FIRST_ONES.c.waits, sa.func.count()).group_by(_FIRST_ONES.c.waits)
-"""Built once: every dispatch round runs it."""
 
 
 class SqlBroker:
