@@ -22,7 +22,6 @@ from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
 from asynctask.core.states import Status
 from asynctask.core.transitions import CALLBACKS, MERGE
-from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
 from asynctask.exports.files import ResultFile
 from asynctask.exports.run import MERGER, check_columns, check_format, merge, result_of, write_shard
@@ -33,6 +32,7 @@ from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.progress import Changed
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.tasks import NewCallback, TaskRow

@@ -31,7 +31,7 @@ from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import interval_of, next_round
 from asynctask.dispatch.demand import Performing, workers_wanted
-from asynctask.dispatch.outbox import Router, engine_of
+from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
@@ -39,6 +39,7 @@ from asynctask.ledger import lending, queries, sessions, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads, loads_shown
+from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.queries import Take
 from asynctask.messages import masked
 from asynctask.sidekiq.payload import read_time

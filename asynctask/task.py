@@ -13,13 +13,13 @@ from asynctask.clock import Clock
 from asynctask.core.states import State, Status
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.exports.run import MERGER
 from asynctask.ledger import processes, queries
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.progress import Progress
 from asynctask.ledger.queries import ListedEvent, Take
 from asynctask.lists.items import MIXED, ItemShape

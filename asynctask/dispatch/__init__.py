@@ -1,1 +1,1 @@
-"""From the ledger to the broker: the demand, the leader, and jobs on their way."""
+"""From the ledger to foreign queues: the demand, the dispatcher, and jobs on their way."""

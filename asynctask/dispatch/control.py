@@ -99,7 +99,7 @@ class Control:
         return count
 
     def recall(self, task_id: int) -> None:
-        """Withdraws copies of a Task that was paused or cancelled while they were on their way to the broker.
+        """Withdraws copies of a Task that was paused or cancelled, or got another priority, while they were on their way.
 
         Closes a cancelled Task here if nothing else of it is open: there may be no worker that would close it.
         """

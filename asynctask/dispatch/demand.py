@@ -17,10 +17,10 @@ _STALE_S: Final = 1.0
 _WINDOW_S: Final = 0.1
 """Shortest time over which a rate is measured."""
 
-_MANY: Final = 1_000
+MOST_BORROWED: Final = 1_000
 """Jobs of one full borrow."""
 
-_FEW: Final = _MANY // 8
+_FEW: Final = MOST_BORROWED // 8
 """A smaller remainder is left to the next round after a full borrow: to borrow a few costs nearly as much as many."""
 
 
@@ -109,7 +109,7 @@ class Demand:
         return self._unless_few(queue, rest)
 
     def _unless_few(self, queue: str, rest: int) -> int:
-        return 0 if rest < _FEW and self._taken[queue] >= max(_MANY, self._free.get(queue, 0)) else rest
+        return 0 if rest < _FEW and self._taken[queue] >= max(MOST_BORROWED, self._free.get(queue, 0)) else rest
 
     def take(self, queue: str, priority: int, count: int) -> None:
         """Notes that ``count`` jobs were dispatched."""

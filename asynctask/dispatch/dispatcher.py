@@ -19,11 +19,12 @@ from types import MappingProxyType
 from asynctask.brokers.base import Broker
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.demand import Capacity, Credit, Demand, Load, QueueRates, Shares
-from asynctask.dispatch.outbox import EngineQueues, Outbox, PushFilter, Router, engine_of
+from asynctask.dispatch.demand import MOST_BORROWED, Capacity, Credit, Demand, Load, QueueRates, Shares
+from asynctask.dispatch.outbox import EngineQueues, Outbox, PushFilter, Router
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import foreign, leases, lending
 from asynctask.ledger.base import Ledger, loads
+from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.lending import Alone, Offer, queue_holder
 from asynctask.ledger.processes import is_engine, performing
 from asynctask.logs import get_logger
@@ -51,10 +52,7 @@ TURN_S = 0.25
 """Time that a round dispatches in one queue before it continues in the next; then the Tasks are read again."""
 
 HELD_S = 0.5
-"""Until a Task whose row another session had locked is retried, at most."""
-
-_MOST_BORROWED = 1_000
-"""Jobs of one borrow."""
+"""Until a Task whose row another transaction had locked is retried, at most."""
 
 
 _Send = Callable[[int, int | None], int]
@@ -168,11 +166,6 @@ class Dispatcher:
         if self.serves:
             self._nudged = True
             self._wake.set()
-
-    @property
-    def soon(self) -> bool:
-        """Whether this process itself dispatches what is submitted now; otherwise others are notified."""
-        return self.serves and self._has_thread
 
     def submitted(self) -> None:
         """Runs a round for what was submitted, in this process's thread if it has one; others are notified by the
@@ -460,7 +453,7 @@ class Dispatcher:
                 sources = groups[group]
                 source = self._shares.order(sources)[0]
                 wanted = self._wanted(room, queue, priority, owed, sent_here)
-                count = min(share, wanted, _MOST_BORROWED)
+                count = min(share, wanted, MOST_BORROWED)
                 sent = self._part(partial(sources[source], count, at)) if count > 0 else 0
                 self._renew(queue)
                 self._note_served(room, queue, priority, group, source, sent)

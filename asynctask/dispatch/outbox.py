@@ -21,6 +21,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger import foreign, lending
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.control import give_back_copies
+from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.lending import Borrowed, Job, Loan, queue_holder
 from asynctask.ledger.standalone import AGAIN, discard, put_off_elsewhere
 from asynctask.logs import get_logger
@@ -45,12 +46,6 @@ AWAY_S: Final = 1.0
 def engine_queue(engine: str, name: str) -> str:
     """The ledger's name of the queue ``name`` of an engine."""
     return f"{engine}/{name}"
-
-
-def engine_of(queue: str) -> str | None:
-    """The engine that a queue belongs to; None for a queue of the own broker."""
-    engine, slash, _ = queue.partition("/")
-    return engine if slash else None
 
 
 def own_name(queue: str) -> str:
@@ -138,7 +133,7 @@ class Router:
                 own.add(queue)
             elif self.reaches(queue):
                 by_engine[engine].append(queue)
-        found = dict(self._broker.waiting(own)) if own or not by_engine else {}
+        found = dict(self._broker.waiting(own)) if own else {}
         for engine, its in by_engine.items():
             found |= {queue: {0: count} for queue, count in self._counted(engine, its).items() if count}
         return found
@@ -333,7 +328,7 @@ class Outbox:
         self._refused, self._unknown = {}, {}
 
 
-# -- the client middleware: of single jobs when they are pushed, of a Task's jobs at dispatch
+# -- the client middleware: of single jobs when they are pushed, of a Task's jobs when they are borrowed
 
 
 def passes(chain: Chain, worker: Worker, job: CurrentJob) -> bool:
@@ -362,7 +357,7 @@ def encoded(payload: Mapping[str, object]) -> str:
 
 
 class Outgoing:
-    """Applies the client middleware to the jobs of Tasks as they are dispatched.
+    """Applies the client middleware to the jobs of Tasks as they are borrowed, by a worker process or for a foreign queue.
 
     Single jobs passed it when they were pushed. A job of a Task that a middleware stops, whose middleware raises or returns
     an invalid job, ends in ``error`` with the reason: an accepted item never vanishes.

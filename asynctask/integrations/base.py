@@ -33,7 +33,7 @@ from asynctask.config import Config
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
-from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
+from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue, own_name
 from asynctask.errors import IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
@@ -179,7 +179,7 @@ def pushed_job(copy: Copy) -> PushedJob:
         args, kwargs = args
         args, kwargs = [*map(revealed, args[:1]), *args[1:]], {name: revealed(each) for name, each in kwargs.items()}
     attempt = None if is_lone else copy.attempt
-    queue = copy.queue.partition("/")[2]
+    queue = own_name(copy.queue)
     retries = int(job.get("retry_count", -1)) + 1
     if (again := job.get(AGAIN)) is not None:
         kwargs, retries, signature = again["kwargs"], max(0, retries - again["before"]), again["signature"]

@@ -21,13 +21,11 @@ from asynctask.clock import rfc3339
 from asynctask.config import QUEUE_NAME
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Begin, begin
-from asynctask.dispatch import outbox
 from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
 from asynctask.exports.run import MERGER
 from asynctask.ledger import foreign, processes, queries
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import EventRecord, Failure, Note, untouched
-from asynctask.ledger.lending import is_queue_holder
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fitted, is_job_id, last_message_is
@@ -231,16 +229,14 @@ class RemoteTracker:
 
     def _held(self, event: EventRecord, lent: str | None) -> _Bar | None:
         """Why no worker in another language can have this job. ``lent``: who holds the loan that it lies in."""
-        row, engine, holder = event.row, outbox.engine_of(event.queue), event.row.process or lent
+        row, engine, holder = event.row, foreign.engine_of(event.queue), event.row.process or lent
         if engine is not None:
             return _held(f"it is one of {engine}, whose workers record it by themselves")
         if _waits(event) and event.task_id is not None and holder is None:
             return _held("it waits in the ledger, and was given to nobody")
         if row.status is Status.ENQUEUE and row.due_at is not None:
             return _held("it waits in the ledger, and was given to nobody")
-        is_other = holder is not None and holder != self._ledger.holder and not processes.is_engine(holder)
-        # What a dispatcher has pushed it hands over a moment later.
-        if holder is None or not is_other or is_queue_holder(holder) or foreign.process_of(holder) != holder:
+        if holder in (None, self._ledger.holder) or processes.is_engine(holder) or foreign.is_queue(holder):
             return None
         return _held(f"the process {holder} of the application has it")
 

@@ -28,7 +28,7 @@ from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger.base import Ledger, chunks, lock_now
 from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events
 from asynctask.ledger.hints import in_session
-from asynctask.ledger.lending import announce, is_queue_holder, queue_holder
+from asynctask.ledger.lending import LENDERS, PLACES, announce, is_queue_holder, queue_holder
 
 _t, _e, _l, _p = tasks.c, events.c, loans.c, places.c
 
@@ -37,12 +37,12 @@ _UNBEGUN: Final = (_e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high,
 """The rows of a loan that no process has begun, as far as the ledger knows."""
 
 
-def _first_of_loan(which: Any) -> Any:
+def _of_unbegun(which: Any) -> Any:
     return sa.select(which).where(*_UNBEGUN).correlate(loans).scalar_subquery()
 
 
 _OF_HOLDER: Final = sa.select(
-    _l.id, _l.task_id, _l.low, _l.high, _first_of_loan(sa.func.min(_e.seq)), _first_of_loan(sa.func.max(_e.seq))
+    _l.id, _l.task_id, _l.low, _l.high, _of_unbegun(sa.func.min(_e.seq)), _of_unbegun(sa.func.max(_e.seq))
 ).where(_l.process == sa.bindparam("holder"))
 _LENT_TO: Final = (
     sa.select(sa.func.count())
@@ -57,14 +57,18 @@ _NAMED: Final = (
     .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"), *_OPEN)
     .where(sa.or_(_e.process == sa.bindparam("holder"), _e.process.like("%@%")))
 )
-_PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))
-_HOLDERS: Final = sa.select(_l.process).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None)).distinct()
 
 
 def _held(connection: Connection, holder: str, task_id: int) -> int:
     """How many jobs of a Task lie in a foreign queue, or with its workers."""
     given = {"of": task_id, "holder": holder}
     return int(connection.scalar(_LENT_TO, given) or 0) + int(connection.scalar(_NAMED, given) or 0)
+
+
+def engine_of(queue: str) -> str | None:
+    """The engine that a queue belongs to (``celery/emails``); None for a queue of the own broker."""
+    engine, slash, _ = queue.partition("/")
+    return engine if slash else None
 
 
 # -- who pushes
@@ -95,13 +99,12 @@ def pushers(connection: Connection) -> set[str]:
     return {str(holder) for each in named for holder in connection.execute(each).scalars()}
 
 
-@repeatable
 def end_empty(ledger: Ledger, holder: str) -> None:
-    """Ends those loans of a holder of which nothing waits any more."""
-    with ledger.database.write() as connection:
+    """Ends those loans of a holder of which nothing waits any more. Raises LedgerUnavailable."""
+    with ledger.database.read() as connection:
         found = connection.execute(_OF_HOLDER, {"holder": holder}).all()
-        if over := [int(row[0]) for row in found if row[4] is None]:
-            connection.execute(loans.delete().where(batches.among(connection, _l.id, over), _l.process == holder))
+    if over := [int(row[0]) for row in found if row[4] is None]:
+        _trim(ledger, holder, over, [])
 
 
 # -- places
@@ -118,11 +121,11 @@ def lease(ledger: Ledger, holder: str, task_id: int, want: int) -> int:
         task = lock_now(connection, task_id)
         if task is None:
             return 0
-        had = {str(process): int(n) for process, n in connection.execute(_PLACES, {"of": task_id})}
+        had = {str(process): int(n) for process, n in connection.execute(PLACES, {"of": task_id})}
         own = had.pop(ledger.identity, 0)
         held = _settle_places(connection, holder, task_id, had.pop(holder, None))
         limit = at_once(task["parallel"], interval_of(task["interval_s"]))
-        holders = {str(process) for process in connection.execute(_HOLDERS, {"of": task_id}).scalars()}
+        holders = {str(process) for process in connection.execute(LENDERS, {"of": task_id}).scalars()}
         n = 0
         is_open = holders <= {*had, holder, ledger.identity}
         if limit is not None and is_open and may_start(task["state"], in_session(task)):
@@ -226,7 +229,7 @@ def _count_places(ledger: Ledger, holder: str, task_id: int) -> None:
     with ledger.database.write() as connection:
         if lock_now(connection, task_id) is None:
             return
-        had = connection.scalar(_PLACES.with_only_columns(_p.n).where(_p.process == holder), {"of": task_id})
+        had = connection.scalar(PLACES.with_only_columns(_p.n).where(_p.process == holder), {"of": task_id})
         _settle_places(connection, holder, task_id, None if had is None else int(had))
 
 
@@ -295,17 +298,11 @@ def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
     An engine does not report which, and delivers them again by itself. Without the mark, a job that ends its process before
     its start is recorded would be delivered for ever; the start of a marked job is recorded first.
     """
-    holders = {queue_holder(_engine_of(queue)) for queue in queues}
+    holders = {queue_holder(engine_of(queue)) for queue in queues}
     with ledger.database.read() as connection:
         found = [record for holder in sorted(holders) for record in _records(connection, holder, queues, 10_000)]
     for part in chunks([record.id for record in found if not record.row.watched], 1_000):
         _watch(ledger, part)
-
-
-def _engine_of(queue: str) -> str | None:
-    """The engine in the name of a queue (``celery/emails``); None for one of the own broker."""
-    engine, slash, _ = queue.partition("/")
-    return engine if slash else None
 
 
 @repeatable

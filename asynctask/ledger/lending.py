@@ -1135,7 +1135,7 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
         task = lock_now(connection, task_id)
         if task is None:
             return Lease(0, is_locked=True)
-        rows = {str(process): int(n) for process, n in connection.execute(_PLACES, {"of": task_id})}
+        rows = {str(process): int(n) for process, n in connection.execute(PLACES, {"of": task_id})}
         own = rows.pop(ledger.identity, None)
         limit = at_once(task["parallel"], interval_of(task["interval_s"]))
         may = readiness.may_start(task["state"], hints.in_session(task))
@@ -1156,8 +1156,8 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
     return Lease(None if limit is None else n or 0)
 
 
-_PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))
-_LENDERS: Final = sa.select(_l.process).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None)).distinct()
+PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))
+LENDERS: Final = sa.select(_l.process).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None)).distinct()
 # The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
 _NAMED: Final = (
     sa.select(_e.process)
@@ -1169,7 +1169,7 @@ _NAMED: Final = (
 
 def _holders(connection: Connection, task_id: int) -> set[str]:
     """The worker processes that hold jobs of a locked Task. The places of a foreign queue are those of its holder."""
-    found = {str(i) for each in (_LENDERS, _NAMED) for i in connection.execute(each, {"of": task_id}).scalars()}
+    found = {str(i) for each in (LENDERS, _NAMED) for i in connection.execute(each, {"of": task_id}).scalars()}
     return {each for each in found if not is_queue_holder(each) and "@" not in each}
 
 

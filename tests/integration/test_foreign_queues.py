@@ -156,7 +156,6 @@ def test_a_program_without_a_foreign_queue_makes_no_query(world: World) -> None:
         assert app.dispatcher.round() == 0
         app.dispatcher.stop()
     assert said == []
-    assert not app.dispatcher.soon
 
 
 @contextmanager
@@ -375,7 +374,7 @@ class TestTurns:
         (first,) = self.submitted(app, 1, 100, priority=100)
         (other,) = self.submitted(app, 1, 100, priority=200)
         monkeypatch.setattr(dispatcher, "TURN_S", 0.0)
-        monkeypatch.setattr(dispatcher, "_MOST_BORROWED", 20)
+        monkeypatch.setattr(dispatcher, "MOST_BORROWED", 20)
         assert app.dispatcher._round(anew=True) == 20
         app.task(first).update(priority=300)
         shop.takes()
