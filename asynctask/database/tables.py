@@ -153,7 +153,6 @@ events: Final = Table(
     Column("first_row", BigInteger),
     Column("last_row", BigInteger),
     Column("due_at", BigInteger),  # waits in the ledger until then
-    Column("look_at", BigInteger),  # without a Task, in a foreign queue: next check that the queue holds it
     Column("problem", String(64)),
     Column("process", String(64)),
     Column("created_at", BigInteger, nullable=False),
@@ -166,7 +165,6 @@ events: Final = Table(
     UniqueConstraint("job_id", name="uq_events_job_id"),
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
     _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),
-    _partial("ix_events_look", "look_at", where="look_at IS NOT NULL"),
     _partial("ix_events_problem", "task_id", "id", "problem", where="problem IS NOT NULL"),
     _partial("ix_events_process", "process", where="process IS NOT NULL"),
 )

@@ -52,7 +52,7 @@ _READ = (
 
 _WRITTEN = (
     "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
-    "n_cancelled", "process", "problem", "look_at", "added_messages", "started_at", "finished_at",
+    "n_cancelled", "process", "problem", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
 _KEPT = ("result", "checkpoint", "marks", "params", "options", "worker_name", "queue", "created_at")
 """Columns that are unchanged unless the change sets them."""
@@ -405,7 +405,6 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
         "v_n_cancelled": after.n_cancelled,
         "v_process": after.process,
         "v_problem": problem_of(turn, change.failure),
-        "v_look_at": None,
         "v_added_messages": record.messages,
         "v_started_at": record.started_at,
         "v_finished_at": now if over else None,
@@ -666,7 +665,7 @@ def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None
         raise StaleRead(f"from {before} to {after}: only what ends an untouched Event may be written unread")
     same = {
         "status": str(after.status), "problem": group.problem, "n_finish": after.n_finish, "n_failed": after.n_failed,
-        "n_error": after.n_error, "n_cancelled": after.n_cancelled, "look_at": None, "finished_at": now,
+        "n_error": after.n_error, "n_cancelled": after.n_cancelled, "finished_at": now,
     }  # fmt: skip
     written = ("added_messages", *group.names)
     found = batches.update(connection, events, _READ_GUARD, written, group.rows, same=same, where=_UNTOUCHED)

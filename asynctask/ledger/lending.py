@@ -601,7 +601,7 @@ def _to_claim(dialect: str) -> Any:
 def _claimed(dialect: str) -> Any:
     waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
     found = events.update().where(batches.among_given(dialect, _e.id, "ids"), waits)
-    return found.values(process=sa.bindparam("me"), due_at=None, look_at=None)
+    return found.values(process=sa.bindparam("me"), due_at=None)
 
 
 def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], where: Any = None) -> list[int]:

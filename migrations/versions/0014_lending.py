@@ -19,9 +19,9 @@ depends_on = None
 
 # What was in a queue, or lent to follow another job, waits again under a new attempt: a copy that is left is dropped.
 _OUT = (
-    "UPDATE events SET attempt = attempt + 1, due_at = :now, process = NULL, look_at = NULL WHERE status = 'enqueue' AND"
-    " due_at IS NULL AND (EXISTS (SELECT 1 FROM tasks t WHERE t.id = events.task_id AND events.seq < t.next_seq)"
-    " OR (task_id IS NULL AND look_at IS NOT NULL))"
+    "UPDATE events SET attempt = attempt + 1, due_at = :now, process = NULL WHERE status = 'enqueue' AND due_at IS NULL AND"
+    " (EXISTS (SELECT 1 FROM tasks t WHERE t.id = events.task_id AND events.seq < t.next_seq)"
+    " OR (task_id IS NULL AND {column} IS NOT NULL))"
 )
 _DUE = (
     "UPDATE tasks SET due_next = :now WHERE finished_at IS NULL AND EXISTS"
@@ -77,10 +77,13 @@ def upgrade() -> None:
     op.add_column("processes", sa.Column("held_jobs", sa.Text().with_variant(LONGTEXT(), "mysql", "mariadb")))
     now = {"now": time.time_ns() // 1_000}
     connection = op.get_bind()
-    for statement in (_OUT, _DUE):
-        connection.execute(sa.text(statement), now)
+    if "look_at" in {each["name"] for each in sa.inspect(connection).get_columns("events")}:  # not so far yet
+        for statement in (_OUT.format(column="look_at"), _DUE):
+            connection.execute(sa.text(statement), now)
     connection.execute(sa.text(_READY))
     connection.execute(sa.text("DELETE FROM jobs WHERE attempt > 0"))
+    op.drop_index("ix_events_look", table_name="events")
+    op.drop_column("events", "look_at")
     op.drop_index("ix_tasks_dispatch_until", table_name="tasks")
     with op.batch_alter_table("tasks", schema=None) as batch_op:
         for name in _GONE:
@@ -98,28 +101,29 @@ def downgrade() -> None:
         op.execute("ALTER TABLE tasks RESET (fillfactor)")
     connection = op.get_bind()
     now = {"now": time.time_ns() // 1_000}
-    for statement in (_OUT, _DUE):
+    for statement in (_OUT.format(column="process"), _DUE):
         connection.execute(sa.text(statement), now)
+    op.add_column("events", sa.Column("look_at", sa.BigInteger()))
+    op.create_index("ix_events_look", "events", ["look_at"], **_where(connection.dialect.name, "look_at"))
     for table, name in (("tasks", "low_seq"), ("task_tallies", "dispatched"), ("task_tallies", "returned")):
         op.add_column(table, sa.Column(name, sa.BigInteger(), server_default=sa.text("0"), nullable=False))
     op.add_column("tasks", sa.Column("reserved_from", sa.BigInteger()))
     op.add_column("tasks", sa.Column("dispatch_by", sa.String(64)))
     op.add_column("tasks", sa.Column("dispatch_until", sa.BigInteger()))
     connection.execute(sa.text(_FLYING))
-    where = (
-        {}
-        if connection.dialect.name == "mariadb"
-        else {
-            "sqlite_where": sa.text("dispatch_until IS NOT NULL"),
-            "postgresql_where": sa.text("dispatch_until IS NOT NULL"),
-        }
-    )
+    where = _where(connection.dialect.name, "dispatch_until")
     op.create_index("ix_tasks_dispatch_until", "tasks", ["dispatch_until"], **where)
     with op.batch_alter_table("processes", schema=None) as batch_op:
         batch_op.drop_column("held_at")
         batch_op.drop_column("held_jobs")
     for name in ("queues", "places", "loans"):
         op.drop_table(name)
+
+
+def _where(dialect: str, column: str) -> dict[str, sa.TextClause]:
+    """Of a partial index; MariaDB has none."""
+    where = sa.text(f"{column} IS NOT NULL")
+    return {} if dialect == "mariadb" else {"sqlite_where": where, "postgresql_where": where}
 
 
 def _options() -> dict[str, str]:

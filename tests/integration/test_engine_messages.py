@@ -51,7 +51,7 @@ def ended(process: EngineProcess, *tickets: Ticket) -> None:
 def written(world: World, job_id: str) -> tuple[Any, ...]:
     (row,) = world.sql(
         "SELECT status, attempt, retries, deaths, watched, n_finish, n_failed, n_error, n_cancelled, process, problem,"
-        " queue, worker_name, look_at, due_at, result, options, params, started_at IS NOT NULL, finished_at IS NOT NULL,"
+        " queue, worker_name, due_at, result, options, params, started_at IS NOT NULL, finished_at IS NOT NULL,"
         " added_messages FROM events WHERE job_id = ?",
         job_id,
     )

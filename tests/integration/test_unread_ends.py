@@ -58,7 +58,7 @@ def rows(world: World, task_id: int) -> list[tuple[Any, ...]]:
     """What is written of each Event, the times left out."""
     found = world.sql(
         "SELECT status, attempt, retries, deaths, watched, n_finish, n_failed, n_error, n_cancelled, process, problem,"
-        " look_at, due_at, result, started_at IS NOT NULL, finished_at IS NOT NULL, added_messages FROM events"
+        " due_at, result, started_at IS NOT NULL, finished_at IS NOT NULL, added_messages FROM events"
         " WHERE task_id = ? ORDER BY seq",
         task_id,
     )
