@@ -38,7 +38,7 @@ class Load:
     queues: Sequence[str]
     free: int
     rate: float
-    threads: int = 0
+    threads: int
 
 
 class Capacity:
@@ -213,7 +213,7 @@ class QueueRates:
         del self._last[queue]
         return self._rates[queue]
 
-    def note(self, queue: str, waits: int, pushed: int, wanted: int, free: int, threads: int = 0) -> None:
+    def note(self, queue: str, waits: int, pushed: int, wanted: int, free: int, threads: int) -> None:
         """``waits`` were in the queue when ``pushed`` of ``wanted`` jobs were added, and ``free`` of ``threads`` idle."""
         now = self._clock.monotonic()
         last = self._last.setdefault(queue, _Watched(now, now, waits, free, threads))

@@ -838,7 +838,7 @@ class EngineProcess(AppProcess):
     def load(self) -> Load:
         """What this process can use now."""
         free = 0 if self.should_stop else self._concurrency - len(self.tracker.running())
-        return Load(self.ledger.identity, self._queue_names, free, self._rate.per_second)
+        return Load(self.ledger.identity, self._queue_names, free, self._rate.per_second, self._concurrency)
 
     def facts(self) -> dict[str, Any]:
         return {

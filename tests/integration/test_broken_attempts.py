@@ -38,7 +38,7 @@ BROKEN: Final = (0, -1, 2**31, 2**63, 10**30, True, "1", 1.5, None, [1], {"a": 1
 def taken(app: AsyncTask, broker: Any, queue: str, count: int, patch: pytest.MonkeyPatch) -> tuple[TaskHandle, list[Copy]]:
     """A list, and the copies of its jobs, which are dispatched and lost on their way to the broker."""
     found: list[Copy] = []
-    load = Load("test", [queue], count, 0.0)
+    load = Load("test", [queue], count, 0.0, count)
     with patch.context() as within:
         within.setattr(broker, "push", found.extend)
         app.dispatcher.attach(lambda: load)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the s
 
 def using(app: AsyncTask, free: int) -> None:
     """A process in another language can use so many jobs."""
-    app.dispatcher.attach(lambda: Load("ruby@here:1:a", ("default",), free, 0.0))
+    app.dispatcher.attach(lambda: Load("ruby@here:1:a", ("default",), free, 0.0, free))
 
 
 def statuses(world: World, task_id: int) -> dict[str, int]:

@@ -129,6 +129,11 @@ def test_a_process_is_as_fast_as_its_jobs_although_none_runs_when_it_is_measured
     assert rates == pytest.approx([100.0] * 20, rel=0.25)
 
 
+def test_a_process_says_how_many_of_its_jobs_may_end_in_one_moment(world: World) -> None:
+    """Without it, ten jobs that took ten seconds each and end together count as a hundred a second."""
+    assert EngineProcess(world.app(), "celery", concurrency=4).load().threads == 4
+
+
 def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are asked whether they are over, all of them: what ends meanwhile is recorded all the same."""
     app = world.app()

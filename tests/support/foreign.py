@@ -59,7 +59,7 @@ class Shop:
 
     def uses(self, free: int, *queues: str) -> None:
         """Its one process can use so many jobs."""
-        self.app.dispatcher.attach(lambda: Load("shop@here:1:a", queues or (QUEUE,), free, 0.0))
+        self.app.dispatcher.attach(lambda: Load("shop@here:1:a", queues or (QUEUE,), free, 0.0, free))
 
     def takes(self, count: int | None = None) -> list[Copy]:
         """Takes jobs out of its queue."""
