@@ -236,22 +236,38 @@ class Outbox:
                 self._refuse((job.job_id, job.attempt), error)
 
     def settle(self) -> int:
-        """Pushes what is borrowed, then hands it over. Returns the number pushed. Raises :class:`Unavailable`; if it is the
-        broker that does not answer, everything is back in the ledger."""
+        """Pushes what is borrowed and hands it over. Returns the number pushed. Raises :class:`Unavailable`; if it is an
+        engine's broker that does not answer, everything is back in the ledger.
+
+        Redis lists what it holds, and its workers in other languages perform any copy: it is handed over first, so that
+        nothing is pushed twice, and the search for lost jobs finds what never arrived. An engine's workers drop a copy
+        whose attempt is over: it is pushed first, so that nothing waits for that search.
+        """
         if not (self._loans or self._claimed):
             return 0
+        if self._is_listed:
+            self._hand_over()
         try:
             pushed = self._push()
-        except BrokerUnavailable:
-            self._give_back()
+        except Unavailable as error:
+            if self._is_listed or isinstance(error, BrokerUnavailable):
+                self._give_back()
             raise
-        foreign.hand_over(self._ledger, self._holder, [loan.id for loan in self._loans], self._claimed, self._limited)
-        tasks = self._priorities
-        self._clear()
-        if self._control.withdraws and self._holder == queue_holder(None):
+        self._hand_over()
+        tasks, self._priorities = self._priorities, {}
+        if self._control.withdraws and self._is_listed:
             for task_id in foreign.changed_tasks(self._ledger, tasks):
                 self._control.recall(task_id)
         return pushed
+
+    @property
+    def _is_listed(self) -> bool:
+        return self._holder == queue_holder(None)
+
+    def _hand_over(self) -> None:
+        if self._loans or self._claimed:
+            foreign.hand_over(self._ledger, self._holder, [loan.id for loan in self._loans], self._claimed, self._limited)
+        self._loans, self._claimed, self._limited = [], {}, Counter()
 
     def leave(self) -> None:
         """Gives everything back; what the ledger does not take now is recovered with this process."""
@@ -261,7 +277,7 @@ class Outbox:
             self._log.warning("outbox_not_given_back", error=str(error))
 
     def _give_back(self) -> None:
-        """What was pushed nevertheless is dropped at Begin, or performed once: the ledger counts one outcome."""
+        """What is not handed over goes back; a copy of it that was pushed nevertheless is dropped at Begin."""
         if self._loans:
             lending.give_back(self._ledger, [(loan, loan.low) for loan in self._loans])
         if self._claimed:
@@ -270,9 +286,6 @@ class Outbox:
             foreign.lease(self._ledger, self._holder, task_id, 0)
         self._unasked, self._unpushed = [], []
         self._refused, self._unknown = {}, {}
-        self._clear()
-
-    def _clear(self) -> None:
         self._loans, self._claimed, self._limited, self._priorities = [], {}, Counter(), {}
 
     def _push(self) -> int:

@@ -108,7 +108,7 @@ def test_a_job_that_runs_wins_over_a_message_without_a_valid_attempt(world: Worl
     assert written(world, "short")[:2] == ("enqueue", 2)
     assert written(world, "long") == before
     ended(process, *tickets)
-    assert [(written(world, name)[0], written(world, name)[14]) for name in ("short", "long")] == [("finish", None)] * 2
+    assert [(written(world, name)[0], written(world, name)[13]) for name in ("short", "long")] == [("finish", None)] * 2
     assert process.begin(job("short")).verdict is Begin.DROP
     assert doctor.examine(world.app().ledger) == []
 
@@ -122,7 +122,7 @@ def test_a_message_without_a_valid_attempt_has_a_lone_job_sent_by_the_ledger_onc
         refused(process, name, 0)
         refused(process, name, 10**5_000)
     assert written(world, "kept")[:2] == ("enqueue", 2)
-    assert written(world, "kept")[14] == process.ledger.now() + PUT_OFF_S * SECOND
+    assert written(world, "kept")[13] == process.ledger.now() + PUT_OFF_S * SECOND
     assert [said["message"] for said in written(world, "kept")[-1]] == ["Its message had no valid attempt: 0"]
     assert written(world, "unkept")[:2] == ("error", 1)
     assert world.sql("SELECT 1 FROM events WHERE job_id = ?", "unknown") == []
