@@ -65,6 +65,12 @@ def tolerated(wanted: int, left: int | None, lent: int) -> int:
     return wanted if left is None else max(0, min(wanted, left + 1 - lent))
 
 
+def has_turn(event_id: int, place: int, first: int, before: int | None) -> bool:
+    """Whether a job with a key may be lent: it is the ``first`` in the line of its key (ids of Events), and nothing can
+    come before it any more. ``before``: a list is being split whose items get this ``place``; None if there is none."""
+    return event_id == first and (before is None or place <= before)
+
+
 def granted(want: int, running: int, limit: int, others: int, *, is_open: bool) -> int:
     """How many places of a Task a process has from now on.
 

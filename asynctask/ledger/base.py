@@ -57,7 +57,6 @@ class Held:
         self._again_at = 0.0
         self._hints: set[int] = set()
         self._sessions: set[str] = set()
-        self._lines: set[int] = set()
 
     def worth_waiting(self, task_id: int, now: float) -> bool:
         """Whether to wait for the row: not if a wait failed less than :data:`AGAIN_S` before ``now`` (monotonic)."""
@@ -83,21 +82,10 @@ class Held:
         with self._lock:
             self._sessions.add(key)
 
-    def keep_lines(self, lines: Iterable[int]) -> None:
-        """Keeps lines that could not go on, because another transaction has locked the keys."""
-        with self._lock:
-            self._lines.update(lines)
-
     @property
     def keeps(self) -> bool:
-        """Whether any hint, session or line is kept."""
-        return bool(self._hints or self._sessions or self._lines)
-
-    def take_lines(self) -> set[int]:
-        """Returns and clears all kept lines."""
-        with self._lock:
-            lines, self._lines = self._lines, set()
-        return lines
+        """Whether any hint or session is kept."""
+        return bool(self._hints or self._sessions)
 
     def take(self) -> tuple[set[int], set[str]]:
         """Returns and clears all kept hints and sessions."""
@@ -219,12 +207,6 @@ _LOCK_MARIADB: Final = sa.text(
     "SET STATEMENT max_statement_time = :patience FOR SELECT tasks.* FROM tasks WHERE id = :task_id FOR UPDATE"
 )
 _DUTY: Final = sa.select(duties.c.name).where(duties.c.name == sa.bindparam("name"))
-_DUTY_MARIADB: Final = sa.text(
-    "SET STATEMENT max_statement_time = :patience FOR SELECT name FROM duties WHERE name = :name FOR UPDATE"
-)
-_DUTY_ID: Final = -1
-"""Stands for a duty among the ids of Tasks in :class:`Held`."""
-
 _LOCK_TIMEOUTS: Final = frozenset({"55P03", LOCKED, 1969})
 """PostgreSQL: lock timeout. MariaDB: lock wait timeout, statement interrupted by its time limit."""
 
@@ -234,27 +216,37 @@ def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, 
     if connection.dialect.name == "sqlite":
         row = connection.execute(_ONE, {"task_id": task_id}).first()
         return None if row is None else as_dict(row)
-    row = _lock_soon(connection, ledger, task_id, (_ONE, _FREE, _LOCK_MARIADB), {"task_id": task_id})
+    row = connection.execute(_FREE, {"task_id": task_id}).first()
+    if row is None:
+        if not ledger.held.worth_waiting(task_id, ledger.clock.monotonic()):
+            return None
+        try:
+            row = _wait(connection, task_id)
+        except exc.DBAPIError as error:
+            if code_of(error) not in _LOCK_TIMEOUTS:
+                raise
+            ledger.held.waited(task_id, ledger.clock.monotonic(), had=False)
+            return None
+    ledger.held.waited(task_id, ledger.clock.monotonic(), had=True)
     return None if row is None else as_dict(row)
+
+
+def _wait(connection: Connection, task_id: int) -> Any:
+    """Waits for the lock in its queue, for a bounded time: polling would starve where transactions follow each other."""
+    if connection.dialect.name == "mariadb":
+        return connection.execute(_LOCK_MARIADB, {"task_id": task_id, "patience": PATIENCE_S}).first()
+    with connection.begin_nested():
+        before = connection.exec_driver_sql("SHOW lock_timeout").scalar()
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE_S * 1_000:.0f}ms'")
+        row = connection.execute(_ONE.with_for_update(), {"task_id": task_id}).first()
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{before}'")
+    return row
 
 
 def lock_now(connection: Connection, task_id: int) -> dict[str, Any] | None:
     """As :func:`try_lock`, without a wait: a borrower whose Task is locked looks at another one."""
     row = connection.execute(_ONE if connection.dialect.name == "sqlite" else _FREE, {"task_id": task_id}).first()
     return None if row is None else as_dict(row)
-
-
-def try_lock_duty(connection: Connection, ledger: Ledger, name: str) -> bool:
-    """Locks a row of ``duties`` until the transaction ends; False if another transaction holds it. Makes a missing row; the
-    first caller may get False for that, and calls again later."""
-    if connection.dialect.name == "sqlite":  # the write transaction excludes others
-        return True
-    statements = (_DUTY, _DUTY.with_for_update(skip_locked=True), _DUTY_MARIADB)
-    if _lock_soon(connection, ledger, _DUTY_ID, statements, {"name": name}) is not None:
-        return True
-    if _make_duty(connection, name):
-        return _lock_soon(connection, ledger, _DUTY_ID, statements, {"name": name}) is not None
-    return False
 
 
 def lock_duty(connection: Connection, name: str) -> None:
@@ -267,45 +259,10 @@ def lock_duty(connection: Connection, name: str) -> None:
         connection.execute(lock, {"name": name})
 
 
-def _make_duty(connection: Connection, name: str) -> bool:
-    if connection.execute(_DUTY, {"name": name}).first() is not None:
-        return False
+def _make_duty(connection: Connection, name: str) -> None:
     ignore = "IGNORE " if connection.dialect.name == "mariadb" else ""
     rest = "" if ignore else " ON CONFLICT DO NOTHING"
     connection.execute(sa.text(f"INSERT {ignore}INTO duties (name) VALUES (:name){rest}"), {"name": name})  # noqa: S608
-    return True
-
-
-def _lock_soon(
-    connection: Connection, ledger: Ledger, task_id: int, statements: tuple[Any, Any, Any], values: dict[str, Any]
-) -> Any:
-    """The row, locked: at once if it is free, else after a bounded wait; None if another transaction holds it."""
-    plain, free, mariadb = statements
-    row = connection.execute(free, values).first()
-    if row is None:
-        if not ledger.held.worth_waiting(task_id, ledger.clock.monotonic()):
-            return None
-        try:
-            row = _wait(connection, plain, mariadb, values)
-        except exc.DBAPIError as error:
-            if code_of(error) not in _LOCK_TIMEOUTS:
-                raise
-            ledger.held.waited(task_id, ledger.clock.monotonic(), had=False)
-            return None
-    ledger.held.waited(task_id, ledger.clock.monotonic(), had=True)
-    return row
-
-
-def _wait(connection: Connection, plain: Any, mariadb: Any, values: dict[str, Any]) -> Any:
-    """Waits for the lock in its queue, for a bounded time: polling would starve where transactions follow each other."""
-    if connection.dialect.name == "mariadb":
-        return connection.execute(mariadb, {**values, "patience": PATIENCE_S}).first()
-    with connection.begin_nested():
-        before = connection.exec_driver_sql("SHOW lock_timeout").scalar()
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE_S * 1_000:.0f}ms'")
-        row = connection.execute(plain.with_for_update(), values).first()
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{before}'")
-    return row
 
 
 @repeatable

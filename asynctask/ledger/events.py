@@ -21,7 +21,7 @@ from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, key_places, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
-from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
+from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
 
 MAX_GROUPS = 100
@@ -29,6 +29,10 @@ MAX_GROUPS = 100
 
 ITEMS: Final = "items"
 """``problem`` of an open slice of which an item has failed."""
+
+PLACES_EACH: Final = 1 << 20
+"""Places in the line of a key from those of one Task's jobs to those of the next one's; between them come jobs that run
+again after their end: more would have to run again in one line before the next Task with keys."""
 
 RESUMABLE: Final = "stopped"
 """``problem`` of a stopped Event: the index finds those that may be started again."""
@@ -320,6 +324,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     if ends:
         write_unread(connection, ledger, ends, moved, now)
     _leave_lines(connection, [*changes, *ends])
+    _enter_lines(connection, changes)
     # Lock order of every transaction: all events first, then their counters.
     _write_failures(connection, ledger, [*changes, *ends])
     move_counts(connection, moved, now)
@@ -341,6 +346,40 @@ def _leave_lines(connection: Connection, changes: Sequence[Write]) -> None:
 @cache
 def _leave(dialect: str) -> Any:
     return key_places.delete().where(batches.among_given(dialect, key_places.c.event_id, "ids"))
+
+
+def _enter_lines(connection: Connection, changes: Sequence[Write]) -> None:
+    """Gives Events that run again after their end the last places in the lines of their keys."""
+    again = [
+        each.event_id
+        for each in changes
+        if each.record is not None
+        and each.record.line is not None
+        and each.turn
+        and each.turn.before is not None
+        and each.turn.before.status in TERMINAL
+        and each.turn.after.status not in TERMINAL
+    ]
+    if again:
+        lock_order(connection)
+        dialect = connection.dialect.name
+        connection.execute(_enter(dialect), {"ids": batches.given(dialect, again)})
+
+
+@cache
+def _enter(dialect: str) -> Any:
+    w = key_places.alias("w")
+    least = sa.select(sa.func.max(_t.id) * PLACES_EACH).scalar_subquery()
+    last = sa.select(sa.func.max(w.c.place)).where(w.c.line == _e.line).correlate(events).scalar_subquery()
+    place = sa.case((last > least, last), else_=least) + 1
+    new = sa.select(_e.id, _e.line, place).where(batches.among_given(dialect, _e.id, "ids"))
+    return key_places.insert().from_select(["event_id", "line", "place"], new)
+
+
+def lock_order(connection: Connection) -> None:
+    """Lets no Task with keys come into being, and nothing come last in a line, until the transaction ends; call it before a
+    new Task has its id. So who sees a Task with keys sees all with smaller ids, and a later place is a larger one."""
+    lock_duty(connection, "key order")
 
 
 def _apply_batch(

@@ -64,8 +64,8 @@ class Offer:
     """A Task that may start jobs now.
 
     ``limit``: how many of its jobs may run at once, None for any number; ``left``: its jobs beyond the pointer;
-    ``has_keys``: jobs of equal keys run one after the other; ``is_plain``: a borrow at the pointer needs no other check
-    than its state; ``options`` (JSON text) and ``slots`` are the Task's columns.
+    ``is_plain``: a borrow at the pointer needs no other check than its state; ``options`` (JSON text) and ``slots`` are the
+    Task's columns.
     """
 
     task_id: int
@@ -77,7 +77,6 @@ class Offer:
     has_rounds: bool
     left: int
     is_plain: bool
-    has_keys: bool
     options: str | None
     slots: int
 
@@ -103,7 +102,7 @@ _IS_PLAIN: Final = (
 _RUNS: Final = ~sa.exists().where(_q.name == sa.bindparam("of"), _q.paused > 0)
 _OFFERED: Final = (
     _t.id, _t.queue, _t.priority, _t.worker_name, _t.owner, _LIMIT, _HAS_ROUNDS, _t.created_jobs - _t.next_seq, _IS_PLAIN,
-    _t.key_field.is_not(None), _t.options, _t.slots,
+    _t.options, _t.slots,
 )  # fmt: skip
 
 
@@ -369,8 +368,7 @@ class _Step:
 def _borrow(ledger: Ledger, offer: Offer, wanted: int, taken: int, names: Sequence[str] | None) -> _Step:
     step, task_id = _Step(), offer.task_id
     with ledger.database.write() as connection:
-        # Of Tasks with keys one borrow at a time goes on, and the next one waits for it: to ask again would take longer.
-        task = try_lock(connection, ledger, task_id) if offer.has_keys else lock_now(connection, task_id)
+        task = lock_now(connection, task_id)
         if task is None:
             return _Step(is_locked=True)
         now = ledger.now()
@@ -404,14 +402,10 @@ def _room(
     if not readiness.may_start(task["state"], hints.in_session(task)):
         hints.settle(connection, ledger, task)
         return None
-    if task["key_field"] is not None:
-        if not sessions.lock_keys(connection, ledger):
-            step.is_locked = True
-            return None
-        if (gate := sessions.gate(connection, task)).waits:
-            step.next_at = now + _SOON
-            hints.write(connection, task, Hints(None, step.next_at), now)
-            return None
+    if task["key_field"] is not None and (gate := sessions.gate(connection, task)).waits:
+        step.next_at = now + _SOON
+        hints.write(connection, task, Hints(None, step.next_at), now)
+        return None
     interval = interval_of(task["interval_s"])
     step.limit = at_once(task["parallel"], interval)
     if interval:
@@ -479,11 +473,11 @@ def _lend(
         given["names"] = batches.given(dialect, names)
     due = [int(i) for (i,) in connection.execute(_due_of_task(dialect, names is not None), given)]
     if gate is not None and due:
-        asking = sessions.asking(connection, due)
-        admitted = sessions.admit(connection, asking)
-        sessions.block(connection, [each.id for each in asking if each.id not in admitted])
-        step.blocked |= {each.line for each in asking if each.line is not None and each.id not in admitted}
-        due = [i for i in due if i in admitted]
+        turns = sessions.turns(sessions.asking(connection, due), gate.before)
+        sessions.block(connection, turns.wait)
+        sessions.postpone(connection, turns.early, now + _SOON)
+        step.blocked |= set(turns.wait.values())
+        due = [i for i in due if i in turns.go]
     step.claimed = _claim(connection, ledger, due, _e.due_at <= now)
     step.is_locked = len(step.claimed) < len(due)
     count -= len(step.claimed)
@@ -622,12 +616,18 @@ def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], whe
         if task_id is not None and due_at is not None:
             moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta)
     ids = [int(row[0]) for row in rows]
-    if ids:
-        given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
-        if connection.execute(_claimed(dialect), given).rowcount != len(ids):
-            raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
-        move_counts(connection, moved, ledger.now())
+    _set_claimed(connection, ledger, ids)
+    move_counts(connection, moved, ledger.now())
     return ids
+
+
+def _set_claimed(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) -> None:
+    """Names this process in Events that the transaction has locked, and that wait."""
+    if event_ids:
+        dialect = connection.dialect.name
+        given = {"ids": batches.given(dialect, event_ids), "me": ledger.identity}
+        if connection.execute(_claimed(dialect), given).rowcount != len(event_ids):
+            raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
 
 
 # -- jobs with a key: only those whose turn it is are lent (:mod:`asynctask.ledger.sessions`), each by a claim
@@ -664,23 +664,23 @@ def _pass(
         top = min(created, most, high + max(count - len(going), _LEAST_PASSED))
         rows = batches.fetch_small(connection, _PASSED, {"of": task["id"], "low": high, "high": top}, lock=True)
         rows = sorted(rows, key=itemgetter(1))
-        asking = [sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks]
-        admitted = sessions.admit(connection, asking)
-        lines, wait = {each.id: each.line for each in asking}, list[int]()
-        for i, seq, asks, *_ in rows:
+        turns = sessions.turns([sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks], gate.before)
+        wait = list[int]()
+        for i, seq, *_ in rows:
             if len(going) == count:
                 top = int(seq)
                 break
-            if i in admitted:
+            if i in turns.go:
                 going.append(int(i))
-            elif asks:
+            elif i in turns.wait:
                 wait.append(int(i))
         sessions.block(connection, wait)
-        blocked |= {line for i in wait if (line := lines[i]) is not None}
+        blocked |= {turns.wait[i] for i in wait}
         high = top
     task["next_seq"] = high
     connection.execute(tasks.update().where(_t.id == task["id"]).values(next_seq=high))
-    return _claim(connection, ledger, going)
+    _set_claimed(connection, ledger, going)
+    return going
 
 
 # -- jobs without a Task
@@ -1288,15 +1288,12 @@ def wake(ledger: Ledger, woken: Collection[int]) -> None:
 
 def catch_up(ledger: Ledger) -> None:
     """Retries the hints and promotions that this process kept because a Task's row was locked. Raises LedgerUnavailable."""
-    (kept, keys), lines = ledger.held.take(), ledger.held.take_lines()
+    kept, keys = ledger.held.take()
     try:
-        wake(ledger, sessions.free(ledger, lines))
-        lines = set()
         hints.settle_free(ledger, kept)
         for key in keys:
             sessions.promote_alone(ledger, key)
     except LedgerUnavailable:
-        ledger.held.keep_lines(lines)
         ledger.held.keep_hints(kept)
         for key in keys:
             ledger.held.keep_session(key)

@@ -6,10 +6,13 @@ priority) and ``session_place``. A Task with nothing left but jobs waiting for a
 line again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
-of it (``key_places``) until it has ended. The first in a line goes. Nothing comes into a line before what may have been
-lent: the Tasks with keys are committed in the order of their ids (:func:`lock_order`), each waits while an earlier one is
-split, and an Event that runs again moves to the front when it goes. The gate of a borrow (:func:`admit`) lends only what
-goes. An Event whose Task's pointer passed it before its turn waits with ``due_at``
+of it (``key_places``) until it has ended. The first in a line goes, and stays the first until it has ended: nothing comes
+into a line before what may have been lent. The Tasks with keys are committed in the order of their ids
+(:func:`asynctask.ledger.events.lock_order`), each waits while an earlier one is split, and an Event that runs again after
+its end comes last, and waits while a list that was there before it is split
+(:func:`asynctask.core.readiness.has_turn`). So whoever reads that an Event is the first of its line needs no lock.
+
+An Event whose Task's pointer passed it before its turn waits with ``due_at``
 :data:`~asynctask.core.transitions.BLOCKED`, until :func:`free` finds that its turn has come.
 """
 
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -26,13 +29,14 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
+from asynctask.core.readiness import has_turn
 from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, key_places, loans, task_tallies, tasks
-from asynctask.ledger.base import MAX_ID, Ledger, chunks, loads, lock_duty, try_lock, try_lock_duty
-from asynctask.ledger.events import total_counts
+from asynctask.ledger.base import MAX_ID, Ledger, chunks, loads, try_lock
+from asynctask.ledger.events import PLACES_EACH, total_counts
 from asynctask.ledger.hints import in_session, settle
 
 _t, _e, _n, _k, _l = tasks.c, events.c, task_tallies.c, key_places.c, loans.c
@@ -248,13 +252,6 @@ def _stalled_holders() -> sa.Select[Any]:
 MAX_KEY: Final = 255
 """Largest number of characters of a key."""
 
-_KEYS: Final = "keys"
-"""The duty whose row is locked while turns are given: an Event that runs again comes into a line between the look who is
-first there and the commit."""
-
-_ORDER: Final = "key order"
-"""The duty whose row is locked from the id of a Task with keys until its commit."""
-
 _BY_LINE: Final = "FORCE INDEX (ix_key_places_line)"
 """For MariaDB, which takes a line for a large part of a table that is new, and would read all of it for each line."""
 
@@ -265,15 +262,9 @@ _MIXED: Final = "*"
 """The worker's name of a Task of mixed jobs."""
 
 _SPLITTING: Final = (
-    sa.select(sa.literal(1))
-    .where(
-        _t.split_until.is_not(None),
-        _t.split_state == "splitting",
-        _t.id < sa.bindparam("task_id"),
-        _t.key_field.is_not(None),
-    )
+    sa.select(sa.func.min(_t.id))
+    .where(_t.split_until.is_not(None), _t.split_state == "splitting", _t.key_field.is_not(None))
     .where(sa.or_(_t.worker_name.in_([sa.bindparam("worker"), _MIXED]), sa.bindparam("worker") == _MIXED))
-    .limit(1)
 )
 
 
@@ -324,18 +315,6 @@ def line_of(worker_name: str, key: str) -> int:
     return int.from_bytes(group + hashlib.blake2b(key[-2:].encode(), digest_size=3).digest(), "big", signed=True)
 
 
-def lock_order(connection: Connection) -> None:
-    """Lets no other Task with keys come into being until the transaction ends, so that who sees one sees all with smaller
-    ids; call it before the Task has its id."""
-    lock_duty(connection, _ORDER)
-
-
-def lock_keys(connection: Connection, ledger: Ledger) -> bool:
-    """Locks all lines until the transaction ends; False if another transaction holds them. After a Task's row, before
-    Events."""
-    return try_lock_duty(connection, ledger, _KEYS)
-
-
 def add_places(connection: Connection, task_ids: Collection[int], *, low: int = 0) -> None:
     """Gives the new Events of these Tasks, from ``seq`` ``low`` on, that have a key their places: in the order of the
     Tasks, then of the list."""
@@ -348,18 +327,21 @@ class Gate(NamedTuple):
     """What a Task with keys may do now.
 
     ``waits``: a Task that was submitted earlier is still being split, and its next items come before those of this one;
-    ``goes``: the Event at its pointer may have its turn.
+    ``goes``: the Event at its pointer may have its turn; ``before``: as of :func:`asynctask.core.readiness.has_turn`.
     """
 
     waits: bool
     goes: bool
+    before: int | None
 
 
 def gate(connection: Connection, task: Mapping[str, Any]) -> Gate:
-    """The gate of a locked Task; the caller has locked the keys."""
+    """The gate of a locked Task."""
     given = {"task_id": task["id"], "worker": task["worker_name"], "seq": task["next_seq"]}
     splitting, turn = connection.execute(_GATE, given).one()
-    return Gate(splitting is not None, turn != 0)
+    if splitting is None:
+        return Gate(False, turn != 0, None)
+    return Gate(splitting < task["id"], turn != 0, int(splitting) * PLACES_EACH)
 
 
 ASKING: Final = (_e.line, *_asking(events))
@@ -367,11 +349,7 @@ ASKING: Final = (_e.line, *_asking(events))
 
 
 class Asking(NamedTuple):
-    """An Event that is to be lent.
-
-    ``line``: if it has a key; ``place``: its place there (None: it ended before, and runs again); ``first``: the first of
-    that line; None if nobody is there.
-    """
+    """An Event that is to be lent: if it has a key, its ``line``, its ``place`` there, and the ``first`` of that line."""
 
     id: int
     line: int | None
@@ -379,89 +357,85 @@ class Asking(NamedTuple):
     first: int | None
 
 
-def admit(connection: Connection, asking: Collection[Asking]) -> set[int]:
-    """Of these Events of a locked Task those whose turn it is.
+class Turns(NamedTuple):
+    """Events that are to be lent, by their turns: those that ``go``, by their lines those that ``wait`` for others, and
+    those that are ``early``: the first of their lines, while a list is split whose items come before them."""
 
-    The caller has locked the keys. In its transaction it lends those that go, and has the others :func:`block`; after
-    it, :func:`free` looks at the lines of these, for those before them may have ended meanwhile. An Event without a key has
-    its turn always; one that runs again gets the last place, and when it goes the first one: lists that are split yet may
-    come before its last one.
-    """
-    admitted = {each.id for each in asking if each.line is None}
-    lines = {each.id: each.line for each in asking if each.line is not None}
-    if again := {each.id: each.line for each in asking if each.line is not None and each.place is None}:
-        last = connection.execute(sa.select(sa.func.max(_t.id))).scalar_one()
-        connection.execute(
-            key_places.insert(), [{"event_id": i, "line": line, "place": 2 * last + 1} for i, line in again.items()]
-        )
-    alone = {line: i for i, line in sorted(again.items(), reverse=True)}
-    going = lines.keys() & {each.first or alone[each.line] for each in asking if each.line is not None}
-    if moved := [each.id for each in asking if each.id in going and (each.place is None or each.place % 2)]:
-        connection.execute(key_places.update().where(_k.event_id.in_(moved)).values(place=0))
-    return admitted | going
+    go: set[int]
+    wait: dict[int, int]
+    early: set[int]
+
+
+def turns(asking: Collection[Asking], before: int | None) -> Turns:
+    """The turns of these Events. In its transaction the caller lends those that go, and has the others :func:`block` and
+    :func:`postpone`; after it, :func:`free` looks at the lines of those that wait, for those before them may have ended
+    meanwhile. An Event without a key goes always."""
+    found = Turns(set(), {}, set())
+    for each in asking:
+        if each.line is None or has_turn(each.id, each.place or 0, each.first or each.id, before):
+            found.go.add(each.id)
+        elif each.first == each.id:
+            found.early.add(each.id)
+        else:
+            found.wait[each.id] = each.line
+    return found
 
 
 def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
-    """Those of these Events that are due, locked, for :func:`admit`: what ends meanwhile must not get a place."""
+    """Those of these Events that are due, for :func:`turns`."""
     if not event_ids:
         return []
     dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _due(dialect), {"ids": batches.given(dialect, event_ids)}, lock=True)
+    found = batches.fetch_small(connection, _due(dialect), {"ids": batches.given(dialect, event_ids)})
     return [Asking(int(i), *rest) for i, *rest in found]
 
 
 def block(connection: Connection, event_ids: Collection[int]) -> None:
     """Makes these Events, which were to be lent, wait for their turn; neither status nor counts change."""
+    postpone(connection, event_ids, BLOCKED)
+
+
+def postpone(connection: Connection, event_ids: Collection[int], until: int) -> None:
+    """Makes these Events, which were to be lent, due at ``until`` (microseconds)."""
     if event_ids:
         dialect = connection.dialect.name
-        connection.execute(_block(dialect), {"ids": batches.given(dialect, event_ids)})
+        connection.execute(_postpone(dialect), {"ids": batches.given(dialect, sorted(event_ids)), "until": until})
 
 
 def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
     """Lets lines go on in which Events have ended or were blocked, after the commit of that: the next ones are due now.
 
-    Returns the Tasks of these. What another transaction keeps from it now, a later ``lending.catch_up`` does.
-    Whoever ends an Event takes it out of its line and then looks who is next; whoever blocks one looks afterwards, too: one
-    of the two sees what both did. Only where somebody is next are the keys locked.
+    Returns the Tasks of these. Whoever ends an Event takes it out of its line and then reads who is next; whoever blocks
+    one reads it afterwards, too: one of the two sees what both did.
     """
     woken: set[int] = set()
     for part in chunks(sorted(lines), _FREED):
         with ledger.database.read() as connection:
-            next_ = _blocked_first(connection, part)
-        if not next_:
-            continue
-        found = _unblock_first(ledger, set(next_.values()))
-        if found is None:
-            ledger.held.keep_lines(next_.values())
-        else:
-            woken |= found
+            blocked = _blocked_first(connection, part)
+        if blocked:
+            woken |= _unblock(ledger, blocked)
     return woken
 
 
 @repeatable
-def _unblock_first(ledger: Ledger, lines: Collection[int]) -> set[int] | None:
-    """Makes those of these lines due that wait although their turn has come.
-
-    Returns their Tasks; None if another transaction has locked the keys.
-    """
+def _unblock(ledger: Ledger, event_ids: Sequence[int]) -> set[int]:
+    """Makes those of these Events due that are blocked. Returns their Tasks."""
     with ledger.database.write() as connection:
-        if not lock_keys(connection, ledger):
-            return None
         dialect = connection.dialect.name
-        chosen = {"ids": batches.given(dialect, sorted(_blocked_first(connection, lines)))}
+        chosen = {"ids": batches.given(dialect, sorted(event_ids))}
         woken = {int(i) for i in connection.execute(_lock_blocked(dialect), chosen).scalars()}
         if woken:
-            connection.execute(_unblock(dialect), {**chosen, "now": ledger.now()})
+            connection.execute(_unblocked(dialect), {**chosen, "now": ledger.now()})
     return woken
 
 
-def _blocked_first(connection: Connection, lines: Collection[int]) -> dict[int, int]:
-    """The Events that wait in these lines although their turn has come, with their lines."""
+def _blocked_first(connection: Connection, lines: Collection[int]) -> list[int]:
+    """The Events that wait in these lines although they are the first."""
     if not (heads := _heads_of(connection, lines)):
-        return {}
+        return []
     dialect = connection.dialect.name
     found = batches.fetch_small(connection, _blocked(dialect), {"ids": batches.given(dialect, sorted(heads))})
-    return {int(i): int(line) for i, line in found}
+    return [int(i) for (i,) in found]
 
 
 _LINES: Final = {
@@ -500,13 +474,15 @@ def _heads_of(connection: Connection, lines: Collection[int]) -> list[int]:
 @cache
 def _add_places(dialect: str) -> Any:
     given = batches.among_given(dialect, _e.task_id, "ids")
-    new = sa.select(_e.id, _e.line, _e.task_id * 2).where(given, _e.seq >= sa.bindparam("low"), _e.line.is_not(None))
+    new = sa.select(_e.id, _e.line, _e.task_id * PLACES_EACH).where(
+        given, _e.seq >= sa.bindparam("low"), _e.line.is_not(None)
+    )
     return key_places.insert().from_select(["event_id", "line", "place"], new)
 
 
 @cache
 def _blocked(dialect: str) -> Any:
-    return sa.select(_e.id, _e.line).where(batches.among_given(dialect, _e.id, "ids"), _e.due_at == BLOCKED)
+    return sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids"), _e.due_at == BLOCKED)
 
 
 @cache
@@ -522,13 +498,13 @@ def _due(dialect: str) -> Any:
 
 
 @cache
-def _block(dialect: str) -> Any:
+def _postpone(dialect: str) -> Any:
     waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
-    return events.update().where(batches.among_given(dialect, _e.id, "ids"), waits).values(due_at=BLOCKED)
+    return events.update().where(batches.among_given(dialect, _e.id, "ids"), waits).values(due_at=sa.bindparam("until"))
 
 
 @cache
-def _unblock(dialect: str) -> Any:
+def _unblocked(dialect: str) -> Any:
     blocked = batches.among_given(dialect, _e.id, "ids") & (_e.due_at == BLOCKED)
     return events.update().where(blocked).values(due_at=sa.bindparam("now"))
 

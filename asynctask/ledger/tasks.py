@@ -33,7 +33,7 @@ from asynctask.database.tables import (
 from asynctask.errors import Conflict, InputError, NotFound, Unavailable
 from asynctask.ledger import corrections, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
-from asynctask.ledger.events import Change, EventRecord, Note, apply, move_counts, total_counts
+from asynctask.ledger.events import Change, EventRecord, Note, apply, lock_order, move_counts, total_counts
 from asynctask.ledger.hints import settle
 from asynctask.ledger.progress import progress
 from asynctask.messages import clean
@@ -143,7 +143,7 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
         with ledger.database.write() as connection:
             above = [] if new.resubmit_of is None else corrections.may_be_corrected(connection, new.resubmit_of)
             if new.key_field is not None:  # after its ancestors, whose rows may be locked for long
-                sessions.lock_order(connection)
+                lock_order(connection)
             inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
             assert inserted is not None
             task_id = int(inserted[0])
@@ -703,7 +703,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
     jids = iter(ledger.ids.jids(sum(len(each.items) for each in wholes)))
     with ledger.database.write() as connection:
         if any(row["key_field"] is not None for row in rows):
-            sessions.lock_order(connection)
+            lock_order(connection)
         ids = [int(i) for (i,) in connection.execute(_INSERT, rows)]
         made = list(zip(ids, wholes, rows, strict=True))
         entries = [entry for task_id, each, _ in made for entry in _log_rows(each.new, task_id, now)]

@@ -121,22 +121,41 @@ def test_a_retry_keeps_those_behind_waiting_and_an_explicit_one_comes_last(world
     world.check_promises(app, [second.id], 1)
 
 
-def test_a_list_that_is_still_split_does_not_start_beside_a_job_that_runs_again(world: World) -> None:
-    """Its next row comes before the last place. Taken out: the first place of what runs again and goes."""
+def test_a_job_that_runs_again_waits_for_a_list_that_is_still_split(world: World) -> None:
+    """The next rows of the list come before the last place. Taken out: the list that is split, in `has_turn`."""
     app = world.app()
     task = app.submit("shaky", items("a"), key="serial")
     new = task_rows.NewTask("shaky", "default", 1, key_field="serial")
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
     end(app, *lend(app, task), status=Status.ERROR)
     task.retry()
-    (again,) = lend(app, task)
-    line = world.one("SELECT line FROM key_places")
+    assert lend(app, task) == []
+    assert blocked(world) == 0, "nothing would let it go on"
     row = [NewItem('{"n":1,"serial":"a"}', 1, key="serial\0a")]
     task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
-    assert world.sql("SELECT line FROM key_places") == [(line,), (line,)]
-    assert lend(app, app.task(split)) == []
-    end(app, again)
-    assert numbers_of(lend(app, app.task(split))) == [1]
+    (first,) = lend(app, app.task(split))
+    task_rows.seal(app.ledger, split)
+    due = "SELECT due_next FROM tasks WHERE id = ?"
+    wait_for(lambda: world.one(due, task.id) <= app.ledger.now(), "it is looked at again", timeout=2)
+    assert lend(app, task) == []
+    end(app, first)
+    assert numbers_of(lend(app, task)) == [0]
+
+
+def test_jobs_that_run_again_one_after_the_other_keep_that_order(world: World) -> None:
+    """Taken out: the places after the last one of the line."""
+    app = world.app()
+    task = app.submit("shaky", items(*"aaa"), key="serial")
+    for _ in range(3):
+        end(app, *lend(app, task), status=Status.ERROR)
+    second, first, third = (jid for (jid,) in world.sql("SELECT job_id FROM events ORDER BY id"))
+    app.operations.act_on_job(first, "restart")
+    (job,) = lend(app, task)
+    for again in (third, second):
+        app.operations.act_on_job(again, "restart")
+        assert lend(app, task) == [], "the first one is at work"
+    end(app, job)
+    assert run_out(app, task) == [[2], [0]]
 
 
 @pytest.mark.each_database(reason="each locks in its own way")
@@ -169,28 +188,28 @@ def test_the_split_of_a_dead_process_keeps_later_lists_waiting_until_another_tak
 
 @pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
 @pytest.mark.each_database(reason="each locks in its own way")
-def test_a_job_that_is_deleted_while_it_asks_gets_no_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep its line for ever. Taken out: the lock of what asks."""
+def test_a_job_that_is_deleted_while_it_asks_keeps_no_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep its line for ever. Taken out: the status, in the claim."""
     app, other = world.app(), world.app()
     task = app.submit("shaky", items("a", "a"), key="serial")
     end(app, *lend(app, task), status=Status.ERROR)
     end(app, *lend(app, task), status=Status.ERROR)
     task.retry()
     (gone, *_) = [jid for (jid,) in world.sql("SELECT job_id FROM events ORDER BY id")]
-    admit, deletes = sessions.admit, list[threading.Thread]()
+    turns, deletes = sessions.turns, list[threading.Thread]()
 
     def delete() -> None:
-        with suppress(Conflict):  # it was dispatched before
+        with suppress(Conflict):  # it was lent before
             other.operations.act_on_job(gone, "delete")
 
-    def while_it_is_deleted(*args: Any) -> set[int]:
+    def while_it_is_deleted(*args: Any) -> Any:
         if not deletes:
             deletes.append(threading.Thread(target=delete))
             deletes[0].start()
             wait_for(lambda: not deletes[0].is_alive() or waits_for_a_lock(world), "it waits, or has deleted", every=0.25)
-        return admit(*args)
+        return turns(*args)
 
-    monkeypatch.setattr(sessions, "admit", while_it_is_deleted)
+    monkeypatch.setattr(sessions, "turns", while_it_is_deleted)
     jobs = lend(app, task)
     deletes[0].join(60)
     end(app, *jobs)
@@ -207,16 +226,16 @@ def test_a_job_that_is_started_while_it_is_passed_asks_for_its_turn(world: World
     stopped = world.one("SELECT job_id FROM events WHERE seq = 8")
     app.stop_job(stopped)
     (job,) = lend(app, task, 1)
-    admit, starts = sessions.admit, list[threading.Thread]()
+    turns, starts = sessions.turns, list[threading.Thread]()
 
-    def while_it_is_started(connection: Any, asking: Any) -> set[int]:
+    def while_it_is_started(asking: Any, before: Any) -> Any:
         if len(asking) > 3 and not starts:  # the rows after those at the pointer
             starts.append(threading.Thread(target=other.start_job, args=(stopped,)))
             starts[0].start()
             wait_for(lambda: not starts[0].is_alive() or waits_for_a_lock(world), "it waits, or has started", every=0.25)
-        return admit(connection, asking)
+        return turns(asking, before)
 
-    monkeypatch.setattr(sessions, "admit", while_it_is_started)
+    monkeypatch.setattr(sessions, "turns", while_it_is_started)
     assert lend(app, task, 3) == []
     starts[0].join(60)
     assert lend(app, task, 3) == []
@@ -303,23 +322,6 @@ def maintenance(app: AsyncTask) -> Maintenance:
 
 
 @pytest.mark.each_database(reason="each locks in its own way")
-@pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
-def test_a_locked_line_is_left_and_come_back_to(world: World) -> None:
-    """Taken out: the lines that are kept."""
-    app = world.app()
-    task = app.submit("note", items("a", "a"), key="serial")
-    (job,) = lend(app, task)
-    with app.ledger.database.write() as connection:
-        assert sessions.lock_keys(connection, app.ledger)
-        other = world.app()
-        end(other, job)
-        assert other.ledger.held.keeps
-        assert lend(other, task) == []
-    lending.catch_up(other.ledger)
-    assert numbers_of(lend(app, task)) == [1]
-
-
-@pytest.mark.each_database(reason="each locks in its own way")
 @pytest.mark.databases(
     "postgresql", reason="SQLite has one writer, and MariaDB locks more rows than it changes in a tiny table"
 )
@@ -353,13 +355,13 @@ def test_no_job_is_passed_while_enough_of_its_task_go(world: World) -> None:
     assert numbers_of(lend(app, task, 2)) == [3, 9]
 
 
-def test_an_end_locks_the_keys_only_if_the_next_of_its_line_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its commit takes it out of its line. Taken out: that, the look before the lock."""
+def test_an_end_writes_only_if_the_next_of_its_line_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commit takes it out of its line. Taken out: that, the read before the write."""
     app = world.app()
     task = app.submit("note", items("a", "b", "a"), key="serial")
     jobs = lend(app, task, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(sessions, "lock_keys", lambda connection, ledger: pytest.fail("nothing waits"))
+        patched.setattr(sessions, "_unblock", lambda ledger, event_ids: pytest.fail("nothing waits"))
         end(app, *jobs)
     assert places(world) == 1
     assert numbers_of(lend(app, task)) == [2]
@@ -511,6 +513,46 @@ def test_two_processes_keep_the_order_over_many_tasks(world: World) -> None:
     check_order(world)
     assert places(world) == blocked(world) == 0
     world.check_promises(app, [task.id for task in tasks], n)
+
+
+@pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
+@pytest.mark.each_database(reason="each locks in its own way")
+def test_no_two_of_a_line_are_lent_at_once_whoever_borrows_ends_retries_and_submits(world: World) -> None:
+    """No lock is over all lines. Taken out: the lock of the order, in `_enter_lines`; the row's own place in `has_turn`."""
+    first = world.app()
+    tasks = [first.submit("shaky", items(*[n % 3 for n in range(12)]), key="serial") for _ in range(3)]
+    held: dict[str, int] = {}
+    wrong, lock, rounds = list[str](), threading.Lock(), examples(25, 200)
+
+    def act(app: AsyncTask, number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(rounds):
+            mine = app.task(chance.choice(tasks).id)
+            if chance.random() < 0.1:
+                mine.retry()
+            if chance.random() < 0.05:
+                tasks.append(app.submit("shaky", items(*[n % 3 for n in range(6)]), key="serial"))
+            jobs = lend(app, mine, chance.randrange(1, 4))
+            with lock:
+                for job in jobs:
+                    key = json.loads(job.params)["serial"]
+                    if key in held:
+                        wrong.append(f"{job.event_id} beside {held[key]}")
+                    held[key] = job.event_id
+            for job in jobs:
+                with lock:
+                    del held[json.loads(job.params)["serial"]]
+                end(app, job, status=chance.choice([Status.FINISH, Status.ERROR]))
+
+    apps = [world.app() for _ in range(4)]
+    threads = [threading.Thread(target=act, args=(app, number)) for number, app in enumerate(apps)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    run_out(first, *tasks)
+    assert places(world) == blocked(world) == 0
 
 
 def test_the_order_holds_while_workers_are_killed(world: World) -> None:
