@@ -18,6 +18,7 @@ from asynctask.clock import from_datetime, rfc3339
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import MARKS, Delta, Row, Turn, marks_of
 from asynctask.database import batches
+from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, key_places, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
@@ -328,7 +329,16 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     # Lock order of every transaction: all events first, then their counters.
     _write_failures(connection, ledger, [*changes, *ends])
     move_counts(connection, moved, now)
+    if any(_is_lone_and_due(each, now) for each in changes):
+        notify(connection, LEDGER)  # of Tasks, their hints say so
     return list(changes)
+
+
+def _is_lone_and_due(change: Write, now: int) -> bool:
+    if change.turn is None or change.record is None or change.record.task_id is not None:
+        return False
+    due = change.turn.after.due_at
+    return due is not None and due <= now
 
 
 def _leave_lines(connection: Connection, changes: Sequence[Write]) -> None:

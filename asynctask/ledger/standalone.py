@@ -338,8 +338,8 @@ def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None,
             return _insert(connection, part, due_at, now)
     with ledger.database.write() as connection:
         created = _insert(connection, part, due_at, now)
-        if due_at is not None and due_at > ledger.now():
-            notify(connection, LEDGER)  # this process may be gone when they are due
+        if due_at is not None:
+            notify(connection, LEDGER)
     return created
 
 

@@ -19,9 +19,11 @@ from asynctask.database.tables import resubmitted_rows, task_ancestors, tasks
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import control, corrections, purge
 from asynctask.lists.split import Splitter
+from asynctask.maintenance import Maintenance
 from asynctask.reports.files import write_csv, write_xlsx
 from asynctask.submission import Submission
 from asynctask.task import TaskHandle
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
@@ -61,6 +63,18 @@ def report(
         if not only or row["row"] in only:
             writer.writerow({**row, **correct.get(row["row"], {})})
     return out.getvalue()
+
+
+def cancel(app: AsyncTask, task: TaskHandle) -> None:
+    """To its end: a request cancels rows for a moment, and leaves the rest to maintenance."""
+    task.cancel()
+    duty = Maintenance(app.ledger, app.broker, app.host, app.controls)
+
+    def is_done() -> Any:
+        duty.run_once()
+        return task.progress()["done"]
+
+    wait_for(is_done, "every row is cancelled")
 
 
 def codes(made: Submission) -> dict[int | None, str]:
@@ -256,12 +270,10 @@ def test_of_a_running_and_of_a_cancelled_task(world: World) -> None:
     with pytest.raises(InputError) as refused:
         sheet(app, text, resubmit_of=parent.id)
     assert {p.code for p in refused.value.errors} == {"not_failed"}
-    parent.cancel()
-    parent.wait(60)
+    cancel(app, parent)
     child = sheet(app, text, resubmit_of=parent.id)
     assert child.task.progress()["counts"]["total"] == 40
-    child.task.cancel()
-    child.task.wait(60)
+    cancel(app, child.task)
     grandchild = sheet(app, "row,n,kind\n30,1,ok\n", resubmit_of=child.task.id)
     assert done(world, app, grandchild.task)["counts"]["finish"] == 1
     assert [parent.progress()["mended"], child.task.progress()["mended"]] == [1, 1]
@@ -408,8 +420,7 @@ def test_two_lists_at_once_take_each_row_once(world: World) -> None:
     """Taken out of ``add_slice``: the locks on the Tasks above; the unique index then breaks one of the lists."""
     apps = [world.app() for _ in range(3)]
     parent = sheet(apps[0], "n,kind\n" + "".join(f"{n},ok\n" for n in range(400))).task
-    parent.cancel()
-    parent.wait(60)
+    cancel(apps[0], parent)
     up, down = ("row,n,kind\n" + "".join(f"{n},1,ok\n" for n in order) for order in (range(2, 402), range(401, 1, -1)))
     found = together(*(lambda app=app, text=text: sheet(app, text, resubmit_of=parent.id)
                        for app, text in zip(apps[1:], (up, down), strict=True)))  # fmt: skip
@@ -430,8 +441,7 @@ def test_a_list_beside_a_retry_runs_each_row_once(world: World, monkeypatch: pyt
     monkeypatch.setattr(control, "_SQLITE_SLICE", 20)
     apps = [world.app() for _ in range(3)]
     parent = sheet(apps[0], "n,kind\n" + "".join(f"{n},ok\n" for n in range(400))).task
-    parent.cancel()
-    parent.wait(60)
+    cancel(apps[0], parent)
     text = "row,n,kind\n" + "".join(f"{n},1,ok\n" for n in range(401, 1, -1))
 
     def retry() -> None:
@@ -457,8 +467,7 @@ def test_a_retry_leaves_a_task_alone_while_a_list_takes_its_rows(world: World, m
     """Taken out of ``add_slice``: the locks; the retry opens the rows that the list has found to be free."""
     apps = [world.app() for _ in range(2)]
     parent = sheet(apps[0], "n,kind\n1,ok\n2,ok\n").task
-    parent.cancel()
-    parent.wait(60)
+    cancel(apps[0], parent)
     control.retry(apps[1].ledger, parent.id, ["cancelled"])
     real, turned = corrections.find_corrected, list[bool | None]()
 
