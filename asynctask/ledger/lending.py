@@ -3,8 +3,9 @@
 A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (``loans``); its Events are not written until
 their outcomes. What lies beyond the pointer ``tasks.next_seq`` is borrowed under the lock of the Task's row, and what was
 given back, a free loan, before it. A **claim** names the process in the Event itself: rows with a ``due_at`` (retries, what
-was recovered or given back one by one), rows with a key, and jobs without a Task. So a row is held by one of both
-(:func:`asynctask.core.transitions.is_held`), and loans of one Task never overlap.
+was recovered or given back one by one, jobs whose key has come free), and jobs without a Task. So a row is held by one of
+both (:func:`asynctask.core.transitions.is_held`), and loans of one Task never overlap. Of a loan of a Task with keys, those
+rows whose turn it is not wait with a ``due_at``, which takes them out of it.
 
 A loan has no clock: it ends with its last outcome (:func:`end_loans`, in the outcome's transaction), is given back
 (:func:`give_back`), or is recovered with its process (:func:`asynctask.ledger.processes.recover_events`). A foreign queue
@@ -64,8 +65,8 @@ class Offer:
     """A Task that may start jobs now.
 
     ``limit``: how many of its jobs may run at once, None for any number; ``left``: its jobs beyond the pointer;
-    ``is_plain``: a borrow at the pointer needs no other check than its state; ``options`` (JSON text) and ``slots`` are the
-    Task's columns.
+    ``is_plain``: a borrow at the pointer needs no other check than its state, and that of ``has_keys``: jobs of equal keys
+    run one after the other; ``options`` (JSON text) and ``slots`` are the Task's columns.
     """
 
     task_id: int
@@ -77,6 +78,7 @@ class Offer:
     has_rounds: bool
     left: int
     is_plain: bool
+    has_keys: bool
     options: str | None
     slots: int
 
@@ -92,17 +94,12 @@ _NOT_FULL: Final = sa.or_(_LIMIT.is_(None), _LIMIT > _TAKEN, _OWN_PLACES)
 _HAS_FREE: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
 _IS_DUE: Final = sa.func.coalesce(_t.due_next <= sa.bindparam("now"), sa.false())
 _IS_PLAIN: Final = (
-    _t.parallel.is_(None)
-    & sa.not_(_HAS_ROUNDS)
-    & _t.key_field.is_(None)
-    & _t.tolerated_failures.is_(None)
-    & sa.not_(_HAS_FREE)
-    & sa.not_(_IS_DUE)
+    _t.parallel.is_(None) & sa.not_(_HAS_ROUNDS) & _t.tolerated_failures.is_(None) & sa.not_(_HAS_FREE) & sa.not_(_IS_DUE)
 )
 _RUNS: Final = ~sa.exists().where(_q.name == sa.bindparam("of"), _q.paused > 0)
 _OFFERED: Final = (
     _t.id, _t.queue, _t.priority, _t.worker_name, _t.owner, _LIMIT, _HAS_ROUNDS, _t.created_jobs - _t.next_seq, _IS_PLAIN,
-    _t.options, _t.slots,
+    _t.key_field.is_not(None), _t.options, _t.slots,
 )  # fmt: skip
 
 
@@ -211,7 +208,8 @@ def page(
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job as the ledger has it when it is lent. ``params`` and ``options``: JSON text; ``row``: its row in the list;
-    ``items``: number of items; ``slots``: number of counter slots of its Task; ``seq``: its number in the Task."""
+    ``items``: number of items; ``slots``: number of counter slots of its Task; ``seq``: its number in the Task; ``line``:
+    that of its key."""
 
     event_id: int
     job_id: str
@@ -228,6 +226,7 @@ class Job:
     items: int
     slots: int
     seq: int | None = None
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +259,7 @@ class Borrowed:
 
 _LENT: Final = (
     _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.first_row,
-    _e["items"], _e.seq,
+    _e["items"], _e.seq, _e.line,
 )  # fmt: skip
 _IN_RANGE: Final = (
     _e.task_id == sa.bindparam("of"),
@@ -293,7 +292,7 @@ _MOST_FREE: Final = 100
 # free loan is there, after the lock. A statement that locks sees a newer row of the Task than of other tables.
 _PLAIN: Final = (
     "id = :task_id AND state IN ('splitting', 'running') AND (session_key IS NULL OR session_holder IS NOT NULL)"
-    " AND parallel IS NULL AND interval_s <= 0 AND key_field IS NULL AND tolerated_failures IS NULL"
+    " AND parallel IS NULL AND interval_s <= 0 AND tolerated_failures IS NULL"
     " AND next_seq + :count < created_jobs FOR UPDATE SKIP LOCKED"
 )
 _AT_POINTER_POSTGRESQL: Final = sa.text(
@@ -327,16 +326,25 @@ def borrow(
     """
     if wanted <= 0:
         return Borrowed()
-    if offer.is_plain and offer.left > wanted and not ledger.database.is_sqlite:
+    lent: list[tuple[Loan, list[Job]]] = []
+    if offer.is_plain and offer.left > wanted and not ledger.database.is_sqlite and _goes(ledger, offer):
         found = _borrow_at_pointer(ledger, offer.task_id, wanted)
-        return Borrowed([_read_range(ledger, offer, loan) for loan in found])
+        if offer.has_keys:
+            wake(ledger, sessions.free(ledger, _block_lent(ledger, found)))
+        lent = [_read_range(ledger, offer, loan) for loan in found]
+        count = sum(len(jobs) for _, jobs in lent)
+        if not offer.has_keys or not lent or count * 2 > wanted:
+            return Borrowed(lent)
+        wanted -= count  # most of them wait for others: those after them may go
     names = sorted(workers) if workers is not None and offer.worker_name == "*" else None
     step = _borrow(ledger, offer, wanted, taken, names)
+    if offer.has_keys and step.free:
+        step.blocked |= _block_lent(ledger, step.free)
     if step.blocked:
         wake(ledger, sessions.free(ledger, step.blocked))
     if step.is_idle:
         sessions.step_aside(ledger, offer.task_id)
-    lent = [_read_range(ledger, offer, loan) for loan in step.loans]
+    lent += [_read_range(ledger, offer, loan) for loan in step.loans]
     claimed = read_jobs(ledger, step.claimed) if step.claimed else []
     return Borrowed(lent, claimed, step.limit, step.is_locked, step.next_at)
 
@@ -350,12 +358,38 @@ def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
         return [Loan(int(i), task_id, int(low), int(high)) for i, low, high in connection.execute(statement, given)]
 
 
+def _goes(ledger: Ledger, offer: Offer) -> bool:
+    """Whether the pointer of a Task may be moved before anything else of it is read: always, if it has no keys."""
+    if not offer.has_keys:
+        return True
+    with ledger.database.read() as connection:
+        gate = sessions.gate(connection, offer.task_id, offer.worker_name)
+    return gate.goes and not gate.waits
+
+
+@repeatable
+def _block_lent(ledger: Ledger, lent: Sequence[Loan]) -> set[int]:
+    """Has the jobs of these loans wait whose turn it is not; returns the lines of these."""
+    blocked: set[int] = set()
+    with ledger.database.write() as connection:
+        for loan in lent:
+            given = {"of": loan.task_id, "low": loan.low, "high": loan.high}
+            rows = batches.fetch_small(connection, _PASSED, given)
+            turns = sessions.turns([sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks], None)
+            sessions.block(connection, turns.wait)
+            blocked |= set(turns.wait.values())
+    return blocked
+
+
 @dataclass(slots=True)
 class _Step:
-    """What :func:`_borrow` did. ``blocked``: lines of which a job waits for its turn from now on; ``is_idle``: the Task
-    holds its session, with nothing to lend."""
+    """What :func:`_borrow` did. ``free``: those of its loans that were free; ``lent``: the number of jobs of its loans;
+    ``blocked``: lines of which a job waits for its turn from now on; ``is_idle``: the Task holds its session, with nothing
+    to lend."""
 
     loans: list[Loan] = field(default_factory=list)
+    free: list[Loan] = field(default_factory=list)
+    lent: int = 0
     claimed: list[int] = field(default_factory=list)
     limit: int | None = None
     is_locked: bool = False
@@ -402,7 +436,7 @@ def _room(
     if not readiness.may_start(task["state"], hints.in_session(task)):
         hints.settle(connection, ledger, task)
         return None
-    if task["key_field"] is not None and (gate := sessions.gate(connection, task)).waits:
+    if task["key_field"] is not None and (gate := sessions.gate(connection, task["id"], task["worker_name"])).waits:
         step.next_at = now + _SOON
         hints.write(connection, task, Hints(None, step.next_at), now)
         return None
@@ -446,9 +480,12 @@ def _noted(task: Mapping[str, Any], step: _Step, round_: Mapping[str, Any] | Non
         return {}
     values: dict[str, Any] = {} if task["started_at"] is not None else {"started_at": now}
     if round_ is not None:
-        lent = len(step.claimed) + sum(each.high - each.low for each in step.loans)
         ranges = [*round_["ranges"], *([each.low, each.high] for each in step.loans)]
-        jobs = {"ranges": ranges, "again": [*round_["again"], *step.claimed], "left": round_["left"] - lent}
+        jobs = {
+            "ranges": ranges,
+            "again": [*round_["again"], *step.claimed],
+            "left": round_["left"] - step.lent - len(step.claimed),
+        }
         values |= {"round_at": round_.get("at", task["round_at"]), "round_jobs": dumps(jobs)}
     return values
 
@@ -482,16 +519,26 @@ def _lend(
     step.is_locked = len(step.claimed) < len(due)
     count -= len(step.claimed)
     if gate is not None:
-        step.claimed += _pass(connection, ledger, task, gate, count, len(step.claimed), step.blocked)
+        if count > 0:
+            _take_free(connection, ledger, task["id"], count, now, step)
+        _pass(connection, ledger, task, gate, count - step.lent, now, step)
         return
     if count > 0:
-        step.loans = _take_free(connection, ledger, task["id"], count, now)
-        count -= sum(each.high - each.low for each in step.loans)
-    low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count))
+        _take_free(connection, ledger, task["id"], count, now, step)
+    low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count - step.lent))
     if high > low:
-        step.loans.append(_insert_loan(connection, ledger, task["id"], low, high, now))
-        task["next_seq"] = high
-        connection.execute(tasks.update().where(_t.id == task["id"]).values(next_seq=high))
+        _lend_at_pointer(connection, ledger, task, high, high - low, now, step)
+
+
+def _lend_at_pointer(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], high: int, count: int, now: int, step: _Step
+) -> None:
+    """Moves the pointer of a locked Task, and lends what it passes, if any of these are jobs to perform (``count``)."""
+    if count:
+        step.loans.append(_insert_loan(connection, ledger, task["id"], task["next_seq"], high, now))
+        step.lent += count
+    task["next_seq"] = high
+    connection.execute(tasks.update().where(_t.id == task["id"]).values(next_seq=high))
 
 
 def _insert_loan(connection: Connection, ledger: Ledger, task_id: int, low: int, high: int, now: int) -> Loan:
@@ -501,21 +548,21 @@ def _insert_loan(connection: Connection, ledger: Ledger, task_id: int, low: int,
     return Loan(int(key[0]), task_id, low, high)
 
 
-def _take_free(connection: Connection, ledger: Ledger, task_id: int, count: int, now: int) -> list[Loan]:
+def _take_free(connection: Connection, ledger: Ledger, task_id: int, count: int, now: int, step: _Step) -> None:
     """Takes free loans of a locked Task; cuts the last one, if that is larger than what is left to take."""
-    found: list[Loan] = []
     for i, low, high in connection.execute(_FREE_LOANS, {"of": task_id, "count": _MOST_FREE}).all():
         cut = min(int(high), int(low) + count)
         own = loans.update().where(_l.id == i, _l.process.is_(None))
         if cut < high:
             if connection.execute(own.values(low=cut)).rowcount == 1:
-                found.append(_insert_loan(connection, ledger, task_id, int(low), cut, now))
+                step.free.append(_insert_loan(connection, ledger, task_id, int(low), cut, now))
         elif connection.execute(own.values(process=ledger.identity, at=now, asked=None)).rowcount == 1:
-            found.append(Loan(int(i), task_id, int(low), cut))
+            step.free.append(Loan(int(i), task_id, int(low), cut))
         count -= cut - int(low)
+        step.lent += cut - int(low)
         if count <= 0:
             break
-    return found
+    step.loans += step.free
 
 
 _OPEN: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
@@ -552,8 +599,9 @@ def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Jo
         Job(
             i, job_id, loan.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
             params, offer.options if options is None else options, created_at, row, items, offer.slots, seq,
+            line,
         )
-        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, seq in found
+        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, seq, line in found
     ]  # fmt: skip
     jobs.sort(key=lambda job: job.event_id)  # the ids of a Task's Events ascend with ``seq``
     return loan, jobs
@@ -616,21 +664,15 @@ def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], whe
         if task_id is not None and due_at is not None:
             moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta)
     ids = [int(row[0]) for row in rows]
-    _set_claimed(connection, ledger, ids)
-    move_counts(connection, moved, ledger.now())
+    if ids:
+        given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
+        if connection.execute(_claimed(dialect), given).rowcount != len(ids):
+            raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
+        move_counts(connection, moved, ledger.now())
     return ids
 
 
-def _set_claimed(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) -> None:
-    """Names this process in Events that the transaction has locked, and that wait."""
-    if event_ids:
-        dialect = connection.dialect.name
-        given = {"ids": batches.given(dialect, event_ids), "me": ledger.identity}
-        if connection.execute(_claimed(dialect), given).rowcount != len(event_ids):
-            raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
-
-
-# -- jobs with a key: only those whose turn it is are lent (:mod:`asynctask.ledger.sessions`), each by a claim
+# -- jobs with a key: only those whose turn it is are lent (:mod:`asynctask.ledger.sessions`)
 
 _LEAST_PASSED: Final = 256
 _MOST_PASSED: Final = 2_000
@@ -646,41 +688,38 @@ def _pass(
     task: dict[str, Any],
     gate: sessions.Gate,
     count: int,
-    claimed: int,
-    blocked: set[int],
-) -> list[int]:
-    """Moves the pointer of a Task with keys for up to ``count`` jobs, and claims those whose turn it is; the others that it
-    passes wait for theirs, and ``blocked`` gets their lines.
+    now: int,
+    step: _Step,
+) -> None:
+    """Moves the pointer of a Task with keys for up to ``count`` jobs whose turn it is, and lends what it passes; the others
+    wait for their turn, which takes them out of the loan.
 
     It passes rows that have to wait only while the Task has fewer than ``count`` jobs that go: where there are enough, the
     turn of those at the pointer comes while these run, and to pass one costs four updates.
     """
     low, created = int(task["next_seq"]), int(task["created_jobs"])
-    if count <= 0 or low >= created or (claimed and not gate.goes):
-        return []
-    going, high = list[int](), low
+    if count <= 0 or low >= created or ((step.claimed or step.lent) and not gate.goes):
+        return
+    going, high = 0, low
     most = low + max(count, _MOST_PASSED)
-    while len(going) < count and high < min(created, most):
-        top = min(created, most, high + max(count - len(going), _LEAST_PASSED))
+    while going < count and high < min(created, most):
+        top = min(created, most, high + max(count - going, _LEAST_PASSED))
         rows = batches.fetch_small(connection, _PASSED, {"of": task["id"], "low": high, "high": top}, lock=True)
         rows = sorted(rows, key=itemgetter(1))
         turns = sessions.turns([sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks], gate.before)
         wait = list[int]()
         for i, seq, *_ in rows:
-            if len(going) == count:
+            if going == count:
                 top = int(seq)
                 break
             if i in turns.go:
-                going.append(int(i))
+                going += 1
             elif i in turns.wait:
                 wait.append(int(i))
         sessions.block(connection, wait)
-        blocked |= {turns.wait[i] for i in wait}
+        step.blocked |= {turns.wait[i] for i in wait}
         high = top
-    task["next_seq"] = high
-    connection.execute(tasks.update().where(_t.id == task["id"]).values(next_seq=high))
-    _set_claimed(connection, ledger, going)
-    return going
+    _lend_at_pointer(connection, ledger, task, high, going, now, step)
 
 
 # -- jobs without a Task

@@ -282,7 +282,8 @@ def _at_pointer() -> Any:
     p = events.alias("p")
     _, first = _asking(p)
     turn = sa.case((sa.func.coalesce(first, p.c.id) == p.c.id, 1), else_=0)
-    return sa.select(turn).where(p.c.task_id == sa.bindparam("task_id"), p.c.seq == sa.bindparam("seq"))
+    pointer = sa.select(_t.next_seq).where(_t.id == sa.bindparam("task_id")).scalar_subquery()
+    return sa.select(turn).where(p.c.task_id == sa.bindparam("task_id"), p.c.seq == pointer)
 
 
 # One statement: among busy threads, each takes as long as many rows.
@@ -335,13 +336,12 @@ class Gate(NamedTuple):
     before: int | None
 
 
-def gate(connection: Connection, task: Mapping[str, Any]) -> Gate:
-    """The gate of a locked Task."""
-    given = {"task_id": task["id"], "worker": task["worker_name"], "seq": task["next_seq"]}
-    splitting, turn = connection.execute(_GATE, given).one()
+def gate(connection: Connection, task_id: int, worker_name: str) -> Gate:
+    """The gate of a Task, which has keys. That it does not wait holds for ever."""
+    splitting, turn = connection.execute(_GATE, {"task_id": task_id, "worker": worker_name}).one()
     if splitting is None:
         return Gate(False, turn != 0, None)
-    return Gate(splitting < task["id"], turn != 0, int(splitting) * PLACES_EACH)
+    return Gate(splitting < task_id, turn != 0, int(splitting) * PLACES_EACH)
 
 
 ASKING: Final = (_e.line, *_asking(events))

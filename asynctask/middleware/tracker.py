@@ -650,7 +650,7 @@ def _as_lent(job: Job) -> EventRecord:
     """The Event of a job that was borrowed and has had no attempt: nobody has written it."""
     return EventRecord(
         job.event_id, job.job_id, job.task_id, None, Row(Status.ENQUEUE, reserved=True), None, job.row, None, None,
-        job.worker_name, job.queue, None, job.slots,
+        job.worker_name, job.queue, None, job.slots, line=job.line,
     )  # fmt: skip
 
 

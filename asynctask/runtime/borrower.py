@@ -492,7 +492,7 @@ class Borrower:
     def _take(self, rank: Rank, offer: Offer, found: Borrowed, asked: float) -> int:
         if found.limit is not None and found.count and self._pool.lines.permits(offer.task_id) is None:
             self._pool.lines.limit(offer.task_id, 0)  # it got one since the query: its jobs wait for places
-        awaited = offer.has_rounds or not (offer.is_plain or offer.limit is not None)
+        awaited = offer.has_rounds or not (offer.is_plain or offer.has_keys or offer.limit is not None)
         for loan, jobs in found.loans:
             own = self._loans.add(loan, len(jobs))
             self._arrived.extend(_Arrived(rank, part, asked, awaited, offer.has_rounds, own, {}) for part in _parts(jobs))

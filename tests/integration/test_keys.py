@@ -376,8 +376,8 @@ def test_what_ended_before_its_turn_is_passed_though_enough_of_its_task_wait_for
     assert numbers_of(lend(app, gone, 2)) == [10, 11]
     for ended, seq in ((task, 3), (task, 4), (gone, 3)):
         app.record(world.one("SELECT job_id FROM events WHERE task_id = ? AND seq = ?", ended.id, seq), "finish")
-    assert numbers_of(lend(app, task, 2)) == [5, 6]
-    assert numbers_of(lend(app, gone, 2)) == [12, 14]
+    assert numbers_of([*lend(app, task, 2), *lend(app, task, 1)]) == [5, 6]
+    assert numbers_of([*lend(app, gone, 2), *lend(app, gone, 1)]) == [12, 14]
 
 
 def test_a_stopped_job_that_was_never_dispatched_keeps_one_place_of_its_key_and_no_more(world: World) -> None:
@@ -518,7 +518,7 @@ def test_two_processes_keep_the_order_over_many_tasks(world: World) -> None:
 @pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
 @pytest.mark.each_database(reason="each locks in its own way")
 def test_no_two_of_a_line_are_lent_at_once_whoever_borrows_ends_retries_and_submits(world: World) -> None:
-    """No lock is over all lines. Taken out: the lock of the order, in `_enter_lines`; the row's own place in `has_turn`."""
+    """No lock is over all lines. Taken out: the block after a borrow at the pointer, the lock of the order in `_enter_lines`."""
     first = world.app()
     tasks = [first.submit("shaky", items(*[n % 3 for n in range(12)]), key="serial") for _ in range(3)]
     held: dict[str, int] = {}
@@ -529,7 +529,8 @@ def test_no_two_of_a_line_are_lent_at_once_whoever_borrows_ends_retries_and_subm
         for _ in range(rounds):
             mine = app.task(chance.choice(tasks).id)
             if chance.random() < 0.1:
-                mine.retry()
+                with suppress(Conflict):  # rows of the last one are turned yet
+                    mine.retry()
             if chance.random() < 0.05:
                 tasks.append(app.submit("shaky", items(*[n % 3 for n in range(6)]), key="serial"))
             jobs = lend(app, mine, chance.randrange(1, 4))
