@@ -26,9 +26,17 @@ OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 """The oldest supported servers: with SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
 
 _HEAD: Final = "0015"
+_MERGED: Final = {"0003": "0002"}
+"""Revisions whose migration is part of a later one, with the one where that begins. 0.1.0 is at 0003, which set the
+fillfactor of ``events`` on PostgreSQL; 0014 sets it too."""
+
+_UNRELEASED: Final = frozenset(f"{number:04}" for number in range(4, 14))
+"""Revisions between 0.1.0 and 0014, which only checkouts had."""
+
 _VERSION_TABLE: Final = "alembic_version"
 # Every column: the table of another program may have others.
 _VERSION: Final = sa.select(sa.text("*")).select_from(sa.table(_VERSION_TABLE))
+_STAMP: Final = sa.update(sa.table(_VERSION_TABLE, sa.column("version_num")))
 _LOCK_KEY: Final = 7_276_410_358_002_177
 """The advisory lock for changes of a PostgreSQL schema: an arbitrary number, the same in every version."""
 
@@ -157,7 +165,10 @@ def _migrate(database: Database, move: Callable[[AlembicConfig, str], None], rev
     check_server(database)
     config = _config()
     with database.write(marked=False) as connection, _exclusive(connection):
-        _refuse_unknown(_revision(connection, database), database)
+        at = _revision(connection, database)
+        _refuse_unknown(at, database)
+        if at in _MERGED:
+            connection.execute(_STAMP.values(version_num=_MERGED[at]))
         config.attributes["connection"] = connection
         move(config, revision)
     return current(database)
@@ -232,9 +243,16 @@ def _made_repeatable(statement: str) -> str:
 
 
 def _refuse_unknown(at: str | None, database: Database) -> None:
+    """Raises :class:`SchemaOutdated` for a revision from which no migration leads to this version's."""
     from alembic.script import ScriptDirectory
 
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if at in _UNRELEASED:
+        raise SchemaOutdated(
+            f"the database {_shown(database)} is at schema {at}, which only checkouts between 0.1.0 and 0014 had:"
+            " run `asynctask db upgrade` of the last of them (`git checkout $(git rev-list -1 HEAD --"
+            " migrations/versions/0013_first_goes.py)~`), after which this version takes it, or use a new database"
+        )
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()} | set(_MERGED)
     if at is not None and at not in known:
         raise SchemaOutdated(
             f"the database {_shown(database)} is at schema {at[:64]}, which this version does not know: install the newer"

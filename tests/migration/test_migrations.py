@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from pydantic import BaseModel
 from support.databases import MODES, UNUSUAL, Databases, Store, defaults
 from support.drawn import examples
 from support.schemas import described
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, current_job
 from asynctask.core.transitions import BLOCKED
 from asynctask.database import schema
 from asynctask.database.engine import Database
@@ -234,67 +237,161 @@ def test_every_single_step_can_be_taken_back_and_again(database: Database) -> No
         before = revision
 
 
-def test_whose_turn_came_and_who_was_asked_for_before_is_known_after_the_upgrade(database: Database) -> None:
-    """Of the places of keys. Taken out: the statement that notes what the pointer passed."""
-    schema.upgrade(database, "0011")
-    task = "(id, worker_name, queue, state, priority, split_state, created_at, updated_at, next_seq)"
-    with database.write(marked=False) as connection:
-        connection.exec_driver_sql(f"INSERT INTO tasks {task} VALUES (1, 'w', 'q', 'running', 5, 'sealed', 0, 0, 2)")
-        for n, holds in ((0, 1), (1, 0), (2, 0)):
-            event = (
-                f"(id, job_id, task_id, seq, status, created_at, line) VALUES ({n + 1}, 'j{n}', 1, {n}, 'enqueue', 0, 7)"
-            )
-            connection.exec_driver_sql(f"INSERT INTO events {event}")
-            place = f"(event_id, line, place, holds) VALUES ({n + 1}, 7, 2, {holds})"
-            connection.exec_driver_sql(f"INSERT INTO key_places {place}")
-    schema.upgrade(database, "0012")
-    with database.read() as connection:
-        rows = connection.exec_driver_sql("SELECT event_id, holds, passed FROM key_places ORDER BY event_id").all()
-    assert [tuple(row) for row in rows] == [(1, 1, 0), (2, 0, 1), (3, 0, 0)]
-    schema.downgrade(database, "0011")
-    with database.read() as connection:
-        rows = connection.exec_driver_sql("SELECT event_id, holds FROM key_places ORDER BY event_id").all()
-    assert [tuple(row) for row in rows] == [(1, 1), (2, 0), (3, 0)]
+# -- from 0.1.0
+
+ROWS = Path(__file__).parents[1] / "data" / "rows_of_0_1_0.json"
+"""Every row that 0.1.0 had in its SQLite file while it worked: Tasks, single jobs and untracked ones, running, waiting in a
+queue or for a retry, done, and lists being split. Columns that are NULL are left out; times are a day earlier."""
 
 
-def test_who_held_a_line_is_the_first_in_it_after_the_upgrade(database: Database) -> None:
-    """Of the places of keys. Taken out: the statement that moves it there, either of those that find it on the way back."""
-    schema.upgrade(database, "0012")
-    task = "(id, worker_name, queue, state, priority, split_state, created_at, updated_at, next_seq)"
+def install(database: Database, empty: Store) -> None:
+    """An empty database becomes that of an installation of 0.1.0, whose process has died."""
+    schema.upgrade(database, "0002")
     with database.write(marked=False) as connection:
-        connection.exec_driver_sql(f"INSERT INTO tasks {task} VALUES (1, 'w', 'q', 'running', 5, 'sealed', 0, 0, 2)")
-        for n, holds, due in ((0, 0, BLOCKED), (1, 1, "NULL"), (2, 0, "NULL")):
-            columns = "(id, job_id, task_id, seq, status, created_at, line, due_at)"
-            connection.exec_driver_sql(
-                f"INSERT INTO events {columns} VALUES ({n + 1}, 'j{n}', 1, {n}, 'enqueue', 0, 7, {due})"
-            )
-            place = f"(event_id, line, place, holds, passed) VALUES ({n + 1}, 7, 2, {holds}, {1 - holds})"
-            connection.exec_driver_sql(f"INSERT INTO key_places {place}")
+        for name, rows in json.loads(ROWS.read_text()).items():
+            for row in rows:
+                connection.execute(sa.table(name, *map(sa.column, row)).insert(), row)
+            if database.dialect == "postgresql" and "id" in rows[0]:
+                connection.exec_driver_sql(
+                    f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), (SELECT MAX(id) FROM {name}))"
+                )
+        if database.dialect == "postgresql":
+            connection.exec_driver_sql("ALTER TABLE events SET (fillfactor = 35)")
+    set_version(empty, "0003")
+
+
+class Order(BaseModel):
+    """A row of the list that was being split."""
+
+    n: int
+
+
+CHANGES = ("CREATE", "ALTER", "DROP", "UPDATE", "DELETE")
+"""How the statements of a migration begin, those that change rows among them."""
+
+
+def installed(url: str, data_dir: Path) -> tuple[AsyncTask, list[str]]:
+    """The application of that installation in this version, and the ids of the jobs that it performs."""
+    app = AsyncTask(environ={}, database_url=url, data_dir=str(data_dir), lease_s=2.0, heartbeat_s=0.5)
+    ran: list[str] = []
+
+    def act(item: dict[str, Any]) -> dict[str, Any]:
+        ran.append(current_job().job_id)
+        return item
+
+    app.worker(act, name="price", retry=0)
+    app.worker(act, name="shaky", retry=3)
+    app.worker(act, name="plain", retry=1, use_task_event=False)
+
+    @app.worker(retry=0)
+    def order(item: Order) -> None:
+        ran.append(current_job().job_id)
+
+    return app, ran
+
+
+def is_empty(store: Store, rows: str) -> bool:
+    return store.sql(f"SELECT COUNT(*) FROM {rows}") == [(0,)]
+
+
+def state_of(database: Database) -> dict[str, list[tuple[Any, ...]]]:
+    """What the upgrade decides: of times, whether there is one."""
+    wanted = {
+        "events": "id, status, attempt, process, due_at IS NULL",
+        "tasks": "id, state, ready, due_next IS NULL, next_seq",
+        "jobs": "jid, attempt",
+    }
+    with database.read() as connection:
+        return {
+            name: [tuple(row) for row in connection.exec_driver_sql(f"SELECT {said} FROM {name} ORDER BY 1, 2")]
+            for name, said in wanted.items()
+        }
+
+
+def test_an_installation_of_0_1_0_has_the_schema_of_the_models_after_the_upgrade(
+    database: Database, empty: Store, another: Store
+) -> None:
+    install(database, empty)
+    with pytest.raises(SchemaOutdated, match=r"at schema 0003.*run `asynctask db upgrade`"):
+        schema.check(database)
+    assert schema.upgrade(database) == schema.head()
+    with closing(Database(another.url)) as plain:
+        schema.upgrade(plain)
+        assert described(database) == described(plain)
+
+
+def test_what_0_1_0_left_goes_on_after_the_upgrade(database: Database, empty: Store, tmp_path: Path) -> None:
+    """Every job that had not ended runs, and once. Taken out: the statement that makes rows due, or that drops copies."""
+    install(database, empty)
     schema.upgrade(database)
-    with database.read() as connection:
-        rows = connection.exec_driver_sql("SELECT event_id FROM key_places ORDER BY line, place, event_id").all()
-    assert [tuple(row) for row in rows] == [(2,), (1,), (3,)]
-    schema.downgrade(database, "0012")
-    with database.read() as connection:
-        rows = connection.exec_driver_sql("SELECT event_id, holds, passed FROM key_places ORDER BY event_id").all()
-    assert [tuple(row) for row in rows] == [(1, 0, 1), (2, 1, 0), (3, 0, 0)]
+    app, ran = installed(empty.url, tmp_path / "data")
+    ((source,),) = empty.sql("SELECT split_source FROM tasks WHERE state = 'splitting' AND split_source IS NOT NULL")
+    path = tmp_path / "data" / "uploads" / json.loads(source)["name"]
+    path.parent.mkdir(parents=True)
+    path.write_text("n\n1\n2\n3\n")
+    cancelled = "SELECT job_id FROM events JOIN tasks ON tasks.id = task_id WHERE state = 'cancelled'"
+    left = empty.sql(
+        f"SELECT job_id FROM events WHERE finished_at IS NULL AND job_id NOT IN ({cancelled}) UNION SELECT jid FROM jobs"
+    )
+    assert app.doctor() == []
+    for (task_id,) in empty.sql("SELECT id FROM tasks WHERE state = 'paused'"):
+        app.task(task_id).resume()
+    launcher = app.launcher(concurrency=4, queues={"default": 1, "cold": 1})
+    launcher.start()
+    try:
+        for open_ in ("tasks WHERE finished_at IS NULL", "events WHERE finished_at IS NULL", "jobs"):
+            wait_for(partial(is_empty, empty, open_), f"the end of {open_}")
+    finally:
+        launcher.stop()
+    split = empty.sql("SELECT job_id FROM events JOIN tasks ON tasks.id = task_id WHERE split_source = ?", [source])
+    assert len(split) == 3
+    assert sorted(ran) == sorted(job_id for (job_id,) in [*left, *split])
+    found = dict(empty.sql("SELECT status, COUNT(*) FROM events GROUP BY status"))
+    assert found == {"finish": 8 + len(ran) - 3, "failed": 2, "error": 3, "cancelled": 7}, "3 were not tracked"
+    assert app.doctor() == []
+    app.close()
+
+
+def test_an_upgrade_from_0_1_0_that_broke_off_at_any_statement_can_be_run_again(
+    database: Database, empty: Store, another: Store
+) -> None:
+    """Taken out: the look whether ``look_at`` is gone (MariaDB commits each change of a table by itself)."""
+    with closing(Database(another.url)) as whole:
+        install(whole, another)
+        statements = counted(whole, CHANGES)
+        schema.upgrade(whole)
+        shape, rows, number = described(whole), state_of(whole), len(statements)
+    assert number > 30
+    for at in examples((1, number // 2, number), range(1, number + 1)):
+        install(database, empty)
+        mend = breaks(database, at, CHANGES)
+        with pytest.raises(RuntimeError):
+            schema.upgrade(database)
+        mend()
+        assert schema.current(database) != schema.head(), statements[at - 1]
+        assert schema.upgrade(database) == schema.head()
+        assert (described(database), state_of(database)) == (shape, rows), statements[at - 1]
+        schema.downgrade(database, "base")
 
 
 def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_lent_after_the_way_back(
     database: Database,
 ) -> None:
     """Of rows in every state. Taken out: any of the statements that make rows due, or count what runs."""
-    schema.upgrade(database, "0013")
+    schema.upgrade(database, "0002")
     columns = (
         "(id, worker_name, queue, state, priority, split_state, created_at, updated_at, next_seq, created_jobs, ready)"
     )
     events = "(id, job_id, task_id, seq, status, created_at, attempt, due_at, process, look_at)"
     of_task = [  # beyond the pointer are the last two
-        ("enqueue", 1, None, None), ("enqueue", 2, 77, None), ("enqueue", 1, BLOCKED, None), ("working", 1, None, "p"),
+        ("enqueue", 1, None, None), ("enqueue", 2, 77, None), ("enqueue", 1, None, "p"), ("working", 1, None, "p"),
         ("stopped", 1, None, None), ("finish", 1, None, None), ("failed", 1, None, None), ("error", 3, None, None),
         ("cancelled", 1, None, None), ("enqueue", 1, None, None), ("stopped", 1, None, None),
     ]  # fmt: skip
-    alone = [("enqueue", 1, 77, None, None), ("enqueue", 1, None, None, 5), ("finish", 1, None, None, None)]
+    alone = [
+        ("enqueue", 1, 77, None, None), ("enqueue", 1, None, None, 5), ("finish", 1, None, None, None),
+        ("enqueue", 1, None, None, None), ("working", 1, None, "p", None),
+    ]  # fmt: skip
 
     def sql(statement: str, *values: Any) -> None:
         with database.write(marked=False) as connection:
@@ -317,53 +414,89 @@ def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_l
         sql("INSERT INTO jobs (jid, attempt, queue, priority, payload) VALUES (?, ?, 'q', 5, '{}')", f"j{n}", attempt)
 
     schema.upgrade(database)
-    soon = [
-        (i, attempt, due if due in (None, 77, BLOCKED) else "now")
-        for i, attempt, due in rows("id, attempt, due_at", "events")
-    ]
+    soon = [(i, attempt, due if due in (None, 77) else "now") for i, attempt, due in rows("id, attempt, due_at", "events")]
     was = {n + 1: (attempt, due) for n, (_, attempt, due, _) in enumerate(of_task)}
     was |= {n: (attempt, due) for n, (_, attempt, due, _, _) in enumerate(alone, 20)}
-    expected = {**was, 1: (2, "now"), 21: (2, "now")}
+    expected = {**was, 1: (2, "now"), 3: (2, "now"), 21: (2, "now")}
     assert soon == [(i, *expected[i]) for i in sorted(expected)]
-    hints = rows("id, ready, due_next", "tasks")
-    assert [(i, ready, due is not None) for i, ready, due in hints] == [(1, 5, True), (2, None, False), (3, None, False)]
+    assert [i for i, process in rows("id, process", "events") if process] == [4, 24], "of those that run alone"
+    assert rows("id, ready, due_next", "tasks") == [(1, 5, 77), (2, None, None), (3, None, None)]
     assert rows("jid", "jobs") == [("j99",)]
     sql("INSERT INTO loans (task_id, low, high, process, at) VALUES (1, 9, 11, 'p', 1)")
     sql("UPDATE tasks SET next_seq = 11 WHERE id = 1")
+    sql(f"UPDATE events SET due_at = {BLOCKED} WHERE id = 3")
     now = events.replace(", look_at", "")
     sql(f"INSERT INTO events {now} VALUES (30, 'j30', NULL, NULL, 'enqueue', 0, 1, NULL, 'queue/celery')")
-    schema.downgrade(database, "0013")
+    schema.downgrade(database, "0002")
     found = {i: (attempt, due) for i, attempt, due in rows("id, attempt, due_at", "events")}
-    assert found[10][0] == 2
-    assert found[10][1] is not None
-    assert found[30][0] == 2
-    assert found[30][1] is not None, "lone jobs that a holder has wait, too"
-    assert {i: each for i, each in found.items() if i not in (1, 10, 21, 30)} == {
-        i: each for i, each in was.items() if i not in (1, 10, 21)
+    for i in (10, 30):
+        assert found[i][0] == 2, "lone jobs that a holder has wait, too"
+        assert found[i][1] is not None
+    assert found[3][1] < BLOCKED, "0.1.0 has no lines, so nothing waits for its turn in one"
+    assert {i: found[i] for i in found if i not in (1, 3, 10, 21, 30)} == {
+        i: was[i] for i in was if i not in (1, 3, 10, 21)
     }
+    assert rows("id, ready, due_next", "tasks") == [(1, None, 77), (2, None, None), (3, None, None)]
     assert rows("task_id, dispatched, returned", "task_tallies") == [(1, 1, 0), (2, 0, 0), (3, 0, 0)]
     assert schema.upgrade(database) == schema.head()
 
 
-@pytest.mark.databases("mariadb", reason="the others roll back a migration that broke off")
-@pytest.mark.parametrize("gone", [["holds"], ["holds", "passed"]])
-def test_the_columns_of_keys_that_are_gone_already_are_not_asked_for(database: Database, gone: list[str]) -> None:
-    """MariaDB commits each change of a table by itself. Taken out: the look whether the column is there."""
-    schema.upgrade(database, "0012")
+@pytest.mark.parametrize(
+    ("values", "ready", "due_next"),
+    [
+        ({"state": "running", "parallel": 1}, 5, 77),
+        ({"state": "running", "interval_s": 60}, 5, 77),
+        ({"state": "running", "session_key": "k", "session_holder": "k"}, 5, 77),
+        ({"state": "running", "session_key": "k", "session_waits": 5}, None, 77),
+        ({"state": "splitting"}, 5, 77),
+        ({"state": "running", "next_seq": 3, "ready": 5}, None, 77),
+        ({"state": "paused", "ready": 5}, None, 77),
+        ({"state": "cancelled", "ready": 5, "due_next": 77}, None, None),
+        ({"state": "finished", "finished_at": 1}, None, None),
+    ],
+)
+def test_the_hints_of_a_task_are_what_the_program_would_say(
+    database: Database, values: dict[str, Any], ready: int | None, due_next: int | None
+) -> None:
+    """Taken out: any condition of the statement. A Task that 0.1.0 held back by its ``parallel`` was not borrowed from."""
+    schema.upgrade(database, "0002")
+    task = {
+        "id": 1, "worker_name": "w", "queue": "q", "priority": 5, "split_state": "sealed", "created_at": 0, "updated_at": 0,
+        "next_seq": 2, "created_jobs": 3, **values,
+    }  # fmt: skip
+    event = {"task_id": 1, "status": "enqueue", "created_at": 0}
     with database.write(marked=False) as connection:
-        connection.exec_driver_sql("DROP INDEX ix_key_places_line ON key_places")
-        for name in gone:
-            connection.exec_driver_sql(f"ALTER TABLE key_places DROP COLUMN {name}")
-    assert schema.upgrade(database) is not None
+        connection.execute(sa.table("tasks", *map(sa.column, task)).insert(), task)
+        for n, due in enumerate((77, 78, None)):
+            row = {**event, "job_id": f"j{n}", "seq": n, "due_at": due}
+            connection.execute(sa.table("events", *map(sa.column, row)).insert(), row)
+    schema.upgrade(database)
+    with database.read() as connection:
+        assert connection.exec_driver_sql("SELECT ready, due_next FROM tasks").all() == [(ready, due_next)]
 
 
-@pytest.mark.databases("mariadb", reason="the others roll back a migration that broke off")
-def test_the_time_of_the_next_check_that_is_gone_already_is_not_asked_for(database: Database) -> None:
-    """As before. Taken out: the look whether the column is there."""
-    schema.upgrade(database, "0013")
-    with database.write(marked=False) as connection:
-        connection.exec_driver_sql("ALTER TABLE events DROP COLUMN look_at")
-    assert schema.upgrade(database) is not None
+@pytest.mark.parametrize("revision", [f"{number:04}" for number in range(4, 14)])
+def test_a_schema_of_a_checkout_since_0_1_0_is_left_alone_and_the_way_is_named(
+    database: Database, empty: Store, revision: str
+) -> None:
+    """Taken out: the names of those revisions. It was said to be newer."""
+    schema.upgrade(database)
+    set_version(empty, revision)
+    for act in (schema.upgrade, schema.check, schema.ensure):
+        with pytest.raises(
+            SchemaOutdated, match=rf"at schema {revision}, which only checkouts.*git checkout.*a new database"
+        ):
+            act(database)
+    assert empty.sql("SELECT version_num FROM alembic_version") == [(revision,)]
+
+
+def test_a_database_of_the_development_at_0014_goes_on_from_there(database: Database) -> None:
+    """The merged migration has the number of the last one that it contains, and ends at its schema."""
+    assert schema.upgrade(database, "0014") == "0014"
+    with pytest.raises(SchemaOutdated, match=r"at schema 0014.*run `asynctask db upgrade`"):
+        schema.check(database)
+    assert schema.upgrade(database) == schema.head()
+    schema.check(database)
 
 
 @pytest.mark.databases("sqlite", reason="on a server a person says when tables are made")
@@ -425,13 +558,25 @@ def test_of_upgrades_at_once_one_works_and_the_others_wait(empty: Store, databas
     schema.check(database)
 
 
-def breaks(database: Database, at: int) -> Callable[[], None]:
-    """Has the ``at``-th change of the schema fail on every connection from now on; returns what ends that."""
+def counted(database: Database, kinds: tuple[str, ...]) -> list[str]:
+    """The statements of these kinds, as they come."""
+    found: list[str] = []
+
+    def executed(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.lstrip().startswith(kinds):
+            found.append(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", executed)
+    return found
+
+
+def breaks(database: Database, at: int, kinds: tuple[str, ...] = ("CREATE", "ALTER", "DROP")) -> Callable[[], None]:
+    """Has the ``at``-th statement of these kinds fail on every connection from now on; returns what ends that."""
     left = at
 
     def executed(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         nonlocal left
-        left -= statement.lstrip().startswith(("CREATE", "ALTER", "DROP"))
+        left -= statement.lstrip().startswith(kinds)
         if left == 0:
             raise RuntimeError("the process ends here")
 
@@ -457,7 +602,7 @@ def test_an_upgrade_that_broke_off_can_be_run_again(database: Database, another:
     whole.close()
 
 
-@pytest.mark.parametrize("at", examples([9], [2, 9]))
+@pytest.mark.parametrize("at", examples([9], [2, 9, 20, 30, 40]))
 def test_a_downgrade_that_broke_off_can_be_run_again(database: Database, at: int) -> None:
     schema.upgrade(database)
     mend = breaks(database, at)
@@ -492,6 +637,8 @@ def test_tables_of_others_with_our_names_are_not_taken_over(empty: Store, databa
         ("9999", "does not know: install the newer asynctask"),
         ("", "run `asynctask db upgrade`"),
         ("0001", r"at schema 0001.*run `asynctask db upgrade`"),
+        ("0003", r"at schema 0003.*run `asynctask db upgrade`"),
+        ("0013", r"at schema 0013, which only checkouts"),
     ],
 )
 def test_another_schema_is_refused_with_what_to_do(store: Store, tmp_path: Path, revision: str, says: str) -> None:
