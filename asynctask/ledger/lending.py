@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -327,10 +326,15 @@ def borrow(
     if wanted <= 0:
         return Borrowed()
     lent: list[tuple[Loan, list[Job]]] = []
-    if offer.is_plain and offer.left > wanted and not ledger.database.is_sqlite and _goes(ledger, offer):
+    if (
+        offer.is_plain
+        and offer.left > wanted
+        and not ledger.database.is_sqlite
+        and (not offer.has_keys or sessions.goes(ledger, offer.task_id, offer.worker_name))
+    ):
         found = _borrow_at_pointer(ledger, offer.task_id, wanted)
         if offer.has_keys:
-            wake(ledger, sessions.free(ledger, _block_lent(ledger, found)))
+            _have_wait(ledger, found)
         lent = [_read_range(ledger, offer, loan) for loan in found]
         count = sum(len(jobs) for _, jobs in lent)
         if not offer.has_keys or not lent or count * 2 > wanted:
@@ -339,7 +343,7 @@ def borrow(
     names = sorted(workers) if workers is not None and offer.worker_name == "*" else None
     step = _borrow(ledger, offer, wanted, taken, names)
     if offer.has_keys and step.free:
-        step.blocked |= _block_lent(ledger, step.free)
+        _have_wait(ledger, step.free)
     if step.blocked:
         wake(ledger, sessions.free(ledger, step.blocked))
     if step.is_idle:
@@ -358,27 +362,10 @@ def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
         return [Loan(int(i), task_id, int(low), int(high)) for i, low, high in connection.execute(statement, given)]
 
 
-def _goes(ledger: Ledger, offer: Offer) -> bool:
-    """Whether the pointer of a Task may be moved before anything else of it is read: always, if it has no keys."""
-    if not offer.has_keys:
-        return True
-    with ledger.database.read() as connection:
-        gate = sessions.gate(connection, offer.task_id, offer.worker_name)
-    return gate.goes and not gate.waits
-
-
-@repeatable
-def _block_lent(ledger: Ledger, lent: Sequence[Loan]) -> set[int]:
-    """Has the jobs of these loans wait whose turn it is not; returns the lines of these."""
-    blocked: set[int] = set()
-    with ledger.database.write() as connection:
-        for loan in lent:
-            given = {"of": loan.task_id, "low": loan.low, "high": loan.high}
-            rows = batches.fetch_small(connection, _PASSED, given)
-            turns = sessions.turns([sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks], None)
-            sessions.block(connection, turns.wait)
-            blocked |= set(turns.wait.values())
-    return blocked
+def _have_wait(ledger: Ledger, lent: Sequence[Loan]) -> None:
+    """Has those jobs of these loans wait whose turn it is not, which takes them out of the loans."""
+    blocked = sessions.block_lent(ledger, [(loan.task_id, loan.low, loan.high) for loan in lent])
+    wake(ledger, sessions.free(ledger, blocked))
 
 
 @dataclass(slots=True)
@@ -678,9 +665,6 @@ _LEAST_PASSED: Final = 256
 _MOST_PASSED: Final = 2_000
 """Rows that the pointer of a Task with keys passes in one borrow, if hardly any has its turn."""
 
-_ASKS: Final = sa.case((_e.due_at.is_(None) & (_e.status == str(Status.ENQUEUE)), 1))
-_PASSED: Final = sa.select(_e.id, _e.seq, _ASKS, *sessions.ASKING).where(*_IN_RANGE).order_by(_e.seq)
-
 
 def _pass(
     connection: Connection,
@@ -704,13 +688,11 @@ def _pass(
     most = low + max(count, _MOST_PASSED)
     while going < count and high < min(created, most):
         top = min(created, most, high + max(count - going, _LEAST_PASSED))
-        rows = batches.fetch_small(connection, _PASSED, {"of": task["id"], "low": high, "high": top}, lock=True)
-        rows = sorted(rows, key=itemgetter(1))
-        turns = sessions.turns([sessions.Asking(int(i), *rest) for i, _, asks, *rest in rows if asks], gate.before)
+        rows, turns = sessions.read_turns(connection, task["id"], high, top, lock=True)
         wait = list[int]()
-        for i, seq, *_ in rows:
+        for seq, i in rows:
             if going == count:
-                top = int(seq)
+                top = seq
                 break
             if i in turns.go:
                 going += 1

@@ -344,8 +344,16 @@ def gate(connection: Connection, task_id: int, worker_name: str) -> Gate:
     return Gate(splitting < task_id, turn != 0, int(splitting) * PLACES_EACH)
 
 
-ASKING: Final = (_e.line, *_asking(events))
-"""The columns of :class:`Asking` after the id, of ``events``."""
+_ASKING: Final = (_e.line, *_asking(events))
+"""The columns of :class:`Asking` after the id."""
+
+
+_ASKS: Final = sa.case((_e.due_at.is_(None) & (_e.status == str(Status.ENQUEUE)), 1))
+_PASSED: Final = (
+    sa.select(_e.id, _e.seq, _ASKS, *_ASKING)
+    .where(_e.task_id == sa.bindparam("of"), _e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
+    .order_by(_e.seq)
+)
 
 
 class Asking(NamedTuple):
@@ -379,6 +387,35 @@ def turns(asking: Collection[Asking], before: int | None) -> Turns:
         else:
             found.wait[each.id] = each.line
     return found
+
+
+def goes(ledger: Ledger, task_id: int, worker_name: str) -> bool:
+    """Whether the Event at the pointer of a Task with keys may have its turn now."""
+    with ledger.database.read() as connection:
+        found = gate(connection, task_id, worker_name)
+    return found.goes and not found.waits
+
+
+def read_turns(
+    connection: Connection, task_id: int, low: int, high: int, *, lock: bool = False
+) -> tuple[list[tuple[int, int]], Turns]:
+    """Those Events of a Task with ``low <= seq < high`` as (seq, id), in order, and the turns of those that wait for none
+    yet, of a Task that does not wait. ``lock``: what is started meanwhile waits for the transaction."""
+    rows = batches.fetch_small(connection, _PASSED, {"of": task_id, "low": low, "high": high}, lock=lock)
+    asked = [Asking(int(i), *rest) for i, _, asks, *rest in rows if asks]
+    return sorted((int(seq), int(i)) for i, seq, *_ in rows), turns(asked, None)
+
+
+@repeatable
+def block_lent(ledger: Ledger, ranges: Sequence[tuple[int, int, int]]) -> set[int]:
+    """Has the jobs wait whose turn it is not, in ranges (Task, low, high) that this process holds; returns their lines."""
+    blocked: set[int] = set()
+    with ledger.database.write() as connection:
+        for task_id, low, high in ranges:
+            _, found = read_turns(connection, task_id, low, high)
+            block(connection, found.wait)
+            blocked |= set(found.wait.values())
+    return blocked
 
 
 def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
@@ -494,7 +531,7 @@ def _lock_blocked(dialect: str) -> Any:
 @cache
 def _due(dialect: str) -> Any:
     is_due = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
-    return sa.select(_e.id, *ASKING).where(batches.among_given(dialect, _e.id, "ids"), is_due).order_by(_e.id)
+    return sa.select(_e.id, *_ASKING).where(batches.among_given(dialect, _e.id, "ids"), is_due).order_by(_e.id)
 
 
 @cache

@@ -18,9 +18,13 @@ _WIDER = "UPDATE key_places SET place = (place - place % 2) / 2 * 1048576 + plac
 _MISSING = (
     "INSERT INTO key_places (event_id, line, place)"
     " SELECT id, line, (SELECT MAX(id) FROM tasks) * 1048576 + 1 FROM events WHERE line IS NOT NULL"
-    " AND status IN ('enqueue', 'working', 'stopped') AND NOT EXISTS (SELECT 1 FROM key_places k WHERE k.event_id = events.id)"
+    " AND status IN ('enqueue', 'working', 'stopped')"
+    " AND NOT EXISTS (SELECT 1 FROM key_places k WHERE k.event_id = events.id)"
 )
-_NARROWER = "UPDATE key_places SET place = (place - place % 1048576) / 1048576 * 2 + CASE WHEN place % 1048576 > 0 THEN 1 ELSE 0 END"
+_NARROWER = (
+    "UPDATE key_places SET place = (place - place % 1048576) / 1048576 * 2"
+    " + CASE WHEN place % 1048576 > 0 THEN 1 ELSE 0 END"
+)
 
 
 def upgrade() -> None:

@@ -269,6 +269,27 @@ def test_a_knob_notifies_the_dispatchers_for_its_own_process_may_take_all_worker
     wait_for(lambda: heard.wait(1) and heard.signalled, "it notifies", timeout=20)
 
 
+@pytest.mark.parametrize("made_due", ["pushed", "restarted", "recovered"])
+def test_a_job_without_a_task_that_is_due_notifies_the_workers(world: World, made_due: str) -> None:
+    """They had waited for it up to 10 s. Taken out: the notification of a new one, and of one that is due again."""
+    app = world.app()
+    job_id = app.workers["note"].perform_async({"n": 1})
+    if made_due == "restarted":
+        app.record(job_id, "error", message="once")
+    elif made_due == "recovered":
+        app.record(job_id, "working", message="begun")
+        world.sql("UPDATE events SET process = 'gone:1:x'")
+    heard = world.app().signals.waker(LEDGER)
+    wait_for(lambda: heard.wait(1) and heard.signalled, "the signal with which listening begins")
+    if made_due == "pushed":
+        app.workers["note"].perform_async({"n": 2})
+    elif made_due == "restarted":
+        app.operations.act_on_job(job_id, "restart")
+    else:
+        processes.recover_events(app.ledger, "gone:1:x")
+    wait_for(lambda: heard.wait(1) and heard.signalled, "it notifies", timeout=20)
+
+
 def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: World) -> None:
     app = world.app()
     task = app.submit("note", [{"n": n} for n in range(40)], parallel=1)

@@ -28,6 +28,7 @@ from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.database.tables import full_metadata, metadata
 from asynctask.errors import ConfigError, SchemaOutdated
+from asynctask.ledger import sessions
 from asynctask.testing import wait_for
 from benchmarks.servers import MariaServer
 
@@ -497,6 +498,24 @@ def test_a_database_of_the_development_at_0014_goes_on_from_there(database: Data
         schema.check(database)
     assert schema.upgrade(database) == schema.head()
     schema.check(database)
+
+
+def test_places_in_lines_of_keys_leave_room_for_what_runs_again(database: Database, empty: Store) -> None:
+    """Taken out of 0015: either statement."""
+    schema.upgrade(database, "0014")
+    columns = "(id, worker_name, queue, state, priority, split_state, created_at, updated_at, next_seq, created_jobs)"
+    for task_id in (3, 5):
+        empty.sql(f"INSERT INTO tasks {columns} VALUES (?, 'w', 'q', 'running', 5, 'sealed', 0, 0, 5, 5)", (task_id,))
+    columns = "(id, job_id, task_id, seq, status, created_at, attempt, line)"
+    for number, status in enumerate(["enqueue", "enqueue", "working", "enqueue", "finish"], 1):
+        empty.sql(f"INSERT INTO events {columns} VALUES (?, ?, 3, ?, ?, 0, 1, 7)", (number, f"j{number}", number, status))
+    for number, place in enumerate([6, 7, 0], 1):  # in the list; retried by a user, and waiting; the same, and at work
+        empty.sql("INSERT INTO key_places (event_id, line, place) VALUES (?, 7, ?)", (number, place))
+    schema.upgrade(database)
+    each, places = sessions.PLACES_EACH, "SELECT event_id, place FROM key_places ORDER BY event_id"
+    assert empty.sql(places) == [(1, 3 * each), (2, 3 * each + 1), (3, 0), (4, 5 * each + 1)]
+    schema.downgrade(database, "0014")
+    assert empty.sql(places) == [(1, 6), (2, 7), (3, 0), (4, 11)]
 
 
 @pytest.mark.databases("sqlite", reason="on a server a person says when tables are made")

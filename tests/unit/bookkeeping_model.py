@@ -82,6 +82,7 @@ class Task:
     counts: Delta = field(default_factory=Delta)
     closes: dict[int, int] = field(default_factory=dict)
     stored: list[Row] = field(default_factory=list)
+    again: dict[int, int] = field(default_factory=dict)  # the places of rows that run again after their end
 
     def row(self, seq: int) -> Row:
         """One row as it is read: ``reserved`` is no column, it says that the pointer is past the row."""
@@ -320,6 +321,8 @@ class World:
         assert turn.before == before, "I4: a turn was made from a row that has moved on"
         assert before.status not in TERMINAL or turn.reason is Reason.RETRIED, f"I4: a terminal row changed: {turn}"
         task.stored[seq] = after
+        if before.status in TERMINAL:
+            task.again[seq] = max(task.again.values(), default=0) + 1
         task.counts.add(turn.delta)
 
     def insert_loan(self, task: Task, low: int, high: int, process: str | None) -> Loan:

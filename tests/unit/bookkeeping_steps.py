@@ -174,16 +174,11 @@ def lend(w: World, task: Task, name: str, wanted: int) -> tuple[list[Loan], list
     if task.foreign:
         held = [seq for seq, row in enumerate(task.rows()) if core.is_held(row, task.lent(seq))]
         wanted = readiness.room(wanted, task.limit, len(held))
-    claimed = [claim(w, task, seq, name) for seq in pass_keys(w, task, due(w, task), wanted)]
+    claimed = [claim(w, task, seq, name) for seq in with_turn(w, task, due(w, task))[: max(0, wanted)]]
     wanted -= len(claimed)
-    low, high = task.next_seq, min(len(task.stored), task.next_seq + max(0, wanted))
     loans: list[Loan] = []
-    if task.keys:
-        task.next_seq = high
-        waiting = [seq for seq in range(low, high) if is_waiting(task.row(seq))]
-        claimed += [claim(w, task, seq, name) for seq in pass_keys(w, task, waiting, wanted)]
-    elif not task.alone:
-        loans = take_free(w, task, name, wanted)
+    if not task.alone:
+        loans, low = take_free(w, task, name, wanted), task.next_seq
         high = min(len(task.stored), low + max(0, wanted - sum(each.high - each.low for each in loans)))
         if high > low:
             loans.append(w.insert_loan(task, low, high, name))
@@ -218,23 +213,23 @@ def line_of(task: Task, seq: int) -> tuple[int, int]:
 
 
 def first_of(task: Task, line: tuple[int, int]) -> int | None:
-    """The first of a line: who has begun to go, then the order of the list."""
+    """The first of a line: in the order of the list, then of their retries by users."""
     rows = [s for s, r in enumerate(task.stored) if r.status in OPEN and line_of(task, s) == line]
-    going = [seq for seq in rows if core.is_held(task.row(seq), False)]
-    return next(iter(going + rows), None)
+    return min(rows, key=lambda seq: (task.again.get(seq, 0), seq), default=None)
 
 
-def pass_keys(w: World, task: Task, seqs: list[int], wanted: int) -> list[int]:
-    """Of these rows, which may go, those whose turn it is, up to ``wanted``; the others wait for theirs."""
+def with_turn(w: World, task: Task, seqs: list[int]) -> list[int]:
+    """Of these rows, which may go, those whose turn it is; the others wait for theirs."""
     if not task.keys:
-        return seqs[: max(0, wanted)]
+        return seqs
     going: list[int] = []
     for seq in seqs:
-        line = line_of(task, seq)
-        if len(going) < wanted and first_of(task, line) == seq and line not in [line_of(task, s) for s in going]:
+        first = first_of(task, line_of(task, seq))
+        assert first is not None
+        if readiness.has_turn(seq, task.again.get(seq, 0), first, 0 if task.splitting else None):
             going.append(seq)
-        else:
-            task.stored[seq] = task.stored[seq]._replace(due_at=BLOCKED)  # blocking changes neither status nor counts
+        else:  # blocking changes neither status nor counts
+            task.stored[seq] = task.stored[seq]._replace(due_at=w.now + BACKOFF if first == seq else BLOCKED)
     return going
 
 
@@ -258,11 +253,14 @@ def take_free(w: World, task: Task, name: str, count: int) -> list[Loan]:
     lambda w: [(p, i) for p in w.active() if p.life is not Life.LEAVING for i, part in p.parts.items() if part.left is None]
 )
 def read_range(w: World, where: tuple[Process, int], k: int) -> None:
-    """The rows of a loan, read after its commit."""
+    """The rows of a loan, read after its commit; of those with a key, the ones whose turn it is not leave it before."""
     process, key = where
     part = process.parts[key]
     task = w.tasks[part.task]
     seqs = [seq for seq in range(part.low, part.high) if is_in_range(task.row(seq))]
+    if task.keys:
+        process.frees |= {line_of(task, seq) for seq in seqs}
+    seqs = with_turn(w, task, seqs)
     part.left = set(seqs)
     copies = [w.copy(task, seq) for seq in seqs]
     process.line += copies

@@ -817,7 +817,8 @@ def tell_of_jobs_with_one_key() -> None:
     w = Story()
     task, a, b = w.task_of(4, kind="keys"), w.process(), w.process()
     w.by(a, "borrow", k=3)
-    assert [row.process for row in task.rows()] == [a.name, a.name, None, None]
+    w.by(a, "read_range")
+    assert [copy.seq for copy in a.line] == [0, 1]
     assert [row.due_at for row in task.rows()] == [None, None, BLOCKED, BLOCKED]
     assert not can(w, "borrow")
     w.by(a, "begin", "finish")
@@ -825,6 +826,19 @@ def tell_of_jobs_with_one_key() -> None:
     w.tell("repair_line")
     assert task.row(2).due_at == w.now, "its turn has come, though whoever ended the one before it died"
     w.by(b, "borrow")
+    drain(w)
+
+
+def tell_of_a_process_that_died_before_it_saw_whose_turn_it_is() -> None:
+    """Its loan has rows that must wait for others: they are due, and whoever claims them looks."""
+    w = Story()
+    task, a, b = w.task_of(4, kind="keys"), w.process(), w.process()
+    w.by(a, "borrow", k=3)
+    w.by(a, "kill")
+    w.recover(a)
+    w.by(b, "borrow", k=3)
+    assert [row.process for row in task.rows()] == [b.name, b.name, None, None]
+    assert [row.due_at for row in task.rows()] == [None, None, BLOCKED, BLOCKED]
     drain(w)
 
 

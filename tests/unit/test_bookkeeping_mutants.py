@@ -188,6 +188,7 @@ CORE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "hints forget what waits": (readiness, "hints", hints_without_waiting),
     "hints forget the next round": (readiness, "hints", hints_without_rounds),
     "may_start ignores sessions": (readiness, "may_start", lambda state, in_session=True: state in STARTING),
+    "has_turn ignores who is first": (readiness, "has_turn", lambda event_id, place, first, before: True),
     "may_start ignores the state": (readiness, "may_start", lambda state, in_session=True: in_session),
     "push is not idempotent": (Broker, "push", push_twice),
 }
