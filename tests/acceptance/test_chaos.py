@@ -40,6 +40,7 @@ def table(folder: Path, *words: str) -> dict[str, Any]:
     return settings
 
 
+@pytest.mark.full(reason="a way of measuring; each fault alone is tested elsewhere")
 def test_every_fault_hits_jobs_and_every_promise_holds_on_a_file(tmp_path: Path) -> None:
     settings = table(tmp_path, "--seed", "7")
     assert (settings["kind"], settings["broker"], settings["seed"]) == ("sqlite", "the database", 7)

@@ -618,7 +618,7 @@ def test_it_takes_effect_where_jobs_wait_in_the_database(world: World, name: str
     run(world, name, limit)
 
 
-@pytest.mark.one_database(reason="what the broker is asked is the same beside each database")
+@pytest.mark.full(reason="own workers borrow from the ledger, whatever lies in Redis")
 @pytest.mark.parametrize("broker_kind", ["redis"])
 @each_limit
 @each_case

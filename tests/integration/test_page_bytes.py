@@ -98,7 +98,7 @@ def all_pages(client: Client, url: str, name: str) -> list[Any]:
 
 
 @pytest.mark.each_database(reason="how many rows a driver holds is its own")
-@pytest.mark.parametrize("chunk_size", [1, 10])
+@pytest.mark.parametrize("chunk_size", [pytest.param(1, marks=pytest.mark.full(reason="short rows of the same")), 10])
 def test_events(app: AsyncTask, chunk_size: int) -> None:
     task = app.submit("anything", wide(ROWS), chunk_size=chunk_size)
     client, url = client_of(app), f"/api/tasks/{task.id}/events?limit=1000"

@@ -56,6 +56,7 @@ def test_mypy_reports_what_is_wrong_and_nothing_else(elsewhere: Path) -> None:
     assert found == EXPECTED, done.stdout
 
 
+@pytest.mark.full(reason="a second opinion; mypy's is asked in every run")
 def test_pyright_reports_what_is_wrong_and_nothing_else(elsewhere: Path) -> None:
     (elsewhere / "pyrightconfig.json").write_text(json.dumps({"include": ["."], "typeCheckingMode": "strict"}))
     # basedpyright is pyright with the node that it needs: pyright's own package fetches both when it is first run.
