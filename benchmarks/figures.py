@@ -76,6 +76,7 @@ STEPS = (
     Step("exports", ("-n", "500000"), ("-n", "5000", "--runs", "1"), ("sqlite",), on=("sqlite",)),
     Step("exports", ("-n", "500000", "--format", "xlsx", "--runs", "1"), on=("sqlite",)),
     Step("exports", ("-n", "500000", "--format", "parquet"), on=("sqlite",)),
+    Step("cost", ("-n", "100000"), ("-n", "10000"), ("sqlite",)),
     Step("claim", ("-n", "10000")),
     Step("claim", ("-n", "1000000")),
     Step("throttled", ("-n", "1000"), ("-n", "50", "--runs", "1", "--workers", "1"), ("sqlite",)),

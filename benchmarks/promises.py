@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benchmarks.cost import BYTES, FIXED, ROWS
+
 __all__ = ["DATABASES", "PROMISES", "SHORT", "Line", "Promise", "verdict"]
+
+_ROWS: Final = {kind: most * FIXED for kind, most in ROWS.items()}
 
 Found = Mapping[str, Any]
 """One object as ``--json`` prints it."""
@@ -311,6 +315,15 @@ PROMISES: tuple[Promise, ...] = (
     ),
     _small("Tasks of one item each over HTTP, a database alone", _IN_TABLE),
     _small("Tasks of one item each over HTTP, PostgreSQL and Redis", _REDIS, ("postgresql",)),
+    Promise(
+        "What a tracked job that does nothing costs the database",
+        _named("cost"),
+        (
+            Line("bytes of WAL, redo log, or written by the worker", _ours, "bytes", BYTES, most=True, peer=_peer),
+            Line("row writes", lambda found: found["settings"]["row_writes_per_item"], "", _ROWS, most=True),
+        ),
+        n=20_000,
+    ),
     Promise(
         "One poll of the progress, in the server",
         _named("poll"),

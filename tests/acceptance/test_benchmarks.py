@@ -30,7 +30,7 @@ from support.servers import missing
 from asynctask import AsyncTask
 from asynctask.testing import wait_for
 from asynctask.testing.servers import MissingServer
-from benchmarks import children, common, sheet, sheet_files, submit
+from benchmarks import children, common, cost, sheet, sheet_files, submit
 from benchmarks.databases import PREFIX, shown
 from benchmarks.original_design import PACKAGES, installed
 from benchmarks.processes import started
@@ -231,6 +231,18 @@ def test_a_start_is_too_soon_by_those_that_a_round_may_have() -> None:
     soon, late = judge([0.0, 0.0, 0.9, 2.5], 1.0, 2)
     assert soon == [pytest.approx(0.1)]
     assert late == [0.0]
+
+
+@pytest.mark.full(reason="a way of measuring, not the product")
+def test_what_an_item_costs_the_database_is_told_beside_what_it_may(
+    tmp_path: Path, databases: Databases, database_kind: str
+) -> None:
+    found = result(tmp_path, "cost", "-n", "5000", *on(databases, database_kind))
+    assert found["unit"] == "bytes/item"
+    assert 0 < found["ours"] < found["peer"]
+    writes = found["settings"]["row_writes_per_item"]
+    assert (writes is None) == (database_kind != "postgresql")
+    assert writes is None or 2 <= writes <= 2 * cost.FIXED
 
 
 @pytest.mark.full(reason="a way of measuring, not the product")
