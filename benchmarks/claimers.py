@@ -172,7 +172,7 @@ class Borrower:
         return numbers
 
     def _claimed(self, jobs: Sequence[Job]) -> list[int]:
-        """Jobs with a key, each of which is claimed."""
+        """Jobs whose key has come free, each of which is claimed."""
         if not jobs:
             return []
         tickets = self._tracker.begin([(job.job_id, job.attempt) for job in jobs])
