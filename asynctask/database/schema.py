@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 """The oldest supported servers: with SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
 
-_HEAD: Final = "0014"
+_HEAD: Final = "0015"
 _VERSION_TABLE: Final = "alembic_version"
 # Every column: the table of another program may have others.
 _VERSION: Final = sa.select(sa.text("*")).select_from(sa.table(_VERSION_TABLE))
