@@ -18,7 +18,6 @@ from support.world import World, numbers
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
-from asynctask.database.notify import LEDGER
 from asynctask.database.tables import tasks
 from asynctask.dispatch.dispatcher import ACTIVE_S
 from asynctask.ledger import leases, lending, processes
@@ -263,7 +262,7 @@ def test_a_knob_notifies_the_dispatchers_for_its_own_process_may_take_all_worker
 ) -> None:
     app = world.app()
     task = app.submit("note", numbers(5), parallel=1, interval=60.0)
-    heard = world.app().signals.waker(LEDGER)
+    heard = world.app().signals.waker()
     wait_for(lambda: heard.wait(1) and heard.signalled, "the signal with which listening begins")
     update(app.ledger, task.id, knob)  # the ledger's part alone: no round of this process pushes anything
     wait_for(lambda: heard.wait(1) and heard.signalled, "it notifies", timeout=20)
@@ -335,7 +334,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World, mo
     monkeypatch.setattr(maintenance, "_QUIET", 3_600)
     app = world.app()
     one, steps = process(app, "one"), ["recover_dead"]
-    heard, waker = app.signals.waker(LEDGER), app.signals.waker(LEDGER)
+    heard, waker = app.signals.waker(), app.signals.waker()
     leader = rota(one, app, waker=waker)
     leader.due_steps(steps)
     wait_for(lambda: heard.wait(1) and heard.signalled, "the signal with which listening begins")
@@ -414,7 +413,7 @@ def test_the_first_rings_are_answered_at_once_and_those_that_follow_together(
 
 @pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> None:
-    """Its own parts, over a minute of a clock that is moved on: the beats, the borrows and the look after others."""
+    """Its own parts, over a minute of a clock that is moved on: the beats and the borrows."""
     app = world.app()
     clock = Still()
     ledgers = [process(app, name, clock) for name in ("one", "two")]
@@ -429,7 +428,6 @@ def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> N
                 each.due_steps(())
                 if second % 5 == 0:
                     processes.beat(ledger, lease_s=3600)
-                    app.broker.exchange(ledger.identity, [], ["default"], 5)
                 if second % int(IDLE_S) == 0:
                     with ledger.database.read() as connection:
                         assert lending.first_due(connection, ["default"]) is None

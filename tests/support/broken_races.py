@@ -152,7 +152,6 @@ class PushesThenRemoves(Whole):
     """The other way round: killed in between, it has doubled a job."""
 
     caught_by = "killed_while_it_releases_each_due_job_is_in_its_set_or_in_its_queue"
-    on = "redis"
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
         due = [entry for entry in self.operations.entries(set_name).entries if (entry.at or 0) <= now][:limit]
