@@ -68,7 +68,7 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
 
 
 def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Schedule:
-    options = {"every_s": 1.0, "can_split": True, "broker_apart": False, "waker": None, **more}
+    options = {"every_s": 1.0, "can_split": True, "waker": None, **more}
     return Schedule(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
 
 

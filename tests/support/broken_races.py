@@ -38,8 +38,9 @@ class TakesBackFromTheLiving(Whole):
     caught_by = "what_a_dead_process_held_is_given_back_once_by_two_that_recover_it"
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
+        keys = {copy.key for copy in copies}
         for holder in {process, *self.holders()}:
-            super().put_back(holder, copies)
+            super().put_back(holder, [copy for copy in self.held_by(holder) if copy.key in keys])
 
 
 class KeepsListsToItself(Whole):

@@ -9,7 +9,7 @@ import orjson
 import sqlalchemy as sa
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import DEAD, Broker, Copy, Held
+from asynctask.brokers.base import DEAD, SCHEDULE, Broker, Copy, Held
 from asynctask.clock import rfc3339
 from asynctask.database.tables import events
 from asynctask.ledger.standalone import Arrival, enqueue
@@ -38,7 +38,7 @@ def hold(app: AsyncTask, set_name: str, held: Sequence[Held]) -> None:
     for each in held:
         job = orjson.loads(each.copy.payload)
         enqueue(app.ledger, [_arrival(each.copy)], due_at=each.at)
-        values: dict[str, Any] = {"retries": job.get("retry_count", -1 if set_name != "retry" else 0) + 1}
+        values: dict[str, Any] = {"retries": 0 if set_name == SCHEDULE else job.get("retry_count", 0) + 1}
         if (why := job.get("error_message")) is not None:
             said = {"at": rfc3339(each.at), "status": "error", "message": why, "attempt": 1}
             values["added_messages"] = orjson.dumps([said]).decode()
