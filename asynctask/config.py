@@ -62,7 +62,8 @@ class Config:
     database_url: str = _field("sqlite:///asynctask.db", "URL of the ledger's database, in SQLAlchemy's form.", shown=False)
     broker_url: str = _field(
         "",
-        "URL of the broker of untracked jobs: redis://, rediss:// or unix://; empty: a table of the database.",
+        "URL of a Redis for untracked jobs and those of other programs: redis://, rediss:// or unix://; empty: all jobs"
+        " wait in the database.",
         shown=False,
     )
     namespace: str = _field("", "Prefix of every key in Redis.")
@@ -175,7 +176,7 @@ class Config:
         if self.results_url and not _BUCKET.fullmatch(self.results_url):
             raise ConfigError("results_url: write the URL of a bucket, as s3://bucket/prefix; for a folder, set data_dir")
         if self.namespace and not self.uses_redis:
-            raise ConfigError("namespace: the database broker has no keys to prefix; leave it empty")
+            raise ConfigError("namespace: without Redis there are no keys to prefix; leave it empty")
         if self.proxy_headers not in ("x-forwarded", "forwarded"):
             raise ConfigError(f"proxy_headers {self.proxy_headers!r}: write x-forwarded or forwarded")
         if self.web_prefix and (not WEB_PREFIX.fullmatch(self.web_prefix) or self.web_prefix.split("/")[1] in WEB_PATHS):

@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
+from asynctask.brokers.base import DEAD, Broker, Copy, Held, Key
 from asynctask.clock import micros
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
@@ -39,7 +39,7 @@ SAMPLE_S = 5.0
 """Of the samples for rate and chart."""
 
 STRAYS_S: Final = 10.0
-"""Of the search for held copies of unregistered processes, if the broker is a separate server."""
+"""Of the search for held copies of unregistered processes in the broker."""
 
 CLEAR_S: Final = 3_600.0
 """Of the search for stored lists that no Task needs, which are rare."""
@@ -57,7 +57,7 @@ of its last two durations counts, because a single long one was spent waiting fo
 _RECOVERY_RESTS_S: Final = 1.0
 """Longest pause of the recovery of dead processes: their jobs wait for it."""
 
-_WORK: Final = ("release_due", "rejoin", "turn_rows")
+_WORK: Final = ("rejoin", "turn_rows")
 """Steps without a pause: somebody waits for their end, and each run makes progress."""
 
 # Rows of one transaction or query
@@ -80,7 +80,7 @@ class Maintenance:
     def __init__(
         self,
         ledger: Ledger,
-        broker: Broker,
+        broker: Broker | None,
         host: processes.Host,
         controls: Control,
         *,
@@ -117,15 +117,13 @@ class Maintenance:
             waker,
             every_s=every_s,
             can_split=resume_split is not None,
-            broker_apart=not (broker.capabilities.in_ledger or broker.capabilities.polled),
-            apart=broker.capabilities.polled,
-            dispatches=lambda: bool(engines) or not broker.capabilities.in_ledger,
+            has_broker=broker is not None,
+            dispatches=lambda: bool(engines) or broker is not None,
         )
         self._sightings = self._schedule.sightings
         self._steps: Mapping[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
             "take_stalled": self.take_stalled,
-            "release_due": self.release_due,
             "rejoin": self.rejoin,
             "turn_rows": self.turn_rows,
             "resume_splits": self.resume_splits,
@@ -216,11 +214,13 @@ class Maintenance:
     def _strays(self, known: set[str]) -> set[str]:
         """Owners of held copies that are not registered: recovered in part, dead before the registration, or from a
         restored broker. Excludes those whose presence in the broker is current: they belong to another application."""
+        if self._broker is None:
+            return set()
         strays = self._broker.holders() - known
         return strays - {each.identity for each in self._broker.operations.processes()} if strays else strays
 
     def recover(self, identity: str) -> None:
-        """Recovers what a dead process held: tracked jobs return to the ledger, untracked ones to their queues."""
+        """Recovers what a dead process held: rows of the ledger wait there again, untracked copies in their queues."""
         if not processes.condemn(self._ledger, self._host, identity, self._sightings):
             return
         if processes.is_engine(identity):
@@ -228,14 +228,16 @@ class Maintenance:
                 registered = processes.list_processes(connection)
             queues = {name for each in registered if each["identity"] == identity for name in loads(each["queues"])}
             foreign.watch_in_flight(self._ledger, queues)
-        held = self._broker.held_by(identity)
+        held = [] if self._broker is None else self._broker.held_by(identity)
         applied = processes.recover_events(self._ledger, identity, [copy.key for copy in held])
         applied += processes.recover_events(self._ledger, foreign.pusher(identity))
         # A job of another program is tracked once it has an Event, which decides whether it runs again.
         recovered = {each.record.job_id for each in applied if each.record is not None and each.turn is not None}
-        untracked = [copy for copy in held if copy.attempt == 0 and copy.jid not in recovered]
-        self._broker.drop(identity, [copy for copy in held if copy.attempt > 0 or copy.jid in recovered])
-        self._put_back(identity, untracked)
+        if self._broker is not None:
+            self._broker.drop(identity, [copy for copy in held if copy.attempt > 0 or copy.jid in recovered])
+            self._put_back(
+                self._broker, identity, [copy for copy in held if copy.attempt == 0 and copy.jid not in recovered]
+            )
         processes.forget(self._ledger, identity, dead=True)
         turned = sum(each.turn is not None for each in applied)
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
@@ -249,24 +251,15 @@ class Maintenance:
             if processes.take_unbegun(self._ledger, identity):
                 self._log.warning("process_stalled", identity=identity)
 
-    def _put_back(self, identity: str, copies: Sequence[Copy]) -> None:
+    def _put_back(self, broker: Broker, identity: str, copies: Sequence[Copy]) -> None:
         now = self._ledger.now()
         for copy in copies:
             copy.deaths += 1
         poison = [copy for copy in copies if copy.deaths >= POISON_COPIES]
-        self._broker.hold(DEAD, [Held(poisoned(copy, now), now) for copy in poison], process=identity)
-        self._broker.put_back(identity, [copy for copy in copies if copy.deaths < POISON_COPIES])
+        broker.hold(DEAD, [Held(poisoned(copy, now), now) for copy in poison], process=identity)
+        broker.put_back(identity, [copy for copy in copies if copy.deaths < POISON_COPIES])
 
     # -- what is due
-
-    def release_due(self) -> None:
-        """Moves due untracked jobs to their queues, if the broker has no process that does so."""
-        if self._broker.capabilities.polled:
-            return
-        now = self._ledger.now()
-        for name in (RETRY, SCHEDULE):
-            while self._broker.release_due(name, now, _BATCH) == _BATCH:
-                pass
 
     def turn_rows(self) -> None:
         """Continues the row updates of cancels and retries."""
@@ -368,7 +361,7 @@ class Maintenance:
         if lending.repair(self._ledger) + sessions.repair(self._ledger) + len(woken):
             self._nudge()
         queues = [queue_holder(engine) for engine in self._engines]
-        queues += [] if self._broker.capabilities.in_ledger else [queue_holder(None)]
+        queues += [] if self._broker is None else [queue_holder(None)]
         with self._ledger.database.read() as connection:
             flying = {
                 (record.job_id, record.row.attempt): record
@@ -436,8 +429,7 @@ class Schedule:
         *,
         every_s: float,
         can_split: bool,
-        broker_apart: bool,
-        apart: bool = False,
+        has_broker: bool = False,
         dispatches: Callable[[], bool] = lambda: False,
     ) -> None:
         self._ledger = ledger
@@ -447,8 +439,7 @@ class Schedule:
         self._waker = waker
         self._every_s = every_s
         self._can_split = can_split
-        self._broker_apart = broker_apart  # outside the ledger's database, so one query does not cover it
-        self._apart = apart  # so are the lists of processes
+        self._has_broker = has_broker  # its lists of processes are apart, so one query does not cover them
         self._dispatches = dispatches  # whether this program has foreign queues
         self._strays_at = -1e9
         self._cleared_at = -1e9
@@ -461,7 +452,6 @@ class Schedule:
         self._listed = -1e9
         self._newest: int | None = None
         self._active = True
-        self._scheduled_at: int | None = None
         self._stop = threading.Event()
         self._log = get_logger("asynctask.sweep")
 
@@ -508,8 +498,7 @@ class Schedule:
             return ()
         now = self._ledger.clock.monotonic()
         died = any(self._host.knows_dead(process) for process in self._known)
-        scheduled = self._scheduled_at is not None and self._scheduled_at <= self._ledger.now()
-        if not (died or scheduled or self._active) and now - self._queried_at < _QUIET * self._every_s:
+        if not (died or self._active) and now - self._queried_at < _QUIET * self._every_s:
             return ()
         found = self._query(now)
         if not found.leads:
@@ -519,9 +508,7 @@ class Schedule:
 
     def _is_due(self, step: str, found: leases.Work, died: bool) -> bool:
         if step == "recover_dead":
-            return found.dead or found.lost or died or (self._broker_apart and found.open) or self._is_time_for_strays()
-        if step == "release_due":
-            return self._broker_apart or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
+            return found.dead or found.lost or died or self._is_time_for_strays()
         if step == "purge":
             return self._can_split
         if step == "clear_uploads":
@@ -530,7 +517,7 @@ class Schedule:
 
     def _is_time_for_strays(self) -> bool:
         now = self._ledger.clock.monotonic()
-        if not self._apart or now - self._strays_at < STRAYS_S:
+        if not self._has_broker or now - self._strays_at < STRAYS_S:
             return False
         self._strays_at = now
         return True
@@ -545,8 +532,7 @@ class Schedule:
     def _query(self, now: float) -> leases.Work:
         found = self._query_work()
         self._queried_at = now
-        self._active = self._broker_apart or not found.quiet
-        self._scheduled_at = found.scheduled_at
+        self._active = not found.quiet
         if found.ready:
             self._nudge()
         if found.due_at is not None:

@@ -1,7 +1,7 @@
 """Operations: queues, retries, scheduled and dead jobs, processes.
 
-One view over the broker's queues and sets, which hold untracked jobs, and the ledger's lists of tracked ones. A tracked
-entry is named by its job id, an untracked one by the broker's key.
+One view over the ledger's lists, which without Redis have the untracked jobs, too, and the queues and sets in Redis, which
+have these with it. A job of the ledger is named by its job id, one in Redis by the broker's key.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,6 +19,7 @@ from asynctask.brokers.admin import (
     ACTED_AT_ONCE,
     MAX_PAGE,
     Entry,
+    Found,
     QueueFacts,
     checked_text,
     checked_window,
@@ -26,7 +28,8 @@ from asynctask.brokers.admin import (
     peeked,
     pushed_again,
 )
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
+from asynctask.brokers.admin import Operations as BrokerOperations
+from asynctask.brokers.base import BIGINT, DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import interval_of, next_round
@@ -35,7 +38,7 @@ from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
-from asynctask.ledger import lending, queries, sessions, tasks
+from asynctask.ledger import lending, queries, sessions, tasks, untracked
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads, loads_shown
@@ -101,7 +104,7 @@ class Operations:
     def __init__(
         self,
         services: Services,
-        broker: Broker,
+        broker: Broker | None,
         engines: Mapping[str, Engine] = MappingProxyType({}),
         workers: Mapping[str, Worker] = MappingProxyType({}),
         queues: Collection[str] = (),
@@ -112,8 +115,7 @@ class Operations:
         self._engines = engines
         self._router = Router(broker, engines, services.clock)
         self._ledger = services.ledger
-        self._broker = broker
-        self._admin = broker.operations
+        self._admin = None if broker is None else broker.operations
 
     # -- queues
 
@@ -121,12 +123,12 @@ class Operations:
         """Every queue that is paused, or in which something waits or runs, those of attached engines at the end. ``only``:
         that one, even if empty.
 
-        Of the broker's queue: its length, the wait of its oldest job in seconds, whether it is paused, how many processes
-        work it (``unattended``: none), the worker of the next job, and how many jobs these processes leave to others
-        (``jobs_of_others``), with up to :data:`OTHERS_NAMED` of their workers (``other_workers``). Of everything that could
-        start, most of which waits in the ledger: ``waiting``, ``oldest_s``, ``rate_per_s`` of the processes that work it,
-        ``workers_wanted`` (worker processes that would finish it within ``target_s`` seconds), and ``backlog``, the same by
-        worker and priority.
+        Of the queue in Redis, or without it of the untracked jobs that wait in the ledger: its length, the wait of its
+        oldest job in seconds, whether it is paused, how many processes work it (``unattended``: none), the worker of the
+        next job, and how many jobs these processes leave to others (``jobs_of_others``), with up to :data:`OTHERS_NAMED` of
+        their workers (``other_workers``). Of everything that could start, most of which waits in the ledger: ``waiting``,
+        ``oldest_s``, ``rate_per_s`` of the processes that work it, ``workers_wanted`` (worker processes that would finish
+        it within ``target_s`` seconds), and ``backlog``, the same by worker and priority.
         Raises :class:`InputError` for a ``target_s`` that is not from 1 to 86,400.
         """
         if not MIN_TARGET_S <= target_s <= MAX_TARGET_S:
@@ -136,11 +138,14 @@ class Operations:
         now = self._ledger.now()
         works = Counter(name for each in self.processes() if each["alive"] for name in set(each["queues"]))
         # The brokers first: jobs pushed after the ledger's count would look unknown to the ledger.
-        facts = {each.name: each for each in self._admin.queues()} | self._engine_queues(works)
+        foreign = {} if self._admin is None else {each.name: each for each in self._admin.queues()}
+        foreign |= self._engine_queues(works)
+        here, left = self._ledger_queues(now) if self._admin is None else ({}, {})
+        waiting = self._backlog(now, left)
         with self._ledger.database.read() as connection:
-            waiting = queries.backlog(connection, now)
             performing = _performing(recovery.list_processes(connection), now)
             paused = lending.paused_queues(connection)
+        facts = {**here, **foreign}
         facts |= {name: replace(facts.get(name) or QueueFacts(name, 0, None, False, None), paused=True) for name in paused}
         busy = {name for name, those in performing.items() if any(each.busy for each in those)}
         names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {queue_name(only)}
@@ -151,15 +156,45 @@ class Operations:
         return [
             {
                 **_queue_object(facts.get(name) or QueueFacts(name, 0, None, False, None), works[name], now),
-                "other_workers": list(self._others(name)) if name in facts and facts[name].others else [],
-                **_backlog_object(facts.get(name), parts[name], performing.get(name, ()), target_s, now),
+                "other_workers": list(self._others(name, left)) if name in facts and facts[name].others else [],
+                **_backlog_object(foreign.get(name), parts[name], performing.get(name, ()), target_s, now),
             }
             for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))
         ]
 
-    def _others(self, queue: str) -> dict[str, int]:
-        """The workers of the first jobs of a queue that are left to others, the most frequent first, with their numbers."""
-        found = Counter(self._admin.others(queue)).most_common(OTHERS_NAMED)
+    def _ledger_queues(self, now: int) -> tuple[dict[str, QueueFacts], dict[str, dict[str, int]]]:
+        """The queues in which untracked jobs wait in the ledger; and by queue and worker how many of them no process that
+        works the queue performs."""
+        with self._ledger.database.read() as connection:
+            found = untracked.queues(connection, now)
+            processes = recovery.list_processes(connection)
+        facts, left = dict[str, QueueFacts](), dict[str, dict[str, int]]()
+        for each in found:
+            others = {
+                worker: count
+                for worker, count in each.workers.items()
+                if _is_registered_nowhere(processes, each.name, worker, now)
+            }
+            length = sum(each.workers.values())
+            facts[each.name] = QueueFacts(
+                each.name, length, each.oldest_at, False, each.next_worker or None, sum(others.values())
+            )
+            left[each.name] = others
+        return facts, left
+
+    def _backlog(self, now: int, left: Mapping[str, Mapping[str, int]]) -> list[queries.Backlog]:
+        """The jobs that could start now, without those of the ledger that are ``left`` to others."""
+        with self._ledger.database.read() as connection:
+            found = queries.backlog(connection, now)
+        for part in found:
+            part.waiting -= left.get(part.queue, {}).get(part.worker, 0)
+        return [part for part in found if part.waiting > 0]
+
+    def _others(self, queue: str, left: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+        """The workers of the first jobs of a queue that are left to others, the most frequent first, with their numbers.
+        ``left``: those of the ledger, as of :meth:`_ledger_queues`."""
+        counts = left.get(queue, {}) if self._admin is None else self._admin.others(queue)
+        found = Counter(counts).most_common(OTHERS_NAMED)
         return {plain(name)[:_MAX_NAME]: count for name, count in found}
 
     def _engine_queues(self, names: Iterable[str]) -> dict[str, QueueFacts]:
@@ -177,15 +212,39 @@ class Operations:
     ) -> dict[str, Any]:
         """A page of the jobs in a queue, the next to run first: ``jobs``, ``total``, ``next`` (``after`` of the next page,
         None on the last)."""
-        found = self._admin.jobs(self._own_queue(queue), offset=after, limit=limit, newest=newest)
-        jobs = take(map(job_object, found.entries))
+        name = self._own_queue(queue)
+        if self._admin is None:
+            total, shown = self._untracked_jobs(name, after, limit, newest=newest)
+        else:
+            found = self._admin.jobs(name, offset=after, limit=limit, newest=newest)
+            total, shown = found.total, map(job_object, found.entries)
+        jobs = take(iter(shown))
         end = after + len(jobs)
-        return {"jobs": jobs, "total": found.total, "next": end if jobs and end < found.total else None}
+        return {"jobs": jobs, "total": total, "next": end if jobs and end < total else None}
+
+    def _untracked_jobs(self, queue: str, after: int, limit: int, *, newest: bool) -> tuple[int, Iterator[dict[str, Any]]]:
+        """How many jobs wait in a queue of the ledger, and a page of them; they are read as they are consumed."""
+        checked_window(after, limit)
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            total = untracked.length(connection, queue, now)
+            found = untracked.in_order(connection, queue, now, offset=after, limit=limit, newest=newest)
+        priorities = dict(found)
+        rows = untracked.rows(self._ledger.database, list(priorities))
+        return total, (waiting_object(row, priorities[row["id"]]) for row in rows)
 
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
         """Removes jobs from a queue for good; the items of tracked ones are cancelled."""
-        result, queue = Result(), self._own_queue(queue)
-        for key in wanted_keys(keys):
+        result, queue, wanted = Result(), self._own_queue(queue), wanted_keys(keys)
+        if self._admin is None:
+            with self._ledger.database.read() as connection:
+                found = untracked.waiting(connection, queue, self._ledger.now(), job_ids(wanted))
+            result.done = queries.turn_waiting(self._ledger, "delete", list(found.values()), who=who)
+            for key in wanted:
+                if key not in found:
+                    result.skip(key, "it is not in the queue (any more)")
+            return result
+        for key in wanted:
             copy = self._admin.delete_job(queue, key)
             if copy is None:
                 result.skip(key, "it is not in the queue (any more)")
@@ -197,9 +256,12 @@ class Operations:
 
     def clear_queue(self, queue: str, *, who: str = "") -> Result:
         """Removes all jobs present at the start from a queue; the items of tracked ones are cancelled."""
-        queue = self._own_queue(queue)
+        queue, result = self._own_queue(queue), Result()
+        if self._admin is None:
+            for ids in self._pages(partial(untracked.page_of_ids, queue=queue, now=self._ledger.now())):
+                result.done += queries.turn_waiting(self._ledger, "delete", ids, who=who)
+            return result
         left = self._admin.jobs(queue, limit=1).total
-        result = Result()
         while True:  # at least once: it also removes an empty queue
             removed = self._admin.clear_some(queue, max(1, min(left, ACTED_AT_ONCE)))
             queries.cancel_removed(self._ledger, removed.tracked, who=who)
@@ -219,7 +281,7 @@ class Operations:
 
     def _set_paused(self, queue: str, paused: bool) -> bool:
         changed = lending.pause_queue(self._ledger, queue, paused)
-        if self._broker.capabilities.pauses:  # where tools of other programs see it
+        if self._admin is not None:  # where tools of other programs see it
             changed |= self._admin.pause(queue) if paused else self._admin.unpause(queue)
         return changed
 
@@ -229,7 +291,9 @@ class Operations:
         name = self._own_queue(queue)
         if name in self._queues or any(name in (w.queue, w.options.get("retry_queue")) for w in self._workers.values()):
             return name
-        if name in self._paused([name]) or any(each.name == name for each in self._admin.queues()):
+        if name in self._paused([name]):
+            return name
+        if self._admin is not None and any(each.name == name for each in self._admin.queues()):
             return name
         if any(each["alive"] and name in each["queues"] for each in self.processes()):
             return name
@@ -244,7 +308,7 @@ class Operations:
         """Those of these queues that are paused: in the ledger, or by another tool in the broker."""
         with self._ledger.database.read() as connection:
             paused = lending.paused_queues(connection)
-        return {*names} & paused | self._admin.paused(names)
+        return {*names} & paused | (set() if self._admin is None else self._admin.paused(names))
 
     def _own_queue(self, queue: str) -> str:
         """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""
@@ -330,12 +394,13 @@ class Operations:
             messages = queries.put_off(connection, task["id"], now)
             blocked = queries.is_blocked(connection, task["id"])
             late = queries.due_later(connection, task["id"], now + PUT_OFF_MOST_S * SECOND)
+            processes = recovery.list_processes(connection)
         found = [WaitReason("put_off", message, "they are tried again every few seconds") for message in messages]
         queue, worker = str(task["queue"]), str(task["worker_name"])
         if not self._router.knows(queue, worker):
             text = f"{engine_of(queue)} has no {plain(worker)} here"
             found.append(WaitReason("unknown_worker", text, "start a release that has it, or cancel the Task"))
-        elif self._is_registered_nowhere(queue, worker, now):
+        elif worker != "*" and _is_registered_nowhere(processes, queue, worker, now):
             text = f"No process that works the queue {plain(queue)} registers {plain(worker)}"
             found.append(WaitReason("unknown_worker", text, "start one that registers it, or cancel the Task"))
         if late is not None:
@@ -346,18 +411,11 @@ class Operations:
             found.append(WaitReason("key", "Rows wait for earlier jobs of their key", mend))
         return found
 
-    def _is_registered_nowhere(self, queue: str, worker: str, now: int) -> bool:
-        """Whether every process that works a queue performs other workers only. One that reports none may perform any."""
-        with self._ledger.database.read() as connection:
-            rows = recovery.list_processes(connection)
-        named = [_info(row).get("workers") for row in rows if row["lease_until"] > now and queue in loads(row["queues"])]
-        return worker != "*" and bool(named) and all(names is not None and worker not in names for names in named)
-
     def _behind_others(self, queue: str, priority: int) -> list[WaitReason]:
         """What the processes of a queue do first."""
         now = self._ledger.now()
+        backlog = self._backlog(now, {} if self._admin is not None else self._ledger_queues(now)[1])
         with self._ledger.database.read() as connection:
-            backlog = queries.backlog(connection, now)
             those = _performing(recovery.list_processes(connection), now).get(queue, [])
         if before := sum(part.waiting for part in backlog if part.queue == queue and part.priority < priority):
             text = f"Jobs of a smaller priority than {priority} wait in the queue {plain(queue)}, and go first: {before:,}"
@@ -369,10 +427,12 @@ class Operations:
 
     def _beside_others(self, queue: str) -> list[WaitReason]:
         """What waits in a queue for workers that its processes lack. It keeps no row of ours, but may be meant for them."""
-        count = next((each.others for each in self._admin.queues() if each.name == queue), 0)
+        here, left = self._ledger_queues(self._ledger.now()) if self._admin is None else ({}, {})
+        known = here.values() if self._admin is None else self._admin.queues()
+        count = next((each.others for each in known if each.name == queue), 0)
         if not count:
             return []
-        names = ", ".join(f"{name or '?'} ({number:,})" for name, number in self._others(queue).items())
+        names = ", ".join(f"{name or '?'} ({number:,})" for name, number in self._others(queue, left).items())
         text = f"In the queue {plain(queue)} wait jobs that its processes do not perform: {count:,}, for {names}"
         mend = "register these workers, start the program that performs them, or delete the jobs (asynctask queues delete)"
         return [WaitReason("jobs_of_others", text, mend)]
@@ -454,7 +514,7 @@ class Operations:
         event, _ = self._event(job_id)
         # Either this removes it from the foreign queue, or a worker has it, which stops it.
         lies_there = event["status"] == "enqueue" and event["stopping"] and engine_of(str(event["queue"])) is None
-        if lies_there and self._admin.delete_job(str(event["queue"]), f"{job_id}:{event['attempt']}") is not None:
+        if lies_there and self._removed(event):
             queries.stop_removed(self._ledger, event["id"], event["attempt"])
         return self._told(job_id, changed)
 
@@ -520,7 +580,7 @@ class Operations:
         job_id, queue = event["job_id"], str(event["queue"])
         name = engine_of(queue)
         if name is None:
-            if self._admin.delete_job(queue, f"{job_id}:{event['attempt']}") is None:
+            if not self._removed(event):
                 raise Conflict(_HELD)
             return
         if event["task_id"] is not None:
@@ -540,6 +600,11 @@ class Operations:
         if str(event["created_at"]) > str(rfc3339(self._ledger.now() - micros(EARLY_S))):
             raise Conflict(f"it was sent just now, and a worker of {name} that starts may begin it: try again in a second")
 
+    def _removed(self, event: Mapping[str, Any]) -> bool:
+        """Removes a job from its queue in Redis; returns whether it was there."""
+        key = f"{event['job_id']}:{event['attempt']}"
+        return self._admin is not None and self._admin.delete_job(str(event["queue"]), key) is not None
+
     # -- retries, scheduled and dead
 
     def listed(self, list_name: str, *, after: int = 0, limit: int = 100, take: Take = list) -> dict[str, Any]:
@@ -552,33 +617,37 @@ class Operations:
         checked_window(after, limit)
         if after + limit > MAX_WINDOW:
             raise InputError(f"a page ends at most {MAX_WINDOW:,} from the beginning: search instead", code="out_of_range")
-        untracked_total = self._admin.entries(set_name, limit=1).total
+        in_broker = 0 if self._admin is None else self._admin.entries(set_name, limit=1).total
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
-            tracked_total = queries.count(connection, set_name, now)
-            first = 0 if untracked_total else after  # a merge starts at the beginning
-            tracked = queries.listed_ids(connection, set_name, now, offset=first, limit=after + limit - first)
-        found: Iterator[_Listed] = iter(tracked)
-        if untracked_total:
-            found = self._merged(set_name, tracked, after, limit)
+            in_ledger = queries.count(connection, set_name, now)
+            first = 0 if in_broker else after  # a merge starts at the beginning
+            rows = queries.listed_ids(connection, set_name, now, offset=first, limit=after + limit - first)
+        found: Iterator[_Listed] = iter(rows)
+        if in_broker and self._admin is not None:
+            found = self._merged(self._admin, set_name, rows, after, limit)
         entries = take(self._objects(found))
-        end, total = after + len(entries), tracked_total + untracked_total
+        end, total = after + len(entries), in_ledger + in_broker
         following = bool(entries) and end < min(total, MAX_WINDOW)
         return {"entries": entries, "total": total, "next": end if following else None}
 
-    def _merged(self, set_name: str, tracked: Sequence[_Listed], after: int, limit: int) -> Iterator[_Listed]:
+    def _merged(
+        self, admin: BrokerOperations, set_name: str, rows: Sequence[_Listed], after: int, limit: int
+    ) -> Iterator[_Listed]:
         """The ``limit`` jobs behind the first ``after`` of both lists, which are in order; entries are read as they are
         consumed."""
         newest = set_name == DEAD
-        if not tracked:
-            return self._entries(set_name, after, limit, newest=newest)
-        entries = self._entries(set_name, 0, after + limit, newest=newest)
-        return islice(heapq.merge(tracked, entries, key=_time_of, reverse=newest), after, after + limit)
+        if not rows:
+            return self._entries(admin, set_name, after, limit, newest=newest)
+        entries = self._entries(admin, set_name, 0, after + limit, newest=newest)
+        return islice(heapq.merge(rows, entries, key=_time_of, reverse=newest), after, after + limit)
 
-    def _entries(self, set_name: str, offset: int, limit: int, *, newest: bool) -> Iterator[_Listed]:
+    def _entries(
+        self, admin: BrokerOperations, set_name: str, offset: int, limit: int, *, newest: bool
+    ) -> Iterator[_Listed]:
         end = offset + limit
         while offset < end:
-            page = self._admin.entries(set_name, offset=offset, limit=min(MAX_PAGE, end - offset), newest=newest)
+            page = admin.entries(set_name, offset=offset, limit=min(MAX_PAGE, end - offset), newest=newest)
             yield from ((each.at, each) for each in page.entries)
             offset += len(page.entries)
             if not page.entries:
@@ -588,23 +657,24 @@ class Operations:
         """What is shown of these jobs, read as it is consumed; those that are gone meanwhile are left out."""
         while some := list(islice(found, _SHOWN_AT_ONCE)):
             ids = [each for _, each in some if not isinstance(each, Entry)]
-            tracked = {row["id"]: tracked_object(row) for row in queries.listed_rows(self._ledger.database, ids)}
+            rows = {row["id"]: row_object(row) for row in queries.listed_rows(self._ledger.database, ids)}
             for _, each in some:
                 if isinstance(each, Entry):
-                    yield untracked_object(each)
-                elif each in tracked:
-                    yield tracked[each]
+                    yield entry_object(each)
+                elif each in rows:
+                    yield rows[each]
 
     def search(self, list_name: str, text: str, *, limit: int = 100, take: Take = list) -> dict[str, Any]:
         """Entries of a list that contain ``text``, case-sensitive: ``entries``, and ``complete``, False if there may be
         more."""
-        set_name = set_of(list_name)
-        found = self._admin.find(set_name, checked_text(text), limit=limit)
+        set_name, text = set_of(list_name), checked_text(text)
+        checked_window(0, limit)
+        found = Found([], True) if self._admin is None else self._admin.find(set_name, text, limit=limit)
         with self._ledger.database.read() as connection:
             now = self._ledger.now()
-            tracked = queries.listed_ids(connection, set_name, now, limit=limit + 1, text=text)
+            rows = queries.listed_ids(connection, set_name, now, limit=limit + 1, text=text)
             complete = found.complete and queries.count(connection, set_name, now) < queries.COUNTED
-        both: list[_Listed] = [*tracked, *((each.at, each) for each in found.entries)]
+        both: list[_Listed] = [*rows, *((each.at, each) for each in found.entries)]
         both.sort(key=_time_of, reverse=set_name == DEAD)
         entries = take(self._objects(iter(both[:limit])))
         return {"entries": entries, "complete": complete and len(entries) == len(both)}
@@ -614,38 +684,40 @@ class Operations:
 
         For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. A lone job of an
         attached engine is pushed to its queue there. Jobs of another program are skipped; raises :class:`OtherEngine` if
-        all are. A restart skips tracked jobs that nobody performs.
+        all are. A restart skips jobs of the ledger that nobody performs.
         """
         set_name = checked(list_name, action)
         result, wanted = Result(), wanted_keys(keys)
         with self._ledger.database.read() as connection:
-            tracked = queries.find(connection, set_name, self._ledger.now(), job_ids(wanted))
-            elsewhere = queries.engines(connection, tracked.values())
+            found = queries.find(connection, set_name, self._ledger.now(), job_ids(wanted))
+            elsewhere = queries.engines(connection, found.values())
         if elsewhere and len(elsewhere) == len(wanted):
             raise OtherEngine(min(elsewhere.values()))
-        for job_id in [job_id for job_id, event_id in tracked.items() if event_id in elsewhere]:
-            result.skip(job_id, str(OtherEngine(elsewhere[tracked[job_id]])))
-        ours = {job_id: event_id for job_id, event_id in tracked.items() if event_id not in elsewhere}
+        for job_id in [job_id for job_id, event_id in found.items() if event_id in elsewhere]:
+            result.skip(job_id, str(OtherEngine(elsewhere[found[job_id]])))
+        ours = {job_id: event_id for job_id, event_id in found.items() if event_id not in elsewhere}
         if action == "restart":
             ours = self._performed(ours, result)
-        self._act_tracked(set_name, action, ours, result, who)
+        self._act_on_rows(set_name, action, ours, result, who)
         for key in wanted:
-            if key not in tracked:
-                self._act_untracked(set_name, action, key, result)
+            if key not in found:
+                self._act_on_entry(set_name, action, key, result)
         if action == "restart" and result.done:
             self._services.dispatcher.submitted()
         return result
 
-    def _act_tracked(self, set_name: str, action: str, ids: dict[str, int], result: Result, who: str) -> None:
+    def _act_on_rows(self, set_name: str, action: str, ids: dict[str, int], result: Result, who: str) -> None:
         if set_name != DEAD:
             changed = queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
             result.done += changed
             return
         for job_id, event_id in ids.items():
-            if action == "delete":
+            if action == "restart":
+                self._retry_one(job_id, event_id, result, who)
+            elif gone := untracked.delete_dead(self._ledger, [event_id]):
+                result.done += gone
+            else:
                 result.skip(job_id, _RECORDED)
-                continue
-            self._retry_one(job_id, event_id, result, who)
 
     def _performed(self, ids: Mapping[str, int], result: Result) -> dict[str, int]:
         """Those of these jobs, key -> Event id, that somebody performs; skips the others."""
@@ -668,19 +740,16 @@ class Operations:
         except Conflict as error:
             result.skip(job_id, str(error))
 
-    def _act_untracked(self, set_name: str, action: str, key: str, result: Result) -> None:
+    def _act_on_entry(self, set_name: str, action: str, key: str, result: Result) -> None:
         try:
-            entry = self._admin.entry(set_name, key)
-            done = 0 if entry is None else self._action(action)(set_name, [entry])
+            entry = None if self._admin is None else self._admin.entry(set_name, key)
+            done = 0 if self._admin is None or entry is None else _action(self._admin, action)(set_name, [entry])
         except InputError as error:
             result.skip(key, str(error))
             return
         result.done += done
         if not done:
             result.skip(key, "it is not there (any more)")
-
-    def _action(self, action: str) -> Callable[[str, Sequence[Entry]], int]:
-        return {"restart": self._admin.restart, "kill": self._admin.kill, "delete": self._admin.delete}[action]
 
     def act_on_all(self, list_name: str, action: str, *, who: str = "") -> Result:
         """:meth:`act` for all entries present at the start. A tracked job's outcome stays recorded: deleting the dead
@@ -690,25 +759,29 @@ class Operations:
         if set_name == DEAD:
             if action == "restart":
                 self._retry_dead(result, who)
+            for ids in self._pages(untracked.dead) if action == "delete" else ():
+                result.done += untracked.delete_dead(self._ledger, ids)
         else:
-            for ids in self._id_pages(set_name):
+            for ids in self._pages(partial(queries.ids, set_name=set_name, now=self._ledger.now())):
                 chosen = {str(event_id): event_id for event_id in ids}
                 if action == "restart":
                     chosen = self._performed(chosen, result)
                 result.done += queries.turn_waiting(self._ledger, action, list(chosen.values()), who=who)
-        if action == "delete":
-            result.done += self._admin.clear(set_name)
-        else:
-            self._act_on_untracked(set_name, action, result)
+        if self._admin is not None:
+            if action == "delete":
+                result.done += self._admin.clear(set_name)
+            else:
+                self._act_on_entries(self._admin, set_name, action, result)
         if action == "restart" and result.done:
             self._services.dispatcher.submitted()
         return result
 
-    def _id_pages(self, set_name: str) -> Iterator[list[int]]:
-        after, now = 0, self._ledger.now()
+    def _pages(self, query: Callable[..., list[int]]) -> Iterator[list[int]]:
+        """All ids that ``query(connection, after=, limit=)`` finds, by id."""
+        after = 0
         while True:
             with self._ledger.database.read() as connection:
-                ids = queries.ids(connection, set_name, now, after=after, limit=ACTED_AT_ONCE)
+                ids = query(connection, after=after, limit=ACTED_AT_ONCE)
             if not ids:
                 return
             yield ids
@@ -726,24 +799,18 @@ class Operations:
                     result.done += jobs
             except Conflict as error:
                 result.skip(f"Task {task_id}", str(error))
-        after = 0
-        while True:
-            with self._ledger.database.read() as connection:
-                ids = queries.alone_dead(connection, now, after=after, limit=ACTED_AT_ONCE)
-            if not ids:
-                return
+        for ids in self._pages(partial(queries.alone_dead, now=now)):
             for key, event_id in self._performed({str(each): each for each in ids}, result).items():
                 self._retry_one(key, event_id, result, who)
-            after = ids[-1]
 
-    def _act_on_untracked(self, set_name: str, action: str, result: Result) -> None:
-        left, offset = self._admin.entries(set_name, limit=1).total, 0
+    def _act_on_entries(self, admin: BrokerOperations, set_name: str, action: str, result: Result) -> None:
+        left, offset = admin.entries(set_name, limit=1).total, 0
         while left > 0:
-            entries = self._admin.entries(set_name, offset=offset, limit=min(left, ACTED_AT_ONCE)).entries
+            entries = admin.entries(set_name, offset=offset, limit=min(left, ACTED_AT_ONCE)).entries
             if not entries:
                 return
             sound = [each for each in entries if action != "restart" or self._restartable(set_name, each, result)]
-            result.done += self._action(action)(set_name, sound)
+            result.done += _action(admin, action)(set_name, sound)
             left -= len(entries)
             offset += len(entries) - len(sound)
 
@@ -761,12 +828,18 @@ class Operations:
         set_name = set_of(list_name)
         (wanted,) = wanted_keys([key])
         with self._ledger.database.read() as connection:
-            if queries.find(connection, set_name, self._ledger.now(), job_ids([wanted])):
+            found = queries.find(connection, set_name, self._ledger.now(), job_ids([wanted]))
+        for event_id in found.values():
+            if not 0 < at <= BIGINT:
+                raise InputError("a time before 1970 is none to wait for", code="bad_time")
+            if not untracked.reschedule(self._ledger, event_id, at):
                 raise Conflict(
-                    "a tracked job cannot be moved to another time; restart it, or delete it and submit it again"
+                    "a tracked job cannot be moved to another time, and a dead one has none; restart it, or delete it and"
+                    " submit it again"
                 )
-        entry = self._admin.entry(set_name, wanted)
-        if entry is None:
+            return True
+        entry = None if self._admin is None else self._admin.entry(set_name, wanted)
+        if self._admin is None or entry is None:
             raise NotFound(f"there is no entry {wanted[:100]!r} in {list_name}")
         return self._admin.reschedule(set_name, entry, at)
 
@@ -781,7 +854,8 @@ class Operations:
             process_object({**each, "queues": loads(each["queues"]), "alive": each["lease_until"] > now}) for each in ours
         ]
         known = {each["identity"] for each in ours}
-        others = [each for each in self._admin.processes() if each.identity not in known]
+        there = () if self._admin is None else self._admin.processes()
+        others = [each for each in there if each.identity not in known]
         # A process of another program that records here is in both lists; the broker's entry has more members.
         twice = {f"sidekiq@{each.identity}" for each in others}
         found = [each for each in found if each["identity"] not in twice]
@@ -811,14 +885,17 @@ class Operations:
             raise Conflict(f"{identity[:100]} is a process of {found['kind']}: quiet and stop it as {found['kind']} has it")
         if found["kind"] not in ("worker", "sidekiq"):
             raise Conflict(f"{identity[:100]} is a {found['kind']} process: it takes no jobs; end it where it was started")
-        name = SIGNALS[verb]
-        sent = (
-            self._admin.signal(identity, name)
-            if found["kind"] == "sidekiq" and not recovery.is_engine(identity)
-            else recovery.signal(self._ledger, identity, name)
-        )
+        name, is_foreign = SIGNALS[verb], found["kind"] == "sidekiq" and not recovery.is_engine(identity)
+        if self._admin is not None and is_foreign:
+            sent = self._admin.signal(identity, name)
+        else:
+            sent = recovery.signal(self._ledger, identity, name)
         if not sent:
             raise NotFound(f"the process {identity[:100]!r} has just ended")
+
+
+def _action(admin: BrokerOperations, action: str) -> Callable[[str, Sequence[Entry]], int]:
+    return {"restart": admin.restart, "kill": admin.kill, "delete": admin.delete}[action]
 
 
 class NotNow(Conflict):
@@ -921,6 +998,12 @@ def _not_due(task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> 
     return []
 
 
+def _is_registered_nowhere(processes: Iterable[Mapping[str, Any]], queue: str, worker: str, now: int) -> bool:
+    """Whether every process that works a queue performs other workers only. One that reports none may perform any."""
+    named = [_info(row).get("workers") for row in processes if row["lease_until"] > now and queue in loads(row["queues"])]
+    return bool(named) and all(names is not None and worker not in names for names in named)
+
+
 # -- queues as JSON
 
 
@@ -953,12 +1036,15 @@ def _queue_object(facts: QueueFacts, processes: int, now: int) -> dict[str, Any]
 def _backlog_object(
     facts: QueueFacts | None, parts: Sequence[queries.Backlog], performing: Sequence[Performing], target_s: float, now: int
 ) -> dict[str, Any]:
-    """What could start in a queue: jobs of Tasks, as counted in the ledger, and the other jobs in the broker."""
+    """What could start in a queue: jobs as counted in the ledger, and those of a foreign queue (``facts``) that belong to
+    no Task."""
     rows: list[tuple[str | None, int | None, int, float | None]]
     rows = [(part.worker or None, part.priority, part.waiting, _age_s(part.oldest_at, now)) for part in parts]
     if facts is not None:
+        # As a process may hold some of the Tasks' jobs, this is a lower bound.
+        alone = facts.length - facts.others - sum(part.of_tasks for part in parts)
         age_s = None if facts.others else _age_s(facts.oldest_at, now)  # the oldest may be one of theirs
-        rows += [(None, priority, count, age_s) for priority, count in sorted(_alone(facts, parts).items()) if count > 0]
+        rows += [(None, None, alone, age_s)] if alone > 0 else []
     waiting = sum(count for _, _, count, _ in rows)
     limited = [each for part in parts for each in part.limited]
     return {
@@ -968,14 +1054,6 @@ def _backlog_object(
         "workers_wanted": workers_wanted(waiting, performing, target_s, limited),
         "backlog": [dict(zip(("worker", "priority", "waiting", "oldest_s"), row, strict=True)) for row in rows],
     }
-
-
-def _alone(facts: QueueFacts, parts: Sequence[queries.Backlog]) -> dict[int | None, int]:
-    """The jobs in a queue without a Task, by priority. If the broker cannot tell, those of Tasks are subtracted;
-    as a process may hold some of these, this is a lower bound."""
-    if facts.alone is not None:
-        return {priority: count for priority, count in facts.alone.items()}  # noqa: C416 - a wider type of key
-    return {None: facts.length - facts.others - sum(part.of_tasks for part in parts)}
 
 
 def _age_s(at: int | None, now: int) -> float | None:
@@ -1002,8 +1080,8 @@ _MESSAGE: Final = 2_000
 _RAW: Final = 1_000
 
 
-def tracked_object(row: Mapping[str, Any]) -> dict[str, Any]:
-    """An Event of one of the ledger's lists."""
+def row_object(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A job of one of the ledger's lists."""
     params = row["params"] or "null"
     whole = len(params) <= SHOWN
     args = loads_shown(params) if whole else None
@@ -1011,7 +1089,7 @@ def tracked_object(row: Mapping[str, Any]) -> dict[str, Any]:
     errors = [str(each.get("message", "")) for each in messages if each.get("status") in ("error", "failed")]
     return {
         "key": row["job_id"],
-        "tracked": True,
+        "tracked": row["items"] > 0,
         "job_id": row["job_id"],
         "task_id": row["task_id"],
         "row": row["first_row"],
@@ -1028,7 +1106,25 @@ def tracked_object(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def untracked_object(entry: Entry) -> dict[str, Any]:
+def waiting_object(row: Mapping[str, Any], priority: int) -> dict[str, Any]:
+    """An untracked job that waits in a queue of the ledger."""
+    params = row["params"] or "null"
+    whole = len(params) <= SHOWN
+    return {
+        "key": row["job_id"],
+        "tracked": False,
+        "job_id": row["job_id"],
+        "task_id": None,
+        "worker": row["worker_name"],
+        "priority": priority,
+        "args": loads_shown(params) if whole else None,
+        "args_cut": not whole,
+        "enqueued_at": rfc3339(row["due_at"]),
+        "raw": None,
+    }
+
+
+def entry_object(entry: Entry) -> dict[str, Any]:
     """An entry of one of the broker's sets."""
     job = peeked(entry.copy.payload)
     count = job.get("retry_count")

@@ -1,7 +1,7 @@
 """Pushes single jobs: of an application's own workers, and for workers that other programs run.
 
-A tracked job is an Event in the ledger, and dispatched from there. An untracked one goes to the broker as Sidekiq's client
-would write it, in slices of 1,000.
+A tracked job is an Event in the ledger, and borrowed or dispatched from there. An untracked one goes to Redis as Sidekiq's
+client would write it, in slices of 1,000; without Redis it waits in the ledger, too (:mod:`asynctask.ledger.untracked`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
+from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held, refuse_unstorable
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.config import Config
 from asynctask.dispatch.outbox import build, encoded, passes
-from asynctask.errors import ConfigError, IdInUse, InputError
+from asynctask.errors import ConfigError, IdInUse, InputError, Problem
 from asynctask.job import CurrentJob, current_job
-from asynctask.ledger import standalone
+from asynctask.ledger import standalone, untracked
 from asynctask.ledger.base import dumps
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.readers import RawRow
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asynctask.sidekiq.client import RedisClient
 
 BATCH: Final = 1_000
-"""Untracked jobs per round trip."""
+"""Untracked jobs per round trip, or per transaction."""
 
 _Job = tuple[dict[str, Any], int | None]
 """An untracked job as it is stored, and its due time (microseconds; None: now)."""
@@ -75,7 +75,7 @@ class Pushing:
         pushed: list[str | None] = []
         for part in _slices(args, BATCH):
             jobs = [self._untracked(worker, each, item, jid, now) for each, jid in self._with_ids(part)]
-            _send(core.broker, [job for job in jobs if job is not None], int(options.get("priority", worker.priority)), now)
+            _send(core, [job for job in jobs if job is not None], int(options.get("priority", worker.priority)), now)
             pushed += [None if job is None else str(job[0]["jid"]) for job in jobs]
         return pushed
 
@@ -214,6 +214,8 @@ def _running(job_id: str) -> Ticket | None:
     if job.job_id != job_id:
         return None
     ticket: Ticket | None = job.local.get(TICKET)
+    if ticket is not None and not ticket.items:  # nobody tracks it
+        return None
     if ticket is not None and (ticket.elsewhere or ticket.items > 1):
         why = "an attached engine keeps it" if ticket.elsewhere else "it is a slice of a list"
         raise IdInUse(f"job {job_id} cannot send itself again with perform_async: {why}; send with another id")
@@ -232,8 +234,35 @@ def _item(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"class": worker.name, "args": [], **flat(said)}
 
 
-def _send(broker: Broker, jobs: Sequence[_Job], priority: int, now: int) -> None:
-    """Writes one slice: later jobs into the schedule, the others into their queue."""
+def _send(core: Core, jobs: Sequence[_Job], priority: int, now: int) -> None:
+    """Writes one slice: to Redis, or without it into the ledger."""
+    if core.broker is not None:
+        _send_to_broker(core.broker, jobs, priority, now)
+        return
+    by_time: dict[int, list[standalone.Arrival]] = {}
+    for job, due in jobs:
+        by_time.setdefault(now if due is None else due, []).append(_row_of(job, priority))
+    for due, arrivals in by_time.items():
+        standalone.enqueue(core.ledger, arrivals, due_at=due)
+
+
+_COLUMNS: Final = ("class", "args", "jid", "queue", "created_at", "enqueued_at")
+"""Members of a payload that the row of an untracked job has in columns."""
+
+_JID: Final = f"jid must have 1 to {standalone.MAX_JOB_ID} characters, and no NUL or half a character among them"
+
+
+def _row_of(job: Mapping[str, Any], priority: int) -> standalone.Arrival:
+    jid = job["jid"]
+    problems = [] if standalone.is_job_id(jid) else [Problem(None, "jid", "bad_length", _JID, jid[:64])]
+    refuse_unstorable(Copy(jid, 0, job["queue"], dump(job), priority), problems)
+    members = {name: value for name, value in job.items() if name not in _COLUMNS}
+    options = untracked.options_of(members, priority)
+    return standalone.Arrival(jid, 1, job["class"], job["queue"], job["args"], options, is_tracked=False)
+
+
+def _send_to_broker(broker: Broker, jobs: Sequence[_Job], priority: int, now: int) -> None:
+    """Later jobs go into the schedule, the others into their queue."""
     later: list[Held] = []
     copies: list[Copy] = []
     for job, due in jobs:

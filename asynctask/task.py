@@ -63,7 +63,7 @@ class NobodyPerforms(Conflict):
 @dataclass(frozen=True)
 class Services:
     """What a handle works with; made by the application. ``workers``: the registered ones, those of attached engines
-    included; ``is_shared``: other programs can take jobs from the broker."""
+    included; ``is_shared``: there is a broker, from which other programs can take jobs."""
 
     ledger: Ledger
     clock: Clock

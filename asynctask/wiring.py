@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from asynctask.brokers.base import About, Broker, Copy
-from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.clock import Clock, Ids, hostname
 from asynctask.config import Config
 from asynctask.database import schema
@@ -76,7 +75,7 @@ class Core:
         with self.database.read() as connection:
             for _ in range(3):  # the fastest answer says most
                 self.ledger.time.set(read_time(connection, clock))
-        self.broker: Broker = self._made_broker(clock, ids)
+        self.broker = self._made_broker(clock, ids)
         self.readiness = Readiness(self.ledger, Path(config.data_dir))
         self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
         self.dispatcher = Dispatcher(
@@ -91,7 +90,7 @@ class Core:
         limits = _limits(config)
         self.services = Services(
             self.ledger, clock, Control(self.ledger, self.broker), self.dispatcher, self.uploads, limits,
-            workers=workers, is_shared=not self.broker.capabilities.in_ledger,
+            workers=workers, is_shared=self.broker is not None,
         )  # fmt: skip
         splitter = Splitter(
             self.ledger, clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
@@ -101,10 +100,10 @@ class Core:
             self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker
         )
 
-    def _made_broker(self, clock: Clock, ids: Ids) -> Broker:
+    def _made_broker(self, clock: Clock, ids: Ids) -> Broker | None:
         config = self._config
         if not config.uses_redis:
-            return SqlBroker(self.database, signals=self.signals)
+            return None
         from asynctask.sidekiq.broker import RedisBroker  # not imported without Redis
 
         return RedisBroker(
@@ -160,7 +159,8 @@ class Core:
             return None
 
     def close(self) -> None:
-        self.broker.close()
+        if self.broker is not None:
+            self.broker.close()
         self.signals.close()
         self.database.close()
 
@@ -271,8 +271,8 @@ class OnDemand(ABC):
         return self._made().ledger
 
     @property
-    def broker(self) -> Broker:
-        """The broker."""
+    def broker(self) -> Broker | None:
+        """The broker; None without Redis: then all jobs wait in the ledger."""
         return self._made().broker
 
     @property
@@ -350,7 +350,7 @@ class OnDemand(ABC):
         is_quiet: Callable[[], bool],
         on_signal: Callable[[str], None],
     ) -> Hook:
-        """What a worker process does for other programs at its broker."""
+        """What a worker process does for other programs at its broker, and the rules of untracked jobs."""
         from asynctask.sidekiq.sharing import Sharing  # imported by worker processes only
 
         return Sharing(

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from asynctask import AsyncTask
 from asynctask.core.states import TERMINAL, Status
 from asynctask.core.transitions import MARKS
-from asynctask.database.tables import events, jobs, key_places, loans, places, task_callbacks, tasks
+from asynctask.database.tables import events, key_places, loans, places, task_callbacks, tasks
 from asynctask.iterable import item_statuses, unpack
 from benchmarks.chaos_arena import UNAVAILABLE, Arena, Death
 from benchmarks.chaos_corrections import Corrected
@@ -462,7 +462,7 @@ def _lingering(result: Audit, arena: Arena, app: AsyncTask) -> None:
             return int(connection.execute(sa.select(sa.func.count(column)).where(where)).scalar_one())
 
         found = {
-            "queue entries": count(jobs.c.id, jobs.c.held_in.is_(None)),
+            "untracked jobs": count(events.c.id, (events.c["items"] == 0) & (events.c.status != "error")),
             "loans": count(loans.c.id, sa.true()),
             "places of processes": count(places.c.task_id, sa.true()),
             "hints of Tasks that are over": count(_t.id, _t.ready.is_not(None) | _t.due_next.is_not(None)),

@@ -47,7 +47,7 @@ import sqlalchemy as sa
 
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
-from asynctask.database.tables import jobs
+from asynctask.database.tables import events
 from asynctask.ledger.lending import MOST_OF_ROUND
 from benchmarks import common
 from benchmarks.children import Job, RowOfItsOwn, await_address, await_worker, build, check_seen, child
@@ -287,7 +287,8 @@ def _anything_left(app: AsyncTask, place: Place) -> bool:
     if place.redis is not None:
         return any(place.redis.keys(pattern) for pattern in ("queue:*", "asynctask:fetched:*"))
     with app.ledger.database.read() as connection:
-        return connection.execute(sa.select(jobs.c.id).limit(1)).first() is not None
+        waiting = sa.select(events.c.id).where(events.c["items"] == 0, events.c.status != "error")
+        return connection.execute(waiting.limit(1)).first() is not None
 
 
 @dataclass

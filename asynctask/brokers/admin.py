@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 import orjson
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Key
-from asynctask.errors import Conflict, InputError
+from asynctask.errors import InputError
 from asynctask.sidekiq.payload import Malformed, dump, parse, read_time, write_time
 
 SETS: Final = (SCHEDULE, RETRY, DEAD)
@@ -84,15 +84,13 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
     """A queue. ``oldest_at``: when its oldest job was pushed, in microseconds (None: unknown); ``next_class``: the worker
-    of the next job; ``alone``: how many of its jobs belong to no Task, by priority (None: the broker cannot tell);
-    ``others``: how many are left to others, not counted in ``alone``."""
+    of the next job; ``others``: how many of its jobs are left to others."""
 
     name: str
     length: int
     oldest_at: int | None
     paused: bool
     next_class: str | None
-    alone: Mapping[int, int] | None = None
     others: int = 0
 
 
@@ -139,8 +137,7 @@ class Operations(Protocol):
         ...
 
     def pause(self, queue: str) -> bool:
-        """Stops fetches from the queue. Returns False if it was paused. Raises :class:`Conflict` if the broker cannot pause
-        (``capabilities.pauses``)."""
+        """Stops fetches from the queue. Returns False if it was paused."""
         ...
 
     def unpause(self, queue: str) -> bool:
@@ -148,7 +145,7 @@ class Operations(Protocol):
         ...
 
     def paused(self, queues: Collection[str]) -> set[str]:
-        """Which of these queues are paused. Every worker process of a broker that pauses asks it twice a second."""
+        """Which of these queues are paused. Every worker process asks it twice a second."""
         ...
 
     # -- sets
@@ -233,14 +230,6 @@ def checked_text(text: str) -> str:
             "the search text holds half a character (a lone surrogate): fix its decoding", code="bad_search"
         ) from None
     return text
-
-
-def cannot_pause() -> Conflict:
-    """The error of a broker without :attr:`Capabilities.pauses`."""
-    return Conflict(
-        "queues in the database cannot be paused: pause the Tasks (asynctask pause ID), or quiet the processes that work"
-        " the queue (asynctask processes quiet ID)"
-    )
 
 
 def peeked(payload: str) -> Mapping[str, Any]:

@@ -1,13 +1,14 @@
-"""The contract of a broker, which holds untracked jobs, what other programs push, and, in Redis, jobs of Tasks for workers
-in other languages.
+"""The broker as the parts above it know it: what Redis holds, in Sidekiq's format, for programs that have a ``broker_url``.
 
-The ledger can refill a broker with tracked jobs, so it may lose them. It guarantees
+These are untracked jobs, what other programs push, and jobs of Tasks for workers in other languages. A program without
+Redis has no broker: its ledger is its queue. :class:`asynctask.sidekiq.broker.RedisBroker` is the one implementation; this
+module needs no redis-py. The ledger can refill a broker with tracked jobs, so it may lose them. It guarantees
 
-* **one copy**: it holds at most one copy of each (jid, attempt); pushing it again does nothing;
+* **one copy**: it holds at most one copy of each (jid, attempt) of a tracked job; pushing it again does nothing;
 * **atomic moves**: a fetch moves a copy from its queue into the fetching process's list in one step; it stays there until
   it is acknowledged, put back or recovered;
-* **order**: within a queue by priority, smallest first, then in the order of pushing; queues in the order given. Processes
-  that fetch concurrently may take copies of one priority slightly out of order;
+* **order**: within a queue in the order of pushing, whatever the priorities; queues in the order given. Processes that
+  fetch concurrently may take copies slightly out of order;
 * **a truthful** :meth:`Broker.holds`, for copies that wait or are in a process's list.
 
 Attempt 0 is an untracked job: its jid alone identifies it, and its retries live in the broker's own sets.
@@ -39,23 +40,6 @@ MariaDB (16 MB)."""
 
 Key = tuple[str, int]
 """(jid, attempt): identifies a copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """The differences between brokers; tests check these, never a class.
-
-    ``priority``: orders a queue by priority. ``survives_restart``: its copies
-    survive a crash of the server. ``polled``: the worker processes poll its sets for due jobs, at shared intervals;
-    otherwise the leader of the maintenance does. ``pauses``: a queue can be paused. ``in_ledger``: its copies lie in the
-    ledger's database, where one query sees both.
-    """
-
-    priority: bool
-    survives_restart: bool
-    polled: bool = False
-    pauses: bool = False
-    in_ledger: bool = False
 
 
 @dataclass(slots=True)
@@ -93,8 +77,6 @@ class Held:
 class Broker(Protocol):
     """A broker. Every method may raise :class:`~asynctask.errors.BrokerUnavailable`."""
 
-    capabilities: Capabilities
-
     # -- jobs in transit
 
     def push(self, copies: Sequence[Copy]) -> None:
@@ -109,7 +91,7 @@ class Broker(Protocol):
         ...
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
-        """Returns unfinished copies to the head of their queues (within their priority), with their current ``deaths``."""
+        """Returns unfinished copies to the head of their queues, with their current ``deaths``."""
         ...
 
     def defer(self, process: str, copies: Sequence[Copy], known: Collection[str]) -> None:
@@ -122,8 +104,7 @@ class Broker(Protocol):
         ...
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        """Removes up to ``limit`` waiting copies of a Task from their queues, not from processes' lists; returns them. None
-        where no program in another language takes jobs (``in_ledger``)."""
+        """Removes up to ``limit`` waiting copies of a Task from their queues, not from processes' lists; returns them."""
         ...
 
     # -- queries
@@ -136,7 +117,7 @@ class Broker(Protocol):
         """The number of waiting copies: queue -> priority -> count, without empty queues, and without what is left to
         others (:meth:`defer`).
 
-        May stop at 100,000 per queue, smallest priorities first. A broker without priorities may count all under one.
+        A queue has no priorities: all count under 0.
         """
         ...
 
@@ -162,8 +143,8 @@ class Broker(Protocol):
         """Stops holding these copies: a program without a list of its own took them from their queue."""
         ...
 
-    def presence(self, about: About) -> Presence | None:
-        """Shows a worker process to this broker's tools; None for a broker without such tools."""
+    def presence(self, about: About) -> Presence:
+        """Shows a worker process to this broker's tools."""
         ...
 
     # -- the sets of untracked jobs

@@ -81,9 +81,9 @@ class Row(NamedTuple):
     ``due_at``: microseconds, None if it does not wait; ``retries``: attempts given by the retry policy; ``deaths``:
     processes that died under it since its last outcome; ``reserved``: the Task's pointer has passed the row (always true
     without a Task); ``watched``: a process that held it died, so its next worker records ``working`` before it performs;
-    ``n_*``: outcomes of a slice's items so far; ``stopping``: a user asked to stop it, and its process has not stopped it
-    yet; ``marks``: of a slice (``items`` > 1), one letter per item, see :data:`MARKS`, None while all are open. The ``n_*``
-    of a slice count these letters.
+    ``items``: 1, more of a slice, and 0 of an untracked job (:func:`is_kept`); ``n_*``: outcomes of a slice's items so far;
+    ``stopping``: a user asked to stop it, and its process has not stopped it yet; ``marks``: of a slice, one letter per
+    item, see :data:`MARKS`, None while all are open. The ``n_*`` of a slice count these letters.
     """
 
     status: Status
@@ -165,6 +165,12 @@ def at_rest(row: Row, on_loan: bool) -> bool:
     given-back or stopped job comes to rest after the pass, and nobody starts it any more.
     """
     return row.status in OPEN and not is_held(row, on_loan)
+
+
+def is_kept(row: Row) -> bool:
+    """Whether the row stays: that of an untracked job, which has no item that anybody counts, is deleted as soon as it
+    ends, but for an error, which a user may retry."""
+    return row.items > 0 or row.status is Status.ERROR or row.status not in TERMINAL
 
 
 def measure(row: Row) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""Signals between processes: a commit wakes the threads that wait for rows of its kind.
+"""Signals between processes: a commit that lets others do something wakes the threads that wait for the ledger.
 
 A signal says only that a query is worthwhile. It can be lost (the process dies between commit and signal, the connection is
 being re-established), so waiting threads also poll, at the interval of their wait's timeout.
@@ -22,41 +22,34 @@ from sqlalchemy.engine import Connection
 from asynctask.database.engine import Database
 from asynctask.logs import get_logger
 
-JOBS: Final = "jobs"
-"""Jobs were pushed on a queue of the SQL broker; for fetchers."""
-
-LEDGER: Final = "ledger"
-"""The ledger has something to dispatch that its writer does not dispatch itself; for the leader."""
-
-TOPICS: Final = (JOBS, LEDGER)
+_CHANGED: Final = "ledger"
+"""What a NOTIFY says."""
 
 _FIRST_POLL_S: Final = 0.02
 _LAST_POLL_S: Final = 1.0
 _RECONNECT_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
-def notify(connection: Connection, topic: str) -> None:
-    """Signals ``topic`` (:data:`JOBS`, :data:`LEDGER`) to all waiting threads once the transaction is committed.
+def notify(connection: Connection) -> None:
+    """Signals all waiting threads once the transaction is committed: there is something to begin or to do.
 
     Call it inside the write transaction; repeated calls count once. A rolled-back transaction may signal, too.
     """
-    if topic not in TOPICS:
-        raise ValueError(f"no such topic: {topic!r}; there are {', '.join(TOPICS)}")
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SELECT pg_notify(%s, %s)", ("asynctask", topic))
+        connection.exec_driver_sql("SELECT pg_notify(%s, %s)", ("asynctask", _CHANGED))
     else:  # no NOTIFY: sent when the connection returns to its pool, after the commit
-        connection.info.setdefault(TO_SEND, set()).add(topic)
+        connection.info[TO_SEND] = True
 
 
 class Waker:
-    """Waits for one topic, for one thread. Made by :meth:`Signals.waker`.
+    """Waits for signals, for one thread. Made by :meth:`Signals.waker`.
 
     A signal between two waits is not lost: the next :meth:`wait` returns at once.
     """
 
-    def __init__(self, signals: Signals, topic: str) -> None:
-        self.topic = topic
+    def __init__(self, signals: Signals, *, for_jobs: bool) -> None:
         self._signals = signals
+        self._for_jobs = for_jobs
         self._event = threading.Event()
         self._poll_s = _FIRST_POLL_S
         self.signalled = False
@@ -68,7 +61,7 @@ class Waker:
         It polls where signals may be lost (a pooler that does not pass them on, a connection being re-established, the
         moments after a signal on MariaDB): after 20 ms, then at intervals that double up to a second.
         """
-        self._signals.listen(self.topic)
+        self._signals.listen(for_jobs=self._for_jobs)
         poll_s, settled = self._poll_s, self._poll_s >= _LAST_POLL_S
         polls = not self._signals.reliable or not (self._signals.exact or settled)
         signalled = self._event.wait(min(poll_s, timeout) if polls else timeout)
@@ -88,8 +81,8 @@ class Signals:
     =============  ====================================================================================================
     database       transport
     =============  ====================================================================================================
-    SQLite         a counter per topic in a file beside the database, ``NAME.bell``, written after the commit; each
-                   process reads it every 10 to 20 ms while it waits for jobs, else every 50: no query, no lock
+    SQLite         a counter in a file beside the database, ``NAME.bell``, written after the commit; each process
+                   reads it every 10 to 20 ms while it waits for jobs, else every 50: no query, no lock
     PostgreSQL     LISTEN and NOTIFY; a probe finds out whether they pass a pooler, and if not the log says so once
     MariaDB        a statement that waits at the server; the sender ends it after the commit with KILL QUERY
     =============  ====================================================================================================
@@ -114,18 +107,17 @@ class Signals:
         """Whether signals of other processes arrive now."""
         return self._channel.proven
 
-    def waker(self, topic: str) -> Waker:
-        """A new :class:`Waker` for a topic; each waiting thread needs its own."""
-        if topic not in TOPICS:
-            raise ValueError(f"no such topic: {topic!r}; there are {', '.join(TOPICS)}")
-        waker = Waker(self, topic)
+    def waker(self, *, for_jobs: bool = False) -> Waker:
+        """A new :class:`Waker`; each waiting thread needs its own. ``for_jobs``: it waits for jobs to begin, so signals
+        should arrive within 20 ms."""
+        waker = Waker(self, for_jobs=for_jobs)
         with self._lock:
             self._wakers.append(waker)
         return waker
 
     def wake(self) -> None:
         """Ends every wait of this process."""
-        self._deliver(TOPICS)
+        self._deliver()
 
     def close(self) -> None:
         """Ends every wait and the listening thread, and closes its connection."""
@@ -138,9 +130,9 @@ class Signals:
             thread.join(10)
         self._channel.close()
 
-    def listen(self, topic: str) -> None:
-        """Starts the listening thread, if needed, because a thread waits for ``topic``."""
-        if topic == JOBS:
+    def listen(self, *, for_jobs: bool) -> None:
+        """Starts the listening thread, if needed, because a thread waits; ``for_jobs`` as of :meth:`waker`."""
+        if for_jobs:
             self._channel.expect_jobs()
         if self._thread is not None:
             return
@@ -151,9 +143,9 @@ class Signals:
 
     # -- receiving
 
-    def _deliver(self, topics: tuple[str, ...]) -> None:
+    def _deliver(self) -> None:
         with self._lock:
-            wakers = [waker for waker in self._wakers if waker.topic in topics]
+            wakers = list(self._wakers)
         for waker in wakers:
             waker.wake()
 
@@ -161,9 +153,9 @@ class Signals:
         tries = 0
         while not self._closed.is_set():
             try:
-                for topics in self._channel.receive():
+                for _ in self._channel.receive():
                     tries = 0
-                    self._deliver(topics)
+                    self._deliver()
                 if not self._closed.is_set():
                     self._log.warning("signals_do_not_arrive", then="looking every second; is a pooler between?")
                 return
@@ -176,22 +168,22 @@ class Signals:
     # -- sending
 
     def _checked_in(self, driver_connection: object, record: object) -> None:
-        topics = getattr(record, "info", {}).pop(TO_SEND, None)
-        if not topics or driver_connection is None or self._channel.send is None:
+        is_due = getattr(record, "info", {}).pop(TO_SEND, False)
+        if not is_due or driver_connection is None or self._channel.send is None:
             return
         try:
-            self._channel.send(driver_connection, tuple(topics))
+            self._channel.send(driver_connection)
         except Exception as error:  # the transaction is committed; waiting threads poll a little later
             self._log.warning("ring_failed", error=str(error))
-        self._deliver(tuple(topics))
+        self._deliver()
 
 
 # -- transports, one for each database
 
 TO_SEND: Final = "asynctask_rung"
-"""Key of the topics that a connection signals when it returns to its pool."""
+"""Key of a connection's note that it signals when it returns to its pool."""
 
-# Poll intervals on SQLite: while jobs are awaited; the same after a second of silence; for other topics only.
+# Poll intervals on SQLite: while jobs are awaited; the same after a second of silence; where nobody waits for jobs.
 _POLL_S: Final = 0.01
 _QUIET_POLL_S: Final = 0.02
 _SLOW_POLL_S: Final = 0.05
@@ -207,14 +199,14 @@ class Channel(Protocol):
 
     exact: bool
     proven: bool
-    send: Callable[[Any, tuple[str, ...]], None] | None
+    send: Callable[[Any], None] | None
 
     def expect_jobs(self) -> None:
         """A thread waits for jobs from now on: signals should arrive within 20 ms instead of 50."""
         ...
 
-    def receive(self) -> Iterator[tuple[str, ...]]:
-        """Yields the topics of each signal until :meth:`end`; returns early if none can arrive."""
+    def receive(self) -> Iterator[None]:
+        """Yields for each signal until :meth:`end`, and once before the first; returns early if none can arrive."""
         ...
 
     def end(self) -> None:
@@ -227,24 +219,22 @@ class Channel(Protocol):
 
 
 class SqliteChannel:
-    """SQLite: a file with an 8-byte counter per topic, which changes with every signal.
+    """SQLite: a file with an 8-byte counter, which changes with every signal.
 
     Reading it costs almost nothing, but waking up does, so the interval is as long as the waiting threads allow.
     """
 
     exact = True
 
-    def __init__(self, path: Path, topics: tuple[str, ...]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._topics = topics
-        self._size = 8 * len(topics)
         self._fd: int | None = None
         self._lock = threading.Lock()
         self._count = 0
         self._ended = threading.Event()
         self._jobs_expected = False
         self.proven = True
-        self.send: Callable[[Any, tuple[str, ...]], None] | None = self._send
+        self.send: Callable[[Any], None] | None = self._send
 
     def _open(self) -> int:
         with self._lock:
@@ -252,13 +242,11 @@ class SqliteChannel:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             return self._fd
 
-    def _send(self, _connection: Any, topics: tuple[str, ...]) -> None:
+    def _send(self, _connection: Any) -> None:
         descriptor = self._open()
         with self._lock:
             self._count += 1
-            mark = struct.pack("<II", os.getpid() & 0xFFFFFFFF, self._count & 0xFFFFFFFF)
-            for topic in topics:
-                os.pwrite(descriptor, mark, 8 * self._topics.index(topic))
+            os.pwrite(descriptor, struct.pack("<II", os.getpid() & 0xFFFFFFFF, self._count & 0xFFFFFFFF), 0)
 
     def expect_jobs(self) -> None:
         self._jobs_expected = True
@@ -268,19 +256,17 @@ class SqliteChannel:
             return _SLOW_POLL_S
         return _QUIET_POLL_S if unchanged >= _QUIET_AFTER else _POLL_S
 
-    def receive(self) -> Iterator[tuple[str, ...]]:
+    def receive(self) -> Iterator[None]:
         descriptor = self._open()
-        seen = os.pread(descriptor, self._size, 0)
-        yield self._topics  # signals before the first read are unknown
+        seen = os.pread(descriptor, 8, 0)
+        yield  # signals before the first read are unknown
         unchanged = 0
         while not self._ended.wait(self._interval_s(unchanged)):
-            now = os.pread(descriptor, self._size, 0)
+            now = os.pread(descriptor, 8, 0)
             unchanged += 1
             if now != seen:
-                unchanged = 0
-                at = [8 * i for i in range(len(self._topics))]
-                yield tuple(t for t, i in zip(self._topics, at, strict=True) if now[i : i + 8] != seen[i : i + 8])
-                seen = now
+                unchanged, seen = 0, now
+                yield
 
     def end(self) -> None:
         self._ended.set()
@@ -295,9 +281,8 @@ class SqliteChannel:
 class _OwnConnection:
     """A connection outside the pool and any transaction, and a pipe that ends a wait on it."""
 
-    def __init__(self, database: Database, topics: tuple[str, ...]) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._topics = topics
         self._ended = threading.Event()
         self._read, self._write = os.pipe()
         self.proven = False
@@ -342,9 +327,9 @@ class PostgresqlChannel(_OwnConnection):
     """PostgreSQL: LISTEN on its own connection. NOTIFY is part of the transaction, so there is nothing to send after it."""
 
     exact = True
-    send: Callable[[Any, tuple[str, ...]], None] | None = None
+    send: Callable[[Any], None] | None = None
 
-    def receive(self) -> Iterator[tuple[str, ...]]:
+    def receive(self) -> Iterator[None]:
         if self._database.behind_pooler():
             return
         with self._connect() as connection:
@@ -353,14 +338,14 @@ class PostgresqlChannel(_OwnConnection):
             if not self._receives_probe(driver):
                 return
             self.proven = True
-            yield self._topics  # earlier signals are unknown
+            yield  # earlier signals are unknown
             while not self._ended.is_set():
                 if self._ready(driver.pgconn.socket, _ALIVE_S):
                     driver.pgconn.consume_input()
                 elif not self._ended.is_set():
                     driver.execute("SELECT 1", prepare=False)  # keepalive
-                if topics := tuple({t for t in self._notices(driver) if t in self._topics}):
-                    yield topics
+                if _CHANGED in self._notices(driver):
+                    yield
 
     def _receives_probe(self, driver: Any) -> bool:
         """Whether another connection's NOTIFY arrives; behind a pooler LISTEN ends with its statement."""
@@ -394,8 +379,8 @@ _SLEEPERS: Final = (
 class MariadbChannel(_OwnConnection):
     """MariaDB: a statement that waits at the server until a sender kills it (the statement, not the connection).
 
-    Killing statements of one's own user needs no privilege. A signal between two waits is lost, so it is not exact. A kill
-    carries no topic, so it wakes every waiting thread of the process. A sender skips its own wait.
+    Killing statements of one's own user needs no privilege. A signal between two waits is lost, so it is not exact. A
+    sender skips its own wait.
 
     One connection has the lock and sleeps, the others wait for the lock. All sleeps of a server share a mutex: with ten
     sleepers and four senders, every second ``KILL QUERY`` took 2 s or a multiple of it, with one sleeper 20 ms at most.
@@ -403,21 +388,21 @@ class MariadbChannel(_OwnConnection):
 
     exact = False
 
-    def __init__(self, database: Database, topics: tuple[str, ...]) -> None:
-        super().__init__(database, topics)
-        self.send: Callable[[Any, tuple[str, ...]], None] | None = self._send
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.send: Callable[[Any], None] | None = self._send
         self._id = 0
 
-    def receive(self) -> Iterator[tuple[str, ...]]:
+    def receive(self) -> Iterator[None]:
         with self._connect() as connection:
             driver: Any = connection.connection.driver_connection
             driver._read_timeout = _SLEEP_S + _ALIVE_S  # was set for the handshake
             self._id = int(connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
-            yield self._topics
+            yield
             while not self._ended.is_set():
                 self.proven = True
                 if self._wait(connection):
-                    yield self._topics
+                    yield
 
     def _wait(self, connection: Connection) -> bool:
         """Whether a signal ended the wait."""
@@ -428,7 +413,7 @@ class MariadbChannel(_OwnConnection):
                 raise
             return True
 
-    def _send(self, driver: Any, _topics: tuple[str, ...]) -> None:
+    def _send(self, driver: Any) -> None:
         _end_waits(driver, except_id=self._id)
 
     def end(self) -> None:
@@ -452,5 +437,5 @@ def _end_waits(driver: Any, *, except_id: int = 0) -> None:
 def _channel(database: Database) -> Channel:
     if database.is_sqlite:
         assert database.path is not None
-        return SqliteChannel(database.path.with_name(database.path.name + ".bell"), TOPICS)
-    return PostgresqlChannel(database, TOPICS) if database.dialect == "postgresql" else MariadbChannel(database, TOPICS)
+        return SqliteChannel(database.path.with_name(database.path.name + ".bell"))
+    return PostgresqlChannel(database) if database.dialect == "postgresql" else MariadbChannel(database)

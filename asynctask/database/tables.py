@@ -140,7 +140,7 @@ events: Final = Table(
     Column("retries", Integer, nullable=False, server_default=text("0")),
     Column("deaths", Integer, nullable=False, server_default=text("0")),
     Column("watched", Integer, nullable=False, server_default=text("0")),
-    Column("items", Integer, nullable=False, server_default=text("1")),
+    Column("items", Integer, nullable=False, server_default=text("1")),  # 0: untracked, see asynctask.ledger.untracked
     Column("n_finish", Integer, nullable=False, server_default=text("0")),
     Column("n_failed", Integer, nullable=False, server_default=text("0")),
     Column("n_error", Integer, nullable=False, server_default=text("0")),
@@ -333,31 +333,6 @@ task_log: Final = Table(
     Column("action", String(32), nullable=False),
     Column("detail", Json),
     Index("ix_task_log_task_id", "task_id", "id"),
-)
-
-jobs: Final = Table(
-    "jobs",
-    metadata,
-    _id(),
-    Column("jid", String(64), nullable=False),
-    Column("attempt", Integer, nullable=False, server_default=text("0")),
-    Column("queue", String(255), nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("task_id", BigInteger),
-    # 'schedule', 'retry', 'dead': the set that it is in, with run_at as its score.
-    Column("held_in", String(8)),
-    Column("run_at", BigInteger),
-    Column("process", String(64)),
-    Column("deaths", Integer, nullable=False, server_default=text("0")),
-    Column("payload", Json, nullable=False),
-    # While it waits: 2 * priority + 1, one less if it was put back, to come first, and 2**61 if it is left to others. NULL
-    # otherwise, which without partial indexes keeps rows that do not wait apart from the head of the queue.
-    Column("waits", BigInteger),
-    UniqueConstraint("jid", "attempt", name="uq_jobs_jid_attempt"),
-    _partial("ix_jobs_waiting", "queue", "waits", "id", where="waits IS NOT NULL"),
-    _partial("ix_jobs_sets", "held_in", "run_at", where="held_in IS NOT NULL"),
-    _partial("ix_jobs_process", "process", where="process IS NOT NULL"),
-    _partial("ix_jobs_task", "task_id", where="task_id IS NOT NULL AND waits IS NOT NULL"),
 )
 
 processes: Final = Table(

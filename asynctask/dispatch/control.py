@@ -27,7 +27,7 @@ class Control:
     where workers in other languages take jobs, those of the Task are withdrawn.
     """
 
-    def __init__(self, ledger: Ledger, broker: Broker) -> None:
+    def __init__(self, ledger: Ledger, broker: Broker | None) -> None:
         self._ledger = ledger
         self._broker = broker
         self._log = get_logger("asynctask.control")
@@ -73,8 +73,8 @@ class Control:
 
     @property
     def withdraws(self) -> bool:
-        """Whether jobs of Tasks may lie in the broker, for workers in other languages."""
-        return not self._broker.capabilities.in_ledger
+        """Whether jobs of Tasks may lie in a broker, for workers in other languages."""
+        return self._broker is not None
 
     def withdrawn(self, task_id: int) -> bool:
         """As :meth:`withdraw`; False if the broker does not answer now."""
@@ -88,7 +88,7 @@ class Control:
     def withdraw(self, task_id: int) -> int:
         """Removes the Task's waiting copies from the broker; returns their number."""
         count = 0
-        while self.withdraws:
+        while self._broker is not None:
             keys = self._broker.withdraw(task_id, _WITHDRAW)
             control.give_back_copies(self._ledger, keys)
             count += len(keys)

@@ -73,10 +73,7 @@ class Capacity:
 
 
 class Demand:
-    """The number of jobs still wanted.
-
-    Jobs that wait at a larger priority do not count, because new ones pass them: much background work must not keep an
-    urgent job in the ledger. In a queue that ``is_ordered`` says is not ordered by priority, all waiting jobs count.
+    """The number of jobs still wanted. A foreign queue has no priorities, so all that wait in it count.
 
     After a full borrow, and a job for each of the ``free`` threads, a remainder of fewer than :data:`_FEW` is left to
     the next round.
@@ -87,34 +84,23 @@ class Demand:
         soon: Mapping[str, int],
         waiting: Mapping[str, Mapping[int, int]],
         free: Mapping[str, int],
-        *,
-        is_ordered: Callable[[str], bool],
     ) -> None:
         self._soon = soon
         self._free = free
         self._taken: dict[str, int] = defaultdict(int)
-        self._waiting = {queue: dict(counts) for queue, counts in waiting.items()}
-        self._is_ordered = is_ordered
-
-    def at(self, queue: str, priority: int) -> int:
-        """How many more jobs of this priority are wanted in a queue."""
-        counts = self._waiting.get(queue, {})
-        ordered = self._is_ordered(queue)
-        first = sum(count for other, count in counts.items() if other <= priority or not ordered)
-        return self._unless_few(queue, max(0, self._soon.get(queue, 0) - first))
+        self._waiting = {queue: sum(counts.values()) for queue, counts in waiting.items()}
 
     def left(self, queue: str) -> int:
-        """How many more jobs of any priority are wanted in a queue."""
-        rest = max(0, self._soon.get(queue, 0) - sum(self._waiting.get(queue, {}).values()))
+        """How many more jobs are wanted in a queue."""
+        rest = max(0, self._soon.get(queue, 0) - self._waiting.get(queue, 0))
         return self._unless_few(queue, rest)
 
     def _unless_few(self, queue: str, rest: int) -> int:
         return 0 if rest < _FEW and self._taken[queue] >= max(MOST_BORROWED, self._free.get(queue, 0)) else rest
 
-    def take(self, queue: str, priority: int, count: int) -> None:
+    def take(self, queue: str, count: int) -> None:
         """Notes that ``count`` jobs were dispatched."""
-        counts = self._waiting.setdefault(queue, {})
-        counts[priority] = counts.get(priority, 0) + count
+        self._waiting[queue] = self._waiting.get(queue, 0) + count
         self._taken[queue] += count
 
 

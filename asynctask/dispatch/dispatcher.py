@@ -79,7 +79,7 @@ class Dispatcher:
     def __init__(
         self,
         ledger: Ledger,
-        broker: Broker,
+        broker: Broker | None,
         *,
         ahead_s: float = 0.25,
         outgoing: PushFilter | None = None,
@@ -89,7 +89,7 @@ class Dispatcher:
     ) -> None:
         self._ledger = ledger.under(foreign.pusher(ledger.identity))
         self._engines = engines
-        self._is_shared = not broker.capabilities.in_ledger
+        self._is_shared = broker is not None
         self._router = Router(broker, engines, ledger.clock)
         self._outgoing = outgoing
         self._ahead_s = ahead_s
@@ -357,7 +357,7 @@ class Dispatcher:
         soon = {
             queue: count for queue, count in used.soon(waiting, self._rates, self._ahead_s).items() if self._reaches(queue)
         }
-        room = Demand(soon, waiting, used.free, is_ordered=self._router.is_ordered)
+        room = Demand(soon, waiting, used.free)
         found = self._sources(offers, alone)
         open_ = self._open(room, offers, alone)
         led = {engine: self._leads(engine) for engine in {engine_of(queue) for queue in open_}}
@@ -409,7 +409,7 @@ class Dispatcher:
             read[offer.queue] += 1
             ready[offer.queue, offer.priority] += (offer.is_plain and offer.left) or math.inf
         full = {queue for queue, count in read.items() if count >= lending.PAGE}
-        return full | {queue for (queue, priority), count in ready.items() if count > room.at(queue, priority)}
+        return full | {queue for (queue, _), count in ready.items() if count > room.left(queue)}
 
     def _leads(self, engine: str | None) -> bool:
         """Whether this round dispatches what is more than wanted: one process at a time does, because no round knows what
@@ -443,7 +443,7 @@ class Dispatcher:
         now."""
         sent_here, at = 0, None if owed is None else priority
         groups = {key: sources for key, sources in groups.items() if sources}
-        while groups and (wanted := self._wanted(room, queue, priority, owed, sent_here)) > 0:
+        while groups and (wanted := self._wanted(room, queue, owed, sent_here)) > 0:
             share = max(1, wanted // len(groups))
             for group in self._shares.order(groups):
                 if sent_here and self._is_over():
@@ -452,7 +452,7 @@ class Dispatcher:
                     return sent_here
                 sources = groups[group]
                 source = self._shares.order(sources)[0]
-                wanted = self._wanted(room, queue, priority, owed, sent_here)
+                wanted = self._wanted(room, queue, owed, sent_here)
                 count = min(share, wanted, MOST_BORROWED)
                 sent = self._part(partial(sources[source], count, at)) if count > 0 else 0
                 self._renew(queue)
@@ -471,12 +471,12 @@ class Dispatcher:
         if leadership.held:
             leadership.acquire(least_s=ACTIVE_S)
 
-    def _wanted(self, room: Demand, queue: str, priority: int, owed: int | None, sent: int) -> int:
-        wanted = room.at(queue, priority)
+    def _wanted(self, room: Demand, queue: str, owed: int | None, sent: int) -> int:
+        wanted = room.left(queue)
         return wanted if owed is None else min(wanted, owed - sent)
 
     def _note_served(self, room: Demand, queue: str, priority: int, group: Hashable, source: Hashable, sent: int) -> None:
-        room.take(queue, priority, sent)
+        room.take(queue, sent)
         for key in {group, source}:
             self._shares.served(key, sent)
         if sent and isinstance(source, int):

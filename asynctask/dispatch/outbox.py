@@ -24,6 +24,7 @@ from asynctask.ledger.control import give_back_copies
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.lending import Borrowed, Job, Loan, queue_holder
 from asynctask.ledger.standalone import AGAIN, discard, put_off_elsewhere
+from asynctask.ledger.untracked import MEMBERS
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -81,12 +82,12 @@ class EngineQueues(Protocol):
 
 
 class Router:
-    """Pushes, counts and looks for copies by the owner of their queue.
+    """Pushes, counts and looks for copies by the owner of their queue. Without a broker, only engines have foreign queues.
 
     ``engines``: the attached engines by name; more may be attached at any time.
     """
 
-    def __init__(self, broker: Broker, engines: Mapping[str, EngineQueues], clock: Clock) -> None:
+    def __init__(self, broker: Broker | None, engines: Mapping[str, EngineQueues], clock: Clock) -> None:
         self._broker = broker
         self._engines = engines
         self._clock = clock
@@ -96,7 +97,8 @@ class Router:
     def push(self, engine: str | None, copies: Sequence[Copy]) -> None:
         """Pushes copies of one engine, or of the own broker (None). Raises BrokerUnavailable."""
         if engine is None:
-            self._broker.push(copies)
+            if self._broker is not None:
+                self._broker.push(copies)
             return
         try:
             self._engines[engine].push(copies)
@@ -116,10 +118,6 @@ class Router:
         engine = self._engines.get(engine_of(queue) or "")
         return engine is None or worker == "*" or worker in engine.workers
 
-    def is_ordered(self, queue: str) -> bool:
-        """Whether the smallest priority of a queue comes first."""
-        return engine_of(queue) is None and self._broker.capabilities.priority
-
     def waiting(self, queues: Collection[str]) -> dict[str, Mapping[int, int]]:
         """The number of waiting copies, queue -> priority -> count, as :meth:`Broker.waiting`.
 
@@ -133,7 +131,7 @@ class Router:
                 own.add(queue)
             elif self.reaches(queue):
                 by_engine[engine].append(queue)
-        found = dict(self._broker.waiting(own)) if own else {}
+        found = dict(self._broker.waiting(own)) if own and self._broker is not None else {}
         for engine, its in by_engine.items():
             found |= {queue: {0: count} for queue, count in self._counted(engine, its).items() if count}
         return found
@@ -157,7 +155,7 @@ class Router:
         busy; an engine that is not attached here, or does not answer, may hold all.
         """
         own = {key for key, (queue, _) in keys.items() if engine_of(queue) is None}
-        held = self._broker.holds(own) if own else set()
+        held = self._broker.holds(own) if own and self._broker is not None else set()
         apart = {queue for queue, _ in keys.values() if engine_of(queue) is not None}
         empty = {queue for queue in apart if queue not in busy and self._is_empty(queue)}
         return held | {
@@ -449,8 +447,10 @@ def tracked_copy(ready: Job, now: int) -> Copy:
     """The copy of a lent job for a queue.
 
     The item's JSON is inserted as the ledger's text, not parsed and serialized for each job. A job that another program
-    pushed has its original members, see :func:`options_of`.
+    pushed has its original members, see :func:`options_of`; an untracked one those with which it was sent.
     """
+    if not ready.items:
+        return _untracked(ready, now)
     if ready.options is not None and ready.options.startswith(_CAME_FIRST):
         return _as_it_came(ready, now)
     before, between, after, options = _frame(
@@ -468,6 +468,18 @@ def tracked_copy(ready: Job, now: int) -> Copy:
     text = f"{before}{args}{between}{name}{after}"
     priority = options.get("priority") if ready.priority is None else ready.priority
     return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
+
+
+def _untracked(ready: Job, now: int) -> Copy:
+    """The copy of a claimed untracked job: the payload that it would have in Redis, its retries included."""
+    said = _options(ready.options or "{}")
+    job = {"retry": True, "queue": ready.queue, "class": ready.worker_name, "args": None, **said.get(MEMBERS, {})}
+    job |= {"queue": ready.queue, "args": orjson.Fragment(ready.params or "[]"), "jid": ready.job_id}
+    job |= {"created_at": write_time(ready.created_at), "enqueued_at": write_time(now)}
+    if ready.retries:
+        job |= {"retry_count": ready.retries - 1, "failed_at": write_time(ready.started_at or ready.created_at)}
+    text = orjson.dumps(job).decode()
+    return Copy(ready.job_id, ready.attempt, ready.queue, text, int(said.get("priority") or 0))
 
 
 def _sent_again(ready: Job, run: Mapping[str, Any], now: int) -> Copy:

@@ -433,9 +433,10 @@ class RemoteWorkers:
             self._check_worker(record, reporter)
         ledger = self._app.ledger.under("" if reporter is None else reporter.identity)
         signal = None if reporter is None else self._renew(ledger, reporter)
+        broker = self._app.broker
         tracker = RemoteTracker(
             ledger,
-            holds=self._app.broker.holds,
+            holds=_hold_none if broker is None else broker.holds,
             queues=() if reporter is None else reporter.queues,
             on_due=self._app.dispatcher.expect,
             limit=self._app.config.max_result_bytes,
@@ -522,12 +523,19 @@ class RemoteWorkers:
 
     def _forget_copies(self, records: Sequence[JobRecord], recorded: Sequence[Recorded]) -> None:
         """The broker does not see that another program takes a job from its queue."""
+        if self._app.broker is None:
+            return
         taken = [record for record, its in zip(records, recorded, strict=True) if its.code != HELD_ELSEWHERE]
         keys = {(record.job_id, record.attempt) for record in taken if record.attempt is not None}
         try:
             self._app.broker.forget(sorted(keys))
         except Unavailable as error:  # it holds an outdated entry, which a query for that copy removes
             self._log.warning("copies_not_forgotten", count=len(keys), error=str(error))
+
+
+def _hold_none(keys: Collection[Key]) -> set[Key]:
+    """Without a broker, no queue has copies."""
+    return set()
 
 
 def _constant(reporter: Reporter) -> tuple[object, ...]:

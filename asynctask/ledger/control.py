@@ -18,7 +18,7 @@ from asynctask.core.transitions import (
     explicit_retry,
     give_back,
 )
-from asynctask.database.notify import LEDGER, notify
+from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, loans, task_errors, tasks
 from asynctask.errors import Conflict, InputError
@@ -220,7 +220,7 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
         if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
             progress.measure_anew(connection, task_id, ledger.now())
         if task["finished_at"] is None and {"parallel", "interval_s", "priority"} & set(values):
-            notify(connection, LEDGER)
+            notify(connection)
         both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # what it was, and is
         task_rows.log(connection, ledger, task_id, "changed", both, who)
         if "tolerated_failures" in values and task["state_reason"] == Reason.TOO_MANY_FAILURES:

@@ -16,9 +16,9 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import from_datetime, rfc3339
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
-from asynctask.core.transitions import MARKS, Delta, Row, Turn, marks_of
+from asynctask.core.transitions import MARKS, Delta, Row, Turn, is_kept, marks_of
 from asynctask.database import batches
-from asynctask.database.notify import LEDGER, notify
+from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, key_places, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
@@ -59,7 +59,7 @@ _WRITTEN = (
     "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
     "n_cancelled", "process", "problem", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
-_KEPT = ("result", "checkpoint", "marks", "params", "options", "worker_name", "queue", "created_at")
+_KEPT = ("result", "checkpoint", "marks", "params", "options", "worker_name", "queue", "created_at", "items")
 """Columns that are unchanged unless the change sets them."""
 
 _GUARD = ("id", "attempt", "status")
@@ -313,9 +313,9 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     """Writes every change whose decision still holds, and every end, in the caller's write transaction.
 
     Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
-    what was read is decided on, and the UPDATE compares status and attempt again. Ends, of Events that were
-    :func:`untouched` when they were read without a lock before, come with their ``record`` and ``turn`` and are only
-    compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and ``started_at``.
+    what was read is decided on, and the UPDATE compares status and attempt again; what is not kept is deleted. Ends, of
+    Events that were :func:`untouched` when they were read without a lock before, come with their ``record`` and ``turn``
+    and are only compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and ``started_at``.
     Returns the changes, each with its result. An Event may occur only once per call.
     """
     moved: dict[tuple[int, int], Delta] = {}
@@ -330,7 +330,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     _write_failures(connection, ledger, [*changes, *ends])
     move_counts(connection, moved, now)
     if any(_is_lone_and_due(each, now) for each in changes):
-        notify(connection, LEDGER)  # of Tasks, their hints say so
+        notify(connection)  # of Tasks, their hints say so
     return list(changes)
 
 
@@ -413,13 +413,33 @@ def _apply_batch(
 
 def _write(connection: Connection, ledger: Ledger, won: Sequence[Write], now: int) -> None:
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for each in won:
+    for each in _kept(connection, won):
         values = _values(ledger, each, now)
         alike.setdefault(tuple(name for name in _KEPT if f"v_{name}" in values), []).append(values)
     for kept, rows in alike.items():
         written = (*_WRITTEN, *kept)
         if batches.update(connection, events, _GUARD, written, rows) != len(rows):
-            raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
+            raise TransactionConflict(_CHANGED)
+
+
+_CHANGED: Final = "rows changed under their lock; the transaction is rolled back and tried again"
+
+
+def _kept(connection: Connection, won: Sequence[Write]) -> Sequence[Write]:
+    """The changes of the rows that stay; deletes the others. All were read under the lock of this transaction, so their
+    status and attempt are as decided on."""
+    gone = [each.event_id for each in won if each.turn is not None and not is_kept(each.turn.after)]
+    if not gone:
+        return won
+    dialect = connection.dialect.name
+    if connection.execute(_deletion(dialect), {"ids": batches.given(dialect, gone)}).rowcount != len(gone):
+        raise TransactionConflict(_CHANGED)
+    return [each for each in won if each.turn is not None and is_kept(each.turn.after)]
+
+
+@cache
+def _deletion(dialect: str) -> Any:
+    return events.delete().where(batches.among_given(dialect, _e.id, "ids"))
 
 
 def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from asynctask.core.readiness import Gate, Hints
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import BLOCKED, interval_of, next_round
 from asynctask.database import batches
-from asynctask.database.notify import LEDGER, notify
+from asynctask.database.notify import notify
 from asynctask.database.tables import events, loans, tasks
 from asynctask.ledger.base import Ledger, chunks, each_free, loads
 from asynctask.ledger.events import has_begun, last_start, read_events
@@ -67,7 +67,7 @@ def write(connection: Connection, task: dict[str, Any], hints: Hints, now: int, 
         kept = {"ready": hints.ready, "due_next": hints.due_next}
         connection.execute(tasks.update().where(_t.id == task["id"]).values(**kept, **values))
         if _is_news(task, hints, now):
-            notify(connection, LEDGER)
+            notify(connection)
         task |= kept
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import exc
 
 from asynctask.clock import SECOND, micros
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import as_dict, duties, events, jobs, loans, places, processes, tasks
+from asynctask.database.tables import as_dict, duties, events, loans, places, processes, tasks
 from asynctask.errors import Unavailable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.lending import AFTER_QUEUE_HOLDERS, QUEUE_HOLDER
@@ -43,7 +43,7 @@ def dispatch_to(engine: str | None) -> str:
     return name if len(name) <= _NAME else f"{DISPATCH}/{zlib.crc32(engine.encode()) % 16**7:07x}"
 
 
-_d, _t, _e, _p, _j, _l, _n = duties.c, tasks.c, events.c, processes.c, jobs.c, loans.c, places.c
+_d, _t, _e, _p, _l, _n = duties.c, tasks.c, events.c, processes.c, loans.c, places.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +260,8 @@ class Work:
 
     ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``ready``: something is ready
     or due; ``alone``: a foreign queue has claimed jobs; ``lost``: an unregistered process holds jobs or places;
-    ``newest``: when the last process registered; ``due_at``: when the next job in the ledger is due; ``scheduled_at``: the
-    next in the broker's sets (all three in microseconds, None for none).
+    ``newest``: when the last process registered; ``due_at``: when the next job in the ledger is due (both in microseconds,
+    None for none).
     """
 
     leads: bool
@@ -272,7 +272,6 @@ class Work:
     lost: bool
     newest: int | None
     due_at: int | None
-    scheduled_at: int | None
 
     @property
     def quiet(self) -> bool:
@@ -293,7 +292,7 @@ _WORK = sa.select(
     sa.or_(
         *(
             sa.exists().where(held.is_not(None), held.not_like(f"{QUEUE_HOLDER}%"), ~sa.exists().where(_p.identity == held))
-            for held in (_e.process, _j.process, _l.process, _n.process)
+            for held in (_e.process, _l.process, _n.process)
         )
     ),
     sa.select(sa.func.max(_p.started_at)).scalar_subquery(),
@@ -301,8 +300,6 @@ _WORK = sa.select(
     sa.exists().where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now")),
     _earliest(_t.due_next, _t.due_next > sa.bindparam("now")),
     _earliest(_e.due_at, _e.task_id.is_(None), _e.due_at > sa.bindparam("now")),
-    _earliest(_j.run_at, _j.held_in == "schedule"),
-    _earliest(_j.run_at, _j.held_in == "retry"),
 )
 
 
@@ -311,13 +308,6 @@ def query_work(ledger: Ledger) -> Work:
     with ledger.database.read() as connection:
         found = connection.execute(_WORK, {"now": ledger.now()}).one()
     holder, dead, open_, ready, alone, lost, newest, due_task, due_alone, *times = found
-    of_tasks, of_events, scheduled, retry = (None if at is None else int(at) for at in times)
     waits = bool(ready or due_task or due_alone)
-    return Work(
-        holder == ledger.identity, bool(dead), bool(open_), waits, bool(alone), bool(lost), newest,
-        due_at=_earlier(of_tasks, of_events), scheduled_at=_earlier(scheduled, retry),
-    )  # fmt: skip
-
-
-def _earlier(one: int | None, other: int | None) -> int | None:
-    return min((at for at in (one, other) if at is not None), default=None)
+    due_at = min((int(at) for at in times if at is not None), default=None)
+    return Work(holder == ledger.identity, bool(dead), bool(open_), waits, bool(alone), bool(lost), newest, due_at)

@@ -18,6 +18,7 @@ after their commit (:func:`announce`), and keep those of a locked row for later 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from asynctask.core.states import TERMINAL, State, Status
 from asynctask.core.transitions import BLOCKED, Delta, Row, Turn, at_once, cancel, claim, interval_of
 from asynctask.core.transitions import give_back as give_back_one
 from asynctask.database import batches
-from asynctask.database.notify import LEDGER, notify
+from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, queues, tasks
 from asynctask.errors import LedgerUnavailable
@@ -207,8 +208,8 @@ def page(
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job as the ledger has it when it is lent. ``params`` and ``options``: JSON text; ``row``: its row in the list;
-    ``items``: number of items; ``slots``: number of counter slots of its Task; ``seq``: its number in the Task; ``line``:
-    that of its key."""
+    ``items``: number of items, 0 of an untracked job; ``slots``: number of counter slots of its Task; ``seq``: its number
+    in the Task; ``line``: that of its key; ``started_at``: when it first began (microseconds), of claimed jobs."""
 
     event_id: int
     job_id: str
@@ -226,6 +227,7 @@ class Job:
     slots: int
     seq: int | None = None
     line: int | None = None
+    started_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,7 +603,7 @@ def read_jobs(ledger: Ledger, event_ids: Sequence[int]) -> list[Job]:
             _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
             sa.func.coalesce(_e.queue, _t.queue, "default"), _t.priority, _e.params,
             sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, _e["items"],
-            sa.func.coalesce(_t.slots, 1),
+            sa.func.coalesce(_t.slots, 1), _e.seq, _e.line, _e.started_at,
         )
         .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
         .order_by(_e.seq, _e.id)
@@ -711,14 +713,13 @@ _QUEUE: Final = sa.func.coalesce(_e.queue, "default")
 
 @cache
 def _alone(dialect: str, named: bool) -> tuple[Any, Any]:
-    # Longer options belong to a job that another program pushed, which has no priority.
+    # Longer options that do not begin with a priority belong to a job that another program pushed, which has none.
     found = (
         sa.select(_e.id, _QUEUE, sa.func.substr(_e.options, 1, 255))
         .where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now"), _QUEUE.in_(sa.bindparam("queues", expanding=True)))
         .limit(sa.bindparam("count"))
     )
-    if named:
-        found = found.where(batches.among_given(dialect, _e.worker_name, "names"))
+    found = found.where(batches.among_given(dialect, _e.worker_name, "names") if named else _e["items"] > 0)
     return found.order_by(_e.due_at, _e.id), found.order_by(_e.due_at.desc(), _e.id.desc())
 
 
@@ -734,7 +735,8 @@ class Alone:
 def alone_due(
     connection: Connection, now: int, names: Collection[str], *, workers: Collection[str] | None = None, limit: int = 1_000
 ) -> list[Alone]:
-    """Jobs without a Task that are due in these queues, in the order of their due times. ``workers``: only of these.
+    """Jobs without a Task that are due in these queues, in the order of their due times. ``workers``: only of these; None:
+    tracked ones of any, for a foreign queue, where untracked ones are never pushed.
 
     If more than ``limit`` are due, the first and the last ``limit``: an urgent job that came last is seen behind any number
     of others, without reading all of them.
@@ -752,8 +754,14 @@ def alone_due(
     return [Alone(int(i), name, options_priority(options)) for i, name, options in found]
 
 
+_PRIORITY_FIRST: Final = re.compile(r'\{"priority":(-?[0-9]{1,10})[,}]')
+
+
 def options_priority(options: str | None) -> int:
-    """The priority in the options; 0 for an invalid one, which is reported when the job is made."""
+    """The priority in the options, or in their beginning if they begin with it; 0 for an invalid one, which is reported
+    when the job is made."""
+    if options is not None and (first := _PRIORITY_FIRST.match(options)) is not None:
+        return int(first[1])
     try:
         return int((loads(options) or {}).get("priority") or 0)
     except (AttributeError, TypeError, ValueError, OverflowError):
@@ -850,7 +858,7 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> tuple[list[
                 cut = sa.select(_l.id).where(_l.id == loan.id, _l.process == ledger.identity, _l.high == seq)
                 had = connection.execute(cut).first() is not None
             given.append(had)
-        notify(connection, LEDGER)
+        notify(connection)
     order = sorted(range(len(parts)), key=lambda n: parts[n][0].id)
     by_part = dict(zip(order, given, strict=True))
     return [by_part[n] for n in range(len(parts))], {loan.task_id for loan, _ in parts}
@@ -885,7 +893,7 @@ def leave(ledger: Ledger) -> set[int]:
         connection.execute(loans.update().where(own).values(process=None, asked=None))
         connection.execute(places.delete().where(_p.process == ledger.identity))
         if found:
-            notify(connection, LEDGER)
+            notify(connection)
     hints.settle_free(ledger, found)
     return found
 
@@ -1173,7 +1181,7 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
         elif n != own:
             connection.execute(places.update().where(mine).values(n=n))
         if (n or 0) < (own or 0):
-            notify(connection, LEDGER)
+            notify(connection)
     return Lease(None if limit is None else n or 0)
 
 
@@ -1230,7 +1238,7 @@ def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
             connection.execute(queues.insert(), {"name": name, "paused": 1})
         else:
             connection.execute(queues.update().where(_q.name == name).values(paused=int(paused)))
-        notify(connection, LEDGER)
+        notify(connection)
     return True
 
 

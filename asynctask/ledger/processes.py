@@ -18,7 +18,7 @@ from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import Row, Turn, cancel, give_back, held_elsewhere, is_foreign, recover, working
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database, Reading, database_now, read_time
-from asynctask.database.notify import LEDGER, notify
+from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import as_dict, events, loans, places, processes, tasks
 from asynctask.errors import ConfigError
@@ -112,7 +112,7 @@ def register(
     try:
         with ledger.database.write() as connection:
             ledger.database.forget_marks(connection)
-            notify(connection, LEDGER)  # others must know it before it can die
+            notify(connection)  # others must know it before it can die
             now_read = _now_if_due(connection, ledger)
             connection.execute(processes.insert().values(values))  # last: the lease runs from here
     except exc.IntegrityError:
@@ -246,7 +246,7 @@ def give_up(ledger: Ledger) -> None:
     with ledger.database.write() as connection:
         own = processes.update().where(_p.identity == ledger.identity)
         connection.execute(own.values(lease_until=0, signal=LOST))
-        notify(connection, LEDGER)
+        notify(connection)
 
 
 @repeatable
@@ -257,7 +257,7 @@ def leave(ledger: Ledger) -> None:
         held = (c.process == ledger.identity for c in (_e, _l, _n))
         if any(connection.execute(sa.select(sa.literal(1)).where(which).limit(1)).first() for which in held):
             connection.execute(processes.update().where(own).values(lease_until=0, signal=LOST))
-            notify(connection, LEDGER)
+            notify(connection)
         else:
             connection.execute(processes.delete().where(own))
 
@@ -531,7 +531,7 @@ def _shrink_places(ledger: Ledger, identity: str) -> None:
                 connection.execute(places.delete().where(own))
             elif left < n:
                 connection.execute(places.update().where(own).values(n=left))
-        notify(connection, LEDGER)
+        notify(connection)
 
 
 def take_loan(ledger: Ledger, loan_id: int) -> list[Change]:
@@ -593,7 +593,7 @@ def _end_part(
 def _end_places(ledger: Ledger, identity: str) -> None:
     with ledger.database.write() as connection:
         connection.execute(places.delete().where(_n.process == identity))
-        notify(connection, LEDGER)
+        notify(connection)
 
 
 @repeatable

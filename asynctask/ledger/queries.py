@@ -222,7 +222,7 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
     """One Event by its job id. Raises :class:`NotFound`."""
     row = None
     if is_storable(job_id):
-        row = connection.execute(_EVENT.where(_e.job_id == job_id)).mappings().one_or_none()
+        row = connection.execute(_EVENT.where(_e.job_id == job_id, _e["items"] > 0)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"there is no job {job_id[:64]!r}")
     return _event_object(dict(row))
@@ -297,7 +297,7 @@ def alone_page(
     limit: int = 100,
 ) -> Iterator[dict[str, Any]]:
     """Events without a Task, newest first, before the id ``after``; of one worker, and with these statuses, if given."""
-    statement = sa.select(_e.id).where(_e.task_id.is_(None)).order_by(_e.id.desc()).limit(limit)
+    statement = sa.select(_e.id).where(_e.task_id.is_(None), _e["items"] > 0).order_by(_e.id.desc()).limit(limit)
     if worker is not None:
         statement = statement.where(_e.worker_name == worker)
     if statuses:
@@ -464,10 +464,11 @@ def corrected_numbers(connection: Connection, task_id: int, first: int, last: in
     return {int(row): int(number) for row, number in connection.execute(found)}
 
 
-# -- lists of tracked jobs, the counterpart of a broker's sets, which contain only untracked ones
+# -- lists of the ledger's jobs, the counterpart of the sets in Redis, which contain only untracked ones
 #
 # =============  ====================================================================================================
-# ``retry``      ``enqueue`` with ``due_at``, after at least one retry
+# ``retry``      ``enqueue`` with ``due_at``, after at least one retry; of untracked jobs, which wait in their queue then,
+#                only until it has come
 # ``schedule``   ``enqueue`` with ``due_at`` in the future, without a retry
 # ``dead``       ``error``
 # =============  ====================================================================================================
@@ -482,12 +483,12 @@ COUNTED: Final = 100_000
 _BATCH: Final = 500  # limits how long SQLite's only write lock is held
 
 _NAME = sa.func.coalesce(_e.worker_name, _t.worker_name)
-_SEARCHED = sa.select(_e.id, _e.job_id, _e.params, _e.due_at, _e.finished_at, _NAME.label("worker")).select_from(
-    events.outerjoin(tasks, _t.id == _e.task_id)
-)
+_SEARCHED = sa.select(
+    _e.id, _e.job_id, _e.params, _e.options, _e.due_at, _e.finished_at, _NAME.label("worker")
+).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 _LISTED = sa.select(
     _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, _e.params, _e.added_messages, _e.problem, _e.due_at,
-    _e.created_at, _e.finished_at, _e.first_row, _NAME.label("worker"),
+    _e.created_at, _e.finished_at, _e.first_row, _e["items"], _NAME.label("worker"),
     sa.func.coalesce(_e.queue, _t.queue).label("in_queue"),
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))  # fmt: skip
 
@@ -497,7 +498,8 @@ def _condition(set_name: str, now: int) -> Any:
         return _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
     waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
     scheduled = (_e.retries == 0) & (_e.due_at > now) & (_e.due_at < BLOCKED)
-    return waits & (_e.retries > 0 if set_name == RETRY else scheduled)
+    retried = (_e.retries > 0) & ((_e["items"] > 0) | (_e.due_at > now))
+    return waits & (retried if set_name == RETRY else scheduled)
 
 
 def _order(set_name: str) -> tuple[Any, Any]:
@@ -508,14 +510,14 @@ def listed_ids(
     connection: Connection, set_name: str, now: int, *, offset: int = 0, limit: int = 100, text: str | None = None
 ) -> list[tuple[int, int]]:
     """(when it is due or died, Event id) of jobs of a list: first due first, or last dead first; with ``text``, those with
-    it in their id, worker or parameters (no wildcards), among the first 100,000."""
+    it in their id, worker, parameters or options (no wildcards), among the first 100,000."""
     listed: Any = _SEARCHED.where(_condition(set_name, now)).order_by(*_order(set_name))
     c: Any = _e
     if text is not None:
         position = sa.func.strpos if connection.dialect.name == "postgresql" else sa.func.instr
         first = listed.limit(COUNTED).subquery()
         c = first.c
-        holds = [position(sa.func.coalesce(column, ""), text) > 0 for column in (c.job_id, c.worker, c.params)]
+        holds = [position(sa.func.coalesce(column, ""), text) > 0 for column in (c.job_id, c.worker, c.params, c.options)]
         at = (c.finished_at.desc(), c.id.desc()) if set_name == DEAD else (c.due_at, c.id)
         listed = sa.select(first).where(sa.or_(*holds)).order_by(*at)
     listed = listed.with_only_columns(sa.func.coalesce(c.finished_at, c.due_at), c.id, maintain_column_froms=True)
@@ -548,10 +550,10 @@ def has_queue(connection: Connection, queue: str) -> bool:
 
 
 def performers(connection: Connection, event_ids: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """Event id -> the worker and the queue of its job."""
+    """Event id -> the worker and the queue of its job. Not of untracked jobs, of which nobody says who performs them."""
     queue = sa.func.coalesce(_e.queue, _t.queue)
     found = sa.select(_e.id, _NAME, queue).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
-    rows = connection.execute(found.where(among(connection, _e.id, list(event_ids))))
+    rows = connection.execute(found.where(among(connection, _e.id, list(event_ids)), _e["items"] > 0))
     return {int(i): (str(worker or ""), str(queue or "")) for i, worker, queue in rows}
 
 
@@ -638,8 +640,8 @@ _ALONE_FIRST: Final = (
     sa.select(
         sa.func.coalesce(_e.queue, "default").label("queue"),
         sa.func.coalesce(_e.worker_name, "").label("worker"),
-        # Longer ones name no priority: those of a job that another program pushed.
-        sa.case((sa.func.length(_e.options) < 256, _e.options)).label("options"),
+        # Of longer ones the beginning, which names the priority; those of a job that another program pushed have none.
+        sa.func.substr(_e.options, 1, 255).label("options"),
         _e.due_at,
     )
     .where(_e.due_at <= sa.bindparam("now"), _e.task_id.is_(None))

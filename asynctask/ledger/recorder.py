@@ -434,8 +434,8 @@ def _is_won(each: Outcome) -> bool:
 
 
 def _figure(each: Outcome) -> str | None:
-    """The status that the figures count an outcome as; None for one that ends no attempt."""
-    if each.status is Status.WORKING or each.reason is Reason.GIVEN_BACK:
+    """The status that the figures count an outcome as; None for one that ends no attempt, or of an untracked job."""
+    if each.status is Status.WORKING or each.reason is Reason.GIVEN_BACK or (each.record and not each.record.row.items):
         return None
     if each.reason is Reason.INTERRUPTED:
         return "interrupted"

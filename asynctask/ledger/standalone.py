@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status, check_event
 from asynctask.core.transitions import Turn, cancel, give_back, outcome, recorded, send_again
 from asynctask.database.batches import MAX_BYTES, insert_new
-from asynctask.database.notify import LEDGER, notify
+from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import IdInUse, InputError, JobTimeout
@@ -89,7 +89,8 @@ class Arrival:
     Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``sent_at`` (microseconds,
     by the ledger): when this run of a lone job was sent, if its message says so. ``anew``: it was sent without an Event and
     has not begun before: if the Event of its id has ended, it is another run. ``broken``: its message has no valid attempt,
-    see :class:`Fence`; nothing begins by it.
+    see :class:`Fence`; nothing begins by it. ``is_tracked``: false of a job of which only the row remains that it needs to
+    be performed, see :mod:`asynctask.ledger.untracked`.
     """
 
     job_id: str
@@ -101,6 +102,7 @@ class Arrival:
     sent_at: int | None = None
     anew: bool = False
     broken: str = ""
+    is_tracked: bool = True
 
 
 class NextRun(NamedTuple):
@@ -255,14 +257,14 @@ def _send_again(
             elif not open_too:
                 sent[record.job_id] = _in_use(record)
         if due_at is not None:
-            notify(connection, LEDGER)
+            notify(connection)
     lending.announce(ledger, changes)
     return sent
 
 
 def _new_run(ledger: Ledger, event_id: int, row: Mapping[str, Any], due_at: int | None, now: int) -> Change:
     def decide(record: EventRecord) -> Turn | None:
-        if not record.is_lone or record.row.status not in TERMINAL or record.created_at == now:
+        if not record.is_lone or not record.row.items or record.row.status not in TERMINAL or record.created_at == now:
             return None
         return send_again(record.row, due_at=due_at)
 
@@ -313,6 +315,7 @@ def _row(job: Arrival, options: str | None) -> dict[str, Any]:
         "attempt": job.attempt or 1,
         "params": None if job.params is None else dumps(job.params),
         "options": job.options or options,
+        "items": int(job.is_tracked),
     }
 
 
@@ -339,7 +342,7 @@ def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None,
     with ledger.database.write() as connection:
         created = _insert(connection, part, due_at, now)
         if due_at is not None:
-            notify(connection, LEDGER)
+            notify(connection)
     return created
 
 
@@ -388,12 +391,17 @@ def _change(ledger: Ledger, event_id: int, wanted: Status, message: str, on_loan
     text = clean(message) or ledger.catalogue("retry" if wanted is Status.ENQUEUE else str(wanted), "")
 
     def decide(seen: EventRecord) -> Turn | None:
-        if seen.row.status in TERMINAL:
+        row = seen.row
+        if row.status in TERMINAL:
             return None
-        return recorded(seen.row, wanted, on_loan=on_loan, now=ledger.now())
+        if not row.items:  # an untracked job whose code records by itself is tracked from then on
+            row, change.values = row._replace(items=1), {"items": 1}
+        turn = recorded(row, wanted, on_loan=on_loan, now=ledger.now())
+        return turn._replace(before=seen.row)
 
     failure = Failure("recorded", text) if wanted in PROBLEM else None
-    return Change(event_id, decide, notes=[Note(str(wanted), text)], failure=failure)
+    change = Change(event_id, decide, notes=[Note(str(wanted), text)], failure=failure)
+    return change
 
 
 @repeatable

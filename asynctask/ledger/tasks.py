@@ -18,7 +18,7 @@ from asynctask.core.readiness import Gate
 from asynctask.core.states import OPEN, Reason, State, Status, check_event, check_task
 from asynctask.core.transitions import MERGE, Delta, Tolerance, Turn, due_callbacks, explicit_retry, may_close
 from asynctask.database import batches
-from asynctask.database.notify import LEDGER, notify
+from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     as_dict,
@@ -360,7 +360,7 @@ def add_slice(
             _add_jobs(connection, ledger, task, jids[: len(items)], items, now)
         write_rejects(connection, task_id, rejects)
         if items:
-            notify(connection, LEDGER)
+            notify(connection)
     return int(task["created_jobs"] + len(items))
 
 
@@ -720,7 +720,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
         for task_id, each, row in made:
             _write_rest(connection, ledger, task_id, each, row)
         if any(each.items for each in wholes):
-            notify(connection, LEDGER)
+            notify(connection)
     return [Whole(task_id, True, {**row, "id": task_id}) for task_id, _, row in made]
 
 
@@ -1090,7 +1090,7 @@ def _queue_callbacks(
         for jid, callback in queued
     ]
     connection.execute(task_callbacks.insert(), names)
-    notify(connection, LEDGER)
+    notify(connection)
 
 
 def called_back(connection: Connection) -> list[int]:
@@ -1158,7 +1158,7 @@ def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
             raise Conflict(f"no callback of Task {task_id} has failed, so none runs again")
         reopen_callbacks(connection, ledger, task, failed)
         log(connection, ledger, task_id, "callbacks retried", {"callbacks": len(failed)}, who)
-        notify(connection, LEDGER)
+        notify(connection)
     return True
 
 

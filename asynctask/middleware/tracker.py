@@ -99,7 +99,7 @@ class Ticket:
     job: CurrentJob | None = None
     callback_of: int | None = None  # the Task whose callback it is
     checkpoint: str | None = None  # the checkpoint of an earlier attempt
-    items: int = 1
+    items: int = 1  # 0: of an untracked job, whose row goes when it has ended
     row: int | None = None  # in the list, or that of the first item
     marks: str | None = None  # of a slice: outcomes of its items in earlier attempts
     results: str | None = None  # and their results
@@ -166,6 +166,11 @@ class Ticket:
             return
         self.status, self.reason = Status.ERROR, Reason.RAISED
         self.failure, self.is_final = failure_of(error), isinstance(error, FinalError)
+
+    def add_lines(self, lines: Sequence[str]) -> None:
+        """Adds lines, of a backtrace, to the message of the failure."""
+        if self.failure is not None:
+            self.failure = Failure(self.failure.code, "\n".join([self.failure.message, *lines]))
 
     def lost_performer(self, text: str) -> None:
         """The process that performed the job died, while the recording one lives; ``text`` is the message."""
@@ -448,16 +453,18 @@ class Tracker:
         *,
         retry_at: int | None = None,
         discarded: str | None = None,
+        queue: str | None = None,
         then: Callable[[bool], None] | None = None,
     ) -> None:
         """Passes the outcome to the group commit. ``then`` is called after the commit, with whether it was won.
 
-        ``retry_at`` (microseconds): another attempt follows; ``discarded``: why the engine gave the job up outside its
-        code. Idempotent.
+        ``retry_at`` (microseconds): another attempt follows, in ``queue`` if that is given; ``discarded``: why the engine
+        gave the job up outside its code. Idempotent.
         """
         if self._acquire(ticket):
             outcome = self.outcome(ticket, retry_at, discarded, then)
             outcome.loan = ticket.loan
+            outcome.values |= {} if queue is None else {"queue": queue}
             self._mark_settled(ticket)
             self._recorder.put([outcome])
 

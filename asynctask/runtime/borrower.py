@@ -358,9 +358,9 @@ class Borrower:
                 connection, self._ledger, names, workers=workers, after=self._last_served, place=self._place
             )
             now = self._ledger.now()
-            single = lending.alone_due(connection, now, names, workers=workers)
-            self._due = lending.next_due(connection, now)
             paused = lending.paused_queues(connection)
+            single = lending.alone_due(connection, now, {*names} - paused, workers=workers)
+            self._due = lending.next_due(connection, now)
         self._pool.hold_back(paused)  # an untracked job is no reason for a check
         order = {name: number for number, name in enumerate(names)}
         offers: dict[_Turn, list[Offer]] = {}

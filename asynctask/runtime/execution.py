@@ -18,7 +18,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asynctask.brokers.base import Broker, Copy
+from asynctask.brokers.base import Copy
 from asynctask.clock import Clock, Ids, backoff_s, micros
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import arguments_of
@@ -62,11 +62,11 @@ class WorkerMissing(AsyncTaskError):
 class Execution:
     """One job in this process, from its borrow or fetch to its record.
 
-    ``ticket`` is its record if it is tracked; ``asked`` and ``began`` are on the monotonic clock: when the ledger was asked
-    for it, and when the job began. ``thread`` performs it. ``is_borrowed``: the ledger lent it, and no broker has it;
-    ``loan`` and ``seq``: of one of a range; ``is_recalled``: it may not begin any more. ``rank``: its line in the pool;
-    ``permits``: those of its Task, while it has one; ``is_over``: it needs none any more. ``error`` is what the job
-    raised.
+    ``ticket`` is its record in the ledger, which untracked jobs from a broker lack; ``asked`` and ``began`` are on the
+    monotonic clock: when the ledger was asked for it, and when the job began. ``thread`` performs it. ``is_borrowed``: the
+    ledger lent it, and no broker has it; ``loan`` and ``seq``: of one of a range; ``is_recalled``: it may not begin any
+    more. ``rank``: its line in the pool; ``permits``: those of its Task, while it has one; ``is_over``: it needs none any
+    more. ``error`` is what the job raised.
     """
 
     copy: Copy
@@ -134,6 +134,11 @@ class Execution:
         return self.copy.task_id
 
     @property
+    def is_untracked(self) -> bool:
+        """Whether nobody tracks it: it came through a broker without an Event, or its row in the ledger is none."""
+        return self.ticket is None or not self.ticket.items
+
+    @property
     def is_foreign(self) -> bool:
         """Whether another program pushed it: copies of our own jobs name their attempt in the payload."""
         copy = self.copy
@@ -167,12 +172,15 @@ class Place(Protocol):
     """Where a job runs and what holds its copy; the pool is one.
 
     ``done``: the outcome is recorded, so the copy may be acknowledged. ``gone``: the copy left this process's list in
-    another way. ``hung``: its thread does not return.
+    another way. ``put_back`` returns the copy of an untracked job to its queue; it may raise :class:`Unavailable`.
+    ``hung``: its thread does not return.
     """
 
     def done(self, execution: Execution) -> None: ...
 
     def gone(self, execution: Execution) -> None: ...
+
+    def put_back(self, execution: Execution) -> None: ...
 
     def hung(self, execution: Execution) -> None: ...
 
@@ -211,6 +219,14 @@ class Hook(Protocol):
         dropped. ``exhausted`` tells its worker that no retry is left, and returns the answer."""
         ...
 
+    def is_kept(self, execution: Execution, decision: Decision, exhausted: Callable[[], object]) -> bool:
+        """Whether an untracked job without another retry is kept among the dead. ``exhausted`` as of :meth:`failed`."""
+        ...
+
+    def backtrace(self, execution: Execution, error: BaseException) -> Sequence[str]:
+        """The lines of the error that an untracked job wants to be kept, the innermost first."""
+        ...
+
     def bury(self, copy: Copy, now: int, reason: str | None = None) -> None:
         """Moves a copy from this process's list to where people see it, with the reason. Raises :class:`Unavailable`."""
         ...
@@ -232,8 +248,6 @@ class Performer:
     def __init__(
         self,
         *,
-        identity: str,
-        broker: Broker,
         tracker: Tracker,
         chain: Chain,
         clock: Clock,
@@ -243,8 +257,6 @@ class Performer:
         observers: Observers,
         result_limit: int = 65_536,
     ) -> None:
-        self._identity = identity
-        self._broker = broker
         self._tracker = tracker
         self._chain = chain
         self._untracked_chain = _without_ours(chain)
@@ -298,7 +310,9 @@ class Performer:
         if (ticket := execution.ticket) is not None and (ticket.items > 1 or (worker.batch and ticket.task_id is not None)):
             self._run_slice(worker, execution, ticket)
             return
-        chain = self._chain if execution.ticket is not None else self._untracked_chain
+        if ticket is not None and execution.is_untracked:
+            self._tracker.start(ticket)  # as of a slice: its chain has no middleware that does
+        chain = self._untracked_chain if execution.is_untracked else self._chain
         if chain:
             job.result = performed(chain.invoke, worker, job, job.queue, lambda: self._call(worker, execution))
         else:
@@ -468,7 +482,7 @@ class Performer:
             return self._decide_slice(execution, ticket.slice)
         if error is None:
             return _FINISH
-        if ticket is None:
+        if ticket is None or execution.is_untracked:
             return self._hook.decide(execution, error, now=self._tracker.now(), noise=self._ids.random())
         if worker is not None and worker.refuses(error) and not interrupted(job, error):
             return Decision(Follow.FAILED)  # raised by a middleware around the one that records
@@ -481,7 +495,7 @@ class Performer:
     # -- settle: the only exit
 
     def settle(self, execution: Execution, decision: Decision) -> None:
-        """Records the outcome, or moves the copy of an untracked job to its set; then acknowledges."""
+        """Records the outcome, or moves the copy of an untracked job from a broker to its set; then acknowledges."""
         if decision is _FINISH:
             self._hook.ended(execution, False)
             if execution.ticket is None:
@@ -493,7 +507,7 @@ class Performer:
             self._hook.ended(execution, True)
         if execution.error is not None and decision.follow in _REPORTED:
             self._report(execution, execution.error, decision)
-        if execution.ticket is None:
+        if execution.ticket is None or execution.is_untracked:
             self._settle_untracked(execution, execution.error, decision)
         else:
             self._settle_tracked(execution, execution.ticket, execution.error, decision)
@@ -520,14 +534,38 @@ class Performer:
         if not ticket.settled:
             self._tracker.settle(ticket, retry_at=retry_at, then=lambda won: self._place.done(execution))
 
+    def _settle_row(self, execution: Execution, ticket: Ticket, error: BaseException, decision: Decision) -> None:
+        """Records an untracked job of the ledger that raised: its row waits for the retry, is kept among the dead, or
+        goes."""
+        ticket.raised(error)
+        if lines := self._hook.backtrace(execution, error):
+            ticket.add_lines(lines)
+        if decision.follow is Follow.RETRY:
+            queue, at = execution.payload.get("retry_queue"), self._tracker.now() + decision.delay
+            self._tracker.settle(ticket, retry_at=at, queue=queue if isinstance(queue, str) else None)
+            return
+        if self._hook.is_kept(execution, decision, partial(self._exhausted, execution, error)):
+            self._record(execution, ticket)
+        else:
+            ticket.verdict = Begin.CANCEL
+            self._tracker.release(ticket)
+        self._observers.death(execution.job, error)
+
     def _settle_untracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
-        """Moves an untracked job to where it waits for its retry, or to the dead."""
-        follow = decision.follow
+        """Moves an untracked job from a broker to where it waits for its retry, or to the dead; records one of the
+        ledger."""
+        follow, ticket = decision.follow, execution.ticket
+        if ticket is not None:
+            if error is None or follow in (Follow.DROP, Follow.AGAIN):
+                self._settle_tracked(execution, ticket, error, decision)
+            else:
+                self._settle_row(execution, ticket, error, decision)
+            return
         if error is None or follow is Follow.DROP:
             self._place.done(execution)
             return
         if follow is Follow.AGAIN:
-            self._move(execution, lambda: self._broker.put_back(self._identity, [execution.copy]))
+            self._move(execution, lambda: self._place.put_back(execution))
             return
         exhausted = partial(self._exhausted, execution, error)
         move = self._hook.failed(execution, error, decision, self._tracker.now(), exhausted)

@@ -146,7 +146,7 @@ class Fetcher:
     def _follow_pauses(self) -> None:
         """Asks which queues are paused, unless it is known. Raises Unavailable."""
         now = self._clock.monotonic()
-        if self._broker.capabilities.pauses and now >= self._ask_pauses_at:
+        if now >= self._ask_pauses_at:
             self._pool.pause(self._broker.operations.paused(self._pool.queues))
             self._ask_pauses_at = now + PAUSES_S
 
@@ -193,7 +193,7 @@ class Fetcher:
         # Not for long while jobs are ready, because they may take long.
         ready = self._pool.ready
         seconds = AHEAD_S if ready > self._pool.concurrency else STALE_S if ready else _IDLE_WAIT_S
-        if self._broker.capabilities.pauses and self._pool.busy:
+        if self._pool.busy:
             seconds = min(seconds, max(0.0, self._ask_pauses_at - self._clock.monotonic()))
         self._broker.wait(seconds)
 

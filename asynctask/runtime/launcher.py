@@ -1,7 +1,8 @@
 """The launcher: builds the parts of a worker process, starts them, and stops them in the right order.
 
-The parts: heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, fetcher and
-dispatcher; and the hook for other programs at its broker (:class:`~asynctask.runtime.execution.Hook`).
+The parts: heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, borrower and
+dispatcher; with a broker the fetcher, too; and the hook for other programs at the broker
+(:class:`~asynctask.runtime.execution.Hook`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from functools import partial
 from typing import Any
 
 from asynctask._version import __version__
-from asynctask.brokers.base import About
-from asynctask.database.notify import LEDGER
+from asynctask.brokers.base import About, Broker
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
@@ -97,11 +97,11 @@ class Launcher(AppProcess):
         self.pool, self.fetcher, self.borrower, self.hook = self._made_pool()
         self.performer = self.pool.performer
 
-    def _made_pool(self) -> tuple[Pool, Fetcher, Borrower, Hook]:
+    def _made_pool(self) -> tuple[Pool, Fetcher | None, Borrower, Hook]:
         parts, queues, quiet = self._parts, self._queues, threading.Event()
-        identity, broker, clock, tracker = self.ledger.identity, parts.broker, parts.clock, self.tracker
+        clock, tracker = parts.clock, self.tracker
         isolation = Isolation(clock, self._concurrency)
-        held = HeldCopies(broker, isolation)
+        held = HeldCopies(self.ledger.identity, parts.broker, isolation)
         hook = parts.sharing(self._about(), running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
         intake = Intake(
             tracker=tracker,
@@ -112,8 +112,6 @@ class Launcher(AppProcess):
             quiet=quiet,
         )
         pool = Pool(
-            identity=identity,
-            broker=broker,
             tracker=tracker,
             chain=recording_chain(parts, tracker),
             clock=clock,
@@ -130,20 +128,25 @@ class Launcher(AppProcess):
             result_limit=parts.config.max_result_bytes,
             background_share=parts.config.background_share,
         )
-        fetcher = Fetcher(
-            identity=identity,
+        fetcher = None if parts.broker is None else self._made_fetcher(parts.broker, pool, held, intake, quiet)
+        return pool, fetcher, self._made_borrower(pool, intake, quiet), hook
+
+    def _made_fetcher(
+        self, broker: Broker, pool: Pool, held: HeldCopies, intake: Intake, quiet: threading.Event
+    ) -> Fetcher:
+        return Fetcher(
+            identity=self.ledger.identity,
             broker=broker,
-            tracker=tracker,
-            clock=clock,
+            tracker=self.tracker,
+            clock=self._parts.clock,
             pool=pool,
             held=held,
             intake=intake,
             quiet=quiet,
-            order=queues.order,
+            order=self._queues.order,
             unrecorded=lambda: self.recorder.waiting,
             on_claimed=self.figures.claims.add,
         )
-        return pool, fetcher, self._made_borrower(pool, intake, quiet), hook
 
     def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event) -> Borrower:
         parts, queues = self._parts, self._queues
@@ -159,7 +162,7 @@ class Launcher(AppProcess):
             is_strict=queues.strict,
             workers=parts.own_workers.keys,
             outgoing=parts.outgoing,
-            waker=parts.signals.waker(LEDGER),
+            waker=parts.signals.waker(for_jobs=True),
             unrecorded=lambda: self.recorder.waiting,
             fair_by_owner=parts.config.fair_by == "owner",
             has_share=parts.config.background_share > 0,
@@ -184,7 +187,8 @@ class Launcher(AppProcess):
         self._parts.fire("startup")
         self.recorder.start()
         self.pool.start()
-        self.fetcher.start()
+        if self.fetcher is not None:
+            self.fetcher.start()
         self.borrower.start()
         self.dispatcher.start()
         self.maintenance.start()
@@ -213,7 +217,8 @@ class Launcher(AppProcess):
         self.recorder.drain(_FLUSH_S)
         self.dispatcher.stop()
         self.maintenance.stop()
-        self.fetcher.stop()
+        if self.fetcher is not None:
+            self.fetcher.stop()
         self.pool.stop()
         recorded = self.recorder.stop(_FLUSH_S)
         self.hook.stop()
@@ -229,7 +234,8 @@ class Launcher(AppProcess):
         try:
             idle = recorded and not self.pool.busy
             self.borrower.stop(is_idle=idle and not self._lost)
-            empty = idle and not self._parts.broker.held_by(self.ledger.identity)
+            broker = self._parts.broker
+            empty = idle and (broker is None or not broker.held_by(self.ledger.identity))
         except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
             return

@@ -404,8 +404,6 @@ class Pool:
     def __init__(
         self,
         *,
-        identity: str,
-        broker: Broker,
         tracker: Tracker,
         chain: Chain,
         clock: Clock,
@@ -422,9 +420,7 @@ class Pool:
         result_limit: int = 65_536,
         background_share: float = 0.0,
     ) -> None:
-        self.identity = identity
         self.concurrency = concurrency
-        self._broker = broker
         self._tracker = tracker
         self._clock = clock
         self.queues = tuple(queues)
@@ -436,8 +432,6 @@ class Pool:
         self.rate = Rate(clock, concurrency)
         self.performer = Performer(
             result_limit=result_limit,
-            identity=identity,
-            broker=broker,
             tracker=tracker,
             chain=chain,
             clock=clock,
@@ -477,7 +471,7 @@ class Pool:
             return []
         unbegun = self.lines.empty(self._quiet.set)
         self.low.set()
-        self._broker.wake()
+        self._held.wake()
         with self._checked:
             self._checked.notify_all()
         borrowed = [each for each in unbegun if each.is_borrowed]
@@ -614,7 +608,7 @@ class Pool:
         """These queues, and no others, are paused in the ledger: none of their jobs begins here, or is fetched."""
         if queues != self._paused_in_ledger:
             self._paused_in_ledger = queues
-            self._broker.wake()
+            self._held.wake()
 
     def fetched_from(self, queues: Sequence[str]) -> Sequence[str]:
         """Those of these queues of which jobs may be fetched."""
@@ -637,7 +631,7 @@ class Pool:
         copies = [each.copy for each in unbegun if each.ticket is None]
         if copies:
             self._held.forget(copies)  # if the broker is unavailable now, they go back when it is available
-            self._broker.put_back(self.identity, copies)
+            self._held.put_back(copies)
 
     def release(self, execution: Execution) -> None:
         """Gives back a fetched or borrowed job that will not run in this process."""
@@ -650,7 +644,7 @@ class Pool:
     def _release(self, execution: Execution) -> None:
         ticket = execution.ticket
         if ticket is None:
-            self._broker.put_back(self.identity, [execution.copy])
+            self.put_back(execution)
             self.gone(execution)
         elif ticket.verdict is Begin.DROP:
             self._tracker.forget(ticket)
@@ -708,7 +702,7 @@ class Pool:
         if self._quiet.is_set():
             self._ended.set()
         elif not self.lines.ready:
-            self._broker.wake()
+            self._held.wake()
             self.on_empty()
 
     def _begins(self, execution: Execution) -> bool:
@@ -757,6 +751,10 @@ class Pool:
         exchange."""
         if not execution.is_borrowed:
             self._held.done(execution.copy)
+
+    def put_back(self, execution: Execution) -> None:
+        """Returns the copy of an untracked job to its queue. Raises Unavailable."""
+        self._held.put_back([execution.copy])
 
     def gone(self, execution: Execution) -> None:
         """The copy went back, or into a set: it is no longer this process's."""
@@ -913,10 +911,11 @@ MANY_DONE: Final = 500
 
 
 class HeldCopies:
-    """The copies that the broker holds for this process: those that arrived and have not left, and those of them that may
-    be acknowledged."""
+    """The copies that the broker holds for the process ``identity``: those that arrived and have not left, and those of
+    them that may be acknowledged. Without a broker there are none."""
 
-    def __init__(self, broker: Broker, isolation: Isolation) -> None:
+    def __init__(self, identity: str, broker: Broker | None, isolation: Isolation) -> None:
+        self._identity = identity
         self._broker = broker
         self._isolation = isolation
         self._lock = threading.Lock()
@@ -939,12 +938,22 @@ class HeldCopies:
         # A flush ends hundreds of jobs; waking the fetcher for each would cost more.
         if not self._woken and (waiting >= MANY_DONE or not self._isolation):
             self._woken = True
-            self._broker.wake()
+            self.wake()
 
     def acknowledge(self, copy: Copy) -> None:
         """The copy may be acknowledged at once: it never became an execution."""
         self._add(copy)
-        self._broker.wake()
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the fetcher."""
+        if self._broker is not None:
+            self._broker.wake()
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """Returns copies to their queues. Raises BrokerUnavailable."""
+        if self._broker is not None:
+            self._broker.put_back(self._identity, copies)
 
     def _add(self, copy: Copy) -> int:
         with self._lock:

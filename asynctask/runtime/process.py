@@ -20,7 +20,7 @@ from asynctask._version import __version__
 from asynctask.brokers.base import About, Broker
 from asynctask.clock import Clock, Ids, micros
 from asynctask.config import Config
-from asynctask.database.notify import LEDGER, Signals
+from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Pace
 from asynctask.dispatch.dispatcher import Dispatcher
@@ -50,7 +50,7 @@ class Tracked(Protocol):
     def ledger(self) -> Ledger: ...
 
     @property
-    def broker(self) -> Broker: ...
+    def broker(self) -> Broker | None: ...
 
     @property
     def host(self) -> processes.Host: ...
@@ -146,7 +146,7 @@ class AppProcess:
             app.broker,
             app.host,
             app.controls,
-            waker=app.signals.waker(LEDGER),
+            waker=app.signals.waker(),
             every_s=min(1.0, config.lease_s / 4),
             engines=app.engines,
         )

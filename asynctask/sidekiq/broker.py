@@ -24,7 +24,7 @@ from typing import Any, Final
 import redis
 
 from asynctask.brokers.admin import Operations
-from asynctask.brokers.base import About, Capabilities, Copy, Held, Key, Presence
+from asynctask.brokers.base import About, Copy, Held, Key, Presence
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
@@ -82,8 +82,6 @@ class RedisBroker:
     it opens, besides the one that waits; ``timeout_s`` of a connect or an answer; ``dead_max`` and ``dead_timeout_s``: how
     many dead jobs are kept, and for how long. Connects on first use. Raises ConfigError for an invalid URL or namespace.
     """
-
-    capabilities = Capabilities(priority=False, survives_restart=True, polled=True, pauses=True)
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """What a worker process does for other programs at its broker: Ruby's workers, and Sidekiq's tools.
 
 The runtime calls one object, :class:`Sharing`. Its parts: the heartbeat that shows the process to tools, the poller of the
-sets ``retry`` and ``schedule``, the report of jobs that are left to others, and the retry rules of jobs that the ledger
-does not dispatch. Without Redis, only what untracked jobs need of it is used.
+sets ``retry`` and ``schedule``, the report of jobs that are left to others, and the retry rules of untracked jobs and of
+those that others pushed. Without a broker, only the rules are used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sharing:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Broker | None,
         clock: Clock,
         ids: Ids,
         about: About,
@@ -65,8 +65,8 @@ class Sharing:
         self._log = get_logger("asynctask.strangers")
         self.heartbeat: PresenceHeartbeat | None = None
         self.poller: Poller | None = None
-        presence = broker.presence(about)
-        if presence is not None:
+        if broker is not None:
+            presence = broker.presence(about)
             self.heartbeat = PresenceHeartbeat(presence, clock, running=running, is_quiet=is_quiet, on_signal=on_signal)
             self.poller = Poller(
                 broker, clock, ids, processes=presence.processes, prune=presence.prune, average_s=average_s
@@ -109,7 +109,7 @@ class Sharing:
         """Leaves jobs of others in their queues, and logs each class once for each queue. Raises BrokerUnavailable."""
         reasons = [(each, why_left(each.payload, self._workers)) for each in untracked]
         left = [(each, why) for each, why in reasons if why is not None]
-        if left:
+        if left and self._broker is not None:
             self._broker.defer(self._identity, [each.copy for each, _ in left], self._workers.keys())
         for each, why in left:
             self._report(each, why)
@@ -135,7 +135,7 @@ class Sharing:
 
     def decide(self, execution: Execution, error: BaseException, *, now: int, noise: float) -> Decision:
         """See :meth:`asynctask.runtime.execution.Hook.decide`."""
-        if execution.ticket is not None:
+        if not execution.is_untracked:
             return decide_foreign(error, execution.payload, execution.job, execution.worker, now=now, noise=noise)
         job = parse(execution.copy.payload)
         return decide_untracked(error, job, execution.job, execution.worker, now=now, noise=noise)
@@ -143,24 +143,32 @@ class Sharing:
     def failed(
         self, execution: Execution, error: BaseException, decision: Decision, now: int, exhausted: Callable[[], object]
     ) -> Callable[[], None] | None:
-        """The step that puts an untracked job into ``retry`` or ``dead``: its worker decides whether it goes to the dead,
-        unless the job never retries."""
+        """The step that puts an untracked job into ``retry`` or ``dead``."""
         copy = execution.copy
         if decision.follow is Follow.RETRY:
             return partial(self._hold, RETRY, Held(after_failure(copy, error, now), now + decision.delay))
-        job = parse(copy.payload)
-        if decision.follow is Follow.DISCARD or limit_of(job, execution.worker) is None:
-            return None
-        if exhausted() == "discard" or job.get("dead") is False:
+        if not self.is_kept(execution, decision, exhausted):
             return None
         return partial(self._hold, DEAD, Held(after_failure(copy, error, now), now))
+
+    def is_kept(self, execution: Execution, decision: Decision, exhausted: Callable[[], object]) -> bool:
+        """Its worker decides whether an untracked job goes to the dead, unless the job never retries."""
+        job = parse(execution.copy.payload)
+        if decision.follow is Follow.DISCARD or limit_of(job, execution.worker) is None:
+            return False
+        return exhausted() != "discard" and job.get("dead") is not False
+
+    def backtrace(self, execution: Execution, error: BaseException) -> Sequence[str]:
+        """See :meth:`asynctask.runtime.execution.Hook.backtrace`."""
+        return _backtrace(error, execution.payload.get("backtrace")) or ()
 
     def bury(self, copy: Copy, now: int, reason: str | None = None) -> None:
         """Moves a copy to the dead: unchanged, or with the reason why it cannot be recorded. Raises BrokerUnavailable."""
         self._hold(DEAD, Held(copy if reason is None else buried(copy, now, "NotRecordable", reason), now))
 
     def _hold(self, set_name: str, held: Held) -> None:
-        self._broker.hold(set_name, [held], process=self._identity)
+        if self._broker is not None:
+            self._broker.hold(set_name, [held], process=self._identity)
 
 
 # -- the heartbeat, in a thread of its own: neither the lease nor a job waits for it

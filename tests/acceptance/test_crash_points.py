@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import Any
 
@@ -51,6 +52,8 @@ KEYED = [
 """Of items with keys; the turn of a job that waits comes after an end, in a transaction of its own."""
 
 UNTRACKED = points("fetch", "perform", "hold", "ack")
+ROWS = points("claim_alone", "begin", "perform", "commit")
+"""Of untracked jobs without Redis."""
 
 
 def wanted(item: dict[str, Any]) -> str:
@@ -193,3 +196,25 @@ def test_a_process_that_dies_at_this_point_loses_no_job_that_nobody_tracks(world
     assert isinstance(world.broker, RedisLook)
     dead = [job["args"][0]["n"] for job in world.broker.dead()]
     assert set(dead) == {item["n"] for item in items() if item["bug"]}
+
+
+@pytest.mark.parametrize("point", ROWS)
+def test_a_process_that_dies_at_this_point_loses_no_untracked_job_of_the_ledger(world: World, point: str) -> None:
+    """Taken out: the recovery of claims. And a row that is deleted with its outcome is not performed again."""
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="plain") == -signal.SIGKILL, (
+        world.said()
+    )
+    left = world.broker.left()
+    assert left, "it died in the middle"
+    dead = "SELECT params FROM events WHERE items = 0 AND status = 'error'"
+    over = len(items()) - left
+    with world.working(app):
+        wait_for(lambda: not world.broker.left(), f"nothing is left after {point}")
+        wait_for(lambda: len(app.processes()) == 1, "the dead process is struck off")
+    performed = world.shop.performed("plain")
+    assert set(performed) == {item["n"] for item in items()}
+    assert sum(count > 1 for count in performed.values()) <= left
+    assert over <= len(items()) - sum(count > 1 for count in performed.values()), "what is recorded does not run again"
+    assert {json.loads(params)[0]["n"] for (params,) in world.sql(dead)} == {i["n"] for i in items() if i["bug"]}
+    assert app.doctor() == []

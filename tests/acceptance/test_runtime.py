@@ -72,7 +72,7 @@ def test_term_stops_within_its_time_and_what_was_not_finished_says_interrupted_a
         assert said(event)[-2:] == [("error", "Interrupted"), ("enqueue", "Waiting for retry")]
     assert task.progress()["counts"]["enqueue"] == 5
     assert app.processes() == []
-    assert world.sql("SELECT 1 FROM jobs WHERE process IS NOT NULL") == []
+    assert world.sql("SELECT 1 FROM events WHERE process IS NOT NULL") == []
     world.open_gate()
     with world.working(app):
         assert task.wait(120)["done"]

@@ -3,9 +3,7 @@ test finds one that is broken, and a whole one passes them all."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,35 +12,13 @@ import support.broken_operations
 import support.broken_races
 from support.broken_base import Whole, WholeOperations, kinds_of
 from support.broker_suite import BrokerConformance, OperationsConformance
-from support.databases import Databases
-from support.drawn import examples
-from support.real_brokers import OwningBroker, dying_redis, dying_sql
+from support.real_brokers import dying_redis
 from support.servers import RedisServer
 
 from asynctask.brokers.base import Broker
 from asynctask.sidekiq.broker import RedisBroker
 
 BROKEN = [kind for kind in kinds_of(Whole) if kind.caught_by]
-
-
-class OnSqlite:
-    """Databases of the folder, a new one for each broker that is to be empty."""
-
-    def __init__(self, folder: Path, databases: Databases) -> None:
-        self._folder = folder
-        self._databases = databases
-        self._numbers = itertools.count()
-
-    def empty(self) -> None:
-        folder = self._folder / str(next(self._numbers))
-        folder.mkdir()
-        self._url = self._databases.fresh("sqlite", folder).url
-
-    def real(self) -> Broker:
-        return OwningBroker(self._url)
-
-    def dying(self, steps: int) -> Broker:
-        return dying_sql(self._url, steps)
 
 
 class OnRedis:
@@ -65,7 +41,7 @@ class OnRedis:
 class Suite(BrokerConformance, OperationsConformance):
     """Both suites for brokers of one kind, without pytest."""
 
-    def __init__(self, kind: Callable[[Broker], Any], place: OnSqlite | OnRedis) -> None:
+    def __init__(self, kind: Callable[[Broker], Any], place: OnRedis) -> None:
         self._kind = kind
         self._place = place
 
@@ -87,19 +63,15 @@ NAMES = sorted(name.removeprefix("test_") for name in dir(Suite) if name.startsw
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path, databases: Databases) -> Callable[[str], OnSqlite | OnRedis]:
-    """Where the brokers of a test are, by the name of their kind; a server is started if it is needed."""
-
-    def make(on: str) -> OnSqlite | OnRedis:
-        return OnSqlite(tmp_path, databases) if on == "sqlite" else OnRedis(request.getfixturevalue("redis_server"))
-
-    return make
+def place(redis_server: RedisServer) -> OnRedis:
+    """Where the brokers of a test are."""
+    return OnRedis(redis_server)
 
 
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
-def test_a_broker_that_breaks_a_promise_is_caught(place: Callable[[str], OnSqlite | OnRedis], kind: type[Whole]) -> None:
+def test_a_broker_that_breaks_a_promise_is_caught(place: OnRedis, kind: type[Whole]) -> None:
     assert kind.caught_by in NAMES
-    suite = Suite(kind, place(kind.on))
+    suite = Suite(kind, place)
     suite.patience_s = 0.5  # nothing that is waited for comes
     test = getattr(suite, f"test_{kind.caught_by}")
     with pytest.raises((AssertionError, ValueError)):  # or the names of a tuple are more or fewer than its values
@@ -113,22 +85,15 @@ def test_every_test_of_the_suites_catches_a_broken_one() -> None:
     assert sorted(set(NAMES) - {kind.caught_by for kind in BROKEN}) == []
 
 
-PLACES = ("sqlite", "redis")
-PASSED = [(on, name) for n, name in enumerate(NAMES) for k, on in enumerate(PLACES) if n % 2 == k or examples(0, 1)]
-"""Each test on one of them, in turn: the real brokers pass every test on each elsewhere. On both where TEST_FULL is set."""
-
-
-@pytest.mark.parametrize(("on", "name"), PASSED)
-def test_what_only_hands_on_to_a_whole_broker_passes(
-    place: Callable[[str], OnSqlite | OnRedis], on: str, name: str
-) -> None:
-    getattr(Suite(WholeOperations, place(on)), f"test_{name}")()
+@pytest.mark.parametrize("name", NAMES)
+def test_what_only_hands_on_to_a_whole_broker_passes(place: OnRedis, name: str) -> None:
+    getattr(Suite(WholeOperations, place), f"test_{name}")()
 
 
 class Least(BrokerConformance, OperationsConformance):
     """What can be tested of a broker of which no more is known than how to make one."""
 
-    def __init__(self, place: OnSqlite) -> None:
+    def __init__(self, place: OnRedis) -> None:
         self._place = place
 
     def make_broker(self) -> Broker:
@@ -136,8 +101,8 @@ class Least(BrokerConformance, OperationsConformance):
         return self._place.real()
 
 
-def test_a_suite_that_knows_only_how_to_make_a_broker_runs_too(tmp_path: Path, databases: Databases) -> None:
-    suite = Least(OnSqlite(tmp_path, databases))
+def test_a_suite_that_knows_only_how_to_make_a_broker_runs_too(place: OnRedis) -> None:
+    suite = Least(place)
     for name in NAMES:
         getattr(suite, f"test_{name}")()
     with suite.broker() as broker, suite.another(broker) as other:

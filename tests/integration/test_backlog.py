@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from support.broker_suite import untracked
 from support.costs import analyze, cost
+from support.untracked import push
 from support.world import World, numbers
 
 from asynctask import AsyncTask, current_job
@@ -158,20 +159,18 @@ def test_jobs_without_a_task_wait_once_they_are_due(world: World) -> None:
     assert [each["name"] for each in app.operations.queues()] == ["apart", "default"]
 
 
-# -- what others put into the broker
+# -- untracked jobs
 
 
 @pytest.mark.parametrize("kind", ["sql", "redis"])
-def test_untracked_jobs_in_the_broker_count_once_beside_those_of_tasks(
-    request: pytest.FixtureRequest, world: World, kind: str
-) -> None:
+def test_untracked_jobs_count_once_beside_those_of_tasks(request: pytest.FixtureRequest, world: World, kind: str) -> None:
     if kind == "redis":
         server = request.getfixturevalue("redis_server")
         with server.client() as client:
             client.flushall()
         world.broker_url = server.url
     app = world.app()
-    app.broker.push([untracked(n) for n in range(7)])
+    push(app, [untracked(n) for n in range(7)])
     app.submit("note", numbers(20))
     assert dispatched(app, 12) > 0
     found = rows(app)

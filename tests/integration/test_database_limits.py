@@ -175,17 +175,17 @@ def test_transactions_that_the_database_undoes_at_random_are_made_again_until_al
 
 @pytest.mark.databases("mariadb")
 def test_a_deadlock_over_the_counter_of_a_table_is_one_more_try(world: World) -> None:
-    """Several pollers that release what is due insert many rows at once; MariaDB tells of it in words of its own."""
+    """Many that push insert many rows at once; MariaDB tells of it in words of its own."""
     app = world.app()
     loose = app.worker(name="loose", use_task_event=False)(lambda n: None)
     world.sql("CREATE SEQUENCE strikes ENGINE=InnoDB")
     world.sql(
-        "CREATE TRIGGER strike BEFORE INSERT ON jobs FOR EACH ROW BEGIN IF NEXTVAL(strikes) = 1 THEN"
+        "CREATE TRIGGER strike BEFORE INSERT ON events FOR EACH ROW BEGIN IF NEXTVAL(strikes) = 1 THEN"
         " SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1467, MESSAGE_TEXT = 'Failed to read auto-increment value'; END IF; END"
     )
     assert loose.perform_async(1)
     assert world.one("SELECT NEXTVAL(strikes)") == 3, "it struck once, and was tried again"
-    assert world.one("SELECT COUNT(*) FROM jobs") == 1
+    assert world.one("SELECT COUNT(*) FROM events") == 1
 
 
 @SERVERS_ONLY

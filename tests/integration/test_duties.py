@@ -18,7 +18,6 @@ from support.world import World, numbers
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
-from asynctask.database.notify import LEDGER
 from asynctask.database.tables import tasks
 from asynctask.dispatch.dispatcher import ACTIVE_S
 from asynctask.ledger import leases, lending, processes
@@ -69,7 +68,7 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
 
 
 def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Schedule:
-    options = {"every_s": 1.0, "can_split": True, "broker_apart": False, "waker": None, **more}
+    options = {"every_s": 1.0, "can_split": True, "waker": None, **more}
     return Schedule(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
 
 
@@ -263,7 +262,7 @@ def test_a_knob_notifies_the_dispatchers_for_its_own_process_may_take_all_worker
 ) -> None:
     app = world.app()
     task = app.submit("note", numbers(5), parallel=1, interval=60.0)
-    heard = world.app().signals.waker(LEDGER)
+    heard = world.app().signals.waker()
     wait_for(lambda: heard.wait(1) and heard.signalled, "the signal with which listening begins")
     update(app.ledger, task.id, knob)  # the ledger's part alone: no round of this process pushes anything
     wait_for(lambda: heard.wait(1) and heard.signalled, "it notifies", timeout=20)
@@ -273,13 +272,13 @@ def test_a_knob_notifies_the_dispatchers_for_its_own_process_may_take_all_worker
 def test_a_job_without_a_task_that_is_due_notifies_the_workers(world: World, made_due: str) -> None:
     """They had waited for it up to 10 s. Taken out: the notification of a new one, and of one that is due again."""
     app = world.app()
-    job_id = app.workers["note"].perform_async({"n": 1})
+    job_id = str(app.workers["note"].perform_async({"n": 1}))
     if made_due == "restarted":
         app.record(job_id, "error", message="once")
     elif made_due == "recovered":
         app.record(job_id, "working", message="begun")
         world.sql("UPDATE events SET process = 'gone:1:x'")
-    heard = world.app().signals.waker(LEDGER)
+    heard = world.app().signals.waker()
     wait_for(lambda: heard.wait(1) and heard.signalled, "the signal with which listening begins")
     if made_due == "pushed":
         app.workers["note"].perform_async({"n": 2})
@@ -356,7 +355,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World, mo
     monkeypatch.setattr(maintenance, "_QUIET", 3_600)
     app = world.app()
     one, steps = process(app, "one"), ["recover_dead"]
-    heard, waker = app.signals.waker(LEDGER), app.signals.waker(LEDGER)
+    heard, waker = app.signals.waker(), app.signals.waker()
     leader = rota(one, app, waker=waker)
     leader.due_steps(steps)
     wait_for(lambda: heard.wait(1) and heard.signalled, "the signal with which listening begins")
@@ -435,7 +434,7 @@ def test_the_first_rings_are_answered_at_once_and_those_that_follow_together(
 
 @pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> None:
-    """Its own parts, over a minute of a clock that is moved on: the beats, the borrows and the look after others."""
+    """Its own parts, over a minute of a clock that is moved on: the beats and the borrows."""
     app = world.app()
     clock = Still()
     ledgers = [process(app, name, clock) for name in ("one", "two")]
@@ -450,7 +449,6 @@ def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> N
                 each.due_steps(())
                 if second % 5 == 0:
                     processes.beat(ledger, lease_s=3600)
-                    app.broker.exchange(ledger.identity, [], ["default"], 5)
                 if second % int(IDLE_S) == 0:
                     with ledger.database.read() as connection:
                         assert lending.first_due(connection, ["default"]) is None

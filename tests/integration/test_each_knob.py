@@ -15,6 +15,7 @@ import click
 import pytest
 from support.broker_suite import untracked
 from support.place_app import add_workers
+from support.untracked import hold
 from support.world import World, numbers
 
 from asynctask import AsyncTask
@@ -496,13 +497,13 @@ def dead_acted_on(bench: Bench) -> None:
 
 @case("Operations.reschedule")
 def untracked_entries_acted_on(bench: Bench) -> None:
-    """Jobs that nobody tracks wait in the broker's sets; they run beside a Task that has all of its places."""
+    """Jobs that nobody tracks, in the ledger or in Redis; they run beside a Task that has all of its places."""
     loose = bench.app.workers["loose"]
     later = bench.app.clock.now() + LATER * SECOND
     for n, name in enumerate((SCHEDULE, RETRY, DEAD)):
         job: dict[str, Any] = {"class": "loose", "args": [{"n": MANY + n}], "retry_count": 0}
         copy = untracked(n, **job)
-        bench.app.broker.hold(name, [Held(copy, later)])
+        hold(bench.app, name, [Held(copy, later)])
     with bench.working():
         task = bench.submit(MANY)
         wait_for(lambda: bench.began, "it runs")
@@ -640,7 +641,7 @@ WAYS: Final[dict[str, Callable[[Bench], Any]]] = {
 
 
 @pytest.mark.one_database(reason="what the broker is asked is the same beside each database")
-@pytest.mark.parametrize("broker_kind", ["redis"])
+@pytest.mark.parametrize("broker_kind", ["sql", "redis"])
 @each_limit
 @pytest.mark.parametrize("way", WAYS)
 def test_a_paused_queue_begins_no_job_whichever_way_it_comes(world: World, way: str, limit: int | None) -> None:

@@ -23,7 +23,7 @@ from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, rep
 from asynctask.database.tables import events, task_samples, task_tallies, tasks, write_marks
 from asynctask.errors import LedgerUnavailable
 from asynctask.integrations.remote import JobRecord, Reporter
-from asynctask.ledger import lending
+from asynctask.ledger import lending, sessions
 from asynctask.ledger.events import COUNTS, Failure, lock_events, total_counts
 from asynctask.ledger.progress import progress
 from asynctask.ledger.recorder import Outcome, Recorder
@@ -324,8 +324,8 @@ def test_events_with_a_key_are_locked_while_they_are_read(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(9))
     with app.ledger.database.write() as connection:
-        found = batches.fetch_small(connection, lending._PASSED, {"of": task.id, "low": 2, "high": 6}, lock=True)
-        ids = {int(row[0]) for row in found}
+        found, _ = sessions.read_turns(connection, task.id, 2, 6, lock=True)
+        ids = {event_id for _, event_id in found}
         assert len(ids) == 4
         with app.ledger.database.read() as other:
             free = other.execute(sa.select(events.c.id).with_for_update(skip_locked=True)).scalars().all()

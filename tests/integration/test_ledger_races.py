@@ -11,13 +11,11 @@ from support import borrowing
 from support.borrowing import Lent, borrow
 from support.world import World
 
-from asynctask.brokers.base import Copy
-from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.clock import SystemClock
 from asynctask.core.states import Reason, State, Status
 from asynctask.database.engine import Database
 from asynctask.database.retrying import TransactionConflict
-from asynctask.errors import BrokerUnavailable, ConfigError
+from asynctask.errors import ConfigError
 from asynctask.ledger import base, doctor, lending, processes, recorder, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem
@@ -218,49 +216,6 @@ def test_a_signal_is_obeyed_though_the_answer_to_the_beat_that_took_it_is_lost(
     monkeypatch.setattr(Database, "_commit", loses_its_answer)
     assert processes.beat(ledger, lease_s=60) == "TERM"
     assert not lost
-
-
-@pytest.mark.databases("mariadb", reason="the lists of ids are MariaDB's")
-def test_a_claim_takes_no_job_of_another_queue_where_the_server_cuts_lists_off(world: World) -> None:
-    (before,) = world.sql("SELECT @@global.group_concat_max_len")[0]
-    world.sql("SET GLOBAL group_concat_max_len = 1024")
-    database = Database(world.store.url)
-    try:
-        broker = SqlBroker(database)
-        # Of 171 ids of five digits and a comma, the last would be cut off to four.
-        world.sql("ALTER TABLE jobs AUTO_INCREMENT = 1000")
-        broker.push([Copy(f"other{n}", 1, "other", "{}", 0, None) for n in range(50)])
-        world.sql("ALTER TABLE jobs AUTO_INCREMENT = 10001")
-        broker.push([Copy(f"mine{n}", 1, "mine", "{}", 0, None) for n in range(400)])
-        taken = broker.exchange("me", [], ["mine"], 300)
-        assert {copy.queue for copy in taken} == {"mine"}
-        assert len(taken) == 300
-        broker.close()
-    finally:
-        world.sql(f"SET GLOBAL group_concat_max_len = {before:d}")
-        database.close()
-
-
-@pytest.mark.databases("mariadb", reason="the others give the rows themselves")
-def test_copies_that_the_server_cuts_off_are_no_answer_and_none_is_lost(world: World) -> None:
-    """Without the count, those behind a cut between two rows would stay in the process's list for as long as it lives."""
-    (before,) = world.sql("SELECT @@global.max_allowed_packet")[0]
-    database = Database(world.store.url)
-    broker = SqlBroker(database)
-    broker.push([Copy(f"n{n:03}", 1, "mine", "{}", 0, None) for n in range(600)])
-    try:
-        for packet in range(8 * 1024, 16 * 1024, 1024):
-            world.sql(f"SET GLOBAL max_allowed_packet = {packet}")
-            database.engine.dispose()
-            with pytest.raises(BrokerUnavailable, match="max_allowed_packet"):
-                broker.exchange("me", [], ["mine"], 600)
-            broker.put_back("me", broker.held_by("me"))
-    finally:
-        world.sql(f"SET GLOBAL max_allowed_packet = {before:d}")
-        database.engine.dispose()
-    assert len(broker.exchange("me", [], ["mine"], 600)) == 600
-    broker.close()
-    database.close()
 
 
 @pytest.mark.databases("postgresql", reason="MariaDB is told its isolation for all statements")

@@ -1,4 +1,4 @@
-"""The operations on a whole application: tracked jobs in the ledger and untracked ones in the broker, on both brokers."""
+"""The operations on a whole application: on tracked jobs, and on untracked ones in the ledger and in Redis."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import sqlalchemy as sa
 from support.borrowing import borrow_alone, offers
 from support.broker_suite import untracked
 from support.databases import Store
+from support.untracked import dead as dead_jobs
+from support.untracked import hold
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, Copy, Held
 from asynctask.clock import SECOND
 from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, InputError, NotFound
@@ -32,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture
 def app(request: pytest.FixtureRequest, store: Store, broker_kind: str, tmp_path: Path) -> Iterator[AsyncTask]:
-    """An application with a queue in its database, and with Redis as the broker."""
+    """An application whose untracked jobs wait in its ledger, and one with Redis as the broker."""
     settings: dict[str, Any] = {}
     if broker_kind == "redis":
         server = request.getfixturevalue("redis_server")
@@ -113,7 +115,8 @@ def dead(app: AsyncTask, run: Callable[[Callable[[], bool]], None]) -> int:
 
 def test_tracked_and_untracked_retries_are_one_list_those_due_first(app: AsyncTask, retrying: int) -> None:
     now = app.clock.now()
-    app.broker.hold(
+    hold(
+        app,
         RETRY,
         [
             Held(untracked(1, retry_count=1, error_message="boom", error_class="E"), now + SECOND),
@@ -124,13 +127,9 @@ def test_tracked_and_untracked_retries_are_one_list_those_due_first(app: AsyncTa
     assert [entry["tracked"] for entry in found["entries"]] == [False, True, True, True, False]
     assert (found["total"], found["next"]) == (5, None)
     first, second = found["entries"][:2]
-    assert (first["worker"], first["retries"], first["error"], first["error_class"], first["args"]) == (
-        "Hard",
-        2,
-        "boom",
-        "E",
-        [1],
-    )
+    said = (first["worker"], first["retries"], first["error"], first["args"])
+    assert said == ("Hard", 2, "boom", [1])
+    assert first["error_class"] == ("E" if app.broker is not None else None), "in the ledger the message names it"
     assert (second["worker"], second["retries"], second["task_id"]) == ("again", 1, retrying)
     assert sorted(entry["args"][0]["n"] for entry in found["entries"][1:4]) == [0, 1, 2]
     assert "for now" in second["error"]
@@ -174,15 +173,18 @@ def test_restarting_a_tracked_retry_runs_it_now_and_the_others_wait_on(
 
 @pytest.mark.parametrize(("action", "ends"), [("delete", "cancelled"), ("kill", "error")])
 def test_an_action_on_all_takes_tracked_and_untracked_ones(app: AsyncTask, retrying: int, action: str, ends: str) -> None:
-    app.broker.hold(RETRY, [Held(untracked(n), app.clock.now() + LATER * SECOND) for n in range(4)])
+    hold(app, RETRY, [Held(untracked(n), app.clock.now() + LATER * SECOND) for n in range(4)])
     assert app.operations.act_on_all("retries", action).done == 7
     assert app.operations.listed("retries")["total"] == 0
     assert counts(app, retrying) == {ends: 3}
-    assert app.broker.operations.entries(DEAD).total == (4 if action == "kill" else 0)
+    assert len(dead_jobs(app)) == (4 if action == "kill" else 0)
     sound(app)
 
 
 def test_restarting_all_leaves_what_is_no_job_and_says_so(app: AsyncTask) -> None:
+    """In Redis, where any program can put it."""
+    if app.broker is None:
+        return
     now = app.clock.now()
     held = [Held(Copy(f"bad-{n}", 0, "default", f"no job {n}"), now + n) for n in range(3)]
     app.broker.hold(RETRY, [*held, *(Held(untracked(n), now + 10 + n) for n in range(5))])
@@ -239,7 +241,7 @@ def test_restarting_one_dead_job_opens_a_generation_for_it_alone(
 
 
 def test_the_outcome_of_a_dead_tracked_job_is_not_deleted_and_the_reason_is_said(app: AsyncTask, dead: int) -> None:
-    app.broker.hold(DEAD, [Held(untracked(n), app.clock.now()) for n in range(2)])
+    hold(app, DEAD, [Held(untracked(n), app.clock.now()) for n in range(2)])
     first = next(entry["key"] for entry in app.operations.listed("dead")["entries"] if entry["tracked"])
     result = app.operations.act("dead", "delete", [first])
     assert result.done == 0
@@ -274,7 +276,7 @@ def test_a_dead_job_of_a_paused_task_is_not_restarted(app: AsyncTask) -> None:
 
 def test_a_search_finds_tracked_and_untracked_ones_by_what_they_hold(app: AsyncTask, retrying: int) -> None:
     now = app.clock.now()
-    app.broker.hold(RETRY, [Held(untracked(n, note=f"say {n}"), now + (n + 1) * SECOND) for n in range(3)])
+    hold(app, RETRY, [Held(untracked(n, note=f"say {n}"), now + (n + 1) * SECOND) for n in range(3)])
     assert [entry["args"] for entry in app.operations.search("retries", '"n":1')["entries"]] == [[{"n": 1}]]
     assert [entry["args"] for entry in app.operations.search("retries", "say 2")["entries"]] == [[2]]
     assert len(app.operations.search("retries", "again")["entries"]) == 3
@@ -312,8 +314,8 @@ def works_in_ruby(app: AsyncTask) -> None:
 
 def test_deleting_a_tracked_job_from_its_queue_cancels_its_item(app: AsyncTask) -> None:
     task = app.submit("once", [{"n": n} for n in range(5)])
-    assert app.operations.jobs("default")["jobs"] == [], "the ledger has them"
-    if app.broker.capabilities.in_ledger:
+    assert app.operations.jobs("default")["jobs"] == [], "it is a list of untracked ones"
+    if app.broker is None:
         return
     works_in_ruby(app)
     waiting = app.operations.jobs("default")["jobs"]
@@ -345,7 +347,7 @@ def test_a_single_job_is_acted_on_wherever_it_waits(app: AsyncTask, run: Callabl
     with pytest.raises(Conflict, match="it ended cancelled"):
         operations.act_on_job(due, "restart")
     another = app.ledger.under("another")
-    if app.broker.capabilities.in_ledger:
+    if app.broker is None:
         assert [job.job_id for job in borrow_alone(another)] == [queued]
     else:
         works_in_ruby(app)
@@ -354,7 +356,7 @@ def test_a_single_job_is_acted_on_wherever_it_waits(app: AsyncTask, run: Callabl
         operations.act_on_job(queued, "restart")
     with pytest.raises(Conflict, match="delete it"):
         operations.act_on_job(queued, "kill")
-    if app.broker.capabilities.in_ledger:
+    if app.broker is None:
         with pytest.raises(Conflict):
             operations.act_on_job(queued, "delete")
         recovery.recover_events(app.ledger, "another")
@@ -372,7 +374,7 @@ def test_a_single_job_is_acted_on_wherever_it_waits(app: AsyncTask, run: Callabl
         operations.act_on_job(killed, "eat")
 
 
-def test_a_queue_is_paused_with_either_broker(app: AsyncTask, run: Callable[[Callable[[], bool]], None]) -> None:
+def test_a_queue_is_paused_with_redis_and_without(app: AsyncTask, run: Callable[[Callable[[], bool]], None]) -> None:
     mend(app)
     assert app.operations.pause("default")
     assert [queue["paused"] for queue in app.operations.queues() if queue["name"] == "default"] == [True]
@@ -380,6 +382,53 @@ def test_a_queue_is_paused_with_either_broker(app: AsyncTask, run: Callable[[Cal
     assert offers(app.ledger) == []
     assert app.operations.unpause("default")
     run(lambda: bool(task.progress()["done"]))
+
+
+# -- untracked jobs
+
+
+def test_untracked_jobs_of_a_queue_are_listed_deleted_and_cleared_by_priority(app: AsyncTask) -> None:
+    loose = app.workers["loose"]
+    jids = [str(loose.set(priority=p).perform_async({"n": n})) for n, p in enumerate((240, 120, 340))]
+    ordered = [0, 1, 2] if app.broker is not None else [1, 0, 2]  # a queue in Redis has no priorities
+    page = app.operations.jobs("default", limit=2)
+    assert [(job["args"], job["tracked"]) for job in page["jobs"]] == [([{"n": n}], False) for n in ordered[:2]]
+    assert (page["total"], page["next"]) == (3, 2)
+    newest = app.operations.jobs("default", newest=True)["jobs"]
+    assert [job["key"] for job in newest] == [jids[n] for n in reversed(ordered)]
+    result = app.operations.delete_jobs("default", [jids[0], "nobody"])
+    assert (result.done, list(result.skipped)) == (1, ["nobody"])
+    assert app.operations.clear_queue("default").done == 2
+    assert app.operations.jobs("default")["total"] == 0
+    assert app.operations.queues() == []
+
+
+def test_an_untracked_job_is_no_event_and_in_no_list_of_events(
+    app: AsyncTask, run: Callable[[Callable[[], bool]], None], tmp_path: Path
+) -> None:
+    """Not while it waits, and not among the dead."""
+
+    @app.worker(use_task_event=False, retry=0)
+    def wild(item: dict[str, Any]) -> None:
+        raise ValueError("a bug")
+
+    later, broken = str(app.workers["loose"].perform_in(LATER, {"n": 1})), str(wild.perform_async({"n": 2}))
+    run(lambda: dead_jobs(app) == [broken])
+    for jid in (later, broken):
+        with pytest.raises(NotFound):
+            app.event(jid)
+        with pytest.raises(NotFound):
+            app.operations.stop_job(jid)
+    assert app.jobs() == []
+    (entry,) = app.operations.listed("dead")["entries"]
+    assert (entry["tracked"], entry["job_id"], entry["worker"], entry["args"]) == (False, broken, "wild", [{"n": 2}])
+    assert "a bug" in entry["error"]
+    assert app.operations.act("dead", "restart", [entry["key"]]).done == 1
+    run(lambda: dead_jobs(app) == [broken])
+    (entry,) = app.operations.listed("dead")["entries"]
+    assert app.operations.act("dead", "delete", [entry["key"]]).done == 1
+    assert app.operations.listed("dead")["total"] == 0
+    sound(app)
 
 
 # -- processes
@@ -443,4 +492,4 @@ def test_keys_that_name_nothing_are_skipped_each_with_a_reason(app: AsyncTask) -
         result = app.operations.act(name, "delete", wanted)
         assert result.done == 0
         assert sorted(result.skipped) == sorted(wanted)
-    assert app.broker.operations.entries(SCHEDULE).total == 0
+    assert app.operations.listed("scheduled")["total"] == 0

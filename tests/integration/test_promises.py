@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.costs import analyze, cost, plan, scans, statements
+from support.untracked import broker_of
 from support.world import World, mixed, numbers
 
 from asynctask import AsyncTask
@@ -159,7 +160,7 @@ def test_promise_5_a_loan_ends_only_in_the_transaction_of_its_last_outcome(
 
 
 @kept_by_the_runtime
-@with_each_broker
+@pytest.mark.parametrize("broker_kind", ["redis"])
 def test_promise_5_nothing_is_acknowledged_before_its_outcome_is_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +198,7 @@ def test_promise_5_nothing_is_acknowledged_before_its_outcome_is_committed(
                 "retry": 0,
                 "use_task_event": True,
             }
-            app.broker.push([Copy(jid, 0, "default", dumps(payload))])
+            broker_of(app).push([Copy(jid, 0, "default", dumps(payload))])
         wait_for(lambda: world.one("SELECT COUNT(*) FROM events WHERE finished_at > 0") == 300, "they are over")
         wait_for(lambda: not world.broker.left(), "they are acknowledged")
     assert {jid for jid, _ in acknowledged} == set(jids)
@@ -457,6 +458,7 @@ def test_promise_9_no_source_unpickles_evaluates_or_imports_by_name() -> None:
 
 
 @kept_by_the_runtime
+@pytest.mark.parametrize("broker_kind", ["redis"])
 @pytest.mark.parametrize("name", ["os.system", "os:system", "this.s", "antigravity", "support.world.World", "__import__"])
 def test_promise_9_a_payload_that_names_no_registered_worker_runs_and_imports_nothing(world: World, name: str) -> None:
     """Taken out: the look-up in the registered workers (a name with a dot was imported). The folder had a new file."""
@@ -465,7 +467,7 @@ def test_promise_9_a_payload_that_names_no_registered_worker_runs_and_imports_no
     loaded = set(sys.modules)
     payload = {"class": name, "args": [f"touch {world.folder}/pwned"], "jid": jid, "retry": False, "use_task_event": True}
     with world.working(app):
-        app.broker.push([Copy(jid, 0, "default", dumps(payload))])
+        broker_of(app).push([Copy(jid, 0, "default", dumps(payload))])
         wait_for(lambda: world.sql("SELECT 1 FROM events WHERE job_id = ? AND finished_at > 0", jid), "it is over")
         wait_for(lambda: not world.broker.left(), "it is acknowledged")
     assert not (world.folder / "pwned").exists()

@@ -22,6 +22,7 @@ from support.databases import Store
 from support.proxy import Proxy
 from support.redis_servers import OwnRedis
 from support.sharing import poller_of, presence_of
+from support.untracked import broker_of
 from support.world import World, numbers
 
 from asynctask import AsyncTask, maintenance
@@ -30,6 +31,7 @@ from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Maintenance
 from asynctask.runtime import fetcher
+from asynctask.runtime.fetcher import Fetcher
 from asynctask.runtime.launcher import Launcher
 from asynctask.sidekiq import sharing
 from asynctask.sidekiq.broker import RedisBroker
@@ -79,10 +81,15 @@ def loud(logs: Logs) -> list[Any]:
     return [line for line in list(logs) if line["log_level"] == "error"]
 
 
+def fetcher_of(launcher: Launcher) -> Fetcher:
+    assert launcher.fetcher is not None
+    return launcher.fetcher
+
+
 def alive(launcher: Launcher) -> dict[str, bool]:
     """The threads of a worker process that talk to Redis, or wait for those that do."""
     threads = {
-        "fetcher": launcher.fetcher._thread,
+        "fetcher": fetcher_of(launcher)._thread,
         "dispatcher": launcher.dispatcher._thread,
         "maintenance": launcher.maintenance._thread,
         "poller": poller_of(launcher)._thread,
@@ -355,7 +362,7 @@ def test_a_process_fetches_again_after_thousands_of_tries(on_redis: World) -> No
         raise BrokerUnavailable("away")
 
     launcher = app.launcher(concurrency=1)
-    launcher.fetcher._quiet = launcher.pool._quiet = Hasty()
+    fetcher_of(launcher)._quiet = launcher.pool._quiet = Hasty()
     with structlog.testing.capture_logs():
         broker.exchange = refuse
         launcher.start()
@@ -548,9 +555,9 @@ def test_what_a_quiet_process_gives_back_stands_in_its_queue_as_it_stood(on_redi
         app.workers["gated"].perform_bulk(numbers(4))
         wait_for(lambda: len(on_redis.shop.performed("began")) == 4, "every thread is taken")
         plain.perform_bulk(numbers(4))
-        fetched = app.broker.exchange(app.ledger.identity, [], ["default"], 4)
-        launcher.fetcher._held.exchanged([], fetched)
-        launcher.fetcher._begin(fetched)
+        fetched = broker_of(app).exchange(app.ledger.identity, [], ["default"], 4)
+        fetcher_of(launcher)._held.exchanged([], fetched)
+        fetcher_of(launcher)._begin(fetched)
         launcher.quiet()
         texts = look(on_redis).lrange("queue:default", 0, -1)
         on_redis.open_gate()
@@ -573,8 +580,8 @@ def test_a_process_that_is_told_to_end_while_redis_hangs_asks_once_for_all_that_
         wait_for(lambda: len(on_redis.shop.performed("began")) == 4, "every thread is taken")
         app.workers["plain"].perform_bulk(numbers(4))
         fetched = broker.exchange(app.ledger.identity, [], ["default"], 4)
-        launcher.fetcher._held.exchanged([], fetched)
-        launcher.fetcher._begin(fetched)
+        fetcher_of(launcher)._held.exchanged([], fetched)
+        fetcher_of(launcher)._begin(fetched)
         broker.put_back = hang
         launcher.quiet()
         assert asked == [4]

@@ -349,7 +349,7 @@ def seen(desk: Desk) -> Any:
 
 def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: World, desk: Desk) -> None:
     with world.working(gated.app, concurrency=3, queues={"default": 1}) as launcher:
-        me = launcher.pool.identity
+        me = launcher.ledger.identity
         showing = presence_of(launcher)
         assert showing is not None
         for n in (1, 2, -1):
@@ -386,9 +386,9 @@ def test_rubys_page_shows_the_process_and_what_it_runs(gated: Gated, world: Worl
         gated.hard.perform_async(7)
         assert gated.began.acquire(timeout=120)
         presence_of(launcher).beat()
-        fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.pool.identity}"))
+        fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.ledger.identity}"))
         (jid,) = [job["jid"] for job in fetched if job["class"] == "Hard"]
-        pages = desk(_PAGES, launcher.pool.identity, jid)
+        pages = desk(_PAGES, launcher.ledger.identity, jid)
         gated.gate.set()
     assert {path: status for path, (status, _) in pages.items()} == dict.fromkeys(pages, 200)
     assert pages["/busy"][1] == [True, True]
@@ -442,7 +442,7 @@ def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated
     assert gated.began.acquire(timeout=120)
     stopping = threading.Thread(target=launcher.stop, name="stop")
     stopping.start()
-    me = launcher.pool.identity
+    me = launcher.ledger.identity
     wait_for(lambda: raw.hmget(me, "quiet", "busy") == [b"true", b"1"], "it is seen as stopping")
     assert raw.hlen(f"{me}:work") == 1
     gated.gate.set()
@@ -484,7 +484,7 @@ def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: Any, wrapped
 def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw: Any) -> None:
     with world.working(gated.app) as launcher:
         for name in ("KILL", "", "\xff" * 10_000, "LOST"):
-            raw.lpush(f"{launcher.pool.identity}-signals", name)
+            raw.lpush(f"{launcher.ledger.identity}-signals", name)
             presence_of(launcher).beat()
         assert not launcher.pool.is_quiet
         assert not launcher._lost
@@ -494,7 +494,7 @@ def test_what_is_cut_off_at_the_end_goes_back_unchanged_and_counts_as_failed(gat
     with world.working(gated.app, concurrency=1, shutdown_s=0.0) as launcher:
         gated.hard.perform_async(1)
         assert gated.began.acquire(timeout=120)
-        (before,) = raw.hvals(f"asynctask:fetched:{launcher.pool.identity}")
+        (before,) = raw.hvals(f"asynctask:fetched:{launcher.ledger.identity}")
         gated.plain.perform_async(2)
     assert raw.lrange("queue:default", -1, -1) == [before]
     assert raw.llen("queue:default") == 2

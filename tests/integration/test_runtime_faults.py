@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from support.databases import Store
+from support.servers import RedisServer
+from support.untracked import broker_of
 
 from asynctask import AsyncTask, NormalException, current_job, maintenance
-from asynctask.brokers.base import Copy
+from asynctask.brokers.base import RETRY, Copy
 from asynctask.dispatch.demand import AHEAD_S
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInterrupted
 from asynctask.job import CurrentJob
@@ -77,6 +79,14 @@ def place(tmp_path: Path, store: Store) -> Iterator[Place]:
     made.close()
 
 
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """An empty Redis."""
+    with redis_server.client() as client:
+        client.flushall()
+    return redis_server.url
+
+
 # -- jobs beside each other
 
 
@@ -115,9 +125,8 @@ def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(place: Pla
         assert old.submit(known, [{"n": 2}]).wait(timeout=120)["done"]  # a later one passes it
         (reason,) = (each for each in app.operations.wait_reasons(task.id) if each.code == "unknown_worker")
         assert "registers new" in reason.message
-    assert place.sql("SELECT payload FROM jobs WHERE waits IS NOT NULL AND held_in IS NULL AND attempt = 0"), (
-        "the untracked one waits where it was"
-    )
+    waits = place.sql("SELECT attempt, process FROM events WHERE items = 0 AND status = 'enqueue' AND due_at > 0")
+    assert waits == [(1, None)], "the untracked one waits where it was"
     (event,) = task.events()
     assert (event["status"], event["attempt"], event["retries"]) == ("enqueue", 1, 0)
     with place.working(app):
@@ -205,8 +214,11 @@ def test_a_coroutine_that_swallows_its_timeout_or_blocks_the_loop_ends_by_it(
 
 
 @pytest.mark.parametrize("count", ["many", "x" * 300, None, -7, 10**15, [1]])
-def test_an_untracked_job_that_fails_with_an_unreadable_error_is_kept(place: Place, count: Any) -> None:
-    app = place.app()
+def test_an_untracked_job_in_redis_that_fails_with_an_unreadable_error_is_kept(
+    place: Place, redis_url: str, count: Any
+) -> None:
+    app = place.app(broker_url=redis_url)
+    broker = broker_of(app)
 
     @app.worker(name="bad", use_task_event=False)
     def bad() -> None:
@@ -216,12 +228,26 @@ def test_an_untracked_job_that_fails_with_an_unreadable_error_is_kept(place: Pla
     payload = {"class": "bad", "args": [], "jid": jid, "retry": 10**6, "retry_count": count}
     app.ensure_schema()
     with place.working(app):
-        app.broker.push([Copy(jid, 0, "default", dumps(payload))])
-        wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'retry'"), "it is kept")
-        assert place.sql("SELECT 1 FROM jobs WHERE process IS NOT NULL") == []
+        broker.push([Copy(jid, 0, "default", dumps(payload))])
+        wait_for(lambda: broker.members(RETRY, 10), "it is kept")
+        assert broker.holders() == set()
 
 
-def test_an_untracked_job_around_which_the_runtime_fails_lies_in_the_dead_set(
+def test_an_untracked_job_of_the_ledger_that_fails_with_an_unreadable_error_is_kept(place: Place) -> None:
+    app = place.app()
+
+    @app.worker(name="bad", use_task_event=False)
+    def bad() -> None:
+        raise ValueError("bad \udcff name")
+
+    with place.working(app):
+        bad.perform_async()
+        wait_for(lambda: app.operations.listed("retries")["entries"], "it is kept")
+    (entry,) = app.operations.listed("retries")["entries"]
+    assert (entry["worker"], entry["tracked"], entry["retries"]) == ("bad", False, 1)
+
+
+def test_an_untracked_job_around_which_the_runtime_fails_is_among_the_dead(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = place.app()
@@ -233,7 +259,7 @@ def test_an_untracked_job_around_which_the_runtime_fails_lies_in_the_dead_set(
     monkeypatch.setattr("asynctask.sidekiq.sharing.decide_untracked", broken)
     worker.perform_async()
     with place.working(app):
-        wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'dead'"), "it lies there")
+        wait_for(lambda: place.sql("SELECT 1 FROM events WHERE status = 'error' AND items = 0"), "it lies there")
 
 
 @pytest.mark.parametrize("answer", [float("inf"), float("nan"), 1e300, 10**400, -1, MAX_PAUSE_S + 1])
@@ -408,10 +434,7 @@ def test_an_interruption_that_the_job_makes_another_error_of_is_one(
             app.submit(app.worker(name="w", retry=0)(lambda item: body()), [{}])
         assert began.wait(120)
     over.set()
-    if kind == "untracked":
-        assert place.sql("SELECT process, held_in FROM jobs WHERE waits IS NOT NULL") == [(None, None)], "it waits again"
-    else:
-        assert place.sql("SELECT status, attempt, retries, problem FROM events") == [("enqueue", 2, 0, None)]
+    assert place.sql("SELECT status, attempt, retries, problem FROM events") == [("enqueue", 2, 0, None)]
 
 
 def test_an_interruption_that_the_job_invents_is_an_error_of_its_own(place: Place) -> None:
@@ -475,9 +498,9 @@ def test_a_setting_that_is_no_time_is_refused(place: Place, seconds: float) -> N
 
 
 def test_a_broker_that_is_away_at_the_end_does_not_keep_the_process_from_stopping(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, began, gate = place.app(), threading.Event(), threading.Event()
+    app, began, gate = place.app(broker_url=redis_url), threading.Event(), threading.Event()
 
     @app.worker(use_task_event=False)
     def deaf() -> None:
@@ -516,11 +539,11 @@ def test_a_process_shows_that_it_is_quiet_without_waiting_for_its_next_heartbeat
 
 
 def test_acknowledgements_alone_are_no_round_trip_each_while_jobs_lie_ready(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = place.app()
+    app = place.app(broker_url=redis_url)
     clock = app.clock
-    real = app.broker.exchange
+    real = broker_of(app).exchange
     asked: list[tuple[float, int, int]] = []
 
     def exchange(process: str, done: Any, queues: Any, limit: int) -> Any:
@@ -535,17 +558,18 @@ def test_acknowledgements_alone_are_no_round_trip_each_while_jobs_lie_ready(
         wait_for(lambda: len(ran) == 3_000, "all ran")
         wait_for(lambda: sum(done for _, done, _ in asked) == 3_000, "all are acknowledged")
     pairs = pairwise(asked)
-    alone = [at - before for (before, _, _), (at, done, limit) in pairs if limit <= 0 and done < MAX_FETCH // 2]
+    alone = [at - before for (before, _, _), (at, done, limit) in pairs if limit <= 0 < done < MAX_FETCH // 2]
     assert [gap for gap in alone if gap < AHEAD_S / 2] == []  # a thread may be held up between two looks at the clock
 
 
 def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = place.app()
+    app = place.app(broker_url=redis_url)
     launcher = app.launcher(concurrency=2, shutdown_s=1.0)
     fetcher, pause = launcher.fetcher, threading.Event()
-    real = app.broker.exchange
+    assert fetcher is not None
+    real = broker_of(app).exchange
 
     def slow(*args: Any) -> Any:
         pause.wait(0.05)  # the fetch itself, as over a long wire

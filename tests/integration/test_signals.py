@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from support.servers import unmet
 from support.world import World
 
 from asynctask.database.engine import Database
-from asynctask.database.notify import JOBS, LEDGER, Signals, Waker, notify
+from asynctask.database.notify import Signals, Waker, notify
 from asynctask.lists.split import FIRST_SLICE
 from asynctask.testing import wait_for
 from asynctask.testing.servers import MissingServer
@@ -43,47 +42,27 @@ def settled(signals: Signals, waker: Waker) -> None:
         pass
 
 
-def test_a_commit_wakes_whoever_waits_in_another_process_and_a_topic_those_who_wait_for_it(world: World) -> None:
+def test_a_commit_wakes_whoever_waits_in_another_process_and_in_its_own(world: World) -> None:
     world.app()
-    with listening(world.store.url) as (_, heard), listening(world.store.url) as (database, _):
-        jobs, ledger = heard.waker(JOBS), heard.waker(LEDGER)
-        settled(heard, jobs)
-        settled(heard, ledger)
+    with listening(world.store.url) as (_, heard), listening(world.store.url) as (database, own):
+        wakers = [heard.waker(), heard.waker(for_jobs=True), own.waker()]
+        for signals, waker in zip((heard, heard, own), wakers, strict=True):
+            settled(signals, waker)
         for _ in range(3):
             with database.write() as connection:
-                notify(connection, JOBS)
-                notify(connection, JOBS)
-            assert jobs.wait(LONG_S)
-        if heard.exact:
-            assert not ledger.wait(0.1)
-
-
-def told(waker: Any) -> bool:
-    return bool(waker.wait(0.1) and waker.signalled)
-
-
-def test_what_a_process_rings_itself_wakes_only_those_of_its_threads_that_wait_for_it(world: World) -> None:
-    """Before, each push on MariaDB had the process that made it look after the upkeep as well, four times a second."""
-    world.app()
-    with listening(world.store.url) as (database, heard), listening(world.store.url) as (_, other):
-        jobs, ledger, others = heard.waker(JOBS), heard.waker(LEDGER), other.waker(JOBS)
-        for signals, waker in ((heard, jobs), (heard, ledger), (other, others)):
-            settled(signals, waker)
-        with database.write() as connection:
-            notify(connection, JOBS)
-        for waker in (jobs, others):
-            wait_for(partial(told, waker), "it is told", LONG_S)
-        wait_for(lambda: others.wait(0.1) or others._poll_s >= 1.0, "what there was to hear is heard")
-        assert not ledger._event.is_set()
+                notify(connection)
+                notify(connection)
+            for waker in wakers:
+                assert waker.wait(LONG_S)
 
 
 def test_a_signal_between_two_waits_is_not_lost(world: World) -> None:
     world.app()
     with listening(world.store.url) as (database, heard):
-        waker = heard.waker(LEDGER)
+        waker = heard.waker()
         settled(heard, waker)
         with database.write() as connection:
-            notify(connection, LEDGER)
+            notify(connection)
         assert waker.wait(LONG_S)
         waker.wake()
         assert waker.wait(LONG_S)
@@ -95,7 +74,7 @@ def test_the_first_slice_of_a_long_list_wakes_whoever_is_on_duty_while_the_rest_
     app = world.app()
     heard_of_it: list[bool] = []
     with listening(world.store.url) as (_, heard):
-        waker = heard.waker(LEDGER)
+        waker = heard.waker()
 
         def items() -> Iterator[dict[str, int]]:
             yield from ({"n": n} for n in range(FIRST_SLICE))
@@ -114,10 +93,10 @@ def test_the_first_slice_of_a_long_list_wakes_whoever_is_on_duty_while_the_rest_
 def test_nobody_is_woken_before_the_commit(world: World) -> None:
     world.app()
     with listening(world.store.url) as (_, heard), listening(world.store.url) as (database, _):
-        waker = heard.waker(JOBS)
+        waker = heard.waker()
         settled(heard, waker)
         with database.write() as connection:
-            notify(connection, JOBS)
+            notify(connection)
             assert not waker.wait(0.2)
         assert waker.wait(LONG_S)
 
@@ -125,7 +104,7 @@ def test_nobody_is_woken_before_the_commit(world: World) -> None:
 def test_the_end_wakes_whoever_waits(world: World) -> None:
     world.app()
     with listening(world.store.url) as (_, heard):
-        waker = heard.waker(JOBS)
+        waker = heard.waker()
         settled(heard, waker)
         ended = threading.Event()
 
@@ -155,13 +134,13 @@ def test_of_the_processes_that_wait_on_mariadb_one_sleeps_and_all_are_woken(worl
     with ExitStack() as stack:
         heard = [stack.enter_context(listening(world.store.url))[1] for _ in range(5)]
         database, _ = stack.enter_context(listening(world.store.url))
-        wakers = [signals.waker(JOBS) for signals in heard]
+        wakers = [signals.waker() for signals in heard]
         for signals, waker in zip(heard, wakers, strict=True):
             settled(signals, waker)
         waits = ["User lock"] * 4 + ["User sleep"]
         wait_for(lambda: sorted(str(state) for _, state in waiting_on_mariadb(world)) == waits, "one sleeps")
         with database.write() as connection:
-            notify(connection, JOBS)
+            notify(connection)
         for waker in wakers:
             assert waker.wait(LONG_S)
             assert waker.signalled
@@ -170,22 +149,12 @@ def test_of_the_processes_that_wait_on_mariadb_one_sleeps_and_all_are_woken(worl
         wait_for(lambda: sorted(str(state) for _, state in waiting_on_mariadb(world)) == waits[2:], "another one sleeps")
 
 
-@pytest.mark.one_database(reason="it is refused before anybody asks")
-def test_an_unknown_topic_is_refused(world: World) -> None:
-    world.app()
-    with listening(world.store.url) as (database, heard):
-        with pytest.raises(ValueError, match="topic"):
-            heard.waker("weather")
-        with database.write() as connection, pytest.raises(ValueError, match="topic"):
-            notify(connection, "weather")
-
-
 @pytest.mark.databases("postgresql", "mariadb", reason="SQLite has no server")
 def test_signals_arrive_again_after_the_server_cut_every_connection(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """And no traceback is left in the log: the connection that broke is not used again, and needs no reset."""
     world.app()
     with listening(world.store.url) as (_, heard), listening(world.store.url) as (database, _):
-        waker = heard.waker(JOBS)
+        waker = heard.waker()
         settled(heard, waker)
         if world.store.kind == "postgresql":
             world.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
@@ -195,7 +164,7 @@ def test_signals_arrive_again_after_the_server_cut_every_connection(world: World
         wait_for(lambda: waker.wait(0.05) is not None and heard.reliable, "signals arrive again")
         settled(heard, waker)
         with database.write() as connection:
-            notify(connection, JOBS)
+            notify(connection)
         assert waker.wait(LONG_S)
     assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
@@ -209,7 +178,7 @@ def test_behind_a_pooler_it_is_time_to_look_every_second(world: World, databases
         with PgBouncer(server, pool_size=3) as pooler:
             url = pooler.url(str(make_url(world.store.url).database))
             with listening(url) as (_, heard):
-                waker = heard.waker(JOBS)
+                waker = heard.waker()
                 for _ in range(9):
                     assert waker.wait(LONG_S), "it looks by itself"
                 assert not heard.reliable

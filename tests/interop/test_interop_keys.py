@@ -234,7 +234,7 @@ def ours(world: RedisWorld, rubys: Traces, request: pytest.FixtureRequest) -> Tr
         weak.set(retry=5, backtrace=True).perform_async(5, 0.5)
         weak.set(retry=0, backtrace=True).perform_async(6, 0.5)
         with world.working(app, "default", "low") as launcher:
-            showing, identity = presence_of(launcher), launcher.pool.identity
+            showing, identity = presence_of(launcher), launcher.ledger.identity
             assert showing is not None
             wait_for(lambda: launcher.performer.performed == 5, "five are performed")
             hard.set(queue="low").perform_async(7, 0.5)

@@ -302,7 +302,7 @@ def test_a_process_of_ours_is_quieted_and_stopped(world: RedisWorld, desk: Desk,
         assert gate.wait(120)
 
     with world.working(app) as launcher:
-        showing, me = presence_of(launcher), launcher.pool.identity
+        showing, me = presence_of(launcher), launcher.ledger.identity
         assert showing is not None
         hard.perform_async(1, "é<b>")
         assert began.wait(120)
@@ -339,7 +339,7 @@ def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker,
         presence_of(launcher).beat()
         broker.exchange("p", [], ["none"], 1)  # the counts go with it
         said = sidekiqmon(redis_server)
-        me = launcher.pool.identity
+        me = launcher.ledger.identity
     numbers = {name: int(text.replace(",", "")) for name, text in re.findall(r"^ *(\w+): ([\d,]+)$", said, re.MULTILINE)}
     assert numbers == {
         "Processed": 1_234,

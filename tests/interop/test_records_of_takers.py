@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.redis_world import RedisWorld
+from support.untracked import broker_of
 
 from asynctask.errors import Conflict, InputError
 from asynctask.integrations.remote import JobRecord, Reporter
@@ -25,7 +26,7 @@ def test_a_record_counts_for_a_job_that_was_taken_and_not_for_one_that_waits_or_
     task = app.submit(enroll, [{"n": n} for n in range(3)])
     app.dispatcher.round()
     assert world.raw.llen("queue:go") == 3
-    (ours,) = app.broker.exchange("host:2:ours", [], ["go"], 1)
+    (ours,) = broker_of(app).exchange("host:2:ours", [], ["go"], 1)
     taken, waiting = json.loads(world.raw.rpop("queue:go"))["jid"], json.loads(world.raw.lindex("queue:go", 0))["jid"]
 
     def said(job_id: str) -> tuple[bool, InputError | Conflict | None]:
@@ -36,8 +37,10 @@ def test_a_record_counts_for_a_job_that_was_taken_and_not_for_one_that_waits_or_
         counted, error = said(job_id)
         assert (counted, error and (error.status, error.code)) == (False, (409, "held_elsewhere"))
     assert said(taken) == (True, None)
-    assert app.broker.holds([(taken, 1), (waiting, 1), ours.key]) == {(waiting, 1), ours.key}, "a refusal forgets no copy"
-    app.broker.exchange("host:2:ours", [ours], [], 0)
+    assert broker_of(app).holds([(taken, 1), (waiting, 1), ours.key]) == {(waiting, 1), ours.key}, (
+        "a refusal forgets no copy"
+    )
+    broker_of(app).exchange("host:2:ours", [ours], [], 0)
     assert json.loads(world.raw.rpop("queue:go"))["jid"] == waiting
     assert [said(job_id)[0] for job_id in (waiting, ours.jid)] == [True, True]
     assert task.progress()["counts"]["finish"] == 3

@@ -6,6 +6,7 @@ import pytest
 import structlog
 from support.redis_dead import buried
 from support.redis_world import RedisWorld
+from support.untracked import broker_of
 
 from asynctask.testing import wait_for
 
@@ -84,7 +85,7 @@ def test_what_is_no_job_and_lies_in_a_set_goes_to_the_dead_as_it_was(world: Redi
     now = app.clock.now()
     app.ensure_schema()
     app.worker(name="ours", use_task_event=False)(lambda *args: None)
-    while app.broker.release_due(name, now, 7):
+    while broker_of(app).release_due(name, now, 7):
         pass
     with world.working(app):
         wait_for(lambda: world.raw.zcard("dead") == len(texts), "all are among the dead")

@@ -28,7 +28,7 @@ from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.database.tables import full_metadata, metadata
 from asynctask.errors import ConfigError, SchemaOutdated
-from asynctask.ledger import sessions
+from asynctask.ledger.events import PLACES_EACH
 from asynctask.testing import wait_for
 from benchmarks.servers import MariaServer
 
@@ -414,8 +414,11 @@ def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_l
     for n, attempt in ((0, 1), (99, 0)):
         sql("INSERT INTO jobs (jid, attempt, queue, priority, payload) VALUES (?, ?, 'q', 5, '{}')", f"j{n}", attempt)
 
-    schema.upgrade(database)
-    soon = [(i, attempt, due if due in (None, 77) else "now") for i, attempt, due in rows("id, attempt, due_at", "events")]
+    schema.upgrade(database, "0014")
+    soon = [
+        (i, attempt, due if due in (None, 77, BLOCKED) else "now")
+        for i, attempt, due in rows("id, attempt, due_at", "events")
+    ]
     was = {n + 1: (attempt, due) for n, (_, attempt, due, _) in enumerate(of_task)}
     was |= {n: (attempt, due) for n, (_, attempt, due, _, _) in enumerate(alone, 20)}
     expected = {**was, 1: (2, "now"), 3: (2, "now"), 21: (2, "now")}
@@ -439,7 +442,79 @@ def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_l
     }
     assert rows("id, ready, due_next", "tasks") == [(1, None, 77), (2, None, None), (3, None, None)]
     assert rows("task_id, dispatched, returned", "task_tallies") == [(1, 1, 0), (2, 0, 0), (3, 0, 0)]
-    assert schema.upgrade(database) == schema.head()
+    assert schema.upgrade(database, "0014") == "0014"
+
+
+def test_untracked_jobs_in_every_state_wait_in_the_ledger_after_the_upgrade_and_in_their_table_after_the_way_back(
+    database: Database,
+) -> None:
+    """Taken out: any of the states."""
+    schema.upgrade(database, "0015")
+    created, failed, later = 1_700_000_000_000_000, 1_700_000_100_000_000, 4_000_000_000_000_000
+
+    def sql(statement: str, *values: Any) -> None:
+        with database.write(marked=False) as connection:
+            connection.exec_driver_sql(statement.replace("?", "%s") if database.dialect != "sqlite" else statement, values)
+
+    def rows(wanted: str, table: str) -> list[tuple[Any, ...]]:
+        with database.read() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(f"SELECT {wanted} FROM {table} ORDER BY 1")]
+
+    def put(jid: str, payload: str = "", **columns: Any) -> None:
+        plain = {"class": "Mail", "args": [jid, {"ä": 2**70}], "queue": "q", "jid": jid, "created_at": created / 10**6}
+        text = payload or json.dumps({"retry": 3, **plain, "tags": ["x"], **columns.pop("more", {})})
+        values = {"jid": jid, "attempt": 0, "queue": "q", "priority": 7, "payload": text, **columns}
+        sql(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", *values.values())
+
+    raised = {"retry_count": 1, "failed_at": failed / 10**6, "error_class": "ValueError", "error_message": "boom"}
+    put("a-waits", waits=15)
+    put("b-held", process="gone", deaths=1)
+    put("c-later", held_in="schedule", run_at=later)
+    put("d-again", held_in="retry", run_at=later, more=raised)
+    put("e-dead", held_in="dead", run_at=failed, more=raised)
+    put("f-aside", waits=2**61)
+    put("g-no-job", payload="no job", waits=15)
+    put("h-known", process="gone")
+    sql(
+        "INSERT INTO events (job_id, worker_name, queue, status, created_at, process) VALUES ('h-known', 'Mail', 'q',"
+        " 'working', 0, 'gone')"
+    )
+
+    schema.upgrade(database, "0016")
+    assert "jobs" not in tables(database)
+    found = rows("job_id, items, status, attempt, retries, watched, deaths, due_at, problem, finished_at", "events")
+    waits = {row[0]: (row[7] if row[7] in (None, later) else "now") for row in found}
+    assert [(*row[:7], waits[row[0]], *row[8:]) for row in found] == [
+        ("a-waits", 0, "enqueue", 1, 0, 0, 0, "now", None, None),
+        ("b-held", 0, "enqueue", 1, 0, 1, 1, "now", None, None),
+        ("c-later", 0, "enqueue", 1, 0, 0, 0, later, None, None),
+        ("d-again", 0, "enqueue", 3, 2, 0, 0, later, None, None),
+        ("e-dead", 0, "error", 3, 2, 0, 0, None, "ValueError", failed),
+        ("f-aside", 0, "enqueue", 1, 0, 0, 0, "now", None, None),
+        ("g-no-job", 0, "error", 1, 0, 0, 0, None, "discarded", found[6][9]),
+        ("h-known", 1, "enqueue", 2, 0, 1, 0, "now", None, None),
+    ]
+    told = {jid: json.loads(said)[0]["message"] for jid, said in rows("job_id, added_messages", "events") if said}
+    assert told == {"d-again": "ValueError: boom", "e-dead": "ValueError: boom", "g-no-job": "this is no job: no job"}
+    jid, name, params, options, made, started = rows(
+        "job_id, worker_name, params, options, created_at, started_at", "events"
+    )[3]
+    assert (jid, name, json.loads(params), made, started) == (
+        "d-again", "Mail", ["d-again", {"ä": 2**70}], created, failed
+    )  # fmt: skip
+    assert options.startswith('{"priority":7,'), "the borrow reads its beginning"
+    assert json.loads(options)["members"] == {"retry": 3, "tags": ["x"]}
+
+    schema.downgrade(database, "0015")
+    assert rows("job_id, items", "events") == [("h-known", 1)]
+    assert rows("jid, attempt, priority, held_in, waits", "jobs") == [
+        ("a-waits", 0, 7, None, 15), ("b-held", 0, 7, None, 15), ("c-later", 0, 7, "schedule", None),
+        ("d-again", 0, 7, "retry", None), ("e-dead", 0, 7, "dead", None), ("f-aside", 0, 7, None, 15),
+        ("g-no-job", 0, 7, "dead", None),
+    ]  # fmt: skip
+    payload = json.loads(rows("jid, payload", "jobs")[3][1])
+    assert (payload["retry_count"], payload["failed_at"], payload["tags"]) == (1, failed / 10**6, ["x"])
+    assert (payload["class"], payload["args"]) == ("Mail", ["d-again", {"ä": 2**70}])
 
 
 @pytest.mark.parametrize(
@@ -512,7 +587,7 @@ def test_places_in_lines_of_keys_leave_room_for_what_runs_again(database: Databa
     for number, place in enumerate([6, 7, 0], 1):  # in the list; retried by a user, and waiting; the same, and at work
         empty.sql("INSERT INTO key_places (event_id, line, place) VALUES (?, 7, ?)", (number, place))
     schema.upgrade(database)
-    each, places = sessions.PLACES_EACH, "SELECT event_id, place FROM key_places ORDER BY event_id"
+    each, places = PLACES_EACH, "SELECT event_id, place FROM key_places ORDER BY event_id"
     assert empty.sql(places) == [(1, 3 * each), (2, 3 * each + 1), (3, 0), (4, 5 * each + 1)]
     schema.downgrade(database, "0014")
     assert empty.sql(places) == [(1, 6), (2, 7), (3, 0), (4, 11)]

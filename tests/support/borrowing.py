@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -69,10 +69,11 @@ def borrow(ledger: Ledger, task_id: int, wanted: int = 100) -> list[Lent]:
     return [_lent(job, by) for job, by in lent]
 
 
-def borrow_alone(ledger: Ledger, *queues: str) -> list[Lent]:
-    """The jobs without a Task that are due, claimed for this process."""
+def borrow_alone(ledger: Ledger, *queues: str, workers: Collection[str] | None = None) -> list[Lent]:
+    """The jobs without a Task that are due, claimed for this process; with ``workers``, those of these, untracked ones
+    among them."""
     with ledger.database.read() as connection:
-        due = lending.alone_due(connection, ledger.now(), queues or ["default"])
+        due = lending.alone_due(connection, ledger.now(), queues or ["default"], workers=workers)
     own = own_loans(ledger)
     jobs = lending.claim_alone(ledger, [each.event_id for each in due])
     return [_lent(job, own.claim(job.event_id, job.attempt)) for job in jobs]

@@ -10,14 +10,12 @@ from asynctask.brokers.base import About, Broker, Copy, Held, Key, Presence
 
 
 class Whole:
-    """``caught_by``: the test of the suites that a broken one must fail; ``on``: which kind of broker the real one is."""
+    """``caught_by``: the test of the suites that a broken one must fail."""
 
     caught_by: ClassVar[str] = ""
-    on: ClassVar[str] = "sqlite"
 
     def __init__(self, real: Broker) -> None:
         self.real = real
-        self.capabilities = real.capabilities
 
     def push(self, copies: Sequence[Copy]) -> None:
         self.real.push(copies)
@@ -55,7 +53,7 @@ class Whole:
     def forget(self, keys: Collection[Key]) -> None:
         self.real.forget(keys)
 
-    def presence(self, about: About) -> Presence | None:
+    def presence(self, about: About) -> Presence:
         return self.real.presence(about)
 
     def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:

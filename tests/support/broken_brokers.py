@@ -58,13 +58,13 @@ class LastInFirstOut(Whole):
         return super().exchange(process, done, queues, limit)[::-1]
 
 
-class ForgetsPriority(Whole):
-    """Says that it knows priorities, and pushes all alike."""
+class SortsByPriority(Whole):
+    """Other programs take jobs in the order of a queue, and expect theirs in it."""
 
-    caught_by = "smaller_priorities_come_first_where_there_are_priorities"
+    caught_by = "a_queue_has_no_priorities"
 
     def push(self, copies: Sequence[Copy]) -> None:
-        super().push([replace(copy, priority=0) for copy in copies])
+        super().push(sorted(copies, key=lambda copy: copy.priority))
 
 
 class SortsQueues(Whole):
@@ -204,7 +204,6 @@ class WithdrawsWithoutEnd(Whole):
     """Takes more than it is asked for."""
 
     caught_by = "withdrawing_takes_what_waits_of_a_task_and_leaves_what_is_fetched_and_other_tasks"
-    on = "redis"
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         return super().withdraw(task_id, FAR)
@@ -214,7 +213,6 @@ class WithdrawsWithoutAWord(Whole):
     """Does not tell of the last copy that it took."""
 
     caught_by = "a_copy_is_either_withdrawn_or_fetched"
-    on = "redis"
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         return super().withdraw(task_id, limit)[:-1]
@@ -263,7 +261,6 @@ class HoldsWhatItGaveUp(Whole):
     """Believes that what it was once given is there until it was acknowledged."""
 
     caught_by = "killed_while_it_withdraws_the_broker_still_knows_what_it_holds"
-    on = "redis"
 
     def push(self, copies: Sequence[Copy]) -> None:
         self.__dict__.setdefault("pushed", set()).update(copy.key for copy in copies)
@@ -297,13 +294,13 @@ class ListsEmptyQueues(Whole):
         return {**dict.fromkeys(self.__dict__["names"], 0), **super().queues()}
 
 
-class CountsAllAlike(Whole):
-    """Counts every copy under one priority though it orders by them."""
+class CountsOneOfEach(Whole):
+    """Counts the priorities instead of the copies."""
 
-    caught_by = "it_counts_what_waits_at_each_priority_where_there_are_priorities"
+    caught_by = "it_counts_what_waits_at_any_priority"
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
-        return {name: {0: sum(found.values())} for name, found in super().waiting(queues).items()}
+        return {name: dict.fromkeys(found, 1) for name, found in super().waiting(queues).items()}
 
 
 class DropsForAnybody(Whole):
@@ -353,7 +350,6 @@ class ReleasesTwice(Whole):
     """Pushes what is due, and then moves it."""
 
     caught_by = "due_jobs_are_released_once_by_several_that_look_at_the_same_time"
-    on = "redis"
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
         self.push([held.copy for held in self.members(set_name, limit) if held.at <= now])
@@ -364,7 +360,6 @@ class KeepsInTheListToo(Whole):
     """Puts a copy into a set, and leaves it in the process's list."""
 
     caught_by = "a_copy_goes_from_a_list_into_a_set_in_one_step"
-    on = "redis"
 
     def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
         super().hold(set_name, copies)

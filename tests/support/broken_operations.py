@@ -93,8 +93,7 @@ class ClearsAndStillHolds(WholeOperations):
 
 
 class TakesFromPausedQueues(WholeOperations):
-    caught_by = "nothing_is_taken_from_a_paused_queue_where_queues_can_be_paused"
-    on = "redis"
+    caught_by = "nothing_is_taken_from_a_paused_queue"
 
     def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
         paused = [queue for queue in queues if self.unpause(queue)]
@@ -107,8 +106,7 @@ class TakesFromPausedQueues(WholeOperations):
 class KnowsNoPause(WholeOperations):
     """Gives nothing of a paused queue, but says that none is paused: what a process has fetched begins there."""
 
-    caught_by = "nothing_is_taken_from_a_paused_queue_where_queues_can_be_paused"
-    on = "redis"
+    caught_by = "nothing_is_taken_from_a_paused_queue"
 
     def paused(self, queues: Collection[str]) -> set[str]:
         return set()
@@ -117,7 +115,7 @@ class KnowsNoPause(WholeOperations):
 class PausesNothing(WholeOperations):
     """Says that it cannot, by doing nothing."""
 
-    caught_by = "nothing_is_taken_from_a_paused_queue_where_queues_can_be_paused"
+    caught_by = "nothing_is_taken_from_a_paused_queue"
 
     def pause(self, queue: str) -> bool:
         return True
@@ -165,7 +163,6 @@ class RestartsAndKeeps(WholeOperations):
     """Pushes a job, and leaves it in its set."""
 
     caught_by = "a_member_is_restarted_once_and_its_neighbours_of_the_same_time_stay"
-    on = "redis"
 
     def restart(self, set_name: str, entries: Sequence[Entry]) -> int:
         self.push([each.copy for each in entries])
@@ -262,7 +259,6 @@ class SignalsAnybody(WholeOperations):
 
 class SignalsInWordsOnly(WholeOperations):
     caught_by = "a_process_that_shows_itself_is_listed_and_takes_each_signal_once"
-    on = "redis"
 
     def signal(self, identity: str, name: str) -> bool:
         return any(each.identity == identity for each in self.processes())
@@ -282,7 +278,6 @@ class NeverLeaves(WholeOperations):
     """Shows a process that has left."""
 
     caught_by = "a_process_that_shows_itself_is_listed_and_takes_each_signal_once"
-    on = "redis"
 
     class Seen(Shown):
         def leave(self) -> None:

@@ -38,8 +38,9 @@ class TakesBackFromTheLiving(Whole):
     caught_by = "what_a_dead_process_held_is_given_back_once_by_two_that_recover_it"
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
+        keys = {copy.key for copy in copies}
         for holder in {process, *self.holders()}:
-            super().put_back(holder, copies)
+            super().put_back(holder, [copy for copy in self.held_by(holder) if copy.key in keys])
 
 
 class KeepsListsToItself(Whole):
@@ -152,7 +153,6 @@ class PushesThenRemoves(Whole):
     """The other way round: killed in between, it has doubled a job."""
 
     caught_by = "killed_while_it_releases_each_due_job_is_in_its_set_or_in_its_queue"
-    on = "redis"
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
         due = [entry for entry in self.operations.entries(set_name).entries if (entry.at or 0) <= now][:limit]

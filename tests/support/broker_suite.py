@@ -6,8 +6,7 @@
         def make_broker(self) -> Broker:
             return MyBroker(...)
 
-pytest collects the methods; no fixture is needed. Permitted differences depend on the broker's capabilities. See
-:class:`BrokerSuite` for further methods to override.
+pytest collects the methods; no fixture is needed. See :class:`BrokerSuite` for further methods to override.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 from asynctask.brokers.admin import Entry
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Held, Key
 from asynctask.clock import SECOND, SystemClock
-from asynctask.errors import Conflict, InputError
+from asynctask.errors import InputError
 
 # -- shared tools
 
@@ -294,7 +293,7 @@ class BrokerCrashes(BrokerSuite):
             found = where(broker, queues=["q0", "q1"])
             keys = [a_copy(10 * n + i).key for i in range(2)]
             assert broker.holds(keys) == {key for key in keys if found[key[0]]}, f"killed before message {n + 1}, it lies"
-            assert not ended or broker.capabilities.in_ledger or not any(found[jid] for jid, _ in keys)
+            assert not ended or not any(found[jid] for jid, _ in keys)
 
         self.killed_at_every_step(fill, lambda dying, n, _: dying.withdraw(n + 1, 10), check)
 
@@ -559,11 +558,11 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
             fetched = [*broker.exchange("p", [], ["default"], 3), *broker.exchange("p", [], ["default"], 10)]
             assert keys_of(fetched) == keys_of([a_copy(n) for n in range(8)])
 
-    def test_smaller_priorities_come_first_where_there_are_priorities(self) -> None:
+    def test_a_queue_has_no_priorities(self) -> None:
         with self.broker() as broker:
             broker.push([a_copy(n, priority=priority) for n, priority in enumerate((240, 120, 340, 120, -5))])
             order = [int(c.jid, 16) for c in broker.exchange("p", [], ["default"], 10)]
-            assert order == ([4, 1, 3, 0, 2] if broker.capabilities.priority else [0, 1, 2, 3, 4])
+            assert order == [0, 1, 2, 3, 4]
 
     def test_queues_are_tried_in_the_order_given(self) -> None:
         with self.broker() as broker:
@@ -667,9 +666,6 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
         with self.broker() as broker:
             broker.push([a_copy(n, task_id=7) for n in range(5)] + [a_copy(9, task_id=8), a_copy(10)])
             (held,) = broker.exchange("p", [], ["default"], 1)
-            if broker.capabilities.in_ledger:
-                assert broker.withdraw(7, 3) == []
-                return
             taken = broker.withdraw(7, 3)
             assert len(taken) == 3
             taken += broker.withdraw(7, 100)
@@ -695,11 +691,9 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
             assert dict(broker.queues()) == {"default": 2}
             assert waiting_in(broker, "other") == {}
 
-    def test_it_counts_what_waits_at_each_priority_where_there_are_priorities(self) -> None:
+    def test_it_counts_what_waits_at_any_priority(self) -> None:
         with self.broker() as broker:
             broker.push([a_copy(n, priority=priority) for n, priority in enumerate((120, 360, 360, -5))])
-            if broker.capabilities.priority:
-                assert broker.waiting(["default"])["default"] == {120: 1, 360: 2, -5: 1}
             assert waiting_in(broker, "default") == {"default": 4}
 
     def test_a_copy_is_put_back_with_the_deaths_that_were_counted(self) -> None:
@@ -842,13 +836,9 @@ class OperationsConformance(OperationsCrashes):
             assert waiting_in(broker, "default") == {"default": 1}, "what was cleared may be pushed again"
             assert broker.holds([a_copy(0).key, a_copy(1, attempt=3).key]) == set()
 
-    def test_nothing_is_taken_from_a_paused_queue_where_queues_can_be_paused(self) -> None:
+    def test_nothing_is_taken_from_a_paused_queue(self) -> None:
         with self.broker() as broker:
             broker.push([a_copy(0), a_copy(1, queue="other")])
-            if not broker.capabilities.pauses:
-                assert "cannot be paused" in refused(Conflict, lambda: broker.operations.pause("default"))
-                assert "cannot be paused" in refused(Conflict, lambda: broker.operations.unpause("default"))
-                return
             assert broker.operations.pause("default")
             assert not broker.operations.pause("default")
             assert {facts.name: facts.paused for facts in broker.operations.queues()} == {"default": True, "other": False}

@@ -1,4 +1,4 @@
-"""Brokers on real servers for the suites: how each is made, joined by another process, and killed at a given message."""
+"""Brokers on a real server for the suites: how each is made, joined by another process, and killed at a given message."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import event
-from support.databases import Store
 from support.servers import RedisServer
 
 from asynctask.brokers.base import Broker
-from asynctask.brokers.sql.broker import SqlBroker
-from asynctask.database import schema
-from asynctask.database.engine import Database
 from asynctask.sidekiq.broker import RedisBroker
 
 
@@ -35,34 +30,6 @@ class Life:
         self._steps -= 1
 
 
-class OwningBroker(SqlBroker):
-    """A SQL broker that closes the database it was made with; ``ensure``: there may be no tables yet."""
-
-    def __init__(self, url: str, *, ensure: bool = True) -> None:
-        self.owned = Database(url)
-        if ensure:
-            schema.ensure(self.owned)
-        super().__init__(self.owned)
-
-    def close(self) -> None:
-        super().close()
-        self.owned.close()
-
-
-def dying_sql(url: str, steps: int) -> SqlBroker:
-    """A SQL broker whose process is killed after so many statements and commits."""
-    made = OwningBroker(url, ensure=False)
-    life = Life(steps)
-
-    def before(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if statement != "ROLLBACK":  # the server does that by itself
-            life.take()
-
-    event.listen(made.owned.engine, "before_cursor_execute", before)
-    event.listen(made.owned.engine, "commit", lambda _: life.take())
-    return made
-
-
 def dying_redis(url: str, namespace: str, steps: int) -> RedisBroker:
     """A Redis broker whose process is killed after so many messages, those with which a connection begins among them."""
     made = RedisBroker(url, namespace=namespace)
@@ -77,25 +44,6 @@ def dying_redis(url: str, namespace: str, steps: int) -> RedisBroker:
 
     pool.connection_class = Dying
     return made
-
-
-class SqlBrokers:
-    """Mixed into a suite: SQL brokers on each kind of database."""
-
-    url: str
-
-    @pytest.fixture(autouse=True)
-    def _database(self, store: Store) -> None:
-        self.url = store.url
-
-    def make_broker(self) -> Broker:
-        return OwningBroker(self.url)
-
-    def same_server(self, broker: Broker) -> Broker | None:
-        return OwningBroker(self.url)
-
-    def dying(self, broker: Broker, steps: int) -> Broker | None:
-        return dying_sql(self.url, steps)
 
 
 class RedisBrokers:

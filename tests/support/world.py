@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from support.broker_looks import BrokerLook, RedisLook, SqlLook
+from support.broker_looks import BrokerLook, LedgerLook, RedisLook
 from support.databases import Store
 from support.forked import Program, run_program
 
@@ -201,7 +201,7 @@ class World:
         self.folder = folder
         self.store = store
         self.broker_url = broker_url
-        self.broker: BrokerLook = RedisLook(broker_url) if broker_url else SqlLook(store)
+        self.broker: BrokerLook = RedisLook(broker_url) if broker_url else LedgerLook(store)
         self.shop = Shop(folder)
         self._apps: list[AsyncTask] = []
         self._children: list[Started] = []

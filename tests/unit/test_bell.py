@@ -8,8 +8,6 @@ import pytest
 
 from asynctask.database.notify import SqliteChannel
 
-TOPICS = ("jobs", "ledger")
-
 
 class Looks:
     """In the place of the event that ends the looking: notes the pause before each look, and rings before some."""
@@ -22,20 +20,18 @@ class Looks:
         self.pauses.append(seconds)
         if len(self.pauses) in self._rings_before:
             assert self._ringer.send is not None
-            self._ringer.send(None, ("jobs",))
+            self._ringer.send(None)
         return len(self.pauses) > self._looks
 
 
 def looked(folder: Path, *, hurried: bool, looks: int, rings_before: set[int]) -> tuple[list[float], int]:
     """The pauses between looks, and how many rings were heard."""
-    bell, ringer = SqliteChannel(folder / "a.bell", TOPICS), SqliteChannel(folder / "a.bell", TOPICS)
+    bell, ringer = SqliteChannel(folder / "a.bell"), SqliteChannel(folder / "a.bell")
     if hurried:
         bell.expect_jobs()
     seen = Looks(looks, ringer, rings_before)
     bell._ended = seen  # type: ignore[assignment]
-    first, *rings = list(bell.receive())
-    assert first == TOPICS, "what was rung before is not known"
-    assert all(ring == ("jobs",) for ring in rings)
+    _, *rings = list(bell.receive())  # what was rung before the first is not known
     bell.close()
     ringer.close()
     return seen.pauses, len(rings)

@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 from support.broker_suite import untracked
+from support.untracked import push
 from support.webshop import Client
 
 from asynctask import AsyncTask
@@ -39,7 +40,7 @@ def value(found: Samples, name: str, **labels: str) -> float | None:
 def test_the_backlog_and_the_tasks_are_gauges(app: AsyncTask, client: Client) -> None:
     app.submit("enroll", [{"sku": "A"}, {"sku": "B"}], priority=3)
     app.submit("enroll", [{"sku": "C"}]).pause()
-    app.broker.push([untracked(n, queue='a "b"\\c') for n in range(4)])
+    push(app, [untracked(n, queue='a "b"\\c') for n in range(4)])
     found = scraped(client)
     assert value(found, "backlog_jobs", queue="default", worker="enroll", priority="3") == 2
     assert value(found, "queue_waiting_jobs", queue="default") == 2

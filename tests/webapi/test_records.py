@@ -13,6 +13,7 @@ import pytest
 from celery import Celery
 from support.servers import RedisServer
 from support.serving import Shop, get
+from support.untracked import broker_of
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
@@ -223,7 +224,7 @@ def test_a_fetched_job_of_a_task_that_was_stopped_does_not_begin(
     app: AsyncTask, client: Client, dispatched: Callable[..., tuple[Any, list[str]]], control: str, status: str
 ) -> None:
     task, jobs = dispatched(2)
-    app.broker.exchange("somebody", [], ["default"], 2)  # out of the queue: a control cannot take them back
+    broker_of(app).exchange("somebody", [], ["default"], 2)  # out of the queue: a control cannot take them back
     batch(client, {"job_id": jobs[0], "status": "working", "attempt": 1})
     getattr(task, control)()
     (answer,) = batch(client, {"job_id": jobs[1], "status": "working", "attempt": 1})
@@ -251,7 +252,7 @@ def refused(client: Client, job: str, status: int, code: str, **more: Any) -> st
 
 def taken(app: AsyncTask, queue: str = "default") -> None:
     """Another program takes what is in a queue."""
-    app.broker.exchange("somebody", app.broker.exchange("somebody", [], [queue], 100), [], 0)
+    broker_of(app).exchange("somebody", broker_of(app).exchange("somebody", [], [queue], 100), [], 0)
 
 
 def test_a_job_of_a_task_needs_its_attempt(
@@ -296,9 +297,9 @@ def test_a_job_in_a_queue_is_nobody_elses(
     assert "waits in the ledger" in refused(client, waiting, 409, "held_elsewhere", attempt=1)
     task, (job,) = dispatched()
     assert "on the queue 'default'" in refused(client, job, 409, "held_elsewhere", attempt=1)
-    held = app.broker.exchange("a-worker-of-ours", [], ["default"], 1)
+    held = broker_of(app).exchange("a-worker-of-ours", [], ["default"], 1)
     assert "on the queue 'default'" in refused(client, job, 409, "held_elsewhere", attempt=1)
-    app.broker.exchange("a-worker-of-ours", held, [], 0)
+    broker_of(app).exchange("a-worker-of-ours", held, [], 0)
     assert record(client, "finish", job, attempt=1)["counted"]
     assert task.progress()["done"]
 
@@ -311,7 +312,7 @@ def test_a_process_that_shares_a_queue_with_ours_records_what_it_took(
     processes.register(ours, app.host, kind="worker", pid=1, lease_s=60.0, concurrency=2, queues=["default"])
     said = [{"job_id": job, "status": "finish", "attempt": 1} for job in (first, second)]
     assert batch(client, *said) == [(False, "enqueue", 1)] * 2
-    app.broker.exchange("somebody", app.broker.exchange("somebody", [], ["default"], 1), [], 0)
+    broker_of(app).exchange("somebody", broker_of(app).exchange("somebody", [], ["default"], 1), [], 0)
     assert batch(client, *said) == [(True, "finish", 1), (False, "enqueue", 1)]
 
 
