@@ -135,7 +135,7 @@ class Sharing:
 
     def decide(self, execution: Execution, error: BaseException, *, now: int, noise: float) -> Decision:
         """See :meth:`asynctask.runtime.execution.Hook.decide`."""
-        if execution.ticket is not None:
+        if execution.has_event:
             return decide_foreign(error, execution.payload, execution.job, execution.worker, now=now, noise=noise)
         job = parse(execution.copy.payload)
         return decide_untracked(error, job, execution.job, execution.worker, now=now, noise=noise)

@@ -20,12 +20,12 @@ from support.drawn import examples
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import lending, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem
+from asynctask.ledger.recorder import Kind
 from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -46,9 +46,8 @@ def numbers_of(jobs: Iterable[Any]) -> list[int]:
     return [json.loads(job.params)["n"] for job in jobs]
 
 
-def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, **more: Any) -> None:
-    reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
-    borrowing.end(app.ledger, *jobs, status=status, reason=reason, **more)
+def end(app: AsyncTask, *jobs: Any, kind: Kind = Kind.FINISH, **more: Any) -> None:
+    borrowing.end(app.ledger, *jobs, kind=kind, **more)
 
 
 def run_out(app: AsyncTask, *tasks: TaskHandle) -> list[list[int]]:
@@ -108,13 +107,13 @@ def test_a_retry_keeps_those_behind_waiting_and_an_explicit_one_comes_last(world
     app = world.app()
     task = app.submit("shaky", items("a", "a"), key="serial")
     (job,) = lend(app, task)
-    end(app, job, status=Status.ERROR, retry_at=app.ledger.now() + 3_600_000_000)
+    end(app, job, kind=Kind.RETRY, retry_at=app.ledger.now() + 3_600_000_000)
     assert lend(app, task) == []
     world.sql("UPDATE events SET due_at = 1 WHERE due_at < ?", BLOCKED)
     world.sql("UPDATE tasks SET due_next = 1")
     (again,) = lend(app, task)
     assert (again.event_id, again.attempt) == (job.event_id, 2)
-    end(app, again, status=Status.ERROR)
+    end(app, again, kind=Kind.RAISED)
     second = app.submit("shaky", items("a", first=5), key="serial")
     task.retry()
     assert run_out(app, task, second) == [[1], [5], [0]]
@@ -127,7 +126,7 @@ def test_a_list_that_is_still_split_does_not_start_beside_a_job_that_runs_again(
     task = app.submit("shaky", items("a"), key="serial")
     new = task_rows.NewTask("shaky", "default", 1, key_field="serial")
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
-    end(app, *lend(app, task), status=Status.ERROR)
+    end(app, *lend(app, task), kind=Kind.RAISED)
     task.retry()
     (again,) = lend(app, task)
     line = world.one("SELECT line FROM key_places")
@@ -173,8 +172,8 @@ def test_a_job_that_is_deleted_while_it_asks_gets_no_place(world: World, monkeyp
     """It would keep its line for ever. Taken out: the lock of what asks."""
     app, other = world.app(), world.app()
     task = app.submit("shaky", items("a", "a"), key="serial")
-    end(app, *lend(app, task), status=Status.ERROR)
-    end(app, *lend(app, task), status=Status.ERROR)
+    end(app, *lend(app, task), kind=Kind.RAISED)
+    end(app, *lend(app, task), kind=Kind.RAISED)
     task.retry()
     (gone, *_) = [jid for (jid,) in world.sql("SELECT job_id FROM events ORDER BY id")]
     admit, deletes = sessions.admit, list[threading.Thread]()
