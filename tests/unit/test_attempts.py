@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import FrozenInstanceError, fields
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -166,6 +166,29 @@ def test_others_may_give_a_thread_up_while_it_is_inside_the_function_again() -> 
     assert [job.give_up_thread(), job.claim()] == [True, False]
     job.waive()  # what a thread does that was given up
     assert job.settler is Settler.ANOTHER
+
+
+class Contended:
+    """A lock that another thread has had just before: ``settler`` is whom that made the settler."""
+
+    def __init__(self, job: Execution, settler: Settler) -> None:
+        self._job, self._settler = job, settler
+
+    def __enter__(self) -> None:
+        self._job.settler = self._settler
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("first", "claims"), [(Settler.ITS_THREAD, Execution.give_up_thread), (Settler.ANOTHER, Execution.claim)]
+)
+def test_a_thread_that_waited_for_another_that_claimed_the_job_leaves_it_alone(
+    first: Settler, claims: Callable[[Execution], bool]
+) -> None:
+    job = execution()
+    job.lock = cast(threading.Lock, Contended(job, first))
+    assert (claims(job), job.settler) == (False, first)
 
 
 def test_of_two_threads_that_claim_a_job_at_the_same_time_one_settles_it() -> None:

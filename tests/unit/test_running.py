@@ -159,6 +159,27 @@ def test_a_process_that_ends_does_not_leave_while_an_outcome_waits(app: AsyncTas
     assert left == [False]
 
 
+def test_a_worker_that_ends_does_not_leave_while_the_outcome_of_a_late_job_waits(
+    app: AsyncTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, late, left = app.launcher(concurrency=1), fresh(), list[bool]()
+    stop, isolation = launcher.recorder.stop, launcher.pool._isolation
+    launcher.start()
+    isolation.enter(late, lambda: False)
+
+    def ends_late(timeout: float) -> bool:
+        drained = stop(timeout)
+        launcher.tracker.settle(late)
+        isolation.leave(late)
+        return drained
+
+    monkeypatch.setattr(launcher.pool, "wait_idle", lambda timeout: True)
+    monkeypatch.setattr(launcher.recorder, "stop", ends_late)
+    monkeypatch.setattr(launcher, "leave", lambda *, empty: left.append(empty))
+    launcher.stop()
+    assert left == [False]
+
+
 # -- add, then ask
 
 
