@@ -538,7 +538,8 @@ write = repeatable(write_once)
 def forget_read(wave: Sequence[Outcome]) -> None:
     """Makes the next try read the Events of these outcomes first."""
     for each in wave:
-        each.stage = max(each.stage, Stage.READ)
+        if each.stage is Stage.UNREAD:
+            each.stage = Stage.READ
 
 
 def already_recorded(ledger: Ledger, each: Outcome) -> bool:

@@ -678,6 +678,7 @@ class Tracker:
     ) -> Outcome:
         """The outcome that :meth:`settle` passes to the group commit."""
         ticket, result, run = attempt.ticket, attempt.result, attempt.next_run
+        record = ticket.record
         if discarded is not None:
             failure, run = Failure("discarded", self._ledger.catalogue("discarded", discarded)), None
             result = replace(result or _RETURNED, kind=Kind.DISCARDED, failure=failure)
@@ -688,12 +689,12 @@ class Tracker:
         elif ticket.elsewhere and result.kind is Kind.INTERRUPTED and retry_at is None:
             # Our runtime always repeats interrupted jobs; another engine may give them up.
             result = replace(result, kind=Kind.RAISED, failure=Failure(_INTERRUPTED, self._ledger.catalogue("interrupted")))
-        values: dict[str, Any] = {"result": result.text, "started_at": attempt.started_at}
         if run is not None:
             retry_at = self._ledger.now() + micros(run.delay_s)
-            values = {"started_at": attempt.started_at}
-        retry_at = self._paused(ticket, retry_at)
-        kind = result.kind if retry_at is None or result.kind is Kind.INTERRUPTED else Kind.RETRY
+        kind = result.kind
+        if retry_at is not None:
+            retry_at = self._paused(ticket, retry_at)
+            kind = kind if kind is Kind.INTERRUPTED else Kind.RETRY
         is_unread = ticket.is_untouched and attempt.phase in _UNSAID
         # No user watched a short job, and no attempt continues from it.
         is_short = is_unread and result.kind is Kind.FINISH
@@ -702,19 +703,20 @@ class Tracker:
         notes += self._closing(result, retry_at, is_sent_again=attempt.next_run is not None)
         is_unread = is_unread and not kind.may_wait and place is None
         news = _news_of(attempt)
-        values = _columns(news, **values, checkpoint=place)
+        text = result.text if run is None else None
+        values = _columns(news, result=text, started_at=attempt.started_at, checkpoint=place)
         if run is not None:
             values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
         return Outcome(
-            ticket.event_id, ticket.attempt, kind, retry_at, then, ticket.elsewhere, ticket.awaited,
-            Stage.UNREAD if is_unread else Stage.READ, worker=ticket.record.worker_name, notes=notes,
-            failure=result.failure, values=values, seconds=self._seconds(attempt), marks=news.marks,
-            failures=news.failures, record=ticket.record if is_unread else None,
+            record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere, ticket.awaited,
+            Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name, notes=notes, failure=result.failure,
+            values=values, seconds=self._seconds(attempt), marks=news.marks, failures=news.failures,
+            record=record if is_unread else None,
         )  # fmt: skip
 
-    def _paused(self, ticket: Ticket, retry_at: int | None) -> int | None:
+    def _paused(self, ticket: Ticket, retry_at: int) -> int:
         """When another attempt follows; an engine delays its own jobs."""
-        if retry_at is None or ticket.elsewhere:
+        if ticket.elsewhere:
             return retry_at
         asked_s = (retry_at - self._ledger.now()) / SECOND
         pause = pause_s(asked_s, ticket.retries)

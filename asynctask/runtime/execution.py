@@ -75,8 +75,9 @@ class Execution(Attempt):
     inside the function under ``watch``. ``is_recalled``: it may not begin any more. ``rank``: its line in the pool;
     ``permits``: those of its Task, while it has one; ``is_over``: it needs none any more.
 
-    The first thread that claims it settles it, and changes ``settler`` under ``lock``. The other leaves the job alone, and
-    finds that out without the lock, which the first may hold: a stop waits for no thread that settles.
+    The first thread that claims it settles it, and changes ``settler`` under ``lock``; only its own thread takes its claim
+    back. The other leaves the job alone, and finds that out without the lock, which the first may hold: a stop waits for no
+    thread that settles.
     """
 
     job: CurrentJob
@@ -95,17 +96,18 @@ class Execution(Attempt):
 
     def claim(self) -> bool:
         """Whether its own thread, which asks, settles it; it may ask again. It claims before it sets a result."""
-        if self.abandoned:
+        if self.watch is not None and self.watch.lost:
             return False
-        with self.lock:
-            if self.settler is Settler.NOBODY:
-                self.settler = Settler.ITS_THREAD
-            return self.settler is Settler.ITS_THREAD
+        if self.settler is Settler.NOBODY:
+            with self.lock:
+                if self.settler is Settler.NOBODY:
+                    self.settler = Settler.ITS_THREAD
+        return self.settler is Settler.ITS_THREAD
 
     def waive(self) -> None:
         """Its own thread enters the function (again): until it returns, others may give the thread up."""
-        with self.lock:
-            if self.settler is Settler.ITS_THREAD:
+        if self.settler is Settler.ITS_THREAD:
+            with self.lock:
                 self.settler = Settler.NOBODY
 
     def give_up_thread(self) -> bool:
