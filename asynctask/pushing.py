@@ -25,7 +25,7 @@ from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, plain_json
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import TICKET, Ticket, send_itself
+from asynctask.middleware.tracker import ATTEMPT, Attempt, send_itself
 from asynctask.sidekiq.payload import When, check, due_at, dump, flat, normalise, write_time
 from asynctask.wiring import Core
 from asynctask.worker import Worker, is_model
@@ -205,21 +205,21 @@ class Pushing:
                 self._client.close()
 
 
-def _running(job_id: str) -> Ticket | None:
-    """The ticket of the job that runs here, if it has this id."""
+def _running(job_id: str) -> Attempt | None:
+    """The attempt of the job that runs here, if it has this id."""
     try:
         job = current_job()
     except RuntimeError:
         return None
     if job.job_id != job_id:
         return None
-    ticket: Ticket | None = job.local.get(TICKET)
-    if ticket is not None and not ticket.items:  # nobody tracks it
+    attempt: Attempt | None = job.local.get(ATTEMPT)
+    if attempt is not None and not attempt.ticket.items:  # nobody tracks it
         return None
-    if ticket is not None and (ticket.elsewhere or ticket.items > 1):
-        why = "an attached engine keeps it" if ticket.elsewhere else "it is a slice of a list"
+    if attempt is not None and (attempt.ticket.elsewhere or attempt.ticket.items > 1):
+        why = "an attached engine keeps it" if attempt.ticket.elsewhere else "it is a slice of a list"
         raise IdInUse(f"job {job_id} cannot send itself again with perform_async: {why}; send with another id")
-    return ticket
+    return attempt
 
 
 def _not_here(*_: Any) -> None:

@@ -21,13 +21,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from asynctask.core.states import Reason, Status
 from asynctask.database.engine import Database
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Note
 from asynctask.ledger.lending import Job, Offer, OwnLoans
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
 from asynctask.middleware.tracker import Ticket, Tracker
 
 __all__ = ["QUEUE", "main"]
@@ -164,10 +163,7 @@ class Borrower:
             found = lending.borrow(self._ledger, offer, self._wanted)
             numbers += self._claimed(found.claimed)
             for loan, jobs in found.loans:
-                own, tickets = self._own.add(loan, len(jobs)), self._tracker.borrowed(jobs)
-                for ticket in tickets:
-                    ticket.loan = own
-                self._held += tickets
+                self._held += self._tracker.borrowed(jobs, self._own.add(loan, len(jobs)), 0.0)
                 numbers += [job.seq for job in jobs if job.seq is not None]
         return numbers
 
@@ -184,8 +180,8 @@ class Borrower:
         notes = [Note("working", "In progress", now), Note("finish", "Done", now)]
         outcomes = [
             Outcome(
-                ticket.event_id, ticket.attempt, Status.FINISH, Reason.RETURNED, notes=notes,
-                values={"started_at": now}, seen=ticket.seen, loan=ticket.loan,
+                ticket.event_id, ticket.attempt, Kind.FINISH, notes=notes, values={"started_at": now}, record=ticket.record,
+                stage=Stage.UNREAD if ticket.is_untouched else Stage.READ, loan=ticket.loan,
             )
             for ticket in done
         ]  # fmt: skip

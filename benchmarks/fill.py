@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from asynctask import AsyncTask
 from asynctask.clock import SECOND
-from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Turn, stop
 from asynctask.ledger import lending, progress
 from asynctask.ledger import tasks as task_rows
@@ -16,7 +15,7 @@ from asynctask.ledger.base import Ledger, NewItem, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.lending import Job
 from asynctask.ledger.processes import Host, register
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.tasks import NewTask
 
 __all__ = ["borrowed", "fill"]
@@ -84,7 +83,7 @@ def _outcomes(ledger: Ledger, lent: Sequence[Job], first: int) -> Counter[str]:
     if stopped:
         with ledger.database.write() as connection:
             apply(connection, ledger, [Change(i, _stop, notes=[Note("stopped", "Stopped")]) for i in stopped])
-    counts = Counter("enqueue" if each.retry_at else str(each.status) for each in outcomes)
+    counts = Counter(str(each.kind.status) for each in outcomes)
     return counts + Counter(stopped=len(stopped), enqueue=unbegun)
 
 
@@ -103,8 +102,7 @@ def _outcome(ledger: Ledger, job: Job, i: int) -> Outcome:
             return Outcome(
                 job.event_id,
                 job.attempt,
-                Status.FAILED,
-                Reason.REFUSED,
+                Kind.FAILED,
                 notes=notes,
                 failure=refusal,
                 values={"started_at": now},
@@ -114,30 +112,23 @@ def _outcome(ledger: Ledger, job: Job, i: int) -> Outcome:
             return Outcome(
                 job.event_id,
                 job.attempt,
-                Status.ERROR,
-                Reason.RAISED,
+                Kind.RAISED,
                 notes=notes,
                 failure=failure,
                 values={"started_at": now},
             )
         case 2:
             notes = [Note("cancelled", "Cancelled")]
-            return Outcome(job.event_id, job.attempt, Status.CANCELLED, Reason.CANCELLED, notes=notes)
+            return Outcome(job.event_id, job.attempt, Kind.CANCELLED, notes=notes)
         case 3:
             notes = [*begun, Note("error", f"Error: {failure.message}"), Note("enqueue", "Waiting for retry")]
             at = now + 86_400 * SECOND
-            return Outcome(
-                job.event_id, job.attempt, Status.ERROR, Reason.RAISED, notes=notes, retry_at=at, failure=failure
-            )
+            return Outcome(job.event_id, job.attempt, Kind.RETRY, notes=notes, retry_at=at, failure=failure)
         case 5:
-            return Outcome(
-                job.event_id, job.attempt, Status.WORKING, Reason.STARTED, notes=begun, values={"started_at": now}
-            )
+            return Outcome(job.event_id, job.attempt, Kind.WORKING, notes=begun, values={"started_at": now})
         case _:
             notes = [*begun, Note("finish", "Done")]
-            return Outcome(
-                job.event_id, job.attempt, Status.FINISH, Reason.RETURNED, notes=notes, values={"started_at": now}
-            )
+            return Outcome(job.event_id, job.attempt, Kind.FINISH, notes=notes, values={"started_at": now})
 
 
 def _samples(ledger: Ledger) -> None:

@@ -30,11 +30,10 @@ import xlsxwriter
 
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
-from asynctask.core.states import Reason, Status
 from asynctask.ledger import lending
 from asynctask.ledger.events import Failure, Note
 from asynctask.ledger.lending import Job
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from benchmarks import common, sheet_files
 from benchmarks.children import await_address, child
 from benchmarks.common import Result, Unaccounted
@@ -123,9 +122,7 @@ def _fail_all(app: AsyncTask, task_id: int) -> None:
 def _failed(job: Job, now: int) -> Outcome:
     notes = [Note("working", "In progress", now), Note("failed", f"Failed: {_WHY}")]
     failure = Failure("failed", _WHY)
-    return Outcome(
-        job.event_id, job.attempt, Status.FAILED, Reason.REFUSED, notes=notes, failure=failure, values={"started_at": now}
-    )
+    return Outcome(job.event_id, job.attempt, Kind.FAILED, notes=notes, failure=failure, values={"started_at": now})
 
 
 def _download(address: str, path: str) -> tuple[float, float, bytes]:

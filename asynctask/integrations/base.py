@@ -30,7 +30,6 @@ import orjson
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.config import Config
-from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue, own_name
@@ -38,7 +37,7 @@ from asynctask.errors import IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
 from asynctask.ledger.base import MAX_ID, dumps
-from asynctask.ledger.recorder import Recorder
+from asynctask.ledger.recorder import Kind, Recorder
 from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape, Refused, UnfitItem
@@ -46,7 +45,7 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
 from asynctask.messages import clean, revealed
-from asynctask.middleware.tracker import Stops, Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Stops, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
 from asynctask.worker import Worker, describe, is_model
@@ -81,6 +80,8 @@ _BROKEN: Final = (
     "the message is dropped unrun: only AsyncTask writes an attempt into one, so find the program that has changed or made"
     " it; the job runs by another message, or the ledger sends it again"
 )
+
+_ERRORS: Final = (Kind.RAISED, Kind.TIMEOUT, Kind.DISCARDED)
 
 _UNKNOWN: Final = 1.0
 """Jobs per second below which the rate of a process says nothing: it has just begun, or was idle."""
@@ -684,7 +685,7 @@ class EngineProcess(AppProcess):
     def stop(self) -> None:
         """Commits pending records, stops the parts and removes the process."""
         self.quiet()
-        recorded = self.recorder.stop(_FLUSH_S)
+        self.recorder.stop(_FLUSH_S)
         if self._early is not None:
             self._early.stop()
         self._ended.set()
@@ -693,7 +694,7 @@ class EngineProcess(AppProcess):
         self._dispatcher.stop()
         self.maintenance.stop()
         self.heartbeat.stop()
-        self.leave(empty=recorded and not self.tracker.running())
+        self.leave(empty=not self.tracker.running and not self.recorder.waiting)  # in this order: see Running
 
     # -- steps of a job
 
@@ -729,22 +730,22 @@ class EngineProcess(AppProcess):
             return self.refuse(arrival)
         early = None if self._early is None else self._early.take(arrival)
         ticket: Ticket = early or self._retry_while_away(lambda: self._begin(arrival))
-        if ticket.elsewhere and ticket.holder not in (None, self.ledger.identity):
+        if ticket.elsewhere and ticket.record.row.process not in (None, self.ledger.identity):
             # Its engine may deliver it again before the death of its process is noticed.
             self._retry_while_away(self.maintenance.recover_dead)
             ticket = self._retry_while_away(lambda: self._begin(arrival))
         if arrival.attempt is not None and ticket.event_id and ticket.is_lone:
             return self.refuse(replace(arrival, broken=f"{arrival.attempt}, that of another job"))
-        if ticket.ended_before and arrival.anew and ticket.is_lone:
+        if ticket.has_ended and arrival.anew and ticket.is_lone:
             options = {ENGINE: self._engine}
             if self._retry_while_away(lambda: reopen(self.ledger, arrival, options=options)):
                 ticket = self._retry_while_away(lambda: self._begin(arrival))
         if ticket.verdict in (Begin.GIVE_BACK, Begin.CANCEL) and not ticket.elsewhere:
             done = threading.Event()
-            self.tracker.release(ticket, lambda won: done.set())
+            self.tracker.release(Attempt(ticket), lambda won: done.set())
             done.wait()
         if redelivered and ticket.task_id is not None:
-            ticket.watched = True
+            return replace(ticket, watched=True, is_untouched=False)
         return ticket
 
     def refuse(self, arrival: Arrival) -> Ticket:
@@ -759,7 +760,7 @@ class EngineProcess(AppProcess):
         )  # fmt: skip
         why, until = f"Its message had no valid attempt: {arrival.broken}", self.ledger.now() + micros(PUT_OFF_S)
         self._retry_while_away(lambda: send_from_ledger(self.ledger, arrival.job_id, why, until))
-        return Ticket(Begin.DROP, arrival.job_id, 0, None, 1)
+        return Ticket.made(Begin.DROP, arrival.job_id)
 
     def put_off(self, arrival: Arrival, why: str, seconds: float) -> None:
         """Makes a job that the ledger keeps and that cannot be performed here wait there for this long. Blocks while the
@@ -767,7 +768,7 @@ class EngineProcess(AppProcess):
         ticket: Ticket = self._retry_while_away(lambda: self._begin(arrival))
         if ticket.verdict is Begin.RUN:
             until = self.ledger.now() + micros(seconds)
-            self._retry_while_away(lambda: self.tracker.put_off([(ticket, why)], until))
+            self._retry_while_away(lambda: self.tracker.put_off([(Attempt(ticket), why)], until))
 
     def known(self, job_id: str, attempt: int | None = None) -> Ticket | None:
         """The ticket of a job that has an Event, None for others. Blocks while the ledger is unavailable.
@@ -785,43 +786,45 @@ class EngineProcess(AppProcess):
                 self._log.retrying("ledger_away", error=str(error))
                 pause.wait(AWAY_S)
 
-    def settle(self, ticket: Ticket, *, retry_at: int | None = None, discarded: str | None = None) -> None:
+    def settle(self, attempt: Attempt, *, retry_at: int | None = None, discarded: str | None = None) -> None:
         """Records the outcome and blocks until it is committed; all threads of the process share one commit.
 
         A callback is tried five times, however often its engine retries.
         """
-        if ticket.settled:
+        if attempt.is_settled:
             return
-        if ticket.callback_of is not None and discarded is None:
-            retry_at = self._callback_retry(ticket, retry_at)
+        if attempt.ticket.record.callback_of is not None and discarded is None:
+            retry_at = self._callback_retry(attempt, retry_at)
         done = threading.Event()
         self._awaited[done] = None
-        ticket.awaited = True
         try:
-            self.tracker.settle(ticket, retry_at=retry_at, discarded=discarded, then=lambda won: done.set())
-            self._note_performed(ticket)
-            done.wait()
+            if self.tracker.settle(
+                attempt, retry_at=retry_at, discarded=discarded, awaited=True, then=lambda won: done.set()
+            ):
+                self._note_performed(attempt)
+                done.wait()
         finally:
             del self._awaited[done]
 
-    def _callback_retry(self, ticket: Ticket, retry_at: int | None) -> int | None:
-        if ticket.status is not Status.ERROR or ticket.reason is Reason.INTERRUPTED:
+    def _callback_retry(self, attempt: Attempt, retry_at: int | None) -> int | None:
+        if attempt.result is None or attempt.result.kind not in _ERRORS:
             return retry_at
-        if ticket.retries >= CALLBACK_RETRIES or ticket.is_final:
+        retries = attempt.ticket.retries
+        if retries >= CALLBACK_RETRIES or attempt.is_final:
             return None
-        return retry_at or self.ledger.now() + micros(backoff(ticket.retries, self._ids.random()))
+        return retry_at or self.ledger.now() + micros(backoff(retries, self._ids.random()))
 
-    def settle_later(self, ticket: Ticket, then: Callable[[], None]) -> None:
+    def settle_later(self, attempt: Attempt, then: Callable[[], None]) -> None:
         """Passes on the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
-        self.tracker.settle(ticket, then=lambda won: then())
-        self._note_performed(ticket)
+        self.tracker.settle(attempt, then=lambda won: then())
+        self._note_performed(attempt)
 
-    def recover(self, ticket: Ticket) -> None:
+    def recover(self, attempt: Attempt) -> None:
         """Records that the process that performed a job died, while this one, which records it, lives: the ledger or its
         engine delivers the job again, or it ends as poison. Blocks until that is committed."""
-        self.tracker.save(ticket)  # only a job that is known to have begun counts the death
-        self._retry_while_away(lambda: processes.recover_job(self.ledger, ticket.event_id))
-        self.tracker.forget(ticket)
+        self.tracker.save(attempt)  # only a job that is known to have begun counts the death
+        self._retry_while_away(lambda: processes.recover_job(self.ledger, attempt.ticket.event_id))
+        self.tracker.forget(attempt)
         self._dispatcher.nudge()
 
     @property
@@ -833,16 +836,16 @@ class EngineProcess(AppProcess):
 
     def _busy_for(self) -> float | None:
         """An outcome that a thread waits for is written at once, others with those that follow."""
-        return None if self._awaited or not self.tracker.running() else 0.0
+        return None if self._awaited or not self.tracker.running else 0.0
 
     def load(self) -> Load:
         """What this process can use now."""
-        free = 0 if self.should_stop else self._concurrency - len(self.tracker.running())
+        free = 0 if self.should_stop else self._concurrency - len(self.tracker.running)
         return Load(self.ledger.identity, self._queue_names, free, self._rate.per_second, self._concurrency)
 
     def facts(self) -> dict[str, Any]:
         return {
-            "busy": len(self.tracker.running()),
+            "busy": len(self.tracker.running),
             "rate": self._rate.per_second,
             "quiet": int(self.should_stop),
         }
@@ -856,15 +859,15 @@ class EngineProcess(AppProcess):
         else:
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
 
-    def _note_performed(self, ticket: Ticket) -> None:
+    def _note_performed(self, attempt: Attempt) -> None:
         """Notes that a job has ended. The first ones of a list show the rate of this process: it asks for the next at once,
         not with the next tick, and others know the rate before the next heartbeat."""
         with self._measuring:
             self._performed += 1
             self._ended_at, self._worked = self._clock.monotonic(), True
-            if ticket.began:
-                self._note_busy(ticket.began, self._ended_at)
-            if self._rate.per_second >= _UNKNOWN or self.tracker.running():
+            if attempt.began:
+                self._note_busy(attempt.began, self._ended_at)
+            if self._rate.per_second >= _UNKNOWN or self.tracker.running:
                 return
             self._rate.update(self._performed, self._busy_s, dry=True)
         self._ask_for_more()
@@ -891,7 +894,7 @@ class EngineProcess(AppProcess):
     def _measure(self) -> None:
         """Measures the rate, and asks for more jobs if there are none for idle threads."""
         with self._measuring:
-            began = [ticket.began for ticket in self.tracker.running()]
+            began = [attempt.began for attempt in self.tracker.running.all()]
             now = self._clock.monotonic()
             if began:
                 self._note_busy(min(began), now)

@@ -32,7 +32,6 @@ import orjson
 
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
-from asynctask.core.states import Status
 from asynctask.core.transitions import Begin, pause_s
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
@@ -88,7 +87,7 @@ from asynctask.ledger.standalone import (
 )
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
+from asynctask.middleware.tracker import Attempt, Ticket, Tracker, send_itself
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
 
@@ -167,14 +166,13 @@ class _IdTakenError(ValueError):
     """A lone job has the id of a job of a Task."""
 
 
-@dataclass(slots=True)
-class _Performed:
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Performed(Attempt):
     """The job that this thread performs."""
 
+    job: CurrentJob
     task: Any
     worker: Worker
-    ticket: Ticket
-    job: CurrentJob
     process: EngineProcess | Performer
     chain: Chain
     called: bool = False  # its ``run`` was called
@@ -595,7 +593,7 @@ class CeleryEngine:
         else:
             where = queue if step is sig else engine_queue(NAME, SEVERAL)
             run = NextRun(step.task, where, delay_s=delay_s, signature=_as_json(sig))
-        send_itself(ticket, run)
+        send_itself(current, run)
         if not ticket.elsewhere:
             raise Ignore("replaced; the ledger dispatches what replaces it")
         try:
@@ -603,7 +601,7 @@ class CeleryEngine:
         except Ignore:
             raise
         except BaseException:  # nothing was sent
-            ticket.next_run = None
+            current.next_run = None
             raise
 
     def _wrap_sending(self, task: Any, worker: Worker | None) -> None:
@@ -786,13 +784,13 @@ class CeleryEngine:
             worker, own = self._tracked.get(task.name), request.args or ()
             values = sent_values(worker, args or (), kwargs or {}, own=own, is_lone=ticket.elsewhere)
             send_itself(
-                ticket, NextRun(task.name, engine_queue(NAME, queue), *values, delay_s, int(options.get("retries") or 0))
+                current, NextRun(task.name, engine_queue(NAME, queue), *values, delay_s, int(options.get("retries") or 0))
             )
         elif (pause := pause_s(delay_s, ticket.retries)) > delay_s and ticket.elsewhere:
             options["countdown"], options["eta"] = pause, None
         if current.retrying:
             # Recorded before the job is sent: otherwise its next attempt could begin before this one has ended.
-            ticket.raised(current.retry_error or RuntimeError("the task asks for another try"))
+            current.raised(current.retry_error or RuntimeError("the task asks for another try"))
             self._settle(current, delay_s)
         if not ticket.elsewhere:  # the ledger dispatches it again when it is due
             return task.AsyncResult(ticket.job_id)
@@ -801,8 +799,8 @@ class CeleryEngine:
         try:
             return apply_async(args, kwargs, task_id=ticket.job_id, **options)
         except Exception as error:
-            ticket.next_run = None
-            if ticket.settled:
+            current.next_run = None
+            if current.is_settled:
                 self._end(ticket.job_id, f"it could not be sent again: {type(error).__name__}: {error}")
             raise
 
@@ -846,10 +844,8 @@ class CeleryEngine:
             job: CurrentJob = SavedElsewhere(request.id, process.save, self._app.clock, **own)
         else:
             job = CurrentJob(request.id, **own)
-        ticket.job = job
-        job.local[TICKET] = ticket
-        job.resume(ticket.checkpoint)
-        current = _Performed(task, worker, ticket, job, process, self._chain)
+        current = _Performed(ticket, job=job, task=task, worker=worker, process=process, chain=self._chain)
+        current.bind(job)
         return self._call(current, function)
 
     def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess | Performer, Ticket]:
@@ -891,9 +887,9 @@ class CeleryEngine:
             self._set_outcome(current, error)
             if isinstance(error, JobInterrupted):
                 self._let_go(current, error)
-            if isinstance(error, Reject) and error.requeue and not current.ticket.settled:
+            if isinstance(error, Reject) and error.requeue and not current.is_settled:
                 self._put_back(current, error)
-            if current.ticket.status is not Status.FAILED:
+            if not current.is_refused:
                 self._settle(current)
                 raise
         finally:
@@ -901,7 +897,7 @@ class CeleryEngine:
             reset_current_job(token)
             if isinstance(current.process, EngineProcess):
                 current.process.forget(current.job.job_id, None if current.ticket.elsewhere else current.ticket.attempt)
-        is_refused = current.ticket.status is Status.FAILED
+        is_refused = current.is_refused
         if not is_refused and _is_answered(current.task):
             self._thread.returned = current  # Celery may still fail it: see _task_ended
         elif self._request is None or current.process.should_stop or not current.task.acks_on_failure_or_timeout:
@@ -926,25 +922,25 @@ class CeleryEngine:
 
     def _settle(self, current: _Performed, delay_s: float | None = None) -> None:
         """Records the outcome; committed on return. ``delay_s``: another try follows in this many seconds."""
-        process, ticket = current.process, current.ticket
+        process = current.process
         if isinstance(process, EngineProcess):
-            process.settle(ticket, retry_at=None if delay_s is None else self._app.ledger.now() + micros(delay_s))
+            process.settle(current, retry_at=None if delay_s is None else self._app.ledger.now() + micros(delay_s))
             return
         with self._kept_if_gone():
-            process.settle(ticket, delay_s=delay_s)
+            process.settle(current, delay_s=delay_s)
 
     def _settle_later(self, current: _Performed) -> None:
         """Passes on the outcome: the acknowledgement waits for the commit, and this thread or child does not. After a task
         has sent itself again, the outcome is recorded already."""
-        if current.ticket.settled:
+        if current.is_settled:
             return
-        process, ticket, job_id = current.process, current.ticket, current.job.job_id
+        process, job_id = current.process, current.job.job_id
         if isinstance(process, EngineProcess):
             self._acks.open(job_id)
-            process.settle_later(ticket, lambda: self._acks.committed(job_id))
+            process.settle_later(current, lambda: self._acks.committed(job_id))
             return
         with self._kept_if_gone():
-            process.settle_later(ticket)
+            process.settle_later(current)
 
     @contextmanager
     def _kept_if_gone(self) -> Iterator[None]:
@@ -966,7 +962,7 @@ class CeleryEngine:
         """Ends a try of a job that its task puts back into the queue: the ledger, or for a lone job Celery, delivers it
         again."""
         ticket = current.ticket
-        ticket.raised(RuntimeError(f"put back into the queue: {error.reason or 'the task raised Reject'}"))
+        current.raised(RuntimeError(f"put back into the queue: {error.reason or 'the task raised Reject'}"))
         if not ticket.elsewhere:
             self._settle(current, 0.0)
             raise Ignore(str(error)) from error
@@ -974,7 +970,7 @@ class CeleryEngine:
             threading.Event().wait(pause_s(0.0, ticket.retries))  # Celery delivers it again at once, however often
             self._settle(current, 0.0)
         else:
-            ticket.raised(
+            current.raised(
                 RuntimeError("the task raised Reject(requeue=True), but Celery has acknowledged it: set acks_late")
             )
             self._settle(current)
@@ -982,23 +978,22 @@ class CeleryEngine:
 
     def _set_outcome(self, current: _Performed, error: BaseException) -> None:
         """Sets the outcome from the result of the whole chain, unless a retry has been recorded."""
-        ticket = current.ticket
-        if ticket.settled or isinstance(error, Retry):
+        if current.is_settled or isinstance(error, Retry):
             return
         if isinstance(error, Ignore) and not isinstance(error, _RefusedError):
-            if ticket.next_run is not None:
-                ticket.finish(None)
+            if current.next_run is not None:
+                current.finish(None)
             elif current.state is not None and current.state[0] in EXCEPTION_STATES:
-                ticket.raised(RuntimeError(f"the task set its state to {current.state[0]}: {current.state[1]}"))
+                current.raised(RuntimeError(f"the task set its state to {current.state[0]}: {current.state[1]}"))
             else:
-                ticket.ignore(self._app.ledger.catalogue("ignored", str(error) or "the task raised Ignore"))
+                current.ignore(self._app.ledger.catalogue("ignored", str(error) or "the task raised Ignore"))
             return
         if current.worker.refuses(error):
-            ticket.fail(error)
+            current.fail(error)
         elif isinstance(error, SoftTimeLimitExceeded):
-            ticket.raised(JobTimeout(_limit(current.task, 1)))
+            current.raised(JobTimeout(_limit(current.task, 1)))
         else:
-            ticket.raised(error)
+            current.raised(error)
 
     # -- what only the process above the performing ones knows
 

@@ -30,7 +30,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 from asynctask.brokers.base import Copy
-from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
@@ -70,7 +69,7 @@ from asynctask.job import CurrentJob, performed, reset_current_job, set_current_
 from asynctask.ledger.base import chunks
 from asynctask.ledger.standalone import Arrival, Fence, NextRun, is_job_id
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import TICKET, Ticket, send_itself
+from asynctask.middleware.tracker import Attempt, send_itself
 from asynctask.worker import Worker
 
 try:
@@ -391,18 +390,17 @@ def _away() -> tuple[type[BaseException], ...]:
     return tuple(found)
 
 
-@dataclass(slots=True)
-class _Message:
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Message(Attempt):
     """The message that a worker thread processes."""
 
+    job: CurrentJob
     message: Any
     actor: dramatiq.Actor[Any, Any]
     worker: Worker
-    ticket: Ticket
-    job: CurrentJob
     called: bool = False  # the actor's function was called
     performing: bool = False  # it has not returned yet
-    next_run: NextRun | None = None  # that the broker has taken
+    sent_run: NextRun | None = None  # its next run, once the broker has it
     retry_sent: bool = False
 
     @property
@@ -633,7 +631,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         retries, name = int(message.options.get("retries") or 0), engine_queue(self.engine.name, _queue_of(message))
         try:
             values = sent_values(worker, message.args, message.kwargs, own=own, is_lone=current.ticket.elsewhere)
-            send_itself(current.ticket, NextRun(message.actor_name, name, *values, (delay or 0) / 1_000, retries))
+            send_itself(current, NextRun(message.actor_name, name, *values, (delay or 0) / 1_000, retries))
         except Exception as error:  # Dramatiq would send it nevertheless
             raise SendRefused(str(error)) from error
         if not current.ticket.elsewhere:
@@ -649,7 +647,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         self._thread.sending = None
         current = self._current(message)
         if current is not None and current.performing:
-            current.next_run = current.ticket.next_run
+            current.sent_run = current.next_run
         elif current is not None:
             current.retry_sent = True
 
@@ -733,7 +731,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         if not ticket.is_lone and arrival.attempt is None:
             message.fail()
             raise SkipMessage(f"message {message.message_id} has the id of another job, which the ledger keeps")
-        ticket.job = CurrentJob(
+        job = CurrentJob(
             message.message_id,
             task_id=ticket.task_id,
             attempt=ticket.attempt,
@@ -741,9 +739,9 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             payload=dict(message.asdict()),
             should_stop=lambda: process.should_stop,
         )
-        ticket.job.local[TICKET] = ticket
-        ticket.job.resume(ticket.checkpoint)
-        return _Message(message, actor, self._workers[actor.actor_name], ticket, ticket.job)
+        current = _Message(ticket, job=job, message=message, actor=actor, worker=self._workers[actor.actor_name])
+        current.bind(job)
+        return current
 
     def _perform(self, current: _Message, function: Callable[[], Any]) -> Any:
         """Calls the actor's function through the middleware; catches a refusal."""
@@ -766,34 +764,33 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             self._set_outcome(current, error, last_word=True)
             if isinstance(error, JobInterrupted) and not current.ticket.elsewhere:
                 return None  # it stopped between two steps, and the ledger dispatches it again
-            if current.ticket.status is not Status.FAILED:
+            if not current.is_refused:
                 raise
         finally:
             reset_current_job(token)
             current.performing = False
-            current.ticket.next_run = current.next_run
-        if current.ticket.status is not Status.FAILED:
+            current.next_run = current.sent_run
+        if not current.is_refused:
             return result if current.answered or current.is_watched else None  # Dramatiq warns of one that it does not use
         if current.answered and raised:  # Dramatiq would treat it as a success and use the result
             raise raised[-1]
         return None
 
     def _set_outcome(self, current: _Message, error: BaseException | None, *, last_word: bool = False) -> None:
-        """Sets the ticket's outcome from an exception.
+        """Sets the result from an exception.
 
         ``last_word``: raised by the whole chain, so it overrides the job's own outcome.
         """
-        ticket = current.ticket
-        if error is None or (not last_word and ticket.status in (Status.FAILED, Status.ERROR)):
+        if error is None or (not last_word and current.has_failed):
             return
         if current.worker.refuses(error):
-            ticket.fail(error)
+            current.fail(error)
         elif isinstance(error, TimeLimitExceeded):
-            ticket.raised(JobTimeout(current.limit_s))
+            current.raised(JobTimeout(current.limit_s))
         elif isinstance(error, Shutdown):
-            ticket.raised(JobInterrupted())
+            current.raised(JobInterrupted())
         else:
-            ticket.raised(error)
+            current.raised(error)
 
     # -- outcome
 
@@ -803,11 +800,11 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         current = self._pop_message()
         if current is None:
             return
-        if exception is None and current.called and not current.ticket.settled and not current.answered:
+        if exception is None and current.called and not current.is_settled and not current.answered:
             self._settle_later(current)
             return
         try:
-            if not current.ticket.settled:
+            if not current.is_settled:
                 self._set_outcome(current, exception)
                 never = not current.called and exception is None and message.failed
                 self._settle(current, discarded="a middleware of Dramatiq failed it before it began" if never else None)
@@ -826,7 +823,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             self.acks.committed(current.message_id)
             self._unclaim(current.message)
 
-        self._process.settle_later(current.ticket, committed)
+        self._process.settle_later(current, committed)
 
     def after_skip_message(self, broker: dramatiq.Broker, message: Any) -> None:
         current = self._pop_message()
@@ -846,14 +843,14 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def _settle(self, current: _Message, *, retry_at: int | None = None, discarded: str | None = None) -> None:
         assert self._process is not None
-        self._process.settle(current.ticket, retry_at=retry_at, discarded=discarded)
+        self._process.settle(current, retry_at=retry_at, discarded=discarded)
 
     def _discard_lost_retry(self, current: _Message) -> None:
         """The retry is recorded, but Dramatiq could not queue it and acknowledges the message nevertheless."""
         assert self._process is not None
         again = self._process.known(current.message_id)
         if again is not None and again.verdict is Begin.RUN:
-            self._process.settle(again, discarded="Dramatiq could not put its retry on the queue")
+            self._process.settle(Attempt(again), discarded="Dramatiq could not put its retry on the queue")
 
     def before_nack(self, broker: dramatiq.Broker, message: Any) -> None:
         """A message without an actor in this process goes to the dead letters; its Event, if any, is discarded."""
@@ -866,7 +863,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             return
         ticket = process.known(message.message_id)
         if ticket is not None and ticket.verdict is Begin.RUN and ticket.is_lone:
-            process.settle(ticket, discarded=why)
+            process.settle(Attempt(ticket), discarded=why)
 
     # -- the worker process
 

@@ -38,7 +38,7 @@ from asynctask.integrations.base import AWAY_S, LONG_S, PUT_OFF_S, EngineProcess
 from asynctask.job import CurrentJob
 from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Ticket
+from asynctask.middleware.tracker import Attempt, Phase, Ticket
 from asynctask.runtime.interpreter import collect_seldom
 
 _POLL_S: Final = 0.25
@@ -51,9 +51,6 @@ _STOPPING, _ENDED, _WAITING, _FIRST_CHILD = range(4)
 the last on, one for each child: the number of its job that should stop."""
 
 _MOST_CHILDREN: Final = 4_096
-
-_PERFORMED: Final = ("event_id", "task_id", "attempt", "retries", "elsewhere", "callback_of", "checkpoint")
-"""What a child knows of its ticket."""
 
 
 class RecordingGone(Exception):
@@ -297,27 +294,27 @@ class Performer:
         return bool(self._flags[_STOPPING]) or (self._job > 0 and self._flags[self._slot] == self._job)
 
     def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
-        """The ticket of a job that is performed now, if that is its verdict; it collects the outcome."""
+        """The ticket of a job that is performed now, if that is its verdict."""
         said = self._wait(self._tell("begin", arrival=_packed(arrival), redelivered=redelivered))
         self._slot, self._job = said["slot"], said["job"]
-        return Ticket(Begin(said["verdict"]), arrival.job_id, **said["ticket"])
+        return Ticket.made(Begin(said["verdict"]), arrival.job_id, **said["ticket"])
 
     def give_up(self, arrival: Arrival, why: str, *, delay_s: float | None = None) -> None:
         """Records that its engine gives up a job that has not begun. ``delay_s``: it gives it another try."""
         self._wait(self._tell("give_up", arrival=_packed(arrival), why=why, delay_s=delay_s))
 
-    def settle(self, ticket: Ticket, *, delay_s: float | None = None) -> None:
-        """Records the outcome on the ticket; committed on return. ``delay_s``: another try follows in this many seconds."""
-        if not ticket.settled:
-            self.hand_over(ticket, delay_s=delay_s)()
+    def settle(self, attempt: Attempt, *, delay_s: float | None = None) -> None:
+        """Records the outcome; committed on return. ``delay_s``: another try follows in this many seconds."""
+        if not attempt.is_settled:
+            self.hand_over(attempt, delay_s=delay_s)()
 
-    def hand_over(self, ticket: Ticket, *, delay_s: float | None = None) -> Callable[[], object]:
+    def hand_over(self, attempt: Attempt, *, delay_s: float | None = None) -> Callable[[], object]:
         """The same; the returned function blocks until it is committed. Send no other request in between."""
-        return partial(self._wait, self._tell("settle", report=_closed(ticket), delay_s=delay_s))
+        return partial(self._wait, self._tell("settle", report=_closed(attempt), delay_s=delay_s))
 
-    def settle_later(self, ticket: Ticket) -> None:
+    def settle_later(self, attempt: Attempt) -> None:
         """Passes on the outcome of a last attempt. The worker may acknowledge the job when that is committed."""
-        self._tell("settle_later", report=_closed(ticket))
+        self._tell("settle_later", report=_closed(attempt))
 
     def save(self, place: str) -> None:
         """Saves the checkpoint of the job soon."""
@@ -440,7 +437,7 @@ class _Desk:
         try:
             self._opened.wait()
             child = self._child_of(pid)
-            if child is not None and child.ticket is not None:
+            if child is not None and child.attempt is not None:
                 child.end_lost(**how)
                 return {"before": None}
             if child is not None and child.before is not None:
@@ -462,7 +459,7 @@ class _Desk:
     def forget_last(self) -> None:
         """Ends a job whose child died, and which its engine has forgotten."""
         last, self._last = self._last, None
-        if last is not None and last.ticket is not None:
+        if last is not None and last.attempt is not None:
             last.end_lost("", None, None)
 
     def give_up(self, arrival: Arrival, why: str, delay_s: float | None, timeout_s: float | None = None) -> str | None:
@@ -478,7 +475,7 @@ class _Desk:
             if ticket is not None and ticket.is_lone:
                 if ticket.verdict is not Begin.RUN:
                     return "end"
-                end_lost(process, ticket, why, delay_s, timeout_s)
+                end_lost(process, Attempt(ticket), why, delay_s, timeout_s)
         return None
 
 
@@ -493,7 +490,7 @@ class _Child:
         self.slot = slot
         self._job = 0
         self._answers = False
-        self.ticket: Ticket | None = None  # of the job that it performs
+        self.attempt: Attempt | None = None  # of the job that it performs
         self.before: str | None = None  # how the job before has ended: "end", or "retry"
         self.thread = threading.Thread(target=self._serve, name="recording", daemon=True)
         self._log = get_logger("asynctask.recording")
@@ -529,12 +526,12 @@ class _Child:
     @property
     def is_busy(self) -> bool:
         """Whether it performs a job, or waits for its response."""
-        return self._answers or (self.ticket is not None and self.lives())
+        return self._answers or (self.attempt is not None and self.lives())
 
     def asked(self) -> int:
         """The number of the running job, if it should stop; else 0."""
-        ticket = self.ticket
-        job = None if ticket is None else ticket.job
+        attempt = self.attempt
+        job = None if attempt is None else attempt.job
         return self._job if job is not None and job.should_stop() else 0
 
     def _answer(self, do: str, values: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -547,8 +544,8 @@ class _Child:
                 return self._settle(values["report"], values["delay_s"])
             if do == "settle_later":
                 self._settle_later(values["report"])
-            elif self.ticket is not None and self.ticket.job is not None:
-                self.ticket.job.adopt_place(values["place"])  # the ticker of the process saves it
+            elif self.attempt is not None and self.attempt.job is not None:
+                self.attempt.job.adopt_place(values["place"])  # the ticker of the process saves it
             return None
         except Exception as error:
             self._log.exception("question_failed", question=do)
@@ -559,78 +556,79 @@ class _Child:
         self._desk.forget_last()
         self.before = None
         ticket = self._process.begin(arrival, redelivered=redelivered)
-        self._job = self._job % 255 + 1
-        if ticket.verdict is Begin.RUN and (ticket.is_lone or arrival.attempt is not None):
-            ticket.job = CurrentJob(ticket.job_id, task_id=ticket.task_id, attempt=ticket.attempt)
-            self._process.tracker.start(ticket)
-            if ticket.lost:
-                self._process.tracker.forget(ticket)
-                ticket.verdict = Begin.DROP
+        self._job, verdict = self._job % 255 + 1, ticket.verdict
+        if verdict is Begin.RUN and (ticket.is_lone or arrival.attempt is not None):
+            job = CurrentJob(ticket.job_id, task_id=ticket.task_id, attempt=ticket.attempt)
+            attempt = Attempt(ticket, job)
+            self._process.tracker.start(attempt)
+            if attempt.is_lost:
+                self._process.tracker.forget(attempt)
+                verdict = Begin.DROP
             else:
                 self._desk.acks.open(ticket.job_id)
-                self.ticket = ticket
-        values = {name: getattr(ticket, name) for name in _PERFORMED}
-        return {"verdict": ticket.verdict.value, "slot": self.slot, "job": self._job, "ticket": values}
+                self.attempt = attempt
+        return {"verdict": verdict.value, "slot": self.slot, "job": self._job, "ticket": _told(ticket)}
 
     def _give_up(self, arrival: Arrival, why: str, delay_s: float | None) -> dict[str, Any]:
         self._desk.give_up(arrival, why, delay_s)
         self.before = "end" if delay_s is None else "retry"
         return {}
 
-    def _adopt(self, report: Mapping[str, Any]) -> Ticket | None:
-        """The ticket with its outcome, which nothing more can change."""
-        ticket, self.ticket = self.ticket, None
-        if ticket is not None:
-            ticket.adopt(report)
+    def _adopt(self, report: Mapping[str, Any]) -> Attempt | None:
+        """The attempt with its result, which nothing more can change."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.adopt(report)
+            ticket = attempt.ticket
             self._process.forget(ticket.job_id, None if ticket.elsewhere else ticket.attempt)
-        return ticket
+        return attempt
 
     def _settle(self, report: Mapping[str, Any], delay_s: float | None) -> dict[str, Any]:
-        if (ticket := self._adopt(report)) is not None:
-            is_over = delay_s is None and ticket.next_run is None
+        if (attempt := self._adopt(report)) is not None:
+            is_over = delay_s is None and attempt.next_run is None
             self.before = "end" if is_over else "retry"
             retry_at = None if delay_s is None else self._process.tracker.now() + micros(delay_s)
-            self._process.settle(ticket, retry_at=retry_at)
-            self._desk.acks.committed(ticket.job_id)
+            self._process.settle(attempt, retry_at=retry_at)
+            self._desk.acks.committed(attempt.ticket.job_id)
         return {}
 
     def _settle_later(self, report: Mapping[str, Any]) -> None:
-        if (ticket := self._adopt(report)) is not None:
-            self._process.settle_later(ticket, partial(self._desk.acks.committed, ticket.job_id))
+        if (attempt := self._adopt(report)) is not None:
+            self._process.settle_later(attempt, partial(self._desk.acks.committed, attempt.ticket.job_id))
 
     def end_lost(self, why: str, delay_s: float | None, timeout_s: float | None) -> None:
         """Records the end of the job of a dead child, as its worker tells it."""
-        ticket, self.ticket = self.ticket, None
-        if ticket is not None:
-            end_lost(self._process, ticket, why, delay_s, timeout_s)
-            self._desk.acks.committed(ticket.job_id)
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            end_lost(self._process, attempt, why, delay_s, timeout_s)
+            self._desk.acks.committed(attempt.ticket.job_id)
 
     def _end_interrupted(self) -> None:
         """Ends a job whose child has died, or was interrupted before it performed the job."""
         if self._desk.tells_lost:
             self.end_lost("", None, None)
             return
-        ticket, self.ticket = self.ticket, None
-        if ticket is None:
+        attempt, self.attempt = self.attempt, None
+        if attempt is None:
             return
-        if self._desk.redelivers or not ticket.elsewhere:
-            self._process.recover(ticket)
+        if self._desk.redelivers or not attempt.ticket.elsewhere:
+            self._process.recover(attempt)
         else:
-            self._process.tracker.forget(ticket)  # the worker records its end
-        self._desk.acks.committed(ticket.job_id)
+            self._process.tracker.forget(attempt)  # the worker records its end
+        self._desk.acks.committed(attempt.ticket.job_id)
 
 
-def end_lost(process: EngineProcess, ticket: Ticket, why: str, delay_s: float | None, timeout_s: float | None) -> None:
+def end_lost(process: EngineProcess, attempt: Attempt, why: str, delay_s: float | None, timeout_s: float | None) -> None:
     """Records the end of a job whose performer died, see :meth:`Recording.lost`."""
     if timeout_s is not None:
-        ticket.raised(JobTimeout(timeout_s))
-    elif not ticket.is_lone and not why:
-        process.recover(ticket)
+        attempt.raised(JobTimeout(timeout_s))
+    elif not attempt.ticket.is_lone and not why:
+        process.recover(attempt)
         return
     elif not why:
-        ticket.lost_performer(process.ledger.catalogue("worker_lost"))
+        attempt.lost_performer(process.ledger.catalogue("worker_lost"))
     retry_at = None if delay_s is None else process.tracker.now() + micros(delay_s)
-    process.settle(ticket, retry_at=retry_at, discarded=why or None)
+    process.settle(attempt, retry_at=retry_at, discarded=why or None)
 
 
 def _is_readable(connection: socket.socket, wait_s: float) -> bool:
@@ -651,11 +649,18 @@ def _parsed(line: bytes | bytearray) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _closed(ticket: Ticket) -> dict[str, Any]:
-    """The final report of a ticket, which collects nothing more."""
-    report = ticket.report()
-    ticket.settled = True
-    ticket.job = None  # breaks the reference cycle, which would wait for the garbage collector
+def _told(ticket: Ticket) -> dict[str, Any]:
+    """What a child knows of its ticket."""
+    names = ("event_id", "task_id", "attempt", "retries", "elsewhere")
+    values = {name: getattr(ticket, name) for name in names}
+    return {**values, "callback_of": ticket.record.callback_of, "checkpoint": ticket.saved.checkpoint}
+
+
+def _closed(attempt: Attempt) -> dict[str, Any]:
+    """The final report of an attempt, of which this process says nothing more."""
+    report = attempt.report()
+    attempt.phase = Phase.SETTLED
+    attempt.close()
     return report
 
 
@@ -707,5 +712,5 @@ class SavedElsewhere(CurrentJob):
 class Collecting:
     """The tracker of the middleware in a process that collects an outcome and records nothing."""
 
-    def start(self, ticket: Ticket) -> None:
+    def start(self, attempt: Attempt) -> None:
         """The recording process has noted the start."""

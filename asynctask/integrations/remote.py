@@ -19,7 +19,7 @@ import orjson
 from asynctask.brokers.base import Key
 from asynctask.clock import rfc3339
 from asynctask.config import QUEUE_NAME
-from asynctask.core.states import Reason, Status
+from asynctask.core.states import Status
 from asynctask.core.transitions import Begin, begin
 from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
 from asynctask.exports.run import MERGER
@@ -27,12 +27,12 @@ from asynctask.ledger import foreign, processes, queries
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import EventRecord, Failure, Note, untouched
 from asynctask.ledger.processes import engine_of
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
 from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fitted, is_job_id, last_message_is
 from asynctask.lists.items import MIXED
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Phase, Result, Ticket, Tracker
 from asynctask.runtime.process import Dispatching
 
 # -- records
@@ -250,26 +250,23 @@ class RemoteTracker:
         if record.status == "working":
             return self._begin(record, event, elsewhere, count)
         text, retry_at = clean(record.message), None
-        ticket = Ticket(
-            Begin.RUN, event.job_id, event.id, event.task_id, event.row.attempt, event.row.retries,
-            elsewhere=elsewhere, started_at=self._started_at(record),
-            said=event.row.status is Status.WORKING,
-            seen=event if untouched(event) and not elsewhere else None,
-        )  # fmt: skip
+        ticket = Ticket(event, elsewhere=elsewhere, is_untouched=untouched(event) and not elsewhere)
+        is_said = event.row.status is Status.WORKING
+        attempt = Attempt(ticket, None, Phase.NOTED if is_said else Phase.BEGUN, started_at=self._started_at(record))
         if record.status == "finish":
-            ticket.finish(record.result, self._limit)
+            attempt.finish(record.result, self._limit)
         elif record.status == "failed":
-            ticket.status, ticket.reason, ticket.failure = Status.FAILED, Reason.REFUSED, Failure("failed", text)
+            attempt.result = Result(Kind.FAILED, Failure("failed", text))
         elif record.status == "interrupted":
-            ticket.status, ticket.reason = Status.ERROR, Reason.INTERRUPTED
-            retry_at = self._ledger.now() if ticket.elsewhere else None  # its own engine delivers it again
+            attempt.result = Result(Kind.INTERRUPTED)
+            retry_at = self._ledger.now() if elsewhere else None  # its own engine delivers it again
         else:
-            ticket.status, ticket.reason, ticket.failure = Status.ERROR, Reason.RAISED, Failure("raised", text)
+            attempt.result = Result(Kind.RAISED, Failure("raised", text))
             retry_at = max(record.retry_at or 0, self._ledger.now()) if record.will_retry else None
-        is_told = ticket.failure is not None or not text
-        opening = 0 if ticket.said else 1
-        outcome = self._tracker.outcome(ticket, retry_at, then=count)
-        outcome.doubtful = True  # bound to the attempt that was read, so that one sent twice concurrently is written once
+        outcome = self._tracker.outcome(attempt, retry_at, then=count)
+        is_told, opening = outcome.failure is not None or not text, 0 if is_said else 1
+        if elsewhere:  # bound to the attempt that was read, so that one sent twice concurrently is written once
+            outcome.stage = Stage.DOUBTFUL
         if not is_told:
             outcome.notes = [*outcome.notes[:opening], Note("working", text), *outcome.notes[opening:]]
         return [outcome]
@@ -277,10 +274,7 @@ class RemoteTracker:
     def _refused_slice(self, event: EventRecord) -> Outcome:
         """The end of a job of several items: a worker that knows jobs of one item only cannot report on each, so its
         records do not count. Told so when it begins, it performs none of them."""
-        ticket = Ticket(Begin.RUN, event.job_id, event.id, event.task_id, event.row.attempt, event.row.retries)
-        outcome = self._tracker.outcome(ticket, None, discarded=_SEVERAL)
-        outcome.doubtful = True
-        return outcome
+        return self._tracker.outcome(Attempt(Ticket(event)), None, discarded=_SEVERAL)
 
     def _begin(
         self, record: JobRecord, event: EventRecord, elsewhere: bool, count: Callable[[bool], None]
@@ -290,12 +284,12 @@ class RemoteTracker:
             count(True)
             if not text or last_message_is(event.messages, text[0].message):
                 return []
-            return [Outcome(event.id, row.attempt, Status.WORKING, Reason.STARTED, notes=text)]
+            return [Outcome(event.id, row.attempt, Kind.WORKING, notes=text)]
         verdict = begin(row, None if elsewhere else row.attempt, event.task_state)
         if verdict is Begin.CANCEL:
-            return [Outcome(event.id, row.attempt, Status.CANCELLED, Reason.CANCELLED)]
+            return [Outcome(event.id, row.attempt, Kind.CANCELLED)]
         if verdict is Begin.GIVE_BACK:
-            return [Outcome(event.id, row.attempt, Status.ENQUEUE, Reason.GIVEN_BACK)]
+            return [Outcome(event.id, row.attempt, Kind.GIVEN_BACK)]
         if verdict is Begin.DROP:
             return []
         started_at = self._started_at(record)
@@ -304,13 +298,12 @@ class RemoteTracker:
             Outcome(
                 event.id,
                 row.attempt,
-                Status.WORKING,
-                Reason.STARTED,
+                Kind.WORKING,
                 notes=notes,
                 values={"started_at": started_at},
                 then=count,
                 elsewhere=elsewhere,
-                doubtful=True,
+                stage=Stage.DOUBTFUL,
             )
         ]
 

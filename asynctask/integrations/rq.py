@@ -29,7 +29,6 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from asynctask.brokers.base import Copy
-from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
@@ -61,7 +60,7 @@ from asynctask.integrations.base import (
 from asynctask.integrations.recording import Collecting, Performer, Recording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
 from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, Fence, NextRun, end_elsewhere, is_job_id
-from asynctask.middleware.tracker import TICKET, Ticket, Tracker, send_itself
+from asynctask.middleware.tracker import Attempt, Tracker, send_itself
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker, declared_name
@@ -135,14 +134,13 @@ class _Tracked:
     options: Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class _Performed:
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Performed(Attempt):
     """The job that this process performs."""
 
+    job: CurrentJob
     rq_job: Any
     tracked: _Tracked
-    ticket: Ticket
-    job: CurrentJob
     performer: Performer
     called: bool = False
     performing: bool = False  # its function has not returned yet
@@ -165,7 +163,7 @@ class _Performed:
         if self.asked is not None:
             delay_s = _interval(self.asked, (self.rq_job.number_of_retries or 0) if self.is_lone else self.ticket.retries)
         try:
-            self.committed = self.performer.hand_over(self.ticket, delay_s=delay_s)
+            self.committed = self.performer.hand_over(self, delay_s=delay_s)
         except RecordingGone:
             os._exit(1)  # nothing can be recorded, and RQ must not count its job as done
 
@@ -180,22 +178,22 @@ class _Performed:
 
     def settle_failure(self, error: BaseException | None) -> None:
         """Records that RQ fails the job now, or retries it. Blocks until the outcome is committed."""
-        if error is not None and self.ticket.status not in (Status.FAILED, Status.ERROR):
+        if error is not None and not self.has_failed:
             self.set_outcome(error)
-        is_final = self.ticket.status is Status.FAILED or self.ticket.is_final
-        self.settle(None if is_final else _next_try(self.rq_job))
+        ends = self.is_refused or self.is_final
+        self.settle(None if ends else _next_try(self.rq_job))
         self.wait()
-        if is_final:
+        if ends:
             self.rq_job.retries_left = 0
 
     def set_outcome(self, error: BaseException) -> None:
         """Sets the outcome from the exception of the whole chain, or of RQ's own steps after it."""
         if self.tracked.worker.refuses(error):
-            self.ticket.fail(error)
+            self.fail(error)
         elif isinstance(error, JobTimeoutException):
-            self.ticket.raised(JobTimeout(float(self.rq_job.timeout or 0)))
+            self.raised(JobTimeout(float(self.rq_job.timeout or 0)))
         else:
-            self.ticket.raised(error)
+            self.raised(error)
 
 
 class RqEngine:
@@ -414,7 +412,7 @@ class RqEngine:
                 " another id, or decorate it"
             )
         values = sent_values(tracked.worker, job.args, job.kwargs, own=performed.rq_job.args, is_lone=performed.is_lone)
-        send_itself(performed.ticket, NextRun(tracked.worker.name, engine_queue(NAME, job.origin), *values))
+        send_itself(performed, NextRun(tracked.worker.name, engine_queue(NAME, job.origin), *values))
         if performed.is_lone:
             performed.rq_job.data = job.data  # RQ saves the running job at its end, over what was sent
         else:
@@ -423,14 +421,14 @@ class RqEngine:
     def scheduled_for(self, job: Any, at: datetime) -> None:
         """Notes when the next run of the running job is to start."""
         performed = self._performs(job)
-        if performed is not None and (run := performed.ticket.next_run) is not None:
-            performed.ticket.next_run = run._replace(delay_s=max(0.0, (at - now()).total_seconds()))
+        if performed is not None and (run := performed.next_run) is not None:
+            performed.next_run = run._replace(delay_s=max(0.0, (at - now()).total_seconds()))
 
     def not_sent(self, job: Any, error: Exception) -> None:
         """Notes that RQ could not send a job that was announced."""
         performed = self._performs(job)
         if performed is not None:
-            performed.ticket.next_run = None
+            performed.next_run = None
         elif job.func_name in self._by_path and is_job_id(job.id):
             why = f"it could not be sent: {type(error).__name__}: {error}"
             end_elsewhere(self._app.ledger, job.id, why, lone_only=True)
@@ -465,16 +463,16 @@ class RqEngine:
             return "its id is that of another job, which the ledger keeps"
         payload = {"class": name, "args": args, "kwargs": kwargs, "jid": ticket.job_id, "queue": job.origin}
         own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
-        current = ticket.job = SavedElsewhere(
+        current = SavedElsewhere(
             ticket.job_id,
             performer.save,
             self._app.clock,
             should_stop=lambda: performer.should_stop,
             **own,
         )
-        current.local[TICKET] = ticket
-        current.resume(ticket.checkpoint)
-        return _Performed(job, tracked, ticket, current, performer)
+        performed = _Performed(ticket, job=current, rq_job=job, tracked=tracked, performer=performer)
+        performed.bind(current)
+        return performed
 
     def _performer(self, recording: Recording) -> Performer:
         """This process's connection to the recording one."""
@@ -522,7 +520,7 @@ class RqEngine:
             return performed.asked if performed.is_lone else None
         if raised and isinstance(raised[-1], JobInterrupted) and not performed.is_lone:
             return None  # it stopped between two steps, and the ledger dispatches it again
-        if raised and (performed.is_lone or performed.ticket.status is not Status.FAILED):
+        if raised and (performed.is_lone or not performed.is_refused):
             raise raised[-1]  # also a refusal, because RQ would treat it as a success and use the result
         return result
 

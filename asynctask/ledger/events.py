@@ -108,7 +108,6 @@ class EventRecord:
     queue: str
     task_state: str | None
     slots: int
-    parallel: int | None = None
     round_at: int | None = None
     callback_of: int | None = None
     line: int | None = None
@@ -229,7 +228,7 @@ def _record(found: Any) -> EventRecord:
     )  # fmt: skip
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
-        slots or 1, parallel, round_at, callback_of, line, last_row, (priority, parallel, interval_s), created_at,
+        slots or 1, round_at, callback_of, line, last_row, (priority, parallel, interval_s), created_at,
         task_id is not None and bool(has_queue),
     )  # fmt: skip
 

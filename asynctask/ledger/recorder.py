@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
 from threading import Thread
+from typing import Final
 
 from asynctask.core.states import OPEN, Reason, State, Status
 from asynctask.core.transitions import (
@@ -49,41 +51,77 @@ bursts."""
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
+class Kind(Enum):
+    """What becomes of an attempt: the edge of :data:`~asynctask.core.states.EVENT_EDGES` that its record takes."""
+
+    WORKING = Status.WORKING, Reason.STARTED  # it has begun, or saved its place
+    FINISH = Status.FINISH, Reason.RETURNED
+    FAILED = Status.FAILED, Reason.REFUSED
+    RAISED = Status.ERROR, Reason.RAISED
+    TIMEOUT = Status.ERROR, Reason.TIMEOUT
+    DISCARDED = Status.ERROR, Reason.DISCARDED  # given up outside its code
+    RETRY = Status.ENQUEUE, Reason.RETRY  # another attempt follows at ``retry_at``
+    INTERRUPTED = Status.ENQUEUE, Reason.INTERRUPTED  # another attempt follows at once, and no retry is spent
+    GIVEN_BACK = Status.ENQUEUE, Reason.GIVEN_BACK  # it has not begun here
+    CANCELLED = Status.CANCELLED, Reason.CANCELLED  # the same, and its Task is cancelled
+
+    status: Status
+    reason: Reason
+    may_wait: bool
+    figure: str
+
+    def __init__(self, status: Status, reason: Reason) -> None:
+        self.status = status
+        self.reason = reason
+        self.may_wait = status is Status.ENQUEUE  # the row waits again, unless its Task is cancelled
+        self.figure = str(reason if self.may_wait else status)  # as the figures count it
+
+
+class Stage(IntEnum):
+    """How far the record of an attempt has come. It only rises.
+
+    The first try of an end compares the row with the Event as read before (``UNREAD``), any other reads it first. If the
+    answer to a commit is lost, it may be written (``DOUBTFUL``), so it stands only for the attempt that it names. ``DONE``:
+    committed or given up; never flushed again.
+    """
+
+    UNREAD = 0
+    READ = 1
+    DOUBTFUL = 2
+    DONE = 3
+
+
 @dataclass(slots=True)
 class Outcome(Write):
     """The record of one attempt of one Event.
 
-    ``status`` and ``reason`` name the transition; ``retry_at`` (microseconds) turns an error into another attempt. ``then``
-    is called after the commit with whether the compare-and-set was won; only then may the job's copy be acknowledged.
-    ``elsewhere``: another engine holds the job's copies. They carry no fence, so the open Event's current attempt is meant,
-    and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read at Begin;
-    the first try to write its end compares with it. ``awaited``: the job waits for this record before it begins, or its
-    Task does, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer
-    to the commit was lost and it may be written, so it stands only for the attempt that it names. ``loan``: the loan or
-    claim that its job was borrowed with, if this ends the job for this process. ``marks``: the outcomes of a slice's items.
-    ``worker`` and ``seconds``, for the figures: the job's worker, and how long it ran.
+    ``kind``: what became of it; ``retry_at`` (microseconds): when its next attempt may begin. ``then`` is called after the
+    commit with whether the compare-and-set was won; only then may the job's copy be acknowledged. ``elsewhere``: another
+    engine holds the job's copies. They carry no fence, so the open Event's current attempt is meant, and a further attempt
+    waits in that engine's queue, not in the ledger. ``stage``: in ``UNREAD``, ``record`` is the untouched Event as read at
+    Begin. ``awaited``: the job waits for this record before it begins, or its Task does, because of its ``parallel``.
+    ``loan``: the loan or claim that its job was borrowed with, if this ends the job for this process. ``marks``: the
+    outcomes of a slice's items. ``worker`` and ``seconds``, for the figures: the job's worker, and how long it ran.
     """
 
     attempt: int
-    status: Status
-    reason: Reason
+    kind: Kind
     retry_at: int | None = None
     then: Callable[[bool], None] | None = None
     elsewhere: bool = False
-    seen: EventRecord | None = None
     awaited: bool = False
-    done: bool = False
-    doubtful: bool = False
+    stage: Stage = Stage.READ
     loan: OwnLoan | OwnClaim | None = None
     worker: str = ""
     seconds: float | None = None
     marks: str | None = None
 
     def decided(self, ledger: Ledger, record: EventRecord) -> Turn | None:
-        row, is_fenced = record.row, self.doubtful or not self.elsewhere
+        row = record.row
+        is_fenced = not self.elsewhere or self.stage is Stage.DOUBTFUL
         if row.status not in (Status.ENQUEUE, Status.WORKING) or (is_fenced and row.attempt != self.attempt):
             return None
-        if self.status in (Status.ENQUEUE, Status.CANCELLED) or self._waits_again():  # a cancel of its Task may win
+        if self.kind.may_wait or self.kind is Kind.CANCELLED:  # a cancel of its Task may win
             self.cancelled = Note("cancelled", ledger.catalogue("cancelled"))
         after = row if self.marks is None else stepped(row, self.marks)
         if (turn := self._turn(ledger, after, record.task_state)) is None:
@@ -91,32 +129,33 @@ class Outcome(Write):
         turn = turn._replace(before=row)
         return held_elsewhere(turn) if self.elsewhere else turn
 
-    def _waits_again(self) -> bool:
-        return self.retry_at is not None or self.reason is Reason.INTERRUPTED
-
     def _turn(self, ledger: Ledger, row: Row, state: str | None) -> Turn | None:
-        if self.status is Status.WORKING:
-            if self.elsewhere and row.status is Status.WORKING and row.process != ledger.holder:
-                return take_over(row, ledger.holder)
-            if row.status is Status.ENQUEUE:
-                if row.watched and not self.elsewhere and state in (State.PAUSED, State.CANCELLED):
-                    # It was to begin with this commit, and its Task was held back meanwhile.
-                    return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
-                return working(row, ledger.holder)
-            if row.process is None and not self.elsewhere:  # a program outside has recorded it
-                return take_over(row, ledger.holder)
-            if ("checkpoint" in self.values or self.marks is not None) and row.process == ledger.holder:
-                return saved(row)
-            if "started_at" in self.values and row.process == ledger.holder and not self.doubtful and not self.elsewhere:
-                return Turn(row, row, Reason.RECORDED)  # a suspect of a round: it was committed before it began
-            return None
-        if self.status is Status.CANCELLED:
-            return cancel(row)
-        if self.reason is Reason.GIVEN_BACK:
-            return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
-        if self._waits_again() and state == State.CANCELLED:
+        kind = self.kind
+        if kind is Kind.WORKING:
+            return self._working(ledger, row, state)
+        if kind is Kind.CANCELLED or (kind.may_wait and state == State.CANCELLED):
             return cancel(row)  # no job of a cancelled Task starts again; the messages keep what happened
-        return outcome(row, self.status, self.reason, retry_at=self.retry_at, now=ledger.now())
+        if kind is Kind.GIVEN_BACK:
+            return give_back(row, now=ledger.now())
+        return outcome(row, kind.status, kind.reason, retry_at=self.retry_at, now=ledger.now())
+
+    def _working(self, ledger: Ledger, row: Row, state: str | None) -> Turn | None:
+        if self.elsewhere and row.status is Status.WORKING and row.process != ledger.holder:
+            return take_over(row, ledger.holder)
+        if row.status is Status.ENQUEUE:
+            if row.watched and not self.elsewhere and state in (State.PAUSED, State.CANCELLED):
+                # It was to begin with this commit, and its Task was held back meanwhile.
+                return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
+            return working(row, ledger.holder)
+        if row.process is None and not self.elsewhere:  # a program outside has recorded it
+            return take_over(row, ledger.holder)
+        if row.process != ledger.holder:
+            return None
+        if "checkpoint" in self.values or self.marks is not None:
+            return saved(row)
+        if "started_at" in self.values and self.stage is not Stage.DOUBTFUL and not self.elsewhere:
+            return Turn(row, row, Reason.RECORDED)  # a suspect of a round: it was committed before it began
+        return None
 
 
 def lingers_s(busy_for: float | None, flush_s: float) -> float:
@@ -247,13 +286,13 @@ class Recorder:
 
     def commit(self, batch: Sequence[Outcome]) -> None:
         """Flushes a batch; halves one that the ledger refuses until each refused outcome is alone. Raises
-        LedgerUnavailable; what is committed then is ``done``."""
+        LedgerUnavailable; what is committed then is ``DONE``."""
         try:
             self.flush(batch)
         except Unavailable:
             raise
         except Exception as error:
-            left = [each for each in batch if not each.done]
+            left = [each for each in batch if each.stage is not Stage.DONE]
             if not left:  # the failure came after the commit
                 raise
             if len(left) == 1:
@@ -267,13 +306,13 @@ class Recorder:
     def _record_refused(self, each: Outcome, error: Exception) -> None:
         """Records as much as possible of an outcome that the ledger refuses."""
         self._log.exception("outcome_refused", event_id=each.event_id, attempt=each.attempt, error=_brief(error))
-        if each.status is Status.WORKING:  # it did not begin by the ledger, and the waiting thread must not hang
+        if each.kind is Kind.WORKING:  # it did not begin by the ledger, and the waiting thread must not hang
             self._notify(each, False)
         elif isinstance(error, TooLarge) and each.marks is None and "result" in each.values:
             note = Note("working", self._ledger.catalogue("not_kept", str(error)))
             notes = [*each.notes[:-1], note, *each.notes[-1:]]
             values = {name: value for name, value in each.values.items() if name != "result"}
-            self.commit([replace(each, values=values, notes=notes, seen=None)])
+            self.commit([replace(each, values=values, notes=notes, stage=max(each.stage, Stage.READ))])
         else:
             # The outcome cannot be written; its end, with an unknown result, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
@@ -282,8 +321,7 @@ class Recorder:
                 Outcome(
                     each.event_id,
                     each.attempt,
-                    Status.ERROR,
-                    Reason.DISCARDED,
+                    Kind.DISCARDED,
                     notes=[Note("error", text)],
                     failure=failure,
                     then=each.then,
@@ -294,7 +332,7 @@ class Recorder:
                     loan=each.loan,
                 )
             )
-        each.done = True
+        each.stage = Stage.DONE
 
     def _flush_last_word(self, ended: Outcome) -> None:
         try:
@@ -331,7 +369,7 @@ class Recorder:
 
     def _give_back(self, batch: Sequence[Outcome]) -> int:
         """Puts the uncommitted outcomes of a batch back in front; returns their number."""
-        left = [each for each in batch if not each.done]
+        left = [each for each in batch if each.stage is not Stage.DONE]
         with self._condition:
             self._pending[:0] = left
             self._flushing = False
@@ -347,15 +385,15 @@ class Recorder:
         for wave in _waves(batch):
             ends = self._record(wave)
             for each in wave:  # first: these are committed, whatever fails from here on
-                each.done = True
+                each.stage = Stage.DONE
                 if each.loan is not None:
                     each.loan.ended()
             self.recorded += len(wave)
             self._figures.flushes.add(len(wave))
             for each in wave:
                 won = _is_won(each) or already_recorded(self._ledger, each)
-                if won and (kind := _figure(each)) is not None:
-                    self._figures.ended(each.worker, kind, each.seconds)
+                if won and each.kind not in _NO_END and (each.record is None or each.record.row.items):
+                    self._figures.ended(each.worker, each.kind.figure, each.seconds)
                 self._notify(each, won)
             plain = {each.event_id for each in ends if _is_plain(each)}
             self.announce([each for each in wave if each.event_id not in plain])
@@ -373,7 +411,7 @@ class Recorder:
             return self._write(wave)
         except OutcomeUnknown:
             for each in wave:
-                each.doubtful = True
+                each.stage = Stage.DOUBTFUL
             raise
 
     def _write(self, wave: Sequence[Outcome]) -> list[Outcome]:
@@ -386,7 +424,7 @@ class Recorder:
                 pass
         else:
             self._reads -= 1
-            forget_seen(wave)
+            forget_read(wave)
         return write(self._ledger, wave)
 
     def _notify(self, each: Outcome, won: bool) -> None:
@@ -430,16 +468,11 @@ def _is_won(each: Outcome) -> bool:
     """Whether the record of an attempt counts; not if a job was given back that was to begin."""
     if each.turn is None:
         return False
-    return each.status is not Status.WORKING or each.turn.after.status is Status.WORKING
+    return each.kind is not Kind.WORKING or each.turn.after.status is Status.WORKING
 
 
-def _figure(each: Outcome) -> str | None:
-    """The status that the figures count an outcome as; None for one that ends no attempt, or of an untracked job."""
-    if each.status is Status.WORKING or each.reason is Reason.GIVEN_BACK or (each.record and not each.record.row.items):
-        return None
-    if each.reason is Reason.INTERRUPTED:
-        return "interrupted"
-    return str(each.status) if each.retry_at is None else "retry"
+_NO_END: Final = (Kind.WORKING, Kind.GIVEN_BACK)
+"""What the figures do not count: it ends no attempt."""
 
 
 def _is_plain(end: Outcome) -> bool:
@@ -472,12 +505,12 @@ def _brief(error: Exception) -> str:
 def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Outcome]:
     """Commits outcomes of different Events; returns those that were written without a read. Raises
     :class:`~asynctask.ledger.events.StaleRead` if an Event changed since Begin, and LedgerUnavailable."""
-    ends = [each for each in wave if each.seen is not None]
-    changes = [each for each in wave if each.seen is None] if len(ends) < len(wave) else []
+    ends = [each for each in wave if each.stage is Stage.UNREAD]
+    changes = [each for each in wave if each.stage is not Stage.UNREAD] if len(ends) < len(wave) else []
     for each in ends:
-        if (seen := each.seen) is not None:
-            each.record, each.turn = seen, ending(seen.row, each.status, each.reason)
-    forget_seen(wave)  # a second try must read them: this one may commit and its answer be lost
+        if (record := each.record) is not None:
+            each.turn = ending(record.row, each.kind.status, each.kind.reason)
+    forget_read(wave)  # a second try must read them: this one may commit and its answer be lost
     if len(wave) == len(ends) == 1 and (record := ends[0].record) is not None and record.is_lone:
         _write_lone(ledger, ends[0])
         return ends
@@ -495,17 +528,18 @@ def _write_lone(ledger: Ledger, end: Outcome) -> None:
     except StaleRead:
         raise
     except TransactionConflict:
-        end.doubtful = True  # it may be committed, and only its answer lost
+        end.stage = Stage.DOUBTFUL  # it may be committed, and only its answer lost
         raise
 
 
 write = repeatable(write_once)
 
 
-def forget_seen(wave: Sequence[Outcome]) -> None:
+def forget_read(wave: Sequence[Outcome]) -> None:
     """Makes the next try read the Events of these outcomes first."""
     for each in wave:
-        each.seen = None
+        if each.stage is Stage.UNREAD:
+            each.stage = Stage.READ
 
 
 def already_recorded(ledger: Ledger, each: Outcome) -> bool:
@@ -514,7 +548,7 @@ def already_recorded(ledger: Ledger, each: Outcome) -> bool:
     Only ``working`` matters: every other outcome is the last of its attempt, and its copy is acknowledged anyway.
     """
     record = each.record
-    if each.status is not Status.WORKING or record is None or record.row.status is not Status.WORKING:
+    if each.kind is not Kind.WORKING or record is None or record.row.status is not Status.WORKING:
         return False
     return record.row.process == ledger.holder and (each.elsewhere or record.row.attempt == each.attempt)
 

@@ -3,23 +3,24 @@
 An engine (the own runtime, Dramatiq, ...) takes these steps for a job:
 
 1. :meth:`Tracker.begin` with the fetched batch, or :meth:`Tracker.arrive` for jobs that the ledger may not know: a
-:class:`Ticket` each, which says whether to run it. 2. :meth:`Tracker.start` when the job is performed. 3.
-:meth:`Ticket.finish`, :meth:`Ticket.fail` or :meth:`Ticket.raised` with its result. Nothing is written yet. 4.
-:meth:`Tracker.settle` once the engine has decided on a retry: hands the outcome to the group commit, which calls ``then``
-after the commit. Only then may the engine acknowledge the job.
+:class:`Ticket` each, which says whether to run it. 2. :meth:`Tracker.start` with its :class:`Attempt` when the job is
+performed. 3. :meth:`Attempt.finish`, :meth:`Attempt.fail` or :meth:`Attempt.raised` with its :class:`Result`. Nothing is
+written yet. 4. :meth:`Tracker.settle` once the engine has decided on a retry: hands the outcome to the group commit, which
+calls ``then`` after the commit. Only then may the engine acknowledge the job.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
 from asynctask.clock import SECOND, micros
-from asynctask.core.states import TERMINAL, Reason, Status
+from asynctask.core.states import TERMINAL, Status
 from asynctask.core.transitions import Begin, Row, begin, is_foreign, is_suspect, pause_s
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, FinalError, IdInUse, InputError, JobInterrupted, JobTimeout, NotPerformed
@@ -32,6 +33,7 @@ from asynctask.ledger.events import (
     EventRecord,
     Failure,
     Note,
+    Saved,
     apply,
     read_jobs,
     read_saved,
@@ -40,7 +42,7 @@ from asynctask.ledger.events import (
 )
 from asynctask.ledger.lending import Job, OwnClaim, OwnLoan
 from asynctask.ledger.processes import engine_of
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
 from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, put_off, reopen
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -70,142 +72,315 @@ class AttemptLost(AsyncTaskError):
     code = "attempt_lost"
 
 
-@dataclass(slots=True)
-class Ticket:
-    """The right to perform one attempt of a job, and its outcome."""
+# -- what the ledger said of a job, and what came of it
 
-    verdict: Begin
-    job_id: str
-    event_id: int
-    task_id: int | None
-    attempt: int
-    retries: int = 0
-    watched: bool = False  # a process that held it died: `working` is committed before it begins
-    is_suspect: bool = False  # a process died under it: it runs alone
-    elsewhere: bool = False  # kept, delivered and retried by its engine, without a fence
-    holder: str | None = None  # the process that performed it when it arrived
-    awaited: bool = False  # something waits for the commit of its end: a round, a key, a thread
-    of_round: bool = False  # its Task has an interval, which counts from its start
-    started_at: int | None = None
-    status: Status | None = None
-    reason: Reason = Reason.RETURNED
-    failure: Failure | None = None
-    result: str | None = None
-    said: bool = False  # an outcome already contains the working message
-    lost: bool = False  # the compare-and-set of `working` was lost: this attempt is obsolete
-    settled: bool = False
-    is_final: bool = False  # another attempt would end in the same error
-    seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
-    job: CurrentJob | None = None
-    callback_of: int | None = None  # the Task whose callback it is
-    checkpoint: str | None = None  # the checkpoint of an earlier attempt
-    items: int = 1  # 0: of an untracked job, whose row goes when it has ended
-    row: int | None = None  # in the list, or that of the first item
-    marks: str | None = None  # of a slice: outcomes of its items in earlier attempts
-    results: str | None = None  # and their results
-    slice: Slice | None = None  # this attempt of it
-    worker: str = ""
-    knobs: tuple[float | None, ...] = ()  # of its Task at Begin
-    began: float = 0.0  # on the monotonic clock
-    saved_at: float = 0.0  # its place, on the same
-    sent_at: int = 0  # when its present run was sent, as far as it was read
-    next_run: NextRun | None = None  # the job has sent itself again
-    ended_before: bool = False  # it had ended when it arrived
-    loan: OwnLoan | OwnClaim | None = None  # the loan, or the claim, that it was borrowed with
-    _notes: list[Note] = field(default_factory=list)
-    _free: list[None] = field(default_factory=lambda: [None])
+_NOTHING_SAVED: Final = Saved(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What the ledger said of a job when it lent it to this process, or when its copy arrived.
+
+    ``record``: its Event, as far as it was read; ``verdict``: whether its attempt may be performed. ``elsewhere``: kept,
+    delivered and retried by its engine, without a fence. ``watched``: a process that held it died, so ``working`` is
+    committed before it begins. ``awaited``: something waits for the commit of its end: a round, a key, a thread.
+    ``of_round``: its Task has an interval, which counts from its start. ``is_untouched``: nothing was written of the Event,
+    so its end may be compared with ``record``. ``loan``: the loan or the claim that it was borrowed with. ``asked``: when
+    the ledger was asked, on the monotonic clock. ``saved``: what earlier attempts saved.
+    """
+
+    record: EventRecord
+    verdict: Begin = Begin.RUN
+    elsewhere: bool = False
+    watched: bool = False
+    awaited: bool = False
+    of_round: bool = False
+    is_untouched: bool = False
+    loan: OwnLoan | OwnClaim | None = None
+    asked: float = 0.0
+    saved: Saved = _NOTHING_SAVED
+
+    @classmethod
+    def made(
+        cls,
+        verdict: Begin,
+        job_id: str,
+        *,
+        event_id: int = 0,
+        task_id: int | None = None,
+        attempt: int = 1,
+        retries: int = 0,
+        deaths: int = 0,
+        elsewhere: bool = False,
+        callback_of: int | None = None,
+        checkpoint: str | None = None,
+    ) -> Ticket:
+        """One of which no more than this is known here."""
+        row = Row(Status.ENQUEUE, attempt, retries=retries, deaths=deaths, reserved=True)
+        record = EventRecord(
+            event_id, job_id, task_id, None, row, None, None, None, None, "", "", None, 1, callback_of=callback_of
+        )
+        return cls(record, verdict, elsewhere, saved=Saved(checkpoint, None, None))
+
+    @property
+    def job_id(self) -> str:
+        return self.record.job_id
+
+    @property
+    def event_id(self) -> int:
+        return self.record.id
+
+    @property
+    def task_id(self) -> int | None:
+        return self.record.task_id
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that it is for: the fence of whatever is recorded of it."""
+        return self.record.row.attempt
+
+    @property
+    def retries(self) -> int:
+        return self.record.row.retries
+
+    @property
+    def items(self) -> int:
+        return self.record.row.items
 
     @property
     def is_lone(self) -> bool:
         """As :attr:`EventRecord.is_lone`."""
-        return self.task_id is None and self.callback_of is None
+        return self.record.is_lone
 
-    def acquire(self) -> bool:
-        """Makes this thread the only one to record the ticket; False if another thread is, or it is settled.
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a process died under it: it runs alone."""
+        return is_suspect(self.record.row)
 
-        Atomic without a lock: threads would contend for a lock shared by all tickets.
-        """
-        try:
-            self._free.pop()
-        except IndexError:
-            return False
-        return True
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job had ended when it arrived."""
+        return self.record.row.status in TERMINAL
 
-    def free(self) -> None:
-        """Releases an acquired ticket that was not settled."""
-        self._free.append(None)
+
+NO_TICKET: Final = Ticket.made(Begin.RUN, "")
+"""That of a job which no Event records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of an attempt, before anybody decided on a retry.
+
+    ``text``: the function's result as JSON; ``notes``: messages about it; ``is_final``: another attempt would end in the
+    same error.
+    """
+
+    kind: Kind
+    failure: Failure | None = None
+    text: str | None = None
+    notes: Sequence[Note] = ()
+    is_final: bool = False
+
+
+_RETURNED: Final = Result(Kind.FINISH)  # shared, because most jobs return nothing
+
+
+class Phase(Enum):
+    """How far an attempt has come in this process. It only goes on, in this order."""
+
+    LENT = "lent"  # it has not begun
+    BEGUN = "begun"  # it is performed
+    NOTED = "noted"  # the recorder has its `working`
+    LOST = "lost"  # the compare-and-set of `working` was lost: it is obsolete
+    SETTLED = "settled"  # the recorder has its outcome, or it has none: nothing more is recorded of it
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt of a job in this process: what the ledger said of it, how far it has come, and what came of it.
+
+    ``started_at`` is in microseconds, ``began`` and ``saved_at`` (its place) on the monotonic clock; ``slice``: its items,
+    if it has several; ``next_run``: the job has sent itself again.
+
+    Two threads may end it: the one that performs it, and another that gives that one up; a third notes meanwhile that it
+    works. So ``phase`` changes under ``lock`` alone, which is held until the recorder has what the change says: of two that
+    settle it, the second finds it settled, and an outcome follows its `working` in the recorder. The performing thread sets
+    the result without the lock; whoever gives that thread up claims the attempt first.
+    """
+
+    ticket: Ticket
+    job: CurrentJob | None = None
+    phase: Phase = Phase.LENT
+    result: Result | None = None
+    slice: Slice | None = None
+    started_at: int | None = None
+    began: float = 0.0
+    saved_at: float = 0.0
+    next_run: NextRun | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def bind(self, job: CurrentJob) -> None:
+        """``job`` is what its code sees: the middleware finds the attempt there, and the job its checkpoint."""
+        self.job = job
+        job.local[ATTEMPT] = self
+        job.resume(self.ticket.saved.checkpoint)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is obsolete."""
+        return self.phase is Phase.LOST
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is recorded of it."""
+        return self.phase is Phase.SETTLED
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the business refused the job."""
+        return self.result is not None and self.result.kind is Kind.FAILED
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job refused or raised."""
+        return self.result is not None and self.result.kind is not Kind.FINISH
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another attempt would end in the same error."""
+        return self.result is not None and self.result.is_final
+
+    # -- its result: the last one counts
 
     def finish(self, result: Any, limit: int = 65_536) -> None:
         """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes. Raises NotPerformed for a result
         that contains work that nobody performs."""
+        if result is None:
+            self.result = _RETURNED
+            return
         kept, note = result_text(result, limit)
-        self.status, self.reason, self.failure, self.result = Status.FINISH, Reason.RETURNED, None, kept
-        if note:
-            self._notes.append(Note("working", note))
+        self.result = Result(Kind.FINISH, None, kept, [Note("working", note)] if note else ())
 
     def fail(self, error: BaseException) -> None:
         """The job refused, for a business reason."""
-        self._drop_result()
-        self.status, self.reason = Status.FAILED, Reason.REFUSED
-        self.failure = refusal_of(error)
+        self.result = Result(Kind.FAILED, refusal_of(error))
 
     def ignore(self, why: str) -> None:
         """The job ended, and asks that its engine records no outcome; ``why`` is the message."""
-        self._drop_result()
-        self.status, self.reason, self.failure = Status.FINISH, Reason.RETURNED, None
-        self._notes = [Note("working", why)]
+        self.result = Result(Kind.FINISH, notes=[Note("working", why)])
 
     def raised(self, error: BaseException) -> None:
         """The job raised: an error, a timeout, an interruption."""
-        self._drop_result()
         if isinstance(error, JobTimeout):
-            self.status, self.reason, self.failure = Status.ERROR, Reason.TIMEOUT, Failure("timeout", str(error))
-            return
-        if isinstance(error, JobInterrupted):
-            self.status, self.reason, self.failure = Status.ERROR, Reason.INTERRUPTED, None
-            return
-        self.status, self.reason = Status.ERROR, Reason.RAISED
-        self.failure, self.is_final = failure_of(error), isinstance(error, FinalError)
+            self.result = Result(Kind.TIMEOUT, Failure("timeout", str(error)))
+        elif isinstance(error, JobInterrupted):
+            self.result = Result(Kind.INTERRUPTED)
+        else:
+            self.result = Result(Kind.RAISED, failure_of(error), is_final=isinstance(error, FinalError))
 
     def add_lines(self, lines: Sequence[str]) -> None:
         """Adds lines, of a backtrace, to the message of the failure."""
-        if self.failure is not None:
-            self.failure = Failure(self.failure.code, "\n".join([self.failure.message, *lines]))
+        result = self.result
+        if result is not None and result.failure is not None:
+            text = "\n".join([result.failure.message, *lines])
+            self.result = replace(result, failure=Failure(result.failure.code, text))
 
     def lost_performer(self, text: str) -> None:
         """The process that performed the job died, while the recording one lives; ``text`` is the message."""
-        self._drop_result()
-        self.status, self.reason, self.failure = Status.ERROR, Reason.DISCARDED, Failure("worker_lost", text)
+        self.result = Result(Kind.DISCARDED, Failure("worker_lost", text))
+
+    # -- between two processes, of which one performs the job and the other records it
 
     def report(self) -> dict[str, Any]:
-        """The outcome and the job's messages as JSON values, for another process that records them."""
+        """The result and the job's messages as JSON values, for another process that records them."""
+        result = self.result
         return {
-            "status": self.status,
-            "reason": self.reason,
-            "failure": None if self.failure is None else [self.failure.code, self.failure.message],
-            "result": self.result,
-            "is_final": self.is_final,
+            "result": None if result is None else [
+                result.kind.name,
+                None if result.failure is None else [result.failure.code, result.failure.message],
+                result.text,
+                [list(note) for note in result.notes],
+                result.is_final,
+            ],
             "next_run": None if self.next_run is None else list(self.next_run),
-            "notes": [list(note) for note in self._notes],
             "messages": [] if self.job is None else self.job.take_messages(),
             "place": None if self.job is None else self.job.take_place(),
-        }
+        }  # fmt: skip
 
     def adopt(self, report: Mapping[str, Any]) -> None:
-        """Sets the outcome of another process's :meth:`report`."""
-        self.status = None if report["status"] is None else Status(report["status"])
-        self.reason, self.is_final = Reason(report["reason"]), bool(report["is_final"])
-        self.failure = None if report["failure"] is None else Failure(*report["failure"])
+        """Sets the result of another process's :meth:`report`."""
+        if (said := report["result"]) is not None:
+            kind, failure, text, notes, is_final = said
+            failed = None if failure is None else Failure(*failure)
+            self.result = Result(Kind[kind], failed, text, [Note(*note) for note in notes], is_final)
         self.next_run = None if report["next_run"] is None else NextRun(*report["next_run"])
-        self.result, self._notes = report["result"], [Note(*note) for note in report["notes"]]
         if self.job is not None:
             for text, _ in report["messages"]:
                 self.job.message(text)
             self.job.adopt_place(report["place"])
 
-    def _drop_result(self) -> None:
-        """Drops the result, because a middleware outside the recording one may raise after the job returned."""
-        self.result, self._notes = None, []
+    def close(self) -> None:
+        """Breaks the reference cycle with its job, which would wait for the garbage collector: nothing more is said."""
+        if self.job is not None:
+            self.job.local.pop(ATTEMPT, None)
+
+
+T = TypeVar("T")
+
+
+class Running(Generic[T]):
+    """The jobs at work in this process, each once, by its identity.
+
+    The rule, by which nobody who asks misses a job or counts it twice:
+
+    - **Add, then ask.** Whoever performs a job adds it, and asks only then whether it may begin. Whoever wants nothing to
+      begin (a stop, a suspect that is to run alone) says so, and reads the set only then. So one of the two sees the other.
+    - **Record, then remove.** A job is removed by whoever ends it, after the recorder has its outcome, or because it has
+      none. Whoever wants to know that nothing is left (a stop, a process that leaves) reads this set first, and what the
+      recorder has afterwards: at any moment a job is in one of the two, or in both.
+    - **Once.** A job that is added again is the same one, and the first removal is the only one that counts, so whatever
+      follows the end of a job follows it once.
+    - **Copies are read.** A heartbeat, a check and a stop read a copy made under the lock, and ask the jobs in it without
+      the lock. The lock is held for nothing else, so no thread waits here for what another does with a job.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs: dict[int, T] = {}
+        self._since = 0.0  # when the first of them was added
+        self._busy_s = 0.0  # until then
+
+    def add(self, job: T) -> None:
+        """It is at work from now on."""
+        with self._lock:
+            if not self._jobs:
+                self._since = self._clock()
+            self._jobs[id(job)] = job
+
+    def remove(self, job: T) -> bool:
+        """It is at work no more; False if it was not."""
+        with self._lock:
+            if self._jobs.pop(id(job), None) is None:
+                return False
+            if not self._jobs:
+                self._busy_s += self._clock() - self._since
+            return True
+
+    def all(self) -> list[T]:
+        """Those at work now, in the order in which they were added."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._jobs)
+
+    @property
+    def busy_s(self) -> float:
+        """Total seconds in which at least one job was at work."""
+        with self._lock:
+            return self._busy_s + (self._clock() - self._since if self._jobs else 0.0)
 
 
 class Tracker:
@@ -219,8 +394,7 @@ class Tracker:
     def __init__(self, ledger: Ledger, recorder: Recorder) -> None:
         self._ledger = ledger
         self._recorder = recorder
-        self._running: dict[int, tuple[float, Ticket]] = {}
-        self._lock = threading.Lock()
+        self.running: Running[Attempt] = Running(ledger.clock.monotonic)
         self._finished = Note("finish", ledger.catalogue("finish"))
         self._working_text = ledger.catalogue("working")
         self._log = get_logger("asynctask.tracker")
@@ -235,14 +409,19 @@ class Tracker:
         """The tickets of jobs, by their ids and the fences in their copies (None: their engine keeps and retries them), in
         order; None for a job without an Event. ``fetched``: from a queue that is no engine's; a copy of what a process
         holds by now, or nobody, is dropped. Raises LedgerUnavailable."""
+        asked = self._ledger.clock.monotonic()
         records = self.read([job_id for job_id, _ in keys])
-        tickets = [self._ticket(attempt, records[job_id]) if job_id in records else None for job_id, attempt in keys]
+        tickets = [self._ticket(fence, records[job_id], asked) if job_id in records else None for job_id, fence in keys]
         if fetched and (strays := self._strays(list(records.values()))):
-            for ticket in tickets:
-                if ticket is not None and ticket.event_id in strays:
-                    ticket.verdict = Begin.DROP
-        self._read_places([each for each in tickets if each and each.seen is None and each.verdict is Begin.RUN])
-        return tickets
+            tickets = [
+                replace(each, verdict=Begin.DROP) if each is not None and each.event_id in strays else each
+                for each in tickets
+            ]
+        saved = self._saved([each for each in tickets if each and not each.is_untouched and each.verdict is Begin.RUN])
+        return [
+            replace(each, saved=saved[each.event_id]) if each is not None and each.event_id in saved else each
+            for each in tickets
+        ]
 
     def _strays(self, records: Sequence[EventRecord]) -> set[int]:
         """Those of these Events that wait, and that no foreign queue holds."""
@@ -270,22 +449,17 @@ class Tracker:
                 [each for each, ticket in zip(arrivals, tickets, strict=True) if ticket is None and not each.attempt]
             )
             tickets = self.begin(keys)
-        for arrival, ticket in zip(arrivals, tickets, strict=True):
-            if (
-                ticket is not None
-                and ticket.attempt > 1
-                and arrival.sent_at is not None
-                and arrival.sent_at < ticket.sent_at
-            ):
-                ticket.verdict = Begin.DROP  # a late copy of an earlier run under this id
-        return [ticket or self._dropped(each) for each, ticket in zip(arrivals, tickets, strict=True)]
+        return [
+            self._dropped(arrival) if ticket is None else _unless_late(ticket, arrival)
+            for arrival, ticket in zip(arrivals, tickets, strict=True)
+        ]
 
     def _dropped(self, arrival: Arrival) -> Ticket:
         self._log.error(
             "copy_of_no_event", job_id=arrival.job_id, attempt=arrival.attempt, worker=arrival.worker_name,
             queue=arrival.queue, hint=_NO_EVENT,
         )  # fmt: skip
-        return Ticket(Begin.DROP, arrival.job_id, 0, None, arrival.attempt or 1)
+        return Ticket.made(Begin.DROP, arrival.job_id, attempt=arrival.attempt or 1)
 
     def reopen(self, arrival: Arrival, is_new: Callable[[str | None], bool]) -> bool:
         """Opens the ended Event of a lone job for another job under its id, if ``is_new`` says so of the Event's options;
@@ -296,38 +470,27 @@ class Tracker:
             self._recorder.due(now)
         return reopened
 
-    def _read_places(self, tickets: Sequence[Ticket]) -> None:
-        """Reads the checkpoints of earlier attempts. An untouched Event has none, so most batches need no query."""
-        if tickets:
-            with self._ledger.database.read() as connection:
-                saved = read_saved(connection, [ticket.event_id for ticket in tickets])
-            for ticket in tickets:
-                if (found := saved.get(ticket.event_id)) is not None:
-                    ticket.checkpoint, ticket.marks, ticket.results = found
+    def _saved(self, tickets: Sequence[Ticket]) -> Mapping[int, Saved]:
+        """What earlier attempts saved, by the Event. An untouched one has nothing, so most batches need no query."""
+        if not tickets:
+            return {}
+        with self._ledger.database.read() as connection:
+            return read_saved(connection, [ticket.event_id for ticket in tickets])
 
-    def borrowed(self, jobs: Sequence[Job], *, awaited: bool = False, of_round: bool = False) -> list[Ticket]:
+    def borrowed(
+        self, jobs: Sequence[Job], loan: OwnLoan, asked: float, *, awaited: bool = False, of_round: bool = False
+    ) -> list[Ticket]:
         """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin.
 
         ``awaited``: something waits for the commit of each end. Raises LedgerUnavailable.
         """
+        is_untouched = [job.attempt == 1 and job.retries == 0 and job.items == 1 and not of_round for job in jobs]
         tickets = [
-            Ticket(
-                Begin.RUN,
-                job.job_id,
-                job.event_id,
-                job.task_id,
-                job.attempt,
-                job.retries,
-                awaited=awaited,
-                of_round=of_round,
-                seen=_as_lent(job) if job.attempt == 1 and job.retries == 0 and job.items == 1 and not of_round else None,
-                items=job.items,
-                row=job.row,
-                worker=job.worker_name,
-            )
-            for job in jobs
+            Ticket(_as_lent(job), awaited=awaited, of_round=of_round, is_untouched=untouched_, loan=loan, asked=asked)
+            for job, untouched_ in zip(jobs, is_untouched, strict=True)
         ]
-        self._read_places([ticket for ticket in tickets if ticket.seen is None])
+        if saved := self._saved([ticket for ticket in tickets if not ticket.is_untouched]):
+            return [replace(each, saved=saved[each.event_id]) if each.event_id in saved else each for each in tickets]
         return tickets
 
     def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
@@ -335,18 +498,19 @@ class Tracker:
         with self._ledger.database.read() as connection:
             return read_jobs(connection, job_ids)
 
-    def _ticket(self, fence: int | None, record: EventRecord) -> Ticket:
+    def _ticket(self, fence: int | None, record: EventRecord, asked: float) -> Ticket:
         row = record.row
         attempt = None if is_foreign(row, fence, record.task_id) else fence
         return Ticket(
-            begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            row.watched or is_suspect(row), is_suspect(row), fence is None, row.process,
+            record,
+            begin(row, attempt, record.task_state),
+            elsewhere=fence is None,
+            watched=row.watched or is_suspect(row),
             awaited=record.round_at is not None or record.line is not None or record.callback_of is not None,
             of_round=record.round_at is not None,
-            seen=record if untouched(record) else None, callback_of=record.callback_of, items=row.items,
-            row=record.first_row, worker=record.worker_name, knobs=record.knobs,
-            sent_at=record.created_at if record.is_lone else 0, ended_before=row.status in TERMINAL,
-        )  # fmt: skip
+            is_untouched=untouched(record),
+            asked=asked,
+        )
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
         """Creates stand-alone Events for jobs that are in their engine's queue already; skips known ids. Raises
@@ -356,92 +520,93 @@ class Tracker:
 
     # -- 2. start
 
-    def start(self, ticket: Ticket) -> None:
+    def start(self, attempt: Attempt) -> None:
         """Marks the job as performed now. For a watched job, ``working`` is in the ledger when this returns.
 
-        If the ticket is ``lost`` afterwards, acknowledge the job and do not perform it: the attempt belongs to another
-        process, or has ended.
+        If the attempt is lost afterwards, acknowledge the job and do not perform it: it belongs to another process, or has
+        ended. Raises :class:`AttemptLost` if it was settled without the thread that is about to perform it.
         """
-        if not ticket.watched or not ticket.of_round:
-            ticket.started_at = self._ledger.now()
-        ticket.began = self._ledger.clock.monotonic()
-        self._running[id(ticket)] = (ticket.began, ticket)
+        ticket = attempt.ticket
+        is_late = ticket.watched and ticket.of_round  # its start is that of its round: see below
+        if not attempt.began:
+            attempt.began = self._ledger.clock.monotonic()
+        with attempt.lock:
+            if attempt.phase is Phase.SETTLED:
+                raise AttemptLost(f"the thread of {ticket.job_id} was given up")
+            if not is_late:
+                attempt.started_at = self._ledger.now()
+            if attempt.phase is Phase.LENT:
+                attempt.phase = Phase.BEGUN
+            self.running.add(attempt)
         if not ticket.watched:
             return
         done = threading.Event()
-        self._recorder.put([self._working(ticket, done.set)])
+        self._note(attempt, done.set)
         done.wait()
-        if ticket.of_round and not ticket.lost:
+        if is_late and not attempt.is_lost:
             # The next round counts from here: the commit may have taken longer than the interval.
-            with self._lock:  # `note_long` may be about to say that it works, too
-                ticket.started_at = self._ledger.now()
-                self._recorder.put([self._working(ticket)])
+            with attempt.lock:
+                attempt.started_at = self._ledger.now()
+            self._note(attempt)
 
-    def save(self, ticket: Ticket) -> None:
+    def save(self, attempt: Attempt) -> None:
         """Records that the job has begun, and the current outcomes of a slice's items; in the ledger when this returns."""
         done = threading.Event()
-        if self._acquire(ticket):
-            outcome = self._working(ticket, done.set)
-            ticket.free()
-            self._recorder.put([outcome])
+        if self._note(attempt, done.set):
             done.wait()
+
+    def _note(self, attempt: Attempt, done: Callable[[], None] | None = None) -> bool:
+        """Hands ``working`` to the recorder, with what the job has said and saved; False if it is settled."""
+        with attempt.lock:
+            if attempt.phase is Phase.SETTLED:
+                return False
+            self._recorder.put([self._working(attempt, done)])
+            return True
 
     def note_long(self, older_than_s: float) -> None:
         """Records ``working`` of jobs that run for longer than this, once each, and unsaved checkpoints; called
         periodically."""
         now = self._ledger.clock.monotonic()
-        with self._lock:
-            long = [t for begun, t in self._started() if begun <= now - older_than_s and t.status is None]
-            # Held until passed on, so that a later outcome follows it, because not every engine has a fence.
-            acquired = [ticket for ticket in long if _has_news(ticket, now) and ticket.acquire()]
-            self._recorder.put([self._working(ticket) for ticket in acquired])
-            for ticket in acquired:
-                ticket.saved_at = now
-                ticket.free()
+        for attempt in self.running.all():
+            if attempt.began > now - older_than_s or attempt.result is not None or not _has_news(attempt, now):
+                continue
+            if attempt.lock.acquire(blocking=False):  # else it is settled at this moment
+                try:
+                    if attempt.phase is not Phase.SETTLED:
+                        self._recorder.put([self._working(attempt)])
+                        attempt.saved_at = now
+                finally:
+                    attempt.lock.release()
 
     def ask_stops(self) -> None:
         """Makes ``should_stop()`` true in the running jobs that a user stopped, or whose Task was paused or cancelled;
         called periodically. Reads the ledger if a job runs that was recorded as ``working``. Raises LedgerUnavailable."""
-        running = {ticket.event_id: ticket for _, ticket in self._started() if ticket.said}
-        if running:
+        noted = {each.ticket.event_id: each for each in self.running.all() if each.phase is Phase.NOTED}
+        if noted:
             with self._ledger.database.read() as connection:
-                asked = read_stops(connection, list(running))
+                asked = read_stops(connection, list(noted))
             for event_id in asked:
-                if (job := running[event_id].job) is not None:
+                if (job := noted[event_id].job) is not None:
                     job.ask_stop()
 
-    def running(self) -> list[Ticket]:
-        """Tickets started and not settled."""
-        return [ticket for _, ticket in self._started()]
-
-    def _started(self) -> list[tuple[float, Ticket]]:
-        return list(self._running.copy().values())
-
-    def _acquire(self, ticket: Ticket) -> bool:
-        if ticket.acquire():
-            return True
-        with self._lock:  # held by `note_long` while it holds tickets
-            return ticket.acquire()
-
-    def _mark_settled(self, ticket: Ticket) -> None:
-        ticket.settled = True
-        self._running.pop(id(ticket), None)
-        ticket.job = None  # breaks the reference cycle, which would wait for the garbage collector
-
-    def _working(self, ticket: Ticket, done: Callable[[], None] | None = None) -> Outcome:
-        notes = self._opening(ticket)
-        ticket.seen = None
-        place = None if ticket.job is None else ticket.job.take_place()
+    def _working(self, attempt: Attempt, done: Callable[[], None] | None = None) -> Outcome:
+        """The outcome that says it works. The caller holds the lock."""
+        ticket, notes = attempt.ticket, self._opening(attempt)
+        if attempt.started_at is not None and attempt.phase is Phase.BEGUN:
+            attempt.phase = Phase.NOTED
+        place = None if attempt.job is None else attempt.job.take_place()
 
         def then(won: bool) -> None:
-            ticket.lost = not won
+            if not won:
+                with attempt.lock:
+                    attempt.phase = attempt.phase if attempt.phase is Phase.SETTLED else Phase.LOST
             if done is not None:
                 done()
 
-        news = _news_of(ticket)
+        news = _news_of(attempt)
         return Outcome(
-            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes=notes,
-            values=_columns(news, started_at=ticket.started_at, checkpoint=place), then=then, elsewhere=ticket.elsewhere,
+            ticket.event_id, ticket.attempt, Kind.WORKING, notes=notes,
+            values=_columns(news, started_at=attempt.started_at, checkpoint=place), then=then, elsewhere=ticket.elsewhere,
             awaited=done is not None, marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
@@ -449,62 +614,68 @@ class Tracker:
 
     def settle(
         self,
-        ticket: Ticket,
+        attempt: Attempt,
         *,
         retry_at: int | None = None,
         discarded: str | None = None,
         queue: str | None = None,
+        awaited: bool = False,
         then: Callable[[bool], None] | None = None,
-    ) -> None:
+    ) -> bool:
         """Passes the outcome to the group commit. ``then`` is called after the commit, with whether it was won.
 
         ``retry_at`` (microseconds): another attempt follows, in ``queue`` if that is given; ``discarded``: why the engine
-        gave the job up outside its code. Idempotent.
+        gave the job up outside its code; ``awaited``: a thread waits for the commit. Idempotent: False if it was settled
+        before.
         """
-        if self._acquire(ticket):
-            outcome = self.outcome(ticket, retry_at, discarded, then)
-            outcome.loan = ticket.loan
+
+        def make() -> Outcome:
+            outcome = self.outcome(attempt, retry_at, discarded, then)
             outcome.values |= {} if queue is None else {"queue": queue}
-            self._mark_settled(ticket)
-            self._recorder.put([outcome])
+            return outcome
 
-    def release(self, ticket: Ticket, then: Callable[[bool], None] | None = None) -> None:
-        """Returns a fetched job to the ledger unrun, or cancels it with its Task."""
-        if not self._acquire(ticket):
-            return
-        self._mark_settled(ticket)
-        cancelled = ticket.verdict is Begin.CANCEL
-        status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
+        return self._end(attempt, make, awaited=awaited)
+
+    def release(self, attempt: Attempt, then: Callable[[bool], None] | None = None, *, is_cancelled: bool = False) -> None:
+        """Returns a fetched job to the ledger unrun, or cancels it, with its Task or if ``is_cancelled``. Idempotent."""
+        ticket = attempt.ticket
+        kind = Kind.CANCELLED if is_cancelled or ticket.verdict is Begin.CANCEL else Kind.GIVEN_BACK
         outcome = Outcome(
-            ticket.event_id,
-            ticket.attempt,
-            status,
-            reason,
-            then=then,
-            elsewhere=ticket.elsewhere,
-            awaited=ticket.awaited,
-            worker=ticket.worker,
-            loan=ticket.loan,
-        )
-        self._recorder.put([outcome])
+            ticket.event_id, ticket.attempt, kind, then=then, elsewhere=ticket.elsewhere, awaited=ticket.awaited,
+            worker=ticket.record.worker_name,
+        )  # fmt: skip
+        self._end(attempt, lambda: outcome)
 
-    def forget(self, ticket: Ticket) -> None:
-        """Drops an attempt lost before it was performed: records nothing; its copy may be acknowledged."""
-        if self._acquire(ticket):
-            self._mark_settled(ticket)
-            if ticket.loan is not None:
-                ticket.loan.ended()
+    def forget(self, attempt: Attempt, *, is_held: bool = True) -> None:
+        """Drops an attempt lost before it was performed: records nothing; its copy may be acknowledged. Idempotent.
+        ``is_held``: it was not given back with others of its loan."""
+        if self._end(attempt, lambda: None) and is_held and attempt.ticket.loan is not None:
+            attempt.ticket.loan.ended()
 
-    def put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> None:
+    def _end(self, attempt: Attempt, make: Callable[[], Outcome | None], *, awaited: bool = False) -> bool:
+        """The one way in which an attempt ends here: the first thread settles it. It leaves those that run when the
+        recorder has its outcome, see :class:`Running`. False if it was settled before."""
+        with attempt.lock:
+            if attempt.phase is Phase.SETTLED:
+                return False
+            if (outcome := make()) is not None:
+                outcome.loan, outcome.awaited = attempt.ticket.loan, outcome.awaited or awaited
+                self._recorder.put([outcome])
+            attempt.phase = Phase.SETTLED
+        self.running.remove(attempt)
+        attempt.close()
+        return True
+
+    def put_off(self, attempts: Sequence[tuple[Attempt, str]], until: int) -> None:
         """Makes fetched jobs that cannot be performed here wait in the ledger until ``until`` (microseconds), spending no
         retry.
 
         Each has a message with the reason, which is not repeated while it is the Event's last one. Committed on return, so
         the copies may be acknowledged. Raises LedgerUnavailable.
         """
-        applied = self._put_off(tickets, until)
-        for ticket, _ in tickets:
-            self.forget(ticket)
+        applied = self._put_off([(each.ticket, why) for each, why in attempts], until)
+        for attempt, _ in attempts:
+            self.forget(attempt)
         self._recorder.announce(applied)
 
     @repeatable
@@ -515,55 +686,69 @@ class Tracker:
 
     def outcome(
         self,
-        ticket: Ticket,
+        attempt: Attempt,
         retry_at: int | None,
         discarded: str | None = None,
         then: Callable[[bool], None] | None = None,
     ) -> Outcome:
         """The outcome that :meth:`settle` passes to the group commit."""
+        ticket, result, run = attempt.ticket, attempt.result, attempt.next_run
+        record = ticket.record
         if discarded is not None:
-            ticket.status, ticket.reason = Status.ERROR, Reason.DISCARDED
-            ticket.failure = Failure("discarded", self._ledger.catalogue("discarded", discarded))
-        elif ticket.status is None and ticket.slice is not None:
-            return self._outcome_of_slice(ticket, ticket.slice, retry_at, then)
-        elif ticket.status is None:  # no middleware recorded a result
-            ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
-        elif ticket.elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
+            failure, run = Failure("discarded", self._ledger.catalogue("discarded", discarded)), None
+            result = replace(result or _RETURNED, kind=Kind.DISCARDED, failure=failure)
+        elif result is None and attempt.slice is not None:
+            return self._outcome_of_slice(attempt, attempt.slice, retry_at, then)
+        elif result is None:  # no middleware recorded a result
+            result = _RETURNED
+        elif ticket.elsewhere and result.kind is Kind.INTERRUPTED and retry_at is None:
             # Our runtime always repeats interrupted jobs; another engine may give them up.
-            ticket.reason, ticket.failure = Reason.RAISED, Failure(_INTERRUPTED, self._ledger.catalogue("interrupted"))
-        run, columns = ticket.next_run if discarded is None else None, dict[str, Any]()
+            result = replace(result, kind=Kind.RAISED, failure=Failure(_INTERRUPTED, self._ledger.catalogue("interrupted")))
         if run is not None:
             retry_at = self._ledger.now() + micros(run.delay_s)
-            columns = run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
-            ticket.result = None
-        if retry_at is not None and not ticket.elsewhere:  # an engine delays its own jobs
-            asked_s = (retry_at - self._ledger.now()) / SECOND
-            if (pause := pause_s(asked_s, ticket.retries)) > max(0.0, asked_s):
-                retry_at = self._ledger.now() + micros(pause)
-        notes = self._opening(ticket) if ticket.started_at is not None else []
-        notes += self._closing(ticket, retry_at)
-        is_short = (
-            ticket.status is Status.FINISH and ticket.seen is not None
-        )  # no user watched it, and no attempt continues from it
-        place = None if ticket.job is None or is_short else ticket.job.take_place()
-        news = _news_of(ticket)
+        kind = result.kind
+        if retry_at is not None:
+            retry_at = self._paused(ticket, retry_at)
+            kind = kind if kind is Kind.INTERRUPTED else Kind.RETRY
+        is_unread = ticket.is_untouched and attempt.phase in _UNSAID
+        # No user watched a short job, and no attempt continues from it.
+        is_short = is_unread and result.kind is Kind.FINISH
+        place = None if attempt.job is None or is_short else attempt.job.take_place()
+        notes = self._opening(attempt) if attempt.started_at is not None else []
+        notes += self._closing(result, retry_at, is_sent_again=attempt.next_run is not None)
+        is_unread = is_unread and not kind.may_wait and place is None
+        news = _news_of(attempt)
+        text = result.text if run is None else None
+        values = _columns(news, result=text, started_at=attempt.started_at, checkpoint=place)
+        if run is not None:
+            values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
         return Outcome(
-            ticket.event_id, ticket.attempt, ticket.status, ticket.reason, retry_at, then, ticket.elsewhere,
-            ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED and place is None else None,
-            ticket.awaited, worker=ticket.worker, notes=notes, failure=ticket.failure,
-            values=_columns(news, result=ticket.result, started_at=ticket.started_at, checkpoint=place) | columns,
-            seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
-            marks=news.marks, failures=news.failures,
+            record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere, ticket.awaited,
+            Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name, notes=notes, failure=result.failure,
+            values=values, seconds=self._seconds(attempt), marks=news.marks, failures=news.failures,
+            record=record if is_unread else None,
         )  # fmt: skip
 
+    def _paused(self, ticket: Ticket, retry_at: int) -> int:
+        """When another attempt follows; an engine delays its own jobs."""
+        if ticket.elsewhere:
+            return retry_at
+        asked_s = (retry_at - self._ledger.now()) / SECOND
+        pause = pause_s(asked_s, ticket.retries)
+        return self._ledger.now() + micros(pause) if pause > max(0.0, asked_s) else retry_at
+
+    def _seconds(self, attempt: Attempt) -> float | None:
+        has_run = attempt.began and attempt.started_at is not None
+        return self._ledger.clock.monotonic() - attempt.began if has_run else None
+
     def _outcome_of_slice(
-        self, ticket: Ticket, part: Slice, retry_at: int | None, then: Callable[[bool], None] | None
+        self, attempt: Attempt, part: Slice, retry_at: int | None, then: Callable[[bool], None] | None
     ) -> Outcome:
         """The end of an attempt in which each item got its outcome, or waits for the next attempt."""
-        say, news = self._ledger.catalogue, part.take()
-        status, reason = (Status.ERROR, Reason.RAISED) if retry_at is not None else (part.status, Reason.RETURNED)
+        ticket, say, news = attempt.ticket, self._ledger.catalogue, part.take()
+        status = Status.ERROR if retry_at is not None else part.status
         only = news.failures.get(0) if ticket.items == 1 else None  # of a batch of one item, its failure is that of the job
-        notes = self._opening(ticket)
+        notes = self._opening(attempt)
         if part.dropped:
             notes.append(
                 Note("working", say("not_kept", f"{part.dropped} of {ticket.items}: no JSON, or over max_result_bytes"))
@@ -574,41 +759,48 @@ class Tracker:
         elif status is Status.FINISH:
             notes.append(self._finished)
         else:
-            reason = Reason.RAISED if status is Status.ERROR else Reason.REFUSED
             said = only.message if only is not None else f"{part.count(status)}/{ticket.items}"
             notes.append(Note(str(status), say(str(status), said)))
         return Outcome(
-            ticket.event_id, ticket.attempt, status, reason, retry_at, then, awaited=ticket.awaited, worker=ticket.worker,
-            failure=None if only is None else Failure(only.code, only.message),
-            seconds=self._ledger.clock.monotonic() - ticket.began, notes=notes,
-            values=_columns(news, started_at=ticket.started_at), marks=news.marks, failures=news.failures,
+            ticket.event_id, ticket.attempt, _OF_SLICE[status] if retry_at is None else Kind.RETRY, retry_at, then,
+            awaited=ticket.awaited, worker=ticket.record.worker_name,
+            failure=None if only is None else Failure(only.code, only.message), seconds=self._seconds(attempt), notes=notes,
+            values=_columns(news, started_at=attempt.started_at), marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
-    def _opening(self, ticket: Ticket) -> list[Note]:
-        begins = not ticket.said and ticket.started_at is not None
-        notes = [Note("working", self._working_text, ticket.started_at)] if begins else []
-        ticket.said |= begins
-        if ticket.job is not None:
-            notes += [Note("working", text, None, row) for text, row in ticket.job.take_messages()]
+    def _opening(self, attempt: Attempt) -> list[Note]:
+        """What has not been said yet of an attempt that has begun: that, and its messages."""
+        says = attempt.started_at is not None and attempt.phase in _UNSAID
+        notes = [Note("working", self._working_text, attempt.started_at)] if says else []
+        if attempt.job is not None:
+            notes += [Note("working", text, None, row) for text, row in attempt.job.take_messages()]
         return notes
 
-    def _closing(self, ticket: Ticket, retry_at: int | None) -> list[Note]:
-        say, text = self._ledger.catalogue, ticket.failure.message if ticket.failure else ""
-        notes, ticket._notes = ticket._notes, []
-        if ticket.next_run is not None and ticket.status is Status.FINISH:
-            return [*notes, Note("enqueue", say("sent_again"))]
-        if ticket.status is Status.FINISH:
-            return [*notes, self._finished]
-        if ticket.status is Status.FAILED:
+    def _closing(self, result: Result, retry_at: int | None, *, is_sent_again: bool) -> list[Note]:
+        say, text, kind = self._ledger.catalogue, result.failure.message if result.failure else "", result.kind
+        if kind is Kind.FINISH:
+            return [*result.notes, Note("enqueue", say("sent_again")) if is_sent_again else self._finished]
+        if kind is Kind.FAILED:
             again = [] if retry_at is None else [Note("enqueue", say("sent_again"))]
-            return [*notes, Note("failed", say("failed", text)), *again]
-        key = {Reason.TIMEOUT: "timeout", Reason.INTERRUPTED: "interrupted"}.get(ticket.reason, "error")
-        if ticket.failure is not None and ticket.failure.code == _INTERRUPTED:
+            return [*result.notes, Note("failed", say("failed", text)), *again]
+        key = {Kind.TIMEOUT: "timeout", Kind.INTERRUPTED: "interrupted"}.get(kind, "error")
+        if result.failure is not None and result.failure.code == _INTERRUPTED:
             key = "interrupted"
-        notes = [*notes, Note("error", text if ticket.reason is Reason.DISCARDED else say(key, text))]
-        if retry_at is not None or ticket.reason is Reason.INTERRUPTED:
+        notes = [*result.notes, Note("error", text if kind is Kind.DISCARDED else say(key, text))]
+        if retry_at is not None or kind is Kind.INTERRUPTED:
             notes.append(Note("enqueue", say("retry")))
         return notes
+
+
+_UNSAID: Final = (Phase.LENT, Phase.BEGUN)
+"""Before the recorder has a ``working`` with the time of the start."""
+
+_OF_SLICE: Final = {
+    Status.FINISH: Kind.FINISH,
+    Status.FAILED: Kind.FAILED,
+    Status.ERROR: Kind.RAISED,
+    Status.CANCELLED: Kind.CANCELLED,
+}
 
 
 class Stops:
@@ -631,7 +823,7 @@ class Stops:
         """Triggers the query, every :data:`LOOK_EVERY` calls, while a job runs that was recorded as ``working``; never
         blocks."""
         self._left -= 1
-        if self._left < 0 and any(ticket.said for ticket in self._tracker.running()):
+        if self._left < 0 and any(each.phase is Phase.NOTED for each in self._tracker.running.all()):
             self._left = LOOK_EVERY
             self._due.set()
 
@@ -654,18 +846,35 @@ class Stops:
 
 
 def _as_lent(job: Job) -> EventRecord:
-    """The Event of a job that was borrowed and has had no attempt: nobody has written it."""
+    """The Event of a job that was borrowed, as far as the borrow read it."""
+    is_first = job.attempt == 1 and job.retries == 0 and job.items == 1
+    row = _FIRST if is_first else Row(Status.ENQUEUE, job.attempt, retries=job.retries, reserved=True, items=job.items)
     return EventRecord(
-        job.event_id, job.job_id, job.task_id, None, Row(Status.ENQUEUE, reserved=True), None, job.row, None, None,
-        job.worker_name, job.queue, None, job.slots, line=job.line,
+        job.event_id, job.job_id, job.task_id, job.seq, row, None, job.row, None, None, job.worker_name, job.queue, None,
+        job.slots, line=job.line,
     )  # fmt: skip
 
 
-def _has_news(ticket: Ticket, now: float) -> bool:
+_FIRST: Final = Row(Status.ENQUEUE, reserved=True)
+
+
+def _unless_late(ticket: Ticket, arrival: Arrival) -> Ticket:
+    """The ticket of a copy; a late one of an earlier run under its id is dropped."""
+    sent_at = ticket.record.created_at if ticket.is_lone else 0
+    if ticket.attempt > 1 and arrival.sent_at is not None and arrival.sent_at < sent_at:
+        return replace(ticket, verdict=Begin.DROP)
+    return ticket
+
+
+def _has_news(attempt: Attempt, now: float) -> bool:
     """Whether a long job has something to be written while it runs."""
-    if ticket.slice is not None and ticket.said:
-        return ticket.slice.has_news and now - ticket.saved_at >= SAVE_S
-    return not ticket.said or (now - ticket.saved_at >= SAVE_S and ticket.job is not None and ticket.job.has_news)
+    if attempt.phase in _UNSAID:
+        return True
+    if now - attempt.saved_at < SAVE_S:
+        return False
+    if attempt.slice is not None:
+        return attempt.slice.has_news
+    return attempt.job is not None and attempt.job.has_news
 
 
 def _columns(news: News, **columns: Any) -> dict[str, Any]:
@@ -675,8 +884,11 @@ def _columns(news: News, **columns: Any) -> dict[str, Any]:
     return {name: value for name, value in columns.items() if value is not None}
 
 
-def _news_of(ticket: Ticket) -> News:
-    return News() if ticket.slice is None or not ticket.slice.begun else ticket.slice.take()
+def _news_of(attempt: Attempt) -> News:
+    return _NO_NEWS if attempt.slice is None or not attempt.slice.begun else attempt.slice.take()
+
+
+_NO_NEWS: Final = News()
 
 
 _INTERRUPTED: Final = "interrupted"
@@ -729,7 +941,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def send_itself(ticket: Ticket, run: NextRun) -> None:
+def send_itself(attempt: Attempt, run: NextRun) -> None:
     """Notes that a running job sends another run under its own id: its Event then waits for that run instead of ending.
 
     The ledger keeps a job of a Task, and dispatches the next run; the engine must send none. A lone job is sent by its
@@ -737,7 +949,8 @@ def send_itself(ticket: Ticket, run: NextRun) -> None:
     :func:`~asynctask.core.transitions.pause_s`. Raises :class:`~asynctask.errors.IdInUse` for a callback, and InputError
     for arguments that the ledger cannot keep.
     """
-    if ticket.callback_of is not None:
+    ticket = attempt.ticket
+    if ticket.record.callback_of is not None:
         raise IdInUse(
             f"{ticket.job_id} is a callback, which ends with its Task: send with another id, or raise to be retried"
         )
@@ -757,19 +970,19 @@ def send_itself(ticket: Ticket, run: NextRun) -> None:
             run = run._replace(args=(), kwargs={}, signature=[])
         if ticket.elsewhere and (pause := pause_s(run.delay_s, ticket.retries)) > run.delay_s:
             threading.Event().wait(pause)
-    ticket.next_run = run
+    attempt.next_run = run
 
 
 # -- the middleware that records a tracked job; docs/middleware.md has the table of what it records
 
-TICKET = "asynctask.ticket"
-"""Key of a tracked job's ticket in the job's ``local``."""
+ATTEMPT: Final = "asynctask.attempt"
+"""Key of a tracked job's :class:`Attempt` in the job's ``local``."""
 
 
 class TaskEventMiddleware:
     """Records the start and the result of the job; stops a business refusal, re-raises everything else.
 
-    Writes nothing itself: the runtime around it first decides on a retry, then settles the ticket.
+    Writes nothing itself: the runtime around it first decides on a retry, then settles the attempt.
     """
 
     def __init__(self, tracker: Tracker, max_result_bytes: int = 65_536) -> None:
@@ -777,19 +990,19 @@ class TaskEventMiddleware:
         self._limit = max_result_bytes
 
     def __call__(self, worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
-        ticket: Ticket | None = job.local.get(TICKET)
-        if ticket is None:  # not tracked
+        attempt: Attempt | None = job.local.get(ATTEMPT)
+        if attempt is None:  # not tracked
             return call_next()
-        self._tracker.start(ticket)
+        self._tracker.start(attempt)
         try:
             result = call_next()
-        except AttemptLost:  # the ticket does not belong to this thread any more
+        except AttemptLost:  # it does not belong to this thread any more
             raise
         except BaseException as error:
             if worker.refuses(error) and not interrupted(job, error):
-                ticket.fail(error)
+                attempt.fail(error)
                 return None
-            ticket.raised(error)
+            attempt.raised(error)
             raise
-        ticket.finish(result, self._limit)
+        attempt.finish(result, self._limit)
         return result

@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from asynctask.brokers.base import Copy
@@ -251,9 +252,8 @@ class Borrower:
     def _note_begun(self, execution: Execution) -> None:
         """Tells the supervisor of a job that may hold the interpreter, so that nobody can ask this process what it runs.
         Short jobs are too many, and do not."""
-        ticket = execution.ticket
-        if ticket is not None and execution.is_borrowed and self._durations.of(execution.task_id, LONG_S) >= LONG_S:
-            self._on_begun(ticket.event_id)
+        if execution.is_borrowed and self._durations.of(execution.task_id, LONG_S) >= LONG_S:
+            self._on_begun(execution.ticket.event_id)
 
     def _wait(self, seconds: float) -> None:
         was_idle = not self._pool.busy and not len(self._pool.lines)
@@ -533,20 +533,17 @@ class Borrower:
         loan = part.loan
         tickets: Sequence[Ticket | None]
         if loan is not None:
-            tickets = self._tracker.borrowed(part.jobs, awaited=part.awaited, of_round=part.of_round)
+            tickets = self._tracker.borrowed(part.jobs, loan, part.asked, awaited=part.awaited, of_round=part.of_round)
         else:
-            tickets = self._tracker.begin([(job.job_id, job.attempt) for job in part.jobs])
-        for ticket in tickets:
-            if ticket is not None:
-                ticket.loan = part.held(ticket.job_id)
+            begun = self._tracker.begin([(job.job_id, job.attempt) for job in part.jobs])
+            tickets = [ticket and replace(ticket, loan=part.claims[ticket.job_id], asked=part.asked) for ticket in begun]
         by_id = {job.job_id: (job, ticket) for job, ticket in zip(part.jobs, tickets, strict=True)}
         copies = self._passing(part.jobs)
         given = [(copy, by_id[copy.jid][1]) for copy in copies]
-        executions, ready = self._intake.borrowed(given, part.asked), list[Execution]()
+        executions, ready = self._intake.borrowed(given), list[Execution]()
         unknown: list[Execution] = []
         for each in executions:
-            job = by_id[each.copy.jid][0]
-            each.loan, each.seq, each.rank = loan, -1 if job.seq is None else job.seq, part.rank
+            each.rank = part.rank
             if each.begins and each.is_unknown:
                 unknown.append(each)
             elif each.begins:
@@ -606,14 +603,14 @@ class Borrower:
         def is_lost(each: Execution) -> bool:
             if each.loan is not None:
                 return id(each.loan) in lost
-            return each.ticket is not None and (each.ticket.event_id, each.ticket.attempt) in taken_back
+            return (each.ticket.event_id, each.ticket.attempt) in taken_back
 
         def must_not_begin(each: Execution) -> bool:
             if not each.is_borrowed:
                 return False
-            if each.task_id in in_rounds and each.ticket is not None and not each.ticket.of_round:
+            if each.task_id in in_rounds and not each.ticket.of_round:
                 return True  # it came before the interval, and belongs to no round
-            is_stopped = each.loan is None and each.ticket is not None and each.ticket.event_id in found.stopping
+            is_stopped = each.loan is None and each.ticket.event_id in found.stopping
             return is_stopped or is_lost(each) or each.task_id in held_back or each.copy.queue in paused
 
         is_news = held_back or in_rounds or lost or taken_back or found.stopping or paused
@@ -651,11 +648,9 @@ class Borrower:
             each.is_recalled = True
             if is_lost(each):
                 self._pool.lines.release(each)
-                if each.ticket is not None:  # recovery has raised its attempt
-                    self._tracker.forget(each.ticket)
+                self._tracker.forget(each)  # recovery has raised its attempt
             elif each.task_id is not None and each.task_id in tasks and tasks[each.task_id].state == State.CANCELLED:
-                if each.ticket is not None:
-                    each.ticket.verdict = Begin.CANCEL
+                each.ticket = replace(each.ticket, verdict=Begin.CANCEL)
                 self._pool.release(each)
             else:
                 back.append(each)
@@ -665,10 +660,10 @@ class Borrower:
         """The jobs at the end of a loan go back with a cut, all loans in one transaction; others one by one."""
         by_loan: dict[OwnLoan, list[Execution]] = {}
         for each in unbegun:
-            if each.loan is None or (each.ticket is not None and each.ticket.of_round):
+            if (loan := each.loan) is None or each.ticket.of_round:
                 self._pool.release(each)
             else:
-                by_loan.setdefault(each.loan, []).append(each)
+                by_loan.setdefault(loan, []).append(each)
         parts: list[tuple[OwnLoan, int, list[Execution]]] = []
         for loan, executions in by_loan.items():
             cut = max(loan.top + 1, min(each.seq for each in executions))
@@ -687,9 +682,7 @@ class Borrower:
         for (loan, cut, executions), had in zip(self._going_back, given, strict=True):
             for each in executions:
                 each.is_recalled = True
-                if each.ticket is not None:
-                    each.ticket.loan = None
-                    self._tracker.forget(each.ticket)
+                self._tracker.forget(each, is_held=False)
             if had:
                 self._loans.cut(loan, cut, len(executions))
             else:
@@ -735,13 +728,13 @@ class Borrower:
         chosen = set(task_ids)
         unbegun = self._pool.drop(lambda each: each.is_borrowed and each.task_id in chosen)
         try:
-            asked = lending.stopping(self._ledger, [each.ticket.event_id for each in unbegun if each.ticket is not None])
+            asked = lending.stopping(self._ledger, [each.ticket.event_id for each in unbegun])
         except Unavailable:
             self._pool.line_up(unbegun)
             raise
         kept: list[Execution] = []
         for each in unbegun:
-            if each.ticket is not None and each.ticket.event_id in asked:
+            if each.ticket.event_id in asked:
                 self._pool.release(each)
             else:
                 kept.append(each)

@@ -13,7 +13,7 @@ import contextvars
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,14 +25,16 @@ from asynctask.dispatch.outbox import arguments_of
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
+from asynctask.ledger.lending import OwnLoan
 from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import (
+    NO_TICKET,
+    Attempt,
     AttemptLost,
     TaskEventMiddleware,
-    Ticket,
     Tracker,
     failure_of,
     refusal_of,
@@ -43,7 +45,6 @@ from asynctask.sidekiq.activejob import worker_name
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:
-    from asynctask.ledger.lending import OwnLoan
     from asynctask.runtime.pool import Permits, Rank
 
 _NOTHING: Mapping[str, Any] = {}
@@ -58,58 +59,70 @@ class WorkerMissing(AsyncTaskError):
     code = "worker_missing"
 
 
-@dataclass(slots=True)
-class Execution:
-    """One job in this process, from its borrow or fetch to its record.
+class Settler(Enum):
+    """Who settles a job: its own thread when the function has returned, or the one that gave that thread up."""
 
-    ``ticket`` is its record in the ledger, which untracked jobs from a broker lack; ``asked`` and ``began`` are on the
-    monotonic clock: when the ledger was asked for it, and when the job began. ``thread`` performs it. ``is_borrowed``: the
-    ledger lent it, and no broker has it; ``loan`` and ``seq``: of one of a range; ``is_recalled``: it may not begin any
-    more. ``rank``: its line in the pool; ``permits``: those of its Task, while it has one; ``is_over``: it needs none any
-    more. ``error`` is what the job raised.
+    NOBODY = "nobody"  # the function runs, or has not begun
+    ITS_THREAD = "its thread"
+    ANOTHER = "another"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Execution(Attempt):
+    """One job in this process, from its borrow or fetch to its record: the one object that stands for it here.
+
+    ``ticket`` is :data:`~asynctask.middleware.tracker.NO_TICKET` of a job that no Event records. ``thread`` performs it,
+    inside the function under ``watch``. ``is_recalled``: it may not begin any more. ``rank``: its line in the pool;
+    ``permits``: those of its Task, while it has one; ``is_over``: it needs none any more.
+
+    The first thread that claims it settles it, and changes ``settler`` under ``lock``; only its own thread takes its claim
+    back. The other leaves the job alone, and finds that out without the lock, which the first may hold: a stop waits for no
+    thread that settles.
     """
 
+    job: CurrentJob
     copy: Copy
     payload: Mapping[str, Any]
-    job: CurrentJob
     worker: Worker | None
-    ticket: Ticket | None
-    asked: float = 0.0
-    began: float = 0.0
     thread: threading.Thread | None = None
     watch: Watch | None = None
-    error: BaseException | None = None
-    is_borrowed: bool = False
+    settler: Settler = Settler.NOBODY
     is_recalled: bool = False
-    loan: OwnLoan | None = None
-    seq: int = -1
     rank: Rank = (0, 0)
     permits: Permits | None = None
     is_over: bool = False
-    _owner: dict[str, threading.Thread] = field(default_factory=dict)
 
-    # -- who settles it: its own thread, or the one that gave that thread up
+    # -- who settles it
 
     def claim(self) -> bool:
-        """Whether the calling thread settles it: the first thread that claims it, which may claim it again.
-
-        A thread claims before it writes on the ticket. One atomic step, without a lock.
-        """
-        me = threading.current_thread()
-        return self._owner.setdefault("thread", me) is me
+        """Whether its own thread, which asks, settles it; it may ask again. It claims before it sets a result."""
+        if self.watch is not None and self.watch.lost:
+            return False
+        if self.settler is Settler.NOBODY:
+            with self.lock:
+                if self.settler is Settler.NOBODY:
+                    self.settler = Settler.ITS_THREAD
+        return self.settler is Settler.ITS_THREAD
 
     def waive(self) -> None:
-        """The calling thread enters the function (again): until it returns, others may abandon the thread."""
-        if self._owner.get("thread") is threading.current_thread():
-            del self._owner["thread"]
+        """Its own thread enters the function (again): until it returns, others may give the thread up."""
+        if self.settler is Settler.ITS_THREAD:
+            with self.lock:
+                self.settler = Settler.NOBODY
+
+    def give_up_thread(self) -> bool:
+        """Whether another thread, which asks once, settles it."""
+        if self.settler is Settler.NOBODY:
+            with self.lock:
+                if self.settler is Settler.NOBODY:
+                    self.settler = Settler.ANOTHER
+                    return True
+        return False
 
     @property
     def abandoned(self) -> bool:
-        """Whether its thread was abandoned, so that its further results do not count."""
-        if self.watch is not None and self.watch.lost:
-            return True
-        owner = self._owner.get("thread")
-        return owner is not None and owner is not self.thread
+        """Whether its thread was given up, so that its further results do not count."""
+        return self.settler is Settler.ANOTHER or (self.watch is not None and self.watch.lost)
 
     # -- what it is
 
@@ -121,12 +134,37 @@ class Execution:
     @property
     def begins(self) -> bool:
         """Whether Begin lets it run; an untracked job always runs."""
-        return self.ticket is None or self.ticket.verdict is Begin.RUN
+        return self.ticket.verdict is Begin.RUN
+
+    @property
+    def has_event(self) -> bool:
+        """Whether an Event records it."""
+        return self.ticket is not NO_TICKET
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the ledger lent it, and no broker has it."""
+        return self.ticket.loan is not None
+
+    @property
+    def loan(self) -> OwnLoan | None:
+        """The loan of a range in which it lies; None if it was claimed alone."""
+        return self.ticket.loan if isinstance(self.ticket.loan, OwnLoan) else None
+
+    @property
+    def seq(self) -> int:
+        """Its number in its Task; -1 without one."""
+        return -1 if self.ticket.record.seq is None else self.ticket.record.seq
+
+    @property
+    def asked(self) -> float:
+        """When the ledger was asked for it, on the monotonic clock."""
+        return self.ticket.asked
 
     @property
     def is_suspect(self) -> bool:
         """Whether a process that held it died: the job may be the cause."""
-        return self.ticket is not None and self.ticket.is_suspect
+        return self.ticket.is_suspect
 
     @property
     def task_id(self) -> int | None:
@@ -136,7 +174,7 @@ class Execution:
     @property
     def is_untracked(self) -> bool:
         """Whether nobody tracks it: it came through a broker without an Event, or its row in the ledger is none."""
-        return self.ticket is None or not self.ticket.items
+        return not self.has_event or not self.ticket.items
 
     @property
     def is_foreign(self) -> bool:
@@ -277,41 +315,33 @@ class Performer:
         contextvars.copy_context().run(self._perform, execution)
 
     def _perform(self, execution: Execution) -> None:
-        self.execute(execution)
-        try:
-            if self._is_ours(execution):
-                self.settle(execution, self.decide(execution))
-        finally:
-            execution.error = (
-                None  # its traceback refers to the execution: the reference cycle would wait for the garbage collector
-            )
+        error = self.execute(execution)
+        if execution.claim():
+            self.settle(execution, self.decide(execution, error), error)
         self.performed += 1
-
-    def _is_ours(self, execution: Execution) -> bool:
-        """Whether this thread settles the job; not if the thread was abandoned."""
-        watch = execution.watch
-        return (watch is None or not watch.lost) and execution.claim()
 
     # -- execute: context > middleware > timeout > function
 
-    def execute(self, execution: Execution) -> None:
-        """Runs the job; its result is in ``job.result``, its exception in ``error``."""
+    def execute(self, execution: Execution) -> BaseException | None:
+        """Runs the job; its result is in ``job.result``. Returns what it raised."""
         execution.began = self._clock.monotonic()
         set_current_job(execution.job)
         try:
             self._run_chain(execution)
         except BaseException as error:
-            execution.error = error
+            return error
+        return None
 
     def _run_chain(self, execution: Execution) -> None:
         worker, job = execution.worker, execution.job
         if worker is None:
             raise WorkerMissing(f"no worker is registered as {execution.name[:200]!r} in this process")
-        if (ticket := execution.ticket) is not None and (ticket.items > 1 or (worker.batch and ticket.task_id is not None)):
-            self._run_slice(worker, execution, ticket)
+        ticket = execution.ticket
+        if ticket.items > 1 or (worker.batch and ticket.task_id is not None):
+            self._run_slice(worker, execution)
             return
-        if ticket is not None and execution.is_untracked:
-            self._tracker.start(ticket)  # as of a slice: its chain has no middleware that does
+        if execution.has_event and execution.is_untracked:
+            self._tracker.start(execution)  # as of a slice: its chain has no middleware that does
         chain = self._untracked_chain if execution.is_untracked else self._chain
         if chain:
             job.result = performed(chain.invoke, worker, job, job.queue, lambda: self._call(worker, execution))
@@ -332,8 +362,8 @@ class Performer:
         try:
             return call()
         finally:
-            # Before a middleware writes on the ticket: the thread that abandoned this one has written there.
-            if not self._is_ours(execution):
+            # Before a middleware sets a result: the thread that gave this one up has set it.
+            if not execution.claim():
                 raise AttemptLost(f"the thread of {execution.job.job_id} was given up")
 
     def _invoke(
@@ -374,21 +404,21 @@ class Performer:
 
     # -- slices: the function is called for each item, or once for all that are left
 
-    def _run_slice(self, worker: Worker, execution: Execution, ticket: Ticket) -> None:
-        """Performs the remaining items. Their outcomes are on ``ticket.slice``; raises what ends the attempt."""
-        given = execution.payload["args"][0]
+    def _run_slice(self, worker: Worker, execution: Execution) -> None:
+        """Performs the remaining items. Their outcomes are in ``slice``; raises what ends the attempt."""
+        given, ticket = execution.payload["args"][0], execution.ticket
         if ticket.items == 1:
-            given = {"rows": [[ticket.row or 1, 1]], "items": [given]}
-        self._tracker.start(ticket)
+            given = {"rows": [[ticket.record.first_row or 1, 1]], "items": [given]}
+        self._tracker.start(execution)
         _check_counts(execution)
-        part = ticket.slice = Slice(given, ticket.marks, ticket.results, self._result_limit)
+        part = execution.slice = Slice(given, ticket.saved.marks, ticket.saved.results, self._result_limit)
         left = part.left
         for places in [left] if worker.batch else [[place] for place in left]:
             if execution.job.should_stop():
                 raise JobInterrupted("the job stopped between two items")
             self._run_items(worker, execution, part, places)
             if ticket.watched and not worker.batch:
-                self._tracker.save(ticket)
+                self._tracker.save(execution)
 
     def _run_items(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> None:
         job, chain = execution.job, self._untracked_chain
@@ -403,7 +433,7 @@ class Performer:
         except AttemptLost:
             raise
         except BaseException as error:
-            if not self._is_ours(execution):
+            if not execution.claim():
                 raise AttemptLost(f"the thread of {job.job_id} was given up") from error
             if interrupted(job, error):
                 raise
@@ -449,7 +479,6 @@ class Performer:
     def ask_policy(self, execution: Execution, error: BaseException) -> int | None:
         """Microseconds until the retry of an item that raised this; None for no retry: then it is reported as a dead job
         is."""
-        assert execution.ticket is not None
         limit = retries_of(execution.payload.get("retry"))
         decision = decide(
             error, execution.job, execution.worker, retries=execution.ticket.retries, limit=limit, noise=self._ids.random()
@@ -462,27 +491,25 @@ class Performer:
             self._observers.death(execution.job, error)
         return None
 
-    def _decide_slice(self, execution: Execution, part: Slice) -> Decision:
-        error = execution.error
+    def _decide_slice(self, execution: Execution, part: Slice, error: BaseException | None) -> Decision:
         if error is not None and not interrupted(execution.job, error):
             self._items_raised(execution, part, error)
         if part.left:
             return Decision(Follow.AGAIN)
-        execution.error = None
         return Decision(Follow.RETRY, part.delay) if part.waits else _FINISH
 
     # -- decide: finish, failed, retry, dead, discard, again, or drop
 
-    def decide(self, execution: Execution) -> Decision:
-        """Decides what follows the execution. Calls the worker's policy; records nothing."""
-        error, worker, ticket, job = execution.error, execution.worker, execution.ticket, execution.job
+    def decide(self, execution: Execution, error: BaseException | None) -> Decision:
+        """Decides what follows an execution that raised this. Calls the worker's policy; records nothing."""
+        worker, job = execution.worker, execution.job
         if isinstance(error, AttemptLost):
             return Decision(Follow.DROP)
-        if ticket is not None and ticket.slice is not None:
-            return self._decide_slice(execution, ticket.slice)
+        if execution.slice is not None:
+            return self._decide_slice(execution, execution.slice, error)
         if error is None:
             return _FINISH
-        if ticket is None or execution.is_untracked:
+        if execution.is_untracked:
             return self._hook.decide(execution, error, now=self._tracker.now(), noise=self._ids.random())
         if worker is not None and worker.refuses(error) and not interrupted(job, error):
             return Decision(Follow.FAILED)  # raised by a middleware around the one that records
@@ -490,76 +517,74 @@ class Performer:
         if execution.is_foreign:
             return self._hook.decide(execution, error, now=self._tracker.now(), noise=noise)
         limit = retries_of(execution.payload.get("retry"))
-        return decide(error, job, worker, retries=ticket.retries, limit=limit, noise=noise)
+        return decide(error, job, worker, retries=execution.ticket.retries, limit=limit, noise=noise)
 
     # -- settle: the only exit
 
-    def settle(self, execution: Execution, decision: Decision) -> None:
+    def settle(self, execution: Execution, decision: Decision, error: BaseException | None) -> None:
         """Records the outcome, or moves the copy of an untracked job from a broker to its set; then acknowledges."""
         if decision is _FINISH:
             self._hook.ended(execution, False)
-            if execution.ticket is None:
-                self._place.done(execution)
+            if execution.has_event:
+                self._record(execution)
             else:
-                self._record(execution, execution.ticket)
+                self._place.done(execution)
             return
         if decision.follow is not Follow.DROP:
             self._hook.ended(execution, True)
-        if execution.error is not None and decision.follow in _REPORTED:
-            self._report(execution, execution.error, decision)
-        if execution.ticket is None or execution.is_untracked:
-            self._settle_untracked(execution, execution.error, decision)
+        if execution.slice is not None:
+            error = None  # each item has its own outcome by now
+        if error is not None and decision.follow in _REPORTED:
+            self._report(execution, error, decision)
+        if not execution.is_untracked:
+            self._settle_tracked(execution, error, decision)
         else:
-            self._settle_tracked(execution, execution.ticket, execution.error, decision)
+            self._settle_untracked(execution, error, decision)
 
-    def _settle_tracked(
-        self, execution: Execution, ticket: Ticket, error: BaseException | None, decision: Decision
-    ) -> None:
+    def _settle_tracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
         follow = decision.follow
         if follow is Follow.DROP:
-            self._tracker.forget(ticket)
+            self._tracker.forget(execution)
             self._place.done(execution)
             return
         if follow is Follow.AGAIN:
-            ticket.raised(JobInterrupted())
+            execution.raised(JobInterrupted())
         elif error is not None:
-            ticket.fail(error) if follow is Follow.FAILED else ticket.raised(error)
-        self._record(execution, ticket, self._tracker.now() + decision.delay if follow is Follow.RETRY else None)
+            execution.fail(error) if follow is Follow.FAILED else execution.raised(error)
+        self._record(execution, self._tracker.now() + decision.delay if follow is Follow.RETRY else None)
         if follow is Follow.DEAD and error is not None:
             self._exhausted(execution, error)
             self._observers.death(execution.job, error)
 
-    def _record(self, execution: Execution, ticket: Ticket, retry_at: int | None = None) -> None:
-        """Records the ticket's outcome."""
-        if not ticket.settled:
-            self._tracker.settle(ticket, retry_at=retry_at, then=lambda won: self._place.done(execution))
+    def _record(self, execution: Execution, retry_at: int | None = None) -> None:
+        """Passes the outcome on."""
+        self._tracker.settle(execution, retry_at=retry_at, then=lambda won: self._place.done(execution))
 
-    def _settle_row(self, execution: Execution, ticket: Ticket, error: BaseException, decision: Decision) -> None:
+    def _settle_row(self, execution: Execution, error: BaseException, decision: Decision) -> None:
         """Records an untracked job of the ledger that raised: its row waits for the retry, is kept among the dead, or
         goes."""
-        ticket.raised(error)
+        execution.raised(error)
         if lines := self._hook.backtrace(execution, error):
-            ticket.add_lines(lines)
+            execution.add_lines(lines)
         if decision.follow is Follow.RETRY:
             queue, at = execution.payload.get("retry_queue"), self._tracker.now() + decision.delay
-            self._tracker.settle(ticket, retry_at=at, queue=queue if isinstance(queue, str) else None)
+            self._tracker.settle(execution, retry_at=at, queue=queue if isinstance(queue, str) else None)
             return
         if self._hook.is_kept(execution, decision, partial(self._exhausted, execution, error)):
-            self._record(execution, ticket)
+            self._record(execution)
         else:
-            ticket.verdict = Begin.CANCEL
-            self._tracker.release(ticket)
+            self._tracker.release(execution, is_cancelled=True)
         self._observers.death(execution.job, error)
 
     def _settle_untracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
         """Moves an untracked job from a broker to where it waits for its retry, or to the dead; records one of the
         ledger."""
-        follow, ticket = decision.follow, execution.ticket
-        if ticket is not None:
+        follow = decision.follow
+        if execution.has_event:
             if error is None or follow in (Follow.DROP, Follow.AGAIN):
-                self._settle_tracked(execution, ticket, error, decision)
+                self._settle_tracked(execution, error, decision)
             else:
-                self._settle_row(execution, ticket, error, decision)
+                self._settle_row(execution, error, decision)
             return
         if error is None or follow is Follow.DROP:
             self._place.done(execution)
@@ -618,7 +643,7 @@ class Performer:
         """Settles the job without its thread, which did not return after the timeout was raised in it."""
         worker = execution.worker
         seconds = worker.timeout if worker is not None else None
-        if execution.claim():  # otherwise the process ends, and has settled it
+        if execution.give_up_thread():  # otherwise the process ends, and has settled it
             self._settle_without_thread(execution, JobTimeout(seconds or 0.0))
         self._place.hung(execution)
 
@@ -631,33 +656,29 @@ class Performer:
     def interrupted(self, execution: Execution) -> None:
         """Returns the job to waiting, because the process must end now, whatever its thread still does. Not if its function
         has returned: that outcome stands, and if it is not recorded before the end, recovery finds the job."""
-        if execution.claim():
+        if execution.give_up_thread():
             self._settle_without_thread(execution, JobInterrupted("the runtime is shutting down"))
 
     def _settle_without_thread(self, execution: Execution, error: BaseException) -> None:
-        execution.error = error
         try:
-            self.settle(execution, self.decide(execution))
+            self.settle(execution, self.decide(execution, error), error)
         except Exception as failure:
             self._log.exception("outcome_put_off", job_id=execution.copy.jid)
             self._settle_broken(execution, failure)
-        finally:
-            execution.error = None
 
     def broke(self, execution: Execution, error: BaseException) -> None:
         """Settles the job after the runtime itself failed around it."""
-        if self._is_ours(execution):
+        if execution.claim():
             self._settle_broken(execution, error)
 
     def _settle_broken(self, execution: Execution, error: BaseException) -> None:
-        ticket = execution.ticket
-        if ticket is None:
+        if not execution.has_event:
             self._bury_broken(execution, error)
             return
-        if ticket.status is None:
+        if execution.result is None:
             late = isinstance(error, JobInterrupted)  # raised between two of the runtime's own steps
-            ticket.raised(error if late else RuntimeError(f"the runtime failed around the job: {type(error).__name__}"))
-        self._record(execution, ticket)
+            execution.raised(error if late else RuntimeError(f"the runtime failed around the job: {type(error).__name__}"))
+        self._record(execution)
 
     def _bury_broken(self, execution: Execution, error: BaseException) -> None:
         """Moves the copy unchanged to the dead set, where people see it; while the broker is unavailable it stays in this
@@ -718,7 +739,7 @@ def _pair(failure: Any) -> tuple[str, str]:
 
 
 def _check_counts(execution: Execution) -> None:
-    if execution.ticket is not None and execution.ticket.lost:
+    if execution.is_lost:
         raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
 
 

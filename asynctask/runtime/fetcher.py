@@ -21,7 +21,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.middleware.tracker import TICKET, Ticket, Tracker
+from asynctask.middleware.tracker import ATTEMPT, NO_TICKET, Attempt, Ticket, Tracker
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
 from asynctask.sidekiq.activejob import worker_name
@@ -248,7 +248,7 @@ def put_off(tracker: Tracker, deferred: Sequence[Execution]) -> None:
     names = sorted({job.name[:100] for job in deferred})
     get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
     until = tracker.now() + DEFER_S * SECOND
-    tracker.put_off([(job.ticket, _why_put_off(job)) for job in deferred if job.ticket is not None], until)
+    tracker.put_off([(job, _why_put_off(job)) for job in deferred if job.has_event], until)
 
 
 def _why_put_off(job: Execution) -> str:
@@ -327,22 +327,19 @@ class Intake:
             self._held.forget([each.copy for each in left])
         return {id(each) for each in left}
 
-    def borrowed(self, given: Sequence[tuple[Copy, Ticket | None]], asked: float) -> list[Execution]:
-        """Jobs that the ledger has lent to this process, each with its ticket. ``asked``: the time of the borrow, on the
-        monotonic clock."""
+    def borrowed(self, given: Sequence[tuple[Copy, Ticket | None]]) -> list[Execution]:
+        """Jobs that the ledger has lent to this process, each with its ticket."""
         found = []
         for copy, ticket in given:
             execution = self._assign(copy)
             if execution is not None and ticket is not None:
-                execution.is_borrowed = True
-                _bind(execution, ticket, asked)
+                _bind(execution, ticket)
                 found.append(execution)
         return found
 
     def _begin(self, executions: Sequence[Execution]) -> set[int]:
         """Gives each tracked one its ticket; returns (by ``id``) those that no Event can store, which have ended with that
         reason."""
-        asked = self._clock.monotonic()
         fenced = [each for each in executions if each.copy.attempt > 0]
         others = [each for each in executions if each.copy.attempt == 0 and each.is_tracked]
         tickets = self._tracker.begin([each.copy.key for each in fenced], fetched=True) if fenced else ()
@@ -350,10 +347,10 @@ class Intake:
             if ticket is None:
                 others.append(each)
             else:
-                _bind(each, ticket, asked)
-        return self._begin_unknown(others, asked) if others else set()
+                _bind(each, ticket)
+        return self._begin_unknown(others) if others else set()
 
-    def _begin_unknown(self, executions: Sequence[Execution], asked: float) -> set[int]:
+    def _begin_unknown(self, executions: Sequence[Execution]) -> set[int]:
         """:meth:`_begin` for jobs that other programs pushed, and those without an Event here, which are dropped."""
         refused: set[int] = set()
         arrivals: list[tuple[Execution, Arrival, str | None]] = []
@@ -366,7 +363,7 @@ class Intake:
         for (each, arrival, unfit), ticket in zip(arrivals, self._tickets(arrivals), strict=True):
             if ticket is not None:
                 self._run_again(each, arrival, ticket)
-                _bind(each, ticket, asked)
+                _bind(each, ticket)
             if ticket is None or (unfit is not None and self._refuse(each.copy, ticket, f"it cannot be recorded: {unfit}")):
                 refused.add(id(each))
         return refused
@@ -381,7 +378,7 @@ class Intake:
     def _run_again(self, execution: Execution, arrival: Arrival, ticket: Ticket) -> None:
         """Opens the Event of a job that has ended, if a program has pushed another one under its jid: the ledger dispatches
         that one, in the place of this copy. A second copy of the same push is dropped."""
-        if execution.copy.attempt > 0 or not ticket.ended_before or not ticket.is_lone:
+        if execution.copy.attempt > 0 or not ticket.has_ended or not ticket.is_lone:
             return
         pushed = pushed_at(arrival.options)
         if not self._tracker.reopen(arrival, lambda options: any(pushed) and pushed_at(options) != pushed):
@@ -405,12 +402,12 @@ class Intake:
     def ask_again(self, execution: Execution) -> bool:
         """Requests a current ticket for a job that has not begun since it got its first. Returns whether it may begin: not
         if a knob of its Task was changed meanwhile, under which it is dispatched again. Raises Unavailable."""
-        asked, old = self._clock.monotonic(), execution.ticket
+        old = execution.ticket
         (ticket,) = self._tracker.begin([execution.copy.key])
         if ticket is None:
             return False
-        _bind(execution, ticket, asked)
-        return ticket.verdict is Begin.RUN and (old is None or old.knobs == ticket.knobs)
+        _bind(execution, ticket)
+        return ticket.verdict is Begin.RUN and old.record.knobs == ticket.record.knobs
 
     def _assign(self, copy: Copy) -> Execution | None:
         try:
@@ -430,11 +427,11 @@ class Intake:
             should_stop=partial(self._must_stop, local),
             local=local,
         )
-        return Execution(copy, payload, job, worker, None)
+        return Execution(NO_TICKET, job=job, copy=copy, payload=payload, worker=worker)
 
     def _must_stop(self, local: Mapping[str, Any]) -> bool:
-        ticket: Ticket | None = local.get(TICKET)
-        return self._quiet.is_set() or (ticket is not None and ticket.lost)
+        attempt: Attempt | None = local.get(ATTEMPT)
+        return self._quiet.is_set() or (attempt is not None and attempt.is_lost)
 
     def _give_up(self, copy: Copy, error: ValueError) -> None:
         """Ends a copy that is no job: if it is tracked, its Event, because nobody would look into ``dead`` for it."""
@@ -446,14 +443,14 @@ class Intake:
         if ticket.verdict is Begin.DROP:
             self._held.acknowledge(copy)
         elif not self._refuse(copy, ticket, f"it cannot be decoded: {error}"):
-            self._tracker.release(ticket, lambda won: self._held.acknowledge(copy))
+            self._tracker.release(Attempt(ticket), lambda won: self._held.acknowledge(copy))
 
     def _refuse(self, copy: Copy, ticket: Ticket, reason: str) -> bool:
         """Ends a job whose Event could run in ``error`` with the reason; False for one that would not run anyway."""
         if ticket.verdict is not Begin.RUN:
             return False
         self._log.error("job_refused", jid=copy.jid, queue=clean(copy.queue), reason=reason[:500])
-        self._tracker.settle(ticket, discarded=reason, then=lambda won: self._held.acknowledge(copy))
+        self._tracker.settle(Attempt(ticket), discarded=reason, then=lambda won: self._held.acknowledge(copy))
         return True
 
     def _bury(self, execution: Execution, reason: str) -> None:
@@ -465,10 +462,8 @@ class Intake:
         self._held.forget([copy])
 
 
-def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
-    execution.ticket, execution.asked = ticket, asked
-    ticket.job = execution.job
+def _bind(execution: Execution, ticket: Ticket) -> None:
+    execution.ticket = ticket
     execution.job.task_id = ticket.task_id
     execution.job.attempt = ticket.attempt
-    execution.job.local[TICKET] = ticket
-    execution.job.resume(ticket.checkpoint)
+    execution.bind(execution.job)

@@ -220,19 +220,19 @@ class Launcher(AppProcess):
         if self.fetcher is not None:
             self.fetcher.stop()
         self.pool.stop()
-        recorded = self.recorder.stop(_FLUSH_S)
+        self.recorder.stop(_FLUSH_S)
         self.hook.stop()
         self._ticker_stop.set()
         self._stops.stop()
         self.heartbeat.stop()
         self.performer.watchdog.stop()
         self.performer.loop.stop()
-        self._leave(recorded)
+        self._leave()
         return idle and self.pool.busy == 0
 
-    def _leave(self, recorded: bool) -> None:
+    def _leave(self) -> None:
         try:
-            idle = recorded and not self.pool.busy
+            idle = not self.pool.busy and not self.recorder.waiting  # in this order: see Running
             self.borrower.stop(is_idle=idle and not self._lost)
             broker = self._parts.broker
             empty = idle and (broker is None or not broker.held_by(self.ledger.identity))

@@ -20,7 +20,7 @@ from asynctask.dispatch.demand import Rate
 from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import Tracker
+from asynctask.middleware.tracker import Running, Tracker
 from asynctask.runtime.execution import Execution, Hook, Observers, Performer
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class Lines:
             self._count -= 1
             self.taken += 1
             self._out[threading.get_ident()] = execution
-            if execution.loan is not None and execution.seq > execution.loan.top:
-                execution.loan.top = execution.seq
+            if (loan := execution.loan) is not None and execution.seq > loan.top:
+                loan.top = execution.seq
             return execution
 
     def take_suspect(self) -> Execution | None:
@@ -626,9 +626,9 @@ class Pool:
     def _give_back(self, unbegun: Sequence[Execution]) -> None:
         """To the ledger or the broker, in the order in which they came. Raises :class:`Unavailable`."""
         for execution in unbegun:
-            if execution.ticket is not None:
+            if execution.has_event:
                 self.release(execution)
-        copies = [each.copy for each in unbegun if each.ticket is None]
+        copies = [each.copy for each in unbegun if not each.has_event]
         if copies:
             self._held.forget(copies)  # if the broker is unavailable now, they go back when it is available
             self._held.put_back(copies)
@@ -642,15 +642,14 @@ class Pool:
             self._log.warning("release_put_off", job_id=execution.copy.jid, error=str(error))
 
     def _release(self, execution: Execution) -> None:
-        ticket = execution.ticket
-        if ticket is None:
+        if not execution.has_event:
             self.put_back(execution)
             self.gone(execution)
-        elif ticket.verdict is Begin.DROP:
-            self._tracker.forget(ticket)
+        elif execution.ticket.verdict is Begin.DROP:
+            self._tracker.forget(execution)
             self.done(execution)
         else:
-            self._tracker.release(ticket, then=lambda won: self.done(execution))
+            self._tracker.release(execution, then=lambda won: self.done(execution))
 
     # -- processors
 
@@ -713,7 +712,7 @@ class Pool:
             return self._is_known(execution) and self._takes_from(execution.copy.queue)
         if not self._takes_from(execution.copy.queue):
             return False
-        if execution.ticket is None or self._clock.monotonic() - execution.asked < STALE_S:
+        if not execution.has_event or self._clock.monotonic() - execution.asked < STALE_S:
             return True
         if not self._waited_for_start() or not self._takes_from(execution.copy.queue):
             return False
@@ -779,7 +778,7 @@ _CHECK_S: Final = 0.1
 
 
 class Isolation:
-    """The jobs that run now, at most ``limit`` of them.
+    """Which jobs may be at work beside each other: at most ``limit`` of those in :class:`Running`.
 
     A crash under a suspect would count against the jobs beside it. So:
 
@@ -791,9 +790,9 @@ class Isolation:
       half of its time.
 
     Jobs enter outside their function only, where no exception of another thread can interrupt them under the lock. Without
-    a suspect they enter and leave without the lock: every thread would wait for the one that lost the interpreter while it
-    held it. A job enters first and then checks for a turn; a suspect takes its turn first and then checks who runs. So one
-    of the two sees the other.
+    a suspect they enter and leave without the lock of the turns: every thread would wait for the one that lost the
+    interpreter while it held it. That no job and no suspect miss each other is the first rule of :class:`Running`: a job is
+    added and then checks for a turn, a suspect takes its turn and then checks who runs.
     """
 
     def __init__(self, clock: Clock, limit: int) -> None:
@@ -802,18 +801,16 @@ class Isolation:
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._waiting = 0  # threads that wait for the condition
-        self._running: dict[int, Execution] = {}
+        self._running: Running[Execution] = Running(clock.monotonic)
         self._closed_at: float | None = None  # when the current turn began; None: no suspect has one
-        self._suspect: int | None = None  # that one, while it runs
+        self._suspect: Execution | None = None  # that one, while it runs
         self._kept = 0  # places kept for it while it does not run
         self._stays_open_until = 0.0
-        self._since: float | None = None  # when the first of those that run began
-        self._busy_s = 0.0  # until then
 
     def enter(self, execution: Execution, give_up: Callable[[], bool]) -> bool:
         """Waits for its turn; False if ``give_up`` said so first."""
         if not execution.is_suspect:
-            self._add(execution)
+            self._running.add(execution)
             if self._closed_at is None:
                 return True
             self.leave(execution)
@@ -824,7 +821,7 @@ class Isolation:
                 if give_up():
                     return False
                 self._wait(self._closed_for())
-            self._add(execution)
+            self._running.add(execution)
         return True
 
     def _enter_closed(self, execution: Execution, give_up: Callable[[], bool]) -> bool:
@@ -838,8 +835,8 @@ class Isolation:
                 self._open()
                 return False
             self._wait(self._closed_for())
-        self._suspect, self._kept = id(execution), 0
-        self._add(execution)
+        self._suspect, self._kept = execution, 0
+        self._running.add(execution)
         return True
 
     def _wait(self, seconds: float) -> None:
@@ -862,27 +859,14 @@ class Isolation:
         self._closed_at, self._suspect, self._kept = None, None, 0
         self._condition.notify_all()
 
-    def _add(self, execution: Execution) -> None:
-        self._running[id(execution)] = execution
-        if self._since is None:
-            self._since = self._clock.monotonic()
-
     def leave(self, execution: Execution) -> None:
         """The job no longer runs, or counts as lost. Idempotent."""
-        if self._running.pop(id(execution), None) is None:
-            return
-        if not self._running or self._waiting or self._closed_at is not None:
+        if self._running.remove(execution) and (self._waiting or self._closed_at is not None):
             with self._lock:
-                self._left(execution)
-
-    def _left(self, execution: Execution) -> None:
-        if not self._running and self._since is not None:
-            self._busy_s += self._clock.monotonic() - self._since
-            self._since = None
-        if self._suspect == id(execution):
-            self._open()
-        elif self._waiting:
-            self._condition.notify_all()
+                if self._suspect is execution:
+                    self._open()
+                elif self._waiting:
+                    self._condition.notify_all()
 
     @property
     def closed(self) -> bool:
@@ -892,13 +876,12 @@ class Isolation:
 
     def running(self) -> list[Execution]:
         """The jobs that run now."""
-        return list(self._running.copy().values())
+        return self._running.all()
 
     @property
     def busy_s(self) -> float:
         """Total seconds in which at least one job ran."""
-        with self._lock:
-            return self._busy_s + (0.0 if self._since is None else self._clock.monotonic() - self._since)
+        return self._running.busy_s
 
     def __len__(self) -> int:
         return len(self._running)

@@ -151,11 +151,11 @@ def test_a_processor_thread_that_dies_is_replaced_and_its_job_has_an_outcome(
 ) -> None:
     real, broken = Performer.decide, threading.Event()
 
-    def decide(self: Performer, execution: Execution) -> Decision:
-        if execution.error is not None and not broken.is_set():
+    def decide(self: Performer, execution: Execution, error: BaseException | None) -> Decision:
+        if error is not None and not broken.is_set():
             broken.set()
             raise RuntimeError("the retry layer itself is broken")
-        return real(self, execution)
+        return real(self, execution, error)
 
     monkeypatch.setattr(Performer, "decide", decide)
     app = world.app()

@@ -29,7 +29,7 @@ from asynctask.integrations import dramatiq as integration
 from asynctask.integrations import rq as on_rq
 from asynctask.integrations.base import pushed_job
 from asynctask.integrations.dramatiq import TaskEvents, attach
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Ticket, Tracker
 from asynctask.testing import engine_suite, wait_for
 from asynctask.testing.engine_suite import EngineConformance, EngineHarness
 from asynctask.worker import Worker
@@ -84,9 +84,7 @@ def blind(patch: pytest.MonkeyPatch) -> None:
     begin = base.EngineProcess.begin
 
     def always(self: base.EngineProcess, arrival: Any) -> Ticket:
-        ticket = begin(self, arrival)
-        ticket.verdict = Begin.RUN
-        return ticket
+        return replace(begin(self, arrival), verdict=Begin.RUN)
 
     patch.setattr(base.EngineProcess, "begin", always)
 
@@ -100,17 +98,17 @@ def mute(patch: pytest.MonkeyPatch) -> None:
     """Loses what a job says."""
     opening = Tracker._opening
 
-    def silent(self: Tracker, ticket: Ticket) -> Any:
-        ticket.job = None
-        return opening(self, ticket)
+    def silent(self: Tracker, attempt: Attempt) -> Any:
+        attempt.job = None
+        return opening(self, attempt)
 
     patch.setattr(Tracker, "_opening", silent)
 
 
 def hasty(patch: pytest.MonkeyPatch) -> None:
     """Acknowledges without a record."""
-    patch.setattr(base.EngineProcess, "settle", lambda self, ticket, **how: None)
-    patch.setattr(base.EngineProcess, "settle_later", lambda self, ticket, then: then())
+    patch.setattr(base.EngineProcess, "settle", lambda self, attempt, **how: None)
+    patch.setattr(base.EngineProcess, "settle_later", lambda self, attempt, then: then())
 
 
 def fenceless(patch: pytest.MonkeyPatch) -> None:

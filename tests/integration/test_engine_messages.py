@@ -18,7 +18,7 @@ from asynctask.core.transitions import Begin
 from asynctask.integrations.base import PUT_OFF_S, EngineProcess, sent_at
 from asynctask.ledger import doctor
 from asynctask.ledger.standalone import Arrival, Fence, enqueue, send
-from asynctask.middleware.tracker import Ticket
+from asynctask.middleware.tracker import Attempt
 
 
 def job(job_id: str, sent_at: int | None = None) -> Arrival:
@@ -40,12 +40,12 @@ def sent(process: EngineProcess, *job_ids: str) -> dict[str, int]:
     return enqueue(process.ledger, [job(job_id) for job_id in job_ids])
 
 
-def ended(process: EngineProcess, *tickets: Ticket) -> None:
+def ended(process: EngineProcess, *attempts: Attempt) -> None:
     """They are performed, and their outcomes written."""
-    for ticket in tickets:
-        process.tracker.start(ticket)
-        ticket.finish({"n": 1})
-    process.recorder.commit([process.tracker.outcome(ticket, None) for ticket in tickets])
+    for attempt in attempts:
+        process.tracker.start(attempt)
+        attempt.finish({"n": 1})
+    process.recorder.commit([process.tracker.outcome(attempt, None) for attempt in attempts])
 
 
 def written(world: World, job_id: str) -> tuple[Any, ...]:
@@ -71,15 +71,15 @@ def test_an_outcome_counts_by_the_event_as_it_is_then(
     world: World, process: EngineProcess, meanwhile: Callable[[AsyncTask], None], status: str
 ) -> None:
     sent(process, "job", "other")
-    tickets = [process.begin(job(name)) for name in ("job", "other")]
+    attempts = [Attempt(process.begin(job(name))) for name in ("job", "other")]
     meanwhile(world.app())
-    ended(process, *tickets)
+    ended(process, *attempts)
     assert [written(world, name)[0] for name in ("job", "other")] == [status, "finish"]
 
 
 def test_a_late_copy_of_an_earlier_run_is_dropped(process: EngineProcess) -> None:
     first = sent(process, "job")["job"]
-    ended(process, process.begin(job("job", first)))
+    ended(process, Attempt(process.begin(job("job", first))))
     process._clock.seconds += 1  # type: ignore[attr-defined]
     second = send(process.ledger, [job("job")])["job"]
     assert isinstance(second, int)
@@ -99,15 +99,15 @@ def refused(process: EngineProcess, job_id: str, value: object) -> None:
 def test_a_job_that_runs_wins_over_a_message_without_a_valid_attempt(world: World, process: EngineProcess) -> None:
     """Also one of which nothing is written yet."""
     sent(process, "short", "long")
-    tickets = [process.begin(job(name)) for name in ("short", "long")]
-    process.tracker.start(tickets[1])
-    process.recorder.commit([process.tracker._working(tickets[1])])
+    attempts = [Attempt(process.begin(job(name))) for name in ("short", "long")]
+    process.tracker.start(attempts[1])
+    process.recorder.commit([process.tracker._working(attempts[1])])
     before = written(world, "long")
     for name in ("short", "long"):
         refused(process, name, True)
     assert written(world, "short")[:2] == ("enqueue", 2)
     assert written(world, "long") == before
-    ended(process, *tickets)
+    ended(process, *attempts)
     assert [(written(world, name)[0], written(world, name)[13]) for name in ("short", "long")] == [("finish", None)] * 2
     assert process.begin(job("short")).verdict is Begin.DROP
     assert doctor.examine(world.app().ledger) == []

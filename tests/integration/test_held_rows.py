@@ -11,12 +11,11 @@ import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask
-from asynctask.core.states import Reason, Status
 from asynctask.database.retrying import LockTimeout
 from asynctask.ledger import base, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.tasks import try_close
 from asynctask.maintenance import Maintenance
 from asynctask.testing import wait_for
@@ -59,9 +58,8 @@ def locks(ledger: Ledger, task_id: int) -> bool:
         return base.try_lock(connection, ledger, task_id) is not None
 
 
-def records(ledger: Ledger, jobs: list[lending.Job], status: Status = Status.FINISH, retry_at: int | None = None) -> None:
-    reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
-    Recorder(ledger).flush([Outcome(job.event_id, job.attempt, status, reason, retry_at=retry_at) for job in jobs])
+def records(ledger: Ledger, jobs: list[lending.Job], kind: Kind = Kind.FINISH, retry_at: int | None = None) -> None:
+    Recorder(ledger).flush([Outcome(job.event_id, job.attempt, kind, retry_at=retry_at) for job in jobs])
 
 
 NOBODY = 2**22 + 1
@@ -168,7 +166,7 @@ def test_hints_of_held_tasks_are_kept_and_given_by_the_next_round(world: World) 
     retried = app.submit("note", numbers(1))
     jobs = borrowed(ledger, retried.id, 1)
     with holding(world, retried.id):
-        records(ledger, jobs, Status.ERROR, retry_at=ledger.now() + 3_600_000_000)
+        records(ledger, jobs, Kind.RETRY, retry_at=ledger.now() + 3_600_000_000)
         assert ledger.held.keeps
         lending.catch_up(ledger)
         assert ledger.held.keeps, "nobody has let go"

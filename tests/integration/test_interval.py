@@ -14,12 +14,11 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.clock import SECOND, from_datetime
-from asynctask.core.states import Reason, Status
 from asynctask.ledger import control
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Note
-from asynctask.ledger.recorder import Recorder
-from asynctask.middleware.tracker import Tracker
+from asynctask.ledger.recorder import Kind, Recorder
+from asynctask.middleware.tracker import Attempt, Tracker
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -57,10 +56,9 @@ def borrow(world: World, app: AsyncTask, task: TaskHandle, wanted: int = 1) -> l
     return borrowing.borrow(app.ledger, task.id, wanted)
 
 
-def end(app: AsyncTask, *jobs: Lent, status: Status = Status.FINISH, started_at: int | None = None, **more: Any) -> None:
-    reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
+def end(app: AsyncTask, *jobs: Lent, kind: Kind = Kind.FINISH, started_at: int | None = None, **more: Any) -> None:
     values = {} if started_at is None else {"started_at": started_at}
-    borrowing.end(app.ledger, *jobs, status=status, reason=reason, values=values, **more)
+    borrowing.end(app.ledger, *jobs, kind=kind, values=values, **more)
 
 
 def next_check(world: World, app: AsyncTask) -> float:
@@ -108,7 +106,7 @@ def test_a_job_that_runs_again_counts_from_its_last_start(world: World) -> None:
     app = world.app()
     task = app.submit("shaky", numbers(3), interval=3_600)
     (job,) = borrow(world, app, task)
-    end(app, job, status=Status.ERROR, started_at=app.ledger.now(), retry_at=1)
+    end(app, job, kind=Kind.RETRY, started_at=app.ledger.now(), retry_at=1)
     an_hour_passes(world)
     (again,) = borrow(world, app, task)
     assert again.event_id == job.event_id
@@ -132,7 +130,7 @@ def test_a_pause_and_a_retry_do_not_bring_a_round_nearer(world: World) -> None:
     task.pause()
     task.resume()
     assert borrow(world, app, task) == []
-    end(app, *first, status=Status.ERROR, started_at=app.ledger.now())
+    end(app, *first, kind=Kind.RAISED, started_at=app.ledger.now())
     task.wait(120)
     task.retry()
     assert borrow(world, app, task) == []
@@ -164,7 +162,7 @@ def test_a_suspect_has_begun_when_it_is_performed_though_a_process_holds_it_befo
     job, other = borrow(world, app, task, 2)
     end(app, other, started_at=now[0])
     if again:
-        end(app, job, status=Status.ERROR, started_at=now[0], retry_at=1)
+        end(app, job, kind=Kind.RETRY, started_at=now[0], retry_at=1)
         now[0] += HOUR
         job, other = sorted(borrow(world, app, task, 2), key=lambda each: each.event_id)
         end(app, other, started_at=now[0])
@@ -181,7 +179,7 @@ def test_a_suspect_has_begun_when_it_is_performed_though_a_process_holds_it_befo
     (ticket,) = tracker.begin([(job.job_id, job.attempt)])
     assert ticket is not None
     assert ticket.watched
-    tracker.start(ticket)
+    tracker.start(Attempt(ticket))
     assert rounds == [0, 1]
 
 

@@ -20,12 +20,12 @@ from support.drawn import examples
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import lending, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem
+from asynctask.ledger.recorder import Kind
 from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -46,9 +46,8 @@ def numbers_of(jobs: Iterable[Any]) -> list[int]:
     return [json.loads(job.params)["n"] for job in jobs]
 
 
-def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, **more: Any) -> None:
-    reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
-    borrowing.end(app.ledger, *jobs, status=status, reason=reason, **more)
+def end(app: AsyncTask, *jobs: Any, kind: Kind = Kind.FINISH, **more: Any) -> None:
+    borrowing.end(app.ledger, *jobs, kind=kind, **more)
 
 
 def run_out(app: AsyncTask, *tasks: TaskHandle) -> list[list[int]]:
@@ -108,13 +107,13 @@ def test_a_retry_keeps_those_behind_waiting_and_an_explicit_one_comes_last(world
     app = world.app()
     task = app.submit("shaky", items("a", "a"), key="serial")
     (job,) = lend(app, task)
-    end(app, job, status=Status.ERROR, retry_at=app.ledger.now() + 3_600_000_000)
+    end(app, job, kind=Kind.RETRY, retry_at=app.ledger.now() + 3_600_000_000)
     assert lend(app, task) == []
     world.sql("UPDATE events SET due_at = 1 WHERE due_at < ?", BLOCKED)
     world.sql("UPDATE tasks SET due_next = 1")
     (again,) = lend(app, task)
     assert (again.event_id, again.attempt) == (job.event_id, 2)
-    end(app, again, status=Status.ERROR)
+    end(app, again, kind=Kind.RAISED)
     second = app.submit("shaky", items("a", first=5), key="serial")
     task.retry()
     assert run_out(app, task, second) == [[1], [5], [0]]
@@ -127,7 +126,7 @@ def test_a_job_that_runs_again_waits_for_a_list_that_is_still_split(world: World
     task = app.submit("shaky", items("a"), key="serial")
     new = task_rows.NewTask("shaky", "default", 1, key_field="serial")
     split, _ = task_rows.create(app.ledger, new, lease_s=60)
-    end(app, *lend(app, task), status=Status.ERROR)
+    end(app, *lend(app, task), kind=Kind.RAISED)
     task.retry()
     assert lend(app, task) == []
     assert blocked(world) == 0, "nothing would let it go on"
@@ -147,7 +146,7 @@ def test_jobs_that_run_again_one_after_the_other_keep_that_order(world: World) -
     app = world.app()
     task = app.submit("shaky", items(*"aaa"), key="serial")
     for _ in range(3):
-        end(app, *lend(app, task), status=Status.ERROR)
+        end(app, *lend(app, task), kind=Kind.RAISED)
     second, first, third = (jid for (jid,) in world.sql("SELECT job_id FROM events ORDER BY id"))
     app.operations.act_on_job(first, "restart")
     (job,) = lend(app, task)
@@ -192,8 +191,8 @@ def test_a_job_that_is_deleted_while_it_asks_keeps_no_place(world: World, monkey
     """It would keep its line for ever. Taken out: the status, in the claim."""
     app, other = world.app(), world.app()
     task = app.submit("shaky", items("a", "a"), key="serial")
-    end(app, *lend(app, task), status=Status.ERROR)
-    end(app, *lend(app, task), status=Status.ERROR)
+    end(app, *lend(app, task), kind=Kind.RAISED)
+    end(app, *lend(app, task), kind=Kind.RAISED)
     task.retry()
     (gone, *_) = [jid for (jid,) in world.sql("SELECT job_id FROM events ORDER BY id")]
     turns, deletes = sessions.turns, list[threading.Thread]()
@@ -543,7 +542,7 @@ def test_no_two_of_a_line_are_lent_at_once_whoever_borrows_ends_retries_and_subm
             for job in jobs:
                 with lock:
                     del held[json.loads(job.params)["serial"]]
-                end(app, job, status=chance.choice([Status.FINISH, Status.ERROR]))
+                end(app, job, kind=chance.choice([Kind.FINISH, Kind.RAISED]))
 
     apps = [world.app() for _ in range(4)]
     threads = [threading.Thread(target=act, args=(app, number)) for number, app in enumerate(apps)]

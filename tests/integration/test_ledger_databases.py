@@ -16,7 +16,6 @@ from support.borrowing import borrow, hand_over
 from support.world import World, numbers
 
 from asynctask import AsyncTask
-from asynctask.core.states import Reason, Status
 from asynctask.database import batches
 from asynctask.database.engine import Database, _Mark
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
@@ -26,7 +25,7 @@ from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.ledger import lending, sessions
 from asynctask.ledger.events import COUNTS, Failure, lock_events, total_counts
 from asynctask.ledger.progress import progress
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.standalone import Arrival, enqueue, record
 from asynctask.testing import wait_for
 
@@ -293,7 +292,7 @@ def test_the_most_frequent_failures_come_first_with_their_texts(world: World) ->
     task = app.submit("note", numbers(30))
     borrow(app.ledger, task.id)
     refused = [
-        Outcome(row["id"], 1, Status.FAILED, Reason.REFUSED, failure=Failure("failed", f"reason {min(i % 8, 6)}"))
+        Outcome(row["id"], 1, Kind.FAILED, failure=Failure("failed", f"reason {min(i % 8, 6)}"))
         for i, row in enumerate(task.events(limit=30))
     ]
     Recorder(app.ledger).flush(refused)

@@ -14,12 +14,11 @@ from support.databases import Store
 from support.hooks import noting
 
 from asynctask import AsyncTask
-from asynctask.core.states import Reason, Status
 from asynctask.errors import ConfigError, Conflict, InputError
 from asynctask.ledger import doctor, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.lists.uploads import items_body
 from asynctask.testing import wait_for
 
@@ -166,7 +165,7 @@ def test_whoever_waits_for_a_working_status_that_cannot_be_written_is_told(
     recorder, told = Recorder(app.ledger), threading.Event()
     monkeypatch.setattr(recorder, "flush", lambda batch: 1 / 0)
     recorder.start()
-    recorder.put([Outcome(1, 1, Status.WORKING, Reason.STARTED, then=lambda won: None if won else told.set())])
+    recorder.put([Outcome(1, 1, Kind.WORKING, then=lambda won: None if won else told.set())])
     assert told.wait(120)
     monkeypatch.undo()
     assert recorder.stop(5)

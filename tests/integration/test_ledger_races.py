@@ -12,13 +12,14 @@ from support.borrowing import Lent, borrow
 from support.world import World
 
 from asynctask.clock import SystemClock
-from asynctask.core.states import Reason, State, Status
+from asynctask.core.states import Reason, State
 from asynctask.database.engine import Database
 from asynctask.database.retrying import TransactionConflict
 from asynctask.errors import ConfigError
 from asynctask.ledger import base, doctor, lending, processes, recorder, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem
+from asynctask.ledger.recorder import Kind
 from asynctask.ledger.tasks import NewTask
 from asynctask.testing import wait_for
 
@@ -67,8 +68,8 @@ def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
 
 
 def records(ledger: Ledger, job: Lent, retry_at: int | None = None) -> list[Any]:
-    end = (Status.ERROR, Reason.RAISED) if retry_at else (Status.FINISH, Reason.RETURNED)
-    outcomes = [borrowing.outcome(job, *end, retry_at=retry_at)]
+    kind = Kind.RETRY if retry_at else Kind.FINISH
+    outcomes = [borrowing.outcome(job, kind, retry_at=retry_at)]
     recorder.write(ledger, outcomes)
     assert job.by is not None
     job.by.ended()

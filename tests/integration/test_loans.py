@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +9,11 @@ import sqlalchemy as sa
 from support.world import World, numbers
 
 from asynctask import AsyncTask
-from asynctask.core.states import Reason, Status
 from asynctask.database.tables import events, loans, places, tasks
 from asynctask.errors import Conflict
 from asynctask.ledger import control, doctor, lending, processes, sessions
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
 
@@ -170,10 +168,9 @@ def test_a_session_passes_on_only_when_nothing_is_lent(world: World) -> None:
     later = app.ledger.now() + 86_400_000_000
     recorder = Recorder(app.ledger)
     jobs = lent.loans[0][1]
-    outcome = Outcome(jobs[0].event_id, 1, Status.ENQUEUE, Reason.RETRY)
-    recorder.flush([replace(outcome, status=Status.ERROR, reason=Reason.RAISED, retry_at=later)])
+    recorder.flush([Outcome(jobs[0].event_id, 1, Kind.RETRY, retry_at=later)])
     assert not sessions.step_aside(app.ledger, task.id)
-    recorder.flush([replace(outcome, event_id=jobs[1].event_id, status=Status.ERROR, reason=Reason.RAISED, retry_at=later)])
+    recorder.flush([Outcome(jobs[1].event_id, 1, Kind.RETRY, retry_at=later)])
     with app.ledger.database.write() as connection:
         connection.execute(loans.delete())
     sessions.step_aside(app.ledger, task.id)

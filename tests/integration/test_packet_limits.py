@@ -16,7 +16,7 @@ from asynctask.database.batches import sendable
 from asynctask.errors import TooLarge
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import Arrival
-from asynctask.middleware.tracker import Tracker
+from asynctask.middleware.tracker import Attempt, Tracker
 from asynctask.testing import wait_for
 
 PACKET = 1 << 20
@@ -48,9 +48,10 @@ def test_a_flush_larger_than_a_packet_is_written_in_several_statements_and_said(
     task = app.submit("note", [{"n": n} for n in range(30)])
     jobs = borrow(app.ledger, task.id)
     for number, ticket in enumerate(tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])):
-        tracker.start(ticket)
-        ticket.finish(QUOTES if number else "x" * PACKET, limit=10 * PACKET)
-        tracker.settle(ticket)
+        attempt = Attempt(ticket)
+        tracker.start(attempt)
+        attempt.finish(QUOTES if number else "x" * PACKET, limit=10 * PACKET)
+        tracker.settle(attempt)
     with capture_logs() as logs:
         recorder.start()
         wait_for(lambda: recorder.waiting == 0, "everything is recorded")

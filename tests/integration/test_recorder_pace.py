@@ -8,20 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from support.borrowing import borrow, tickets
+from support.borrowing import attempts, borrow
 from support.clocks import SettableClock
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.core.states import Reason, Status
 from asynctask.dispatch.demand import Rate
 from asynctask.integrations.base import EngineProcess
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Outcome, Recorder
+from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Kind, Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
 from asynctask.ledger.tasks import try_close
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Tracker
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what it waits for is no database's matter")
@@ -36,16 +35,16 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
         recorder.stop(10)
 
 
-def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[int, Tracker, Ticket]]:
+def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[int, Tracker, Attempt]]:
     """Tasks of one job each, begun here."""
     tracker = Tracker(app.ledger, recorder)
     found = []
     for _ in range(count):
         task = app.submit("note", [{"n": 1}])
-        (ticket,) = tickets(tracker, borrow(app.ledger, task.id, 1))
-        tracker.start(ticket)
-        ticket.finish(None)
-        found.append((task.id, tracker, ticket))
+        (attempt,) = attempts(tracker, borrow(app.ledger, task.id, 1))
+        tracker.start(attempt)
+        attempt.finish(None)
+        found.append((task.id, tracker, attempt))
     return found
 
 
@@ -72,9 +71,9 @@ def test_a_task_is_closed_in_time_although_no_outcome_comes_after_its_last(world
     """While jobs of others run, it is looked now and then, and not after every flush: then somebody must remember."""
     app = world.app()
     with recording(Recorder(app.ledger, busy_for=lambda: 5.0)) as recorder:
-        for task_id, tracker, ticket in one_job_each(app, recorder, 3):
+        for task_id, tracker, attempt in one_job_each(app, recorder, 3):
             recorded = threading.Event()
-            tracker.settle(ticket, then=lambda won, recorded=recorded: recorded.set())  # type: ignore[misc]
+            tracker.settle(attempt, then=lambda won, recorded=recorded: recorded.set())  # type: ignore[misc]
             assert recorded.wait(120), "it is recorded"
             wait_for(lambda task_id=task_id: app.task(task_id).progress()["done"], "it is over")  # type: ignore[misc]
 
@@ -84,8 +83,8 @@ def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_c
     recorder = Recorder(app.ledger, busy_for=lambda: 5.0)
     jobs = one_job_each(app, recorder, 2)
     with recording(recorder):
-        for _, tracker, ticket in jobs:
-            tracker.settle(ticket)
+        for _, tracker, attempt in jobs:
+            tracker.settle(attempt)
         assert recorder.drain(10)
     assert [app.task(task_id).progress()["done"] for task_id, _, _ in jobs] == [True, True]
 
@@ -94,13 +93,13 @@ def test_a_task_that_was_limited_while_its_job_ran_goes_on_after_that(world: Wor
     app, other = world.app(), world.app()
     recorder = Recorder(app.ledger, closes_at_once=False)
     tracker, task = Tracker(app.ledger, recorder), app.submit("note", [{"n": 1}, {"n": 2}])
-    (ticket,) = tickets(tracker, borrow(app.ledger, task.id, 1))
-    tracker.start(ticket)
+    (attempt,) = attempts(tracker, borrow(app.ledger, task.id, 1))
+    tracker.start(attempt)
     task.update(parallel=1)
     assert borrow(other.ledger, task.id, 1) == [], "it waits for the end of its job"
-    ticket.finish(None)
+    attempt.finish(None)
     with recording(recorder):
-        tracker.settle(ticket)
+        tracker.settle(attempt)
         wait_for(lambda: borrow(other.ledger, task.id, 1), "there is room")
 
 
@@ -119,10 +118,11 @@ def test_a_process_is_as_fast_as_its_jobs_although_none_runs_when_it_is_measured
     for _ in range(20):
         for name in range(busy):
             (ticket,) = process.tracker.arrive([Arrival(f"{clock.seconds}-{name}", None, "note", "celery/default")])
+            attempt = Attempt(ticket)
             clock.seconds += 0.01 - job_s
-            process.tracker.start(ticket)
+            process.tracker.start(attempt)
             clock.seconds += job_s
-            process.settle_later(ticket, lambda: None)
+            process.settle_later(attempt, lambda: None)
         clock.seconds += 0.1 - 0.01 * busy
         process._measure()
         rates.append(process.load().rate)
@@ -186,10 +186,10 @@ def test_an_outcome_of_which_its_task_waits_ends_the_long_wait(world: World) -> 
     recorder._linger = lambda: 3_600.0  # type: ignore[method-assign]
     taker = threading.Thread(target=lambda: taken.append(len(recorder._next_batch() or [])), daemon=True)
     taker.start()
-    recorder.put([Outcome(1, 1, Status.FINISH, Reason.RETURNED)])
-    recorder.put([Outcome(2, 1, Status.FINISH, Reason.RETURNED)])
+    recorder.put([Outcome(1, 1, Kind.FINISH)])
+    recorder.put([Outcome(2, 1, Kind.FINISH)])
     assert taken == []
-    recorder.put([Outcome(3, 1, Status.FINISH, Reason.RETURNED, awaited=True)])
+    recorder.put([Outcome(3, 1, Kind.FINISH, awaited=True)])
     taker.join(120)
     assert taken == [3]
     assert not recorder._awaited, "the one that was awaited is taken"
@@ -201,9 +201,9 @@ def test_the_jobs_of_a_task_with_keys_are_awaited_and_those_of_others_are_not(wo
     tracker = Tracker(app.ledger, recorder)
     for key, expected in (("n", True), (None, False)):
         task = app.submit("note", [{"n": 1}, {"n": 2}], key=key)
-        for ticket in tickets(tracker, borrow(app.ledger, task.id, 2)):
-            ticket.finish(None)
-            tracker.settle(ticket)
+        for attempt in attempts(tracker, borrow(app.ledger, task.id, 2)):
+            attempt.finish(None)
+            tracker.settle(attempt)
         assert [each.awaited for each in recorder._pending] == [expected, expected]
         recorder._pending.clear()
         recorder._awaited = False
@@ -217,12 +217,12 @@ def test_a_job_that_may_not_begin_before_it_is_recorded_is_awaited(world: World)
     task = app.submit("note", [{"n": 1}])
     borrow(app.ledger, task.id, 1)
     processes.recover_events(app.ledger, app.ledger.identity)
-    (ticket,) = tickets(tracker, borrow(app.ledger, task.id, 1))
-    assert ticket.watched
-    starting = threading.Thread(target=tracker.start, args=(ticket,), daemon=True)
+    (attempt,) = attempts(tracker, borrow(app.ledger, task.id, 1))
+    assert attempt.ticket.watched
+    starting = threading.Thread(target=tracker.start, args=(attempt,), daemon=True)
     starting.start()
     wait_for(lambda: recorder.waiting, "it waits to be recorded")
-    assert [(each.status, each.awaited) for each in recorder._pending] == [(Status.WORKING, True)]
+    assert [(each.kind, each.awaited) for each in recorder._pending] == [(Kind.WORKING, True)]
     with recording(recorder):
         starting.join(120)
         assert not starting.is_alive()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.borrowing import borrow, tickets
+from support.borrowing import attempts, borrow
 from support.world import World
 
 from asynctask import AsyncTask
@@ -17,7 +18,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import recorder as closer
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import Arrival
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Tracker
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -50,10 +51,10 @@ def failing(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return fates
 
 
-def begun(app: AsyncTask, tracker: Tracker, count: int) -> tuple[TaskHandle, list[Ticket]]:
+def begun(app: AsyncTask, tracker: Tracker, count: int) -> tuple[TaskHandle, list[Attempt]]:
     """A Task of so many jobs, all of them begun here."""
     task = app.submit("note", [{"n": n} for n in range(count)])
-    return task, tickets(tracker, borrow(app.ledger, task.id, count))
+    return task, attempts(tracker, borrow(app.ledger, task.id, count))
 
 
 def flush(recorder: Recorder) -> None:
@@ -81,7 +82,7 @@ def test_of_a_flush_that_failed_half_way_only_what_was_not_committed_is_flushed_
     tracker.settle(short, then=told.append)
     failing += ["", "away"]
     flush(recorder)
-    assert not long.lost, "the running job is told that its attempt is another's"
+    assert not long.is_lost, "the running job is told that its attempt is another's"
     assert told == [True]
     assert [event["status"] for event in task.events()] == ["working", "finish"]
     assert said(task, 0) == ["working"]
@@ -91,14 +92,14 @@ def test_of_a_flush_that_failed_half_way_only_what_was_not_committed_is_flushed_
 def test_a_working_whose_answer_was_lost_is_won_and_said_once(app: AsyncTask, failing: list[str]) -> None:
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
-    task, (ticket,) = begun(app, tracker, 1)
-    ticket.watched = True
+    task, (attempt,) = begun(app, tracker, 1)
+    attempt.ticket = replace(attempt.ticket, watched=True)
     failing += ["unknown"]
     recorder.start()
-    tracker.start(ticket)
-    assert not ticket.lost, "it would be acknowledged unrun, and stay `working` in the name of a living process"
-    ticket.finish(None)
-    tracker.settle(ticket)
+    tracker.start(attempt)
+    assert not attempt.is_lost, "it would be acknowledged unrun, and stay `working` in the name of a living process"
+    attempt.finish(None)
+    tracker.settle(attempt)
     assert recorder.stop(10)
     (event,) = task.events()
     assert (event["status"], said(task, 0)) == ("finish", ["working", "finish"])
@@ -110,11 +111,11 @@ def test_a_retry_whose_answer_was_lost_is_counted_once_and_dispatched_in_time(
     due: list[int] = []
     recorder = Recorder(app.ledger, on_due=due.append)
     tracker = Tracker(app.ledger, recorder)
-    task, (ticket,) = begun(app, tracker, 1)
-    tracker.start(ticket)
-    ticket.raised(ValueError("not yet"))
+    task, (attempt,) = begun(app, tracker, 1)
+    tracker.start(attempt)
+    attempt.raised(ValueError("not yet"))
     at = app.ledger.now() + 3_600 * SECOND
-    tracker.settle(ticket, retry_at=at)
+    tracker.settle(attempt, retry_at=at)
     failing += ["unknown"]
     flush(recorder)
     (event,) = task.events()
@@ -126,10 +127,10 @@ def test_a_retry_whose_answer_was_lost_is_counted_once_and_dispatched_in_time(
 def test_a_last_outcome_whose_answer_was_lost_closes_its_task(app: AsyncTask, failing: list[str]) -> None:
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
-    task, (ticket,) = begun(app, tracker, 1)
-    tracker.start(ticket)
-    ticket.finish({"n": 1})
-    tracker.settle(ticket)
+    task, (attempt,) = begun(app, tracker, 1)
+    tracker.start(attempt)
+    attempt.finish({"n": 1})
+    tracker.settle(attempt)
     failing += ["unknown"]
     flush(recorder)
     assert task.progress()["done"]
@@ -140,12 +141,12 @@ def test_what_was_put_off_and_is_put_off_again_for_want_of_an_answer_waits_once_
     world: World, app: AsyncTask, failing: list[str]
 ) -> None:
     tracker = Tracker(app.ledger, Recorder(app.ledger))
-    task, (ticket,) = begun(app, tracker, 1)
+    task, (attempt,) = begun(app, tracker, 1)
     until = app.ledger.now() + 3_600 * SECOND
     failing += ["unknown"]
     with pytest.raises(LedgerUnavailable):
-        tracker.put_off([(ticket, "nobody knows it")], until)
-    tracker.put_off([(ticket, "nobody knows it")], until)
+        tracker.put_off([(attempt, "nobody knows it")], until)
+    tracker.put_off([(attempt, "nobody knows it")], until)
     (event,) = task.events()
     assert (event["attempt"], said(task, 0)) == (2, ["enqueue"])
     assert world.one("SELECT due_next FROM tasks") == until
@@ -156,10 +157,11 @@ def test_a_retry_of_another_engines_job_whose_answer_was_lost_is_counted_once(ap
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
     (ticket,) = tracker.arrive([Arrival("job", None, "note", "default")])
-    tracker.start(ticket)
+    attempt = Attempt(ticket)
+    tracker.start(attempt)
     tracker.note_long(0)
-    ticket.raised(ValueError("not yet"))
-    tracker.settle(ticket, retry_at=app.ledger.now())
+    attempt.raised(ValueError("not yet"))
+    tracker.settle(attempt, retry_at=app.ledger.now())
     failing += ["unknown", "", "unknown"]
     flush(recorder)
     event = app.event("job")
@@ -187,10 +189,10 @@ def test_a_task_whose_thread_cannot_be_started_is_left_to_maintenance(
     monkeypatch.setattr(closer, "Thread", Refused)
     told: list[bool] = []
     for number in (1, 2, 3):
-        task, (ticket,) = begun(app, tracker, 1)
-        tracker.start(ticket)
-        ticket.finish(None)
-        tracker.settle(ticket, then=told.append)
+        task, (attempt,) = begun(app, tracker, 1)
+        tracker.start(attempt)
+        attempt.finish(None)
+        tracker.settle(attempt, then=told.append)
         wait_for(lambda number=number: len(told) == number, "it is recorded")  # type: ignore[misc]
         wait_for(lambda: recorder._closer.until_check() is None, "it was looked at")
         assert recorder.healthy
@@ -215,10 +217,10 @@ def test_the_recorder_survives_whatever_is_raised_and_is_not_healthy_while_it_ca
     _, both = begun(app, tracker, 2)
     recorder.start()
     told: list[bool] = []
-    for ticket, then in zip(both, (refuses, told.append), strict=True):
-        tracker.start(ticket)
-        ticket.finish(None)
-        tracker.settle(ticket, then=then)
+    for attempt, then in zip(both, (refuses, told.append), strict=True):
+        tracker.start(attempt)
+        attempt.finish(None)
+        tracker.settle(attempt, then=then)
     wait_for(lambda: not recorder.healthy, "it says that nothing is recorded")
     broken = False
     wait_for(lambda: told, "what waited is recorded")

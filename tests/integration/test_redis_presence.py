@@ -22,6 +22,7 @@ from asynctask.brokers.base import About, Copy, Running
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
+from asynctask.middleware.tracker import NO_TICKET
 from asynctask.runtime.execution import Execution
 from asynctask.sidekiq.broker import RedisBroker
 from asynctask.sidekiq.presence import MAX_SHOWN, RedisPresence
@@ -475,7 +476,9 @@ def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: Any, wrapped
     launcher = gated.app.launcher()
     copy = Copy("0" * 24, 0, "default", "{}")
     payload = {"class": "Wrapper", "wrapped": wrapped, "args": []}
-    presence_of(launcher).ended(Execution(copy, payload, CurrentJob("0" * 24), None, None), False)
+    presence_of(launcher).ended(
+        Execution(NO_TICKET, job=CurrentJob("0" * 24), copy=copy, payload=payload, worker=None), False
+    )
     presence_of(launcher).beat()
     (key,) = raw.keys("j|????????|*")
     assert raw.hget(key, f"{counted}|p") == b"1"

@@ -21,7 +21,7 @@ from asynctask.dispatch.demand import AHEAD_S
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
-from asynctask.middleware.tracker import TICKET, Ticket, Tracker
+from asynctask.middleware.tracker import ATTEMPT, Attempt, Phase, Tracker
 from asynctask.runtime import fetcher, timeouts
 from asynctask.runtime.execution import MAX_PAUSE_S, Follow, decide
 from asynctask.runtime.fetcher import MAX_FETCH
@@ -281,9 +281,9 @@ def test_a_watched_job_that_is_anothers_when_it_begins_is_not_performed(
     place.died_under()
     start, begun = Tracker.start, threading.Event()
 
-    def too_late(tracker: Tracker, ticket: Ticket) -> None:
+    def too_late(tracker: Tracker, attempt: Attempt) -> None:
         place.sql("UPDATE events SET attempt = 3, process = NULL, due_at = 9000000000000000")
-        start(tracker, ticket)
+        start(tracker, attempt)
         begun.set()
 
     monkeypatch.setattr(Tracker, "start", too_late)
@@ -300,7 +300,7 @@ def test_should_stop_says_that_the_attempt_counts_no_more(place: Place) -> None:
     def asks(item: Any) -> None:
         job = current_job()
         said.append(job.should_stop())
-        job.local[TICKET].lost = True
+        job.local[ATTEMPT].phase = Phase.LOST
         said.append(job.should_stop())
 
     task = app.submit(asks, [{}])

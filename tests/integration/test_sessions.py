@@ -11,10 +11,10 @@ from support.borrowing import borrow
 from support.world import World
 
 from asynctask import AsyncTask, maintenance
-from asynctask.core.states import Reason, Status
 from asynctask.errors import InputError
 from asynctask.ledger import control, lending, sessions
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.recorder import Kind
 from asynctask.ledger.tasks import try_close
 from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
@@ -98,7 +98,7 @@ def test_a_session_passes_on_when_only_retries_are_left_and_the_retried_one_join
     first, second, third = (app.submit("note", numbers(0, 1), session="s") for _ in range(3))
     due = app.clock.now() + 3_600_000_000
     (job,) = borrow(app.ledger, first.id, 9)
-    borrowing.end(app.ledger, job, status=Status.ERROR, reason=Reason.RAISED, retry_at=due)
+    borrowing.end(app.ledger, job, kind=Kind.RETRY, retry_at=due)
     assert holder(world) == second.id
     assert reason(first) is None
     assert first.progress()["retrying"] == 1
@@ -119,7 +119,7 @@ def test_an_explicit_retry_joins_the_line_at_the_end(world: World) -> None:
     app = world.app()
     first, second = (app.submit("note", [{"n": 0, "refuse": True}], session="s") for _ in range(2))
     (job,) = borrow(app.ledger, first.id, 9)
-    borrowing.end(app.ledger, job, status=Status.FAILED, reason=Reason.REFUSED)
+    borrowing.end(app.ledger, job, kind=Kind.FAILED)
     assert holder(world) == second.id
     third = app.submit("note", numbers(0, 1), session="s")
     assert first.retry()

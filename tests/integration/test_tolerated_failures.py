@@ -12,26 +12,26 @@ from support.borrowing import borrow
 from support.world import World, numbers
 
 from asynctask import AsyncTask
-from asynctask.core.states import Reason, Status
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.recorder import Kind
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
-REFUSED = (Status.FAILED, Reason.REFUSED)
-BROKEN = (Status.ERROR, Reason.RAISED)
+REFUSED = Kind.FAILED
+BROKEN = Kind.RAISED
 
 
-def end(app: AsyncTask, task: TaskHandle, count: int, how: tuple[Status, Reason] = REFUSED) -> None:
+def end(app: AsyncTask, task: TaskHandle, count: int, how: Kind = REFUSED) -> None:
     """So many jobs go out, and end."""
     jobs: list[borrowing.Lent] = []
     while len(jobs) < count:  # it lends no more than may fail before it pauses, and one
         more = borrow(app.ledger, task.id, count - len(jobs))
         assert more
         jobs += more
-        borrowing.end(app.ledger, *more, status=how[0], reason=how[1])
+        borrowing.end(app.ledger, *more, kind=how)
 
 
 def state(task: TaskHandle) -> tuple[Any, Any]:
@@ -55,7 +55,7 @@ RUNS, PAUSED = ("running", None), ("paused", "too_many_failures")
     ids=str,
 )
 def test_with_one_more_failure_than_is_tolerated_it_pauses_itself(
-    world: World, limit: Any, steps: list[tuple[int, tuple[Status, Reason], tuple[Any, Any]]]
+    world: World, limit: Any, steps: list[tuple[int, Kind, tuple[Any, Any]]]
 ) -> None:
     """Taken out: the check after the flush. Maintenance, which does not run here, would pause it a second later."""
     app = world.app()
@@ -149,7 +149,7 @@ def test_what_fails_while_a_borrow_counts_is_not_left_out(world: World, place: i
             return
         reads += 1
         if reads == place + 1:
-            how = {"status": Status.FAILED, "reason": Reason.REFUSED}
+            how = {"kind": Kind.FAILED}
             ending.append(threading.Thread(target=borrowing.end, args=(app.ledger, *jobs), kwargs=how))
             ending[0].start()
             ending[0].join(1 if app.ledger.database.is_sqlite else 30)  # there it waits for the end of the borrow
@@ -204,5 +204,5 @@ def test_one_that_is_over_with_its_last_failures_ends_and_does_not_pause(world: 
     other.update(tolerated_failures=0)
     for number, job in enumerate(jobs):
         assert state(other) == (RUNS, PAUSED)[number]
-        borrowing.end(app.ledger, job, status=Status.FAILED, reason=Reason.REFUSED)
+        borrowing.end(app.ledger, job, kind=Kind.FAILED)
     assert state(other) == ("finished", None), "its last jobs were in flight when it paused"

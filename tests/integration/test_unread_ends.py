@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,9 +22,9 @@ from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events
 from asynctask.ledger import doctor
 from asynctask.ledger.events import Change, EventRecord, apply, read_events, untouched
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Outcome, Recorder, Stage
 from asynctask.ledger.standalone import Arrival, reopen
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Tracker
 from asynctask.testing import wait_for
 
 
@@ -42,16 +43,16 @@ class Held(Recorder):
         self.flush(batch)
 
 
-def begun(app: AsyncTask, count: int) -> tuple[int, Held, Tracker, list[Ticket]]:
+def begun(app: AsyncTask, count: int) -> tuple[int, Held, Tracker, list[Attempt]]:
     """A Task of so many jobs, all of them begun here."""
     task = app.submit("note", [{"n": n} for n in range(count)])
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)
-    tickets = borrowing.tickets(tracker, borrowing.borrow(app.ledger, task.id, count))
-    assert {ticket.verdict for ticket in tickets} == {Begin.RUN}
-    for ticket in tickets:
-        tracker.start(ticket)
-    return task.id, recorder, tracker, tickets
+    attempts = borrowing.attempts(tracker, borrowing.borrow(app.ledger, task.id, count))
+    assert {attempt.ticket.verdict for attempt in attempts} == {Begin.RUN}
+    for attempt in attempts:
+        tracker.start(attempt)
+    return task.id, recorder, tracker, attempts
 
 
 def rows(world: World, task_id: int) -> list[tuple[Any, ...]]:
@@ -65,33 +66,33 @@ def rows(world: World, task_id: int) -> list[tuple[Any, ...]]:
     return [(*row[:-1], [{**said, "at": None} for said in json.loads(row[-1] or "[]")]) for row in found]
 
 
-def ends(tracker: Tracker, tickets: list[Ticket]) -> None:
+def ends(tracker: Tracker, attempts: list[Attempt]) -> None:
     """Every way in which an attempt ends for good, in turn, some with a result or an awkward text."""
-    ways: list[Callable[[Ticket], None]] = [
-        lambda ticket: ticket.finish(None),
-        lambda ticket: ticket.finish({"promotion": 17, "name": '季節 "a\\b"'}),
-        lambda ticket: ticket.fail(ValueError('refused: "quoted" \\ 100% {0} \x00')),
-        lambda ticket: ticket.raised(KeyError("sku")),
+    ways: list[Callable[[Attempt], None]] = [
+        lambda attempt: attempt.finish(None),
+        lambda attempt: attempt.finish({"promotion": 17, "name": '季節 "a\\b"'}),
+        lambda attempt: attempt.fail(ValueError('refused: "quoted" \\ 100% {0} \x00')),
+        lambda attempt: attempt.raised(KeyError("sku")),
     ]
-    for n, ticket in enumerate(tickets):
-        ways[n % len(ways)](ticket)
-        tracker.settle(ticket)
+    for n, attempt in enumerate(attempts):
+        ways[n % len(ways)](attempt)
+        tracker.settle(attempt)
 
 
 def test_what_is_written_unread_is_what_would_be_written_of_what_was_read(world: World) -> None:
     app = world.app()
-    task_id, recorder, tracker, tickets = begun(app, 40)
-    assert all(ticket.seen is not None for ticket in tickets)
-    ends(tracker, tickets)
+    task_id, recorder, tracker, attempts = begun(app, 40)
+    assert all(attempt.ticket.is_untouched for attempt in attempts)
+    ends(tracker, attempts)
     with statements(app.ledger.database) as seen:
         recorder.flush_all()
     assert not [said for said, _ in seen if said.lstrip().startswith("SELECT") and "added_messages" in said], "it was read"
     unread = rows(world, task_id)
 
-    again, recorder, tracker, tickets = begun(app, 40)
-    for ticket in tickets:
-        ticket.seen = None
-    ends(tracker, tickets)
+    again, recorder, tracker, attempts = begun(app, 40)
+    for attempt in attempts:
+        attempt.ticket = replace(attempt.ticket, is_untouched=False)
+    ends(tracker, attempts)
     recorder.flush_all()
     assert rows(world, again) == unread
     assert {row[0] for row in unread} == {"finish", "failed", "error"}
@@ -100,48 +101,48 @@ def test_what_is_written_unread_is_what_would_be_written_of_what_was_read(world:
     assert doctor.examine(app.ledger, task_ids=[again]) == []
 
 
-def said_by_hand(app: AsyncTask, ticket: Ticket) -> None:
-    app.record(ticket.job_id, "enqueue", message="looked at by hand")
+def said_by_hand(app: AsyncTask, attempt: Attempt) -> None:
+    app.record(attempt.ticket.job_id, "enqueue", message="looked at by hand")
 
 
-def begun_by_hand(app: AsyncTask, ticket: Ticket) -> None:
-    app.record(ticket.job_id, "working", message="it works")
+def begun_by_hand(app: AsyncTask, attempt: Attempt) -> None:
+    app.record(attempt.ticket.job_id, "working", message="it works")
 
 
-def ended_by_hand(app: AsyncTask, ticket: Ticket) -> None:
-    app.record(ticket.job_id, "failed", message="no")
+def ended_by_hand(app: AsyncTask, attempt: Attempt) -> None:
+    app.record(attempt.ticket.job_id, "failed", message="no")
 
 
-def taken_back(app: AsyncTask, ticket: Ticket) -> None:
+def taken_back(app: AsyncTask, attempt: Attempt) -> None:
     """As if its process had been recovered, and this row were the first."""
 
     def recovered(record: EventRecord) -> Turn | None:
         return recover(record.row, record.task_state, now=app.ledger.now())
 
     with app.ledger.database.write() as connection:
-        apply(connection, app.ledger, [Change(ticket.event_id, recovered)])
+        apply(connection, app.ledger, [Change(attempt.ticket.event_id, recovered)])
 
 
 @pytest.mark.parametrize(
     ("meanwhile", "wins"), [(said_by_hand, True), (begun_by_hand, True), (ended_by_hand, False), (taken_back, False)]
 )
 def test_of_a_batch_in_which_one_has_changed_that_one_is_decided_anew_and_no_other_lost(
-    world: World, meanwhile: Callable[[AsyncTask, Ticket], None], wins: bool
+    world: World, meanwhile: Callable[[AsyncTask, Attempt], None], wins: bool
 ) -> None:
     app = world.app()
-    task_id, recorder, tracker, tickets = begun(app, 12)
+    task_id, recorder, tracker, attempts = begun(app, 12)
     won: dict[str, bool] = {}
-    for ticket in tickets:
-        ticket.finish(None)
-        tracker.settle(ticket, then=lambda ok, ticket=ticket: won.__setitem__(ticket.job_id, ok))  # type: ignore[misc]
-    meanwhile(app, tickets[5])
+    for attempt in attempts:
+        attempt.finish(None)
+        tracker.settle(attempt, then=lambda ok, attempt=attempt: won.__setitem__(attempt.ticket.job_id, ok))  # type: ignore[misc]
+    meanwhile(app, attempts[5])
     recorder.flush_all()
-    assert won == {ticket.job_id: ticket is not tickets[5] or wins for ticket in tickets}
+    assert won == {attempt.ticket.job_id: attempt is not attempts[5] or wins for attempt in attempts}
     found = {row[0]: row[1:] for row in world.sql("SELECT job_id, status, added_messages FROM events")}
-    for ticket in tickets:
-        if ticket is not tickets[5]:
-            assert found[ticket.job_id][0] == "finish"
-    status, messages = found[tickets[5].job_id]
+    for attempt in attempts:
+        if attempt is not attempts[5]:
+            assert found[attempt.ticket.job_id][0] == "finish"
+    status, messages = found[attempts[5].ticket.job_id]
     assert (status == "finish") is wins
     if meanwhile is not taken_back:
         first = json.loads(messages)[0]["message"]
@@ -152,29 +153,29 @@ def test_of_a_batch_in_which_one_has_changed_that_one_is_decided_anew_and_no_oth
 @pytest.mark.one_database(reason="what is written is proved on each by the others")
 def test_after_one_that_had_changed_the_next_flushes_read_first(world: World) -> None:
     app = world.app()
-    _, recorder, tracker, tickets = begun(app, 3)
+    _, recorder, tracker, attempts = begun(app, 3)
     reads = []
-    for n, ticket in enumerate(tickets):
+    for n, attempt in enumerate(attempts):
         if n == 0:
-            said_by_hand(app, ticket)
-        ticket.finish(None)
-        tracker.settle(ticket)
+            said_by_hand(app, attempt)
+        attempt.finish(None)
+        tracker.settle(attempt)
         with statements(app.ledger.database) as seen:
             recorder.flush_all()
         reads.append(sum("added_messages" in said and said.lstrip().startswith("SELECT") for said, _ in seen))
     assert reads == [1, 1, 1]
 
 
-def lone(app: AsyncTask, *job_ids: str) -> tuple[Held, Tracker, list[Ticket]]:
+def lone(app: AsyncTask, *job_ids: str) -> tuple[Held, Tracker, list[Attempt]]:
     """Lone jobs that an engine keeps, begun here."""
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)
-    tickets = tracker.arrive([Arrival(job_id, None, "note", "default") for job_id in job_ids])
-    for ticket in tickets:
-        tracker.start(ticket)
-        ticket.finish({"n": 1})
-        tracker.settle(ticket)
-    return recorder, tracker, tickets
+    attempts = [Attempt(each) for each in tracker.arrive([Arrival(i, None, "note", "default") for i in job_ids])]
+    for attempt in attempts:
+        tracker.start(attempt)
+        attempt.finish({"n": 1})
+        tracker.settle(attempt)
+    return recorder, tracker, attempts
 
 
 @pytest.mark.databases("postgresql", "mariadb", reason="SQLite has no round trips")
@@ -198,7 +199,7 @@ def test_the_end_of_a_lone_job_whose_answer_was_lost_stands_once_and_for_its_att
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = world.app()
-    recorder, _, (ticket,) = lone(app, "a")
+    recorder, _, (attempt,) = lone(app, "a")
     (outcome,) = recorder.held
     told: list[bool] = []
     outcome.then = told.append
@@ -212,8 +213,9 @@ def test_the_end_of_a_lone_job_whose_answer_was_lost_stands_once_and_for_its_att
         reopen(app.ledger, Arrival("a", None, "w", "q"))  # it is under way again when the second try comes
         raise TransactionConflict("the connection was lost")
 
-    ticket.fail(ValueError("no"))
-    outcome.status, outcome.reason, outcome.failure = Status.FAILED, ticket.reason, ticket.failure
+    attempt.fail(ValueError("no"))
+    assert attempt.result is not None
+    outcome.kind, outcome.failure = attempt.result.kind, attempt.result.failure
     monkeypatch.setattr(app.ledger.database, "write_alone", lost)
     recorder.flush_all()
     assert told == [False]
@@ -225,13 +227,13 @@ def test_an_end_whose_transaction_failed_is_read_before_it_is_written_again(
 ) -> None:
     """Its commit may stand although its answer was lost: what was seen before that must not decide twice."""
     app = world.app()
-    task_id, recorder, tracker, tickets = begun(app, 5)
-    for ticket in tickets:
-        ticket.finish(None)
-        tracker.settle(ticket)
+    task_id, recorder, tracker, attempts = begun(app, 5)
+    for attempt in attempts:
+        attempt.finish(None)
+        tracker.settle(attempt)
     batch = list(recorder.held)
     recorder.flush(batch)
-    assert all(outcome.seen is None for outcome in batch)
+    assert all(outcome.stage is not Stage.UNREAD for outcome in batch)
     told: list[bool] = []
     for outcome in batch:
         outcome.then = told.append
@@ -276,7 +278,7 @@ def test_of_a_batch_with_others_in_it_every_job_gets_its_ticket(world: World) ->
     tickets = tracker.arrive(arrivals)
     assert [ticket.job_id for ticket in tickets] == [arrival.job_id for arrival in arrivals]
     assert [ticket.watched for ticket in tickets] == [False, True, False, False]
-    assert [ticket.seen is not None for ticket in tickets] == [True, False, True, True]
+    assert [ticket.is_untouched for ticket in tickets] == [True, False, True, True]
 
 
 LOOKED_UP = {
@@ -291,12 +293,12 @@ LOOKED_UP = {
 def test_the_rows_that_end_are_each_looked_up_however_many_events_wait(world: World, known: str) -> None:
     """Of all conditions that an untouched Event meets, only its key may choose the way to it."""
     app, kind = world.app(), world.store.kind
-    _, recorder, tracker, tickets = begun(app, 10_000 if kind == "postgresql" else 1_000)
+    _, recorder, tracker, attempts = begun(app, 10_000 if kind == "postgresql" else 1_000)
     if known:
         world.sql({"sqlite": "ANALYZE", "postgresql": "ANALYZE events", "mariadb": "ANALYZE TABLE events"}[kind])
-    for ticket in tickets[:100]:
-        ticket.finish(None)
-        tracker.settle(ticket)
+    for attempt in attempts[:100]:
+        attempt.finish(None)
+        tracker.settle(attempt)
     with statements(app.ledger.database) as seen:
         recorder.flush_all()
     ((said, values),) = [each for each in seen if each[0].startswith("UPDATE") and "added_messages IS NULL" in each[0]]
@@ -310,12 +312,12 @@ def test_the_rows_that_end_are_each_looked_up_however_many_events_wait(world: Wo
 def test_an_outcome_is_written_beside_the_row_that_it_replaces(world: World) -> None:
     """On the same page, the indexes need not be told of it: that costs a third of the flush."""
     app = world.app()
-    task_id, recorder, tracker, tickets = begun(app, 300)
+    task_id, recorder, tracker, attempts = begun(app, 300)
     pages = "SELECT id, split_part(ctid::text, ',', 1) FROM events WHERE task_id = ?"
     before = dict(world.sql(pages, task_id))
-    for ticket in tickets:
-        ticket.finish({"id": ticket.event_id})
-        tracker.settle(ticket)
+    for attempt in attempts:
+        attempt.finish({"id": attempt.ticket.event_id})
+        tracker.settle(attempt)
     recorder.flush_all()
     after = dict(world.sql(pages, task_id))
     stayed = [event_id for event_id, page in after.items() if before[event_id] == page]
@@ -332,7 +334,7 @@ def test_a_fetched_job_of_a_cancelled_task_says_so_once(world: World) -> None:
     tracker = Tracker(app.ledger, recorder)
     (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
     assert ticket.verdict is Begin.CANCEL
-    tracker.release(ticket)
+    tracker.release(Attempt(ticket))
     recorder.flush_all()
     ((status, messages),) = world.sql("SELECT status, added_messages FROM events")
     assert status == Status.CANCELLED

@@ -12,10 +12,9 @@ from support.world import World, numbers
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
-from asynctask.core.states import Reason, Status
 from asynctask.errors import BrokerUnavailable, Conflict, NotFound
 from asynctask.ledger import processes
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.standalone import put_off_elsewhere
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -80,7 +79,7 @@ def test_a_paused_task_says_how_it_is_resumed_and_one_that_paused_itself_what_it
     assert only(app, task) == ("paused", "It is paused", f"asynctask resume {task.id}")
     task.resume()
     job, *_ = borrow(app.ledger, task.id, 2)
-    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED)])
+    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, Kind.FAILED)])
     assert codes(app, task) == ["too_many_failures"]
     assert "more rows failed than it tolerates (0)" in only(app, task)[1]
 
@@ -119,8 +118,8 @@ def test_rounds_retries_and_keys_say_what_the_rows_wait_for(world: World, app: A
     keyed = [app.submit("note", numbers(1), key="n") for _ in range(2)]
     (first,), (second,), (_,), () = (borrow(app.ledger, each.id, 1) for each in (rounds, again, *keyed))
     due = app.ledger.now() + 3_600 * SECOND
-    failed = Outcome(second.event_id, second.attempt, Status.ERROR, Reason.RAISED, retry_at=due)
-    Recorder(app.ledger).flush([Outcome(first.event_id, first.attempt, Status.FINISH, Reason.RETURNED), failed])
+    failed = Outcome(second.event_id, second.attempt, Kind.RETRY, retry_at=due)
+    Recorder(app.ledger).flush([Outcome(first.event_id, first.attempt, Kind.FINISH), failed])
     attend(app)
     world_clock_goes_on(world)
     assert [codes(app, each) for each in (rounds, again, *keyed)] == [["interval"], ["retry"], [], ["key"]]

@@ -18,6 +18,7 @@ from asynctask.brokers.base import About, Copy
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.database import tables
 from asynctask.job import CurrentJob
+from asynctask.middleware.tracker import NO_TICKET
 from asynctask.runtime.execution import Execution
 from asynctask.sidekiq.activejob import OLD_WRAPPER, WRAPPER
 from asynctask.sidekiq.broker import PASSED_AT_ONCE, RedisBroker
@@ -280,7 +281,9 @@ class Taker:
 
 def taken(name: str, queue: str) -> Execution:
     """A fetched job of a worker that nobody knows here."""
-    return Execution(Copy("j", 0, queue, "{}"), {"class": name, "args": []}, CurrentJob("j"), None, None)
+    return Execution(
+        NO_TICKET, job=CurrentJob("j"), copy=Copy("j", 0, queue, "{}"), payload={"class": name, "args": []}, worker=None
+    )
 
 
 def test_each_class_is_reported_once_for_each_queue_and_never_without_end() -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from asynctask.core.states import Reason, Status
 from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger import foreign, lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.lending import Job, Offer, OwnClaim, OwnLoan, OwnLoans
-from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
+from asynctask.middleware.tracker import Attempt, Tracker
 
 _e, _l, _p, _t = events.c, loans.c, places.c, tasks.c
 _OPEN = (_e.status.in_(["enqueue", "working"]), _e.due_at.is_(None))
@@ -83,14 +82,14 @@ def _lent(job: Job, by: OwnLoan | OwnClaim) -> Lent:
     return Lent(**{each.name: getattr(job, each.name) for each in fields(Job)}, by=by)
 
 
-def outcome(job: Lent, status: Status = Status.FINISH, reason: Reason = Reason.RETURNED, **more: Any) -> Outcome:
+def outcome(job: Lent, kind: Kind = Kind.FINISH, **more: Any) -> Outcome:
     """The end of a job."""
-    return Outcome(job.event_id, job.attempt, status, reason, loan=job.by, **more)
+    return Outcome(job.event_id, job.attempt, kind, loan=job.by, **more)
 
 
-def end(ledger: Ledger, *jobs: Lent, status: Status = Status.FINISH, reason: Reason = Reason.RETURNED, **more: Any) -> None:
+def end(ledger: Ledger, *jobs: Lent, kind: Kind = Kind.FINISH, **more: Any) -> None:
     """Records these jobs as ended, in one transaction."""
-    Recorder(ledger).flush([outcome(job, status, reason, **more) for job in jobs])
+    Recorder(ledger).flush([outcome(job, kind, **more) for job in jobs])
     for task_id in {job.task_id for job in jobs if job.task_id is not None}:
         _settle_places(ledger, task_id)
 
@@ -140,11 +139,9 @@ def hand_over(ledger: Ledger, task_id: int, wanted: int = 100, engine: str | Non
     return [*lent.claimed, *by_loan]
 
 
-def tickets(tracker: Tracker, jobs: Sequence[Lent]) -> list[Ticket]:
-    """The tickets of borrowed jobs, in order, as the runtime makes them."""
-    made = {ticket.job_id: ticket for ticket in tracker.borrowed([job for job in jobs if isinstance(job.by, OwnLoan)])}
+def attempts(tracker: Tracker, jobs: Sequence[Lent]) -> list[Attempt]:
+    """The attempts of borrowed jobs, in order, with their tickets as the runtime makes them."""
+    made = {job.job_id: tracker.borrowed([job], job.by, 0.0)[0] for job in jobs if isinstance(job.by, OwnLoan)}
     claimed = tracker.begin([(job.job_id, job.attempt) for job in jobs if isinstance(job.by, OwnClaim)])
     made |= {ticket.job_id: ticket for ticket in claimed if ticket is not None}
-    for job in jobs:
-        made[job.job_id].loan = job.by
-    return [made[job.job_id] for job in jobs]
+    return [Attempt(replace(made[job.job_id], loan=job.by)) for job in jobs]

@@ -106,7 +106,7 @@ def test_a_thread_that_is_interrupted_while_it_asks_leaves_the_others_to_another
 
 
 def ticket(arrival: Arrival) -> Ticket:
-    return Ticket(Begin.RUN if arrival.attempt == 2 else Begin.DROP, arrival.job_id, 1, 7, 2)
+    return Ticket.made(Begin.RUN if arrival.attempt == 2 else Begin.DROP, arrival.job_id, event_id=1, task_id=7, attempt=2)
 
 
 @pytest.fixture

@@ -147,9 +147,15 @@ def test_the_steps_name_what_decides_about_an_item() -> None:
     for number, names in {
         "3": ("lending.pick", "Borrower._borrow"),
         "4": ("lending.borrow", "Tracker.borrowed", "Lines.put"),
-        "5": ("Performer.execute", "Performer.decide", "Performer.settle", "execution.decide", "Ticket.raised"),
+        "5": ("Performer.execute", "Performer.decide", "Performer.settle", "execution.decide", "Attempt.raised"),
         "6": ("Tracker.settle", "Recorder.flush", "events.apply", "transitions.difference", "events.move_counts"),
         "7": ("tasks.try_close",),
     }.items():
         faults += [f"step {number} does not name {name}" for name in names if f".{name}`" not in steps[number]]
     assert not faults, "\n".join(faults)
+
+
+def test_a_job_is_at_most_eight_values_from_the_borrow_to_its_record() -> None:
+    table = PAGE.split("## What a job is on its way", 1)[1].split("\n## ", 1)[0]
+    values = re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)
+    assert (values[0], values[-1], len(values) <= 8) == ("ledger.lending.Job", "core.transitions.Turn", True), values

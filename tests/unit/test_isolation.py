@@ -19,8 +19,8 @@ from asynctask.testing import wait_for
 
 
 def fresh(*, is_suspect: bool = False) -> Execution:
-    ticket = Ticket(Begin.RUN, "j", 1, None, 1, is_suspect=is_suspect)
-    return Execution(Copy("j", 1, "default", "{}"), {}, CurrentJob("j"), None, ticket)
+    ticket = Ticket.made(Begin.RUN, "j", event_id=1, deaths=int(is_suspect))
+    return Execution(ticket, job=CurrentJob("j"), copy=Copy("j", 1, "default", "{}"), payload={}, worker=None)
 
 
 def suspect() -> Execution:

@@ -26,7 +26,7 @@ from asynctask.errors import JobInterrupted
 from asynctask.ledger.processes import engine_identity, is_engine, recover_events
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import Arrival
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Tracker
 
 RUNNING = Row(Status.WORKING, reserved=True, process="dramatiq@host:1:ab")
 
@@ -40,12 +40,12 @@ class Engine:
         self._recorder = Recorder(self.app.ledger)
         self.tracker = Tracker(self.app.ledger, self._recorder)
 
-    def begin(self) -> Ticket:
-        return self.tracker.arrive([Arrival("job", None, "enrol", "default")])[0]
+    def begin(self) -> Attempt:
+        return Attempt(self.tracker.arrive([Arrival("job", None, "enrol", "default")])[0])
 
-    def settle(self, ticket: Ticket, **how: Any) -> bool:
+    def settle(self, attempt: Attempt, **how: Any) -> bool:
         won: list[bool] = []
-        self.tracker.settle(ticket, then=won.append, **how)
+        self.tracker.settle(attempt, then=won.append, **how)
         self.flush()
         return won[0]
 
@@ -96,10 +96,10 @@ def test_an_engines_process_is_known_by_its_name() -> None:
 
 
 def test_a_retry_is_the_engines_and_no_dispatcher_finds_it(engine: Engine) -> None:
-    ticket = engine.begin()
-    engine.tracker.start(ticket)
-    ticket.raised(ValueError("x"))
-    assert engine.settle(ticket, retry_at=0)
+    attempt = engine.begin()
+    engine.tracker.start(attempt)
+    attempt.raised(ValueError("x"))
+    assert engine.settle(attempt, retry_at=0)
     event = engine.event()
     assert (event["status"], event["attempt"], event["retries"], event["due_at"]) == ("enqueue", 2, 1, None)
     assert engine.app.dispatcher.round() == 0
@@ -112,7 +112,7 @@ def test_the_outcome_of_a_copy_counts_at_whatever_attempt_the_open_event_is(engi
     second.finish("through")
     assert engine.settle(second)
     assert (engine.event()["status"], engine.event()["result"]) == ("finish", "through")
-    assert engine.begin().verdict is Begin.DROP
+    assert engine.begin().ticket.verdict is Begin.DROP
 
 
 def test_a_terminal_event_is_not_moved_by_a_late_copy(engine: Engine) -> None:
@@ -128,34 +128,34 @@ def test_a_terminal_event_is_not_moved_by_a_late_copy(engine: Engine) -> None:
 def test_only_the_engine_says_whether_an_interrupted_job_runs_again(
     engine: Engine, retry_at: int | None, status: str
 ) -> None:
-    ticket = engine.begin()
-    ticket.raised(JobInterrupted())
-    engine.settle(ticket, retry_at=retry_at)
+    attempt = engine.begin()
+    attempt.raised(JobInterrupted())
+    engine.settle(attempt, retry_at=retry_at)
     event = engine.event()
     assert event["status"] == status
     assert ("error", "Interrupted") in [(m["status"], m["message"]) for m in event["messages"]]
 
 
 def test_a_late_note_of_working_cannot_reopen_what_was_settled(engine: Engine) -> None:
-    ticket = engine.begin()
-    engine.tracker.start(ticket)
+    attempt = engine.begin()
+    engine.tracker.start(attempt)
     engine.tracker.note_long(0.0)
-    ticket.raised(ValueError("x"))
-    engine.settle(ticket, retry_at=0)
+    attempt.raised(ValueError("x"))
+    engine.settle(attempt, retry_at=0)
     engine.tracker.note_long(0.0)
     engine.flush()
     assert engine.event()["status"] == "enqueue"
 
 
 def test_a_job_delivered_again_before_its_dead_process_was_noticed_is_the_new_processes(engine: Engine) -> None:
-    ticket = engine.begin()
-    engine.tracker.start(ticket)
+    attempt = engine.begin()
+    engine.tracker.start(attempt)
     engine.tracker.note_long(0.0)
     engine.flush()
     with engine.app.ledger.database.write() as connection:
         connection.exec_driver_sql("UPDATE events SET process = 'dramatiq@gone:1:ab'")
     again = engine.begin()
-    assert again.verdict is Begin.RUN
+    assert again.ticket.verdict is Begin.RUN
     engine.tracker.start(again)
     engine.tracker.note_long(0.0)
     engine.flush()

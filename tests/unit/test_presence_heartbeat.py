@@ -13,6 +13,7 @@ from asynctask.brokers.base import Copy, Running
 from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
+from asynctask.middleware.tracker import NO_TICKET
 from asynctask.runtime.execution import Execution
 from asynctask.sidekiq.sharing import PresenceHeartbeat, resident_kib
 from asynctask.testing import wait_for
@@ -83,12 +84,16 @@ def test_what_a_signal_does_may_beat_itself() -> None:
     assert told == ["TSTP", "TERM"]
 
 
+def untracked(copy: Copy, payload: dict[str, Any]) -> Execution:
+    return Execution(NO_TICKET, job=CurrentJob(copy.jid), copy=copy, payload=payload, worker=None)
+
+
 def test_what_runs_is_shown_with_when_it_began() -> None:
     clock = SystemClock()
     payload = {"class": "Hard", "args": [1]}
-    begun = Execution(Copy("a", 0, "low", '{"class":"Hard"}'), payload, CurrentJob("a"), None, None)
+    begun = untracked(Copy("a", 0, "low", '{"class":"Hard"}'), payload)
     begun.thread, begun.began = threading.current_thread(), clock.monotonic() - 100
-    fetched = Execution(Copy("b", 0, "low", "{}"), payload, CurrentJob("b"), None, None)
+    fetched = untracked(Copy("b", 0, "low", "{}"), payload)
     seen = Seen()
     with showing(seen, running=lambda: [begun, fetched]):
         wait_for(lambda: seen.beats, "the first beat")

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.drawn import examples
 
 from asynctask.clock import SECOND
-from asynctask.core.states import Reason, Status
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import Conflict
@@ -23,7 +22,7 @@ from asynctask.ledger import control, lending, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem
 from asynctask.ledger.lending import Job, OwnClaim, OwnLoan, OwnLoans
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.tasks import NewTask, try_close
 
 SESSIONS = ("a", "b", "c", None)
@@ -179,13 +178,13 @@ class Lines(RuleBasedStateMachine):
             return
         job, own = self.flying.pop(pick % len(self.flying))
         fates = {
-            "finish": (Status.FINISH, Reason.RETURNED),
-            "error": (Status.ERROR, Reason.RAISED),
-            "again": (Status.ERROR, Reason.RAISED),
-            "back": (Status.ENQUEUE, Reason.GIVEN_BACK),
+            "finish": Kind.FINISH,
+            "error": Kind.RAISED,
+            "again": Kind.RETRY,
+            "back": Kind.GIVEN_BACK,
         }
         retry_at = self.clock.now() + 60 * SECOND if fate == "again" else None
-        self.recorder.flush([Outcome(job.event_id, job.attempt, *fates[fate], retry_at=retry_at, loan=own)])
+        self.recorder.flush([Outcome(job.event_id, job.attempt, fates[fate], retry_at=retry_at, loan=own)])
 
     @rule(seconds=st.sampled_from((1, 61)))
     def time_passes(self, seconds: int) -> None:
