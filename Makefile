@@ -30,8 +30,8 @@ test-full: test ## Run every test on every database and Redis, with many more dr
 
 # On SQLite, of the integration tests, those of the promises, of the ledger and of what stands on it; of the unit tests all but
 # the slow ones and those of the sources.
-QUICK := tests/unit tests/conformance/test_sql_broker.py tests/webapi/test_submitting.py $(addprefix tests/integration/test_,\
-	promises.py ledger.py ledger_splits.py small_tasks.py sessions.py)
+QUICK := tests/unit tests/webapi/test_submitting.py $(addprefix tests/integration/test_,\
+	promises.py ledger.py ledger_splits.py small_tasks.py sessions.py untracked.py)
 SLOW := $(addprefix --ignore=tests/unit/test_,bookkeeping_model.py bookkeeping_mutants.py envelope.py example_promotions.py \
 	extras.py internals.py interrupt.py layout.py lean_import.py readers.py readers_fuzz.py readers_text.py report_files.py \
 	sessions_model.py workbook_child.py workbooks.py)

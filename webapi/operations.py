@@ -76,8 +76,8 @@ class Keys(_In):
 class BacklogPart(_Out):
     """What waits in a queue for one worker at one priority."""
 
-    worker: str | None = Field(description="Null: jobs without a Task in the broker.")
-    priority: int | None = Field(description="Null: the broker knows none.")
+    worker: str | None = Field(description="Null: jobs without a Task in a foreign queue.")
+    priority: int | None = Field(description="Null: a foreign queue has none.")
     waiting: int
     oldest_s: float | None
 
@@ -86,15 +86,17 @@ class QueueInfo(_Out):
     """A queue."""
 
     name: str
-    length: int = Field(description="Jobs in the broker; tracked ones of our workers wait in the ledger (`waiting`).")
+    length: int = Field(
+        description="Jobs in the queue in Redis, or without it the untracked ones in the ledger; others are in `waiting`."
+    )
     latency_s: float | None = Field(description="Seconds since the job that waits longest was pushed, where it says so.")
     paused: bool
     processes: int = Field(description="Live processes that work it.")
     unattended: bool = Field(description="No live process works it.")
-    next_worker: str | None = Field(description="The worker of the next job in the broker.")
-    jobs_of_others: int = Field(description="Jobs in the broker that the live processes leave to others. Not in `waiting`.")
+    next_worker: str | None = Field(description="The worker of the next of these jobs.")
+    jobs_of_others: int = Field(description="Of these, jobs that the live processes leave to others. Not in `waiting`.")
     other_workers: list[str] = Field(description="Up to ten workers of these, which the processes do not have.")
-    waiting: int = Field(description="Jobs that could start now, in the ledger and in the broker.")
+    waiting: int = Field(description="Jobs that could start now, in the ledger and in a foreign queue.")
     oldest_s: float | None = Field(description="Seconds since the first of these could start, where it is known.")
     rate_per_s: float = Field(description="Jobs that the processes which work it finish in a second.")
     workers_wanted: int = Field(description="Worker processes that would finish `waiting` within `target_s`.")
@@ -392,7 +394,7 @@ def _register(list_name: str) -> None:
     _route(
         f"/{list_name}",
         f"The {title}",
-        f"{first}; tracked ones of the ledger and others of the broker. A page ends early at about 8 MB.",
+        f"{first}; those of the ledger and untracked ones in Redis. A page ends early at about 8 MB.",
         _page_of(list_name),
         post=False,
         schema=ListQuery,
@@ -601,15 +603,15 @@ def _of_queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
             labels = (queue["name"], worker, "" if part["priority"] is None else str(part["priority"]))
             parts[labels] = parts.get(labels, 0) + part["waiting"]
     yield _gauge(
-        "backlog_jobs", "Jobs that could start now; no worker: jobs without a Task in the broker.",
+        "backlog_jobs", "Jobs that could start now; no worker: jobs without a Task in a foreign queue.",
         ["queue", "worker", "priority"], list(parts.items()),
     )  # fmt: skip
     for name, member, about in (
-        ("queue_waiting_jobs", "waiting", "Jobs that could start now, in the ledger and in the broker."),
+        ("queue_waiting_jobs", "waiting", "Jobs that could start now, in the ledger and in a foreign queue."),
         ("queue_oldest_seconds", "oldest_s", "Seconds since the first of these could start; 0: nothing waits."),
         ("queue_jobs_per_second", "rate_per_s", "Jobs that the live processes of the queue finish in a second."),
         ("queue_workers_wanted", "workers_wanted", "Worker processes that would finish what waits in target_s seconds."),
-        ("queue_broker_jobs", "length", "Jobs in the broker."),
+        ("queue_broker_jobs", "length", "Jobs in a foreign queue, or untracked ones in the ledger."),
         ("queue_processes", "processes", "Live processes that work the queue."),
     ):
         yield _gauge(name, about, ["queue"], [((queue["name"],), queue[member] or 0) for queue in queues])

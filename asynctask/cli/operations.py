@@ -106,8 +106,8 @@ queues: Final = Listing("queues", help="Show queues and their jobs; pause and cl
 def list_queues(session: Session, target_s: float) -> int:
     """List queues: how much waits, for how long, how many processes work them, and how many are wanted.
 
-    Most jobs wait in the ledger; the broker holds those that start soon. No process works a queue marked unattended, and
-    the processes of a queue lack the workers of its jobs of others.
+    Tracked jobs wait in the ledger, untracked ones there or in Redis ("in queue"). No process works a queue marked
+    unattended, and the processes of a queue lack the workers of its jobs of others.
     """
     found = session.existing().operations.queues(target_s=target_s)
     session.out.document({"queues": found})
@@ -128,7 +128,7 @@ def list_queues(session: Session, target_s: float) -> int:
         for each in found
     ]
     session.out.table(
-        ("queue", "waiting", "seconds", "in the broker", "processes", "wanted", "next worker", ""), rows, longest=60
+        ("queue", "waiting", "seconds", "in queue", "processes", "wanted", "next worker", ""), rows, longest=60
     )
     return OK
 

@@ -272,11 +272,14 @@ def test_a_full_server_or_a_key_of_another_program_loses_nothing_beside_them(
 
 
 class Taker:
-    """A broker that takes everything, and has no tools."""
+    """A broker that takes everything, and whose tools show nothing."""
+
+    processes = prune = None
 
     def defer(self, process: str, copies: Any, known: Any) -> None: ...
 
-    def presence(self, about: About) -> None: ...
+    def presence(self, about: About) -> Taker:
+        return self
 
 
 def taken(name: str, queue: str) -> Execution:

@@ -15,7 +15,6 @@ import pytest
 from support.redis_ruby import Desk
 from support.redis_watch import Fixed, Monitor
 from support.redis_world import RedisWorld
-from support.untracked import broker_of
 
 from asynctask import AsyncTask, CurrentJob, current_job
 from asynctask.client import RemoteWorker, Symbol
@@ -376,9 +375,8 @@ def test_on_a_database_the_same_options_travel_and_arguments_are_what_json_can_s
     plain.set(retry=0, retry_queue="slow").perform_in(3_600, 2)
     with pytest.raises(InputError, match="cannot be kept as JSON"):
         plain.perform_async({1, 2})
-    ((held,), (copy,)) = broker_of(app).members("schedule", 10), broker_of(app).exchange("p", [], ["default"], 10)
-    broker_of(app).put_back("p", [copy])
-    assert json.loads(held.copy.payload)["retry_queue"] == "slow"
+    (entry,) = app.operations.search("scheduled", '"retry_queue":"slow"')["entries"]
+    assert (entry["args"], entry["tracked"]) == ([2], False)
     launcher = app.launcher(concurrency=1, shutdown_s=5.0)
     launcher.start()
     try:
