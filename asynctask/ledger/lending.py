@@ -346,8 +346,7 @@ def borrow(
     step = _borrow(ledger, offer, wanted, taken, names)
     if offer.has_keys and step.free:
         _have_wait(ledger, step.free)
-    if step.blocked:
-        wake(ledger, sessions.free(ledger, step.blocked))
+    wake(ledger, sessions.free(ledger, step.blocked))
     if step.is_idle:
         sessions.step_aside(ledger, offer.task_id)
     lent += [_read_range(ledger, offer, loan) for loan in step.loans]
@@ -507,13 +506,11 @@ def _lend(
     step.claimed = _claim(connection, ledger, due, _e.due_at <= now)
     step.is_locked = len(step.claimed) < len(due)
     count -= len(step.claimed)
-    if gate is not None:
-        if count > 0:
-            _take_free(connection, ledger, task["id"], count, now, step)
-        _pass(connection, ledger, task, gate, count - step.lent, now, step)
-        return
     if count > 0:
         _take_free(connection, ledger, task["id"], count, now, step)
+    if gate is not None:
+        _pass(connection, ledger, task, gate, count - step.lent, now, step)
+        return
     low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count - step.lent))
     if high > low:
         _lend_at_pointer(connection, ledger, task, high, high - low, now, step)
@@ -587,8 +584,7 @@ def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Jo
     jobs = [
         Job(
             i, job_id, loan.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
-            params, offer.options if options is None else options, created_at, row, items, offer.slots, seq,
-            line,
+            params, offer.options if options is None else options, created_at, row, items, offer.slots, seq, line,
         )
         for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, seq, line in found
     ]  # fmt: skip
