@@ -506,7 +506,7 @@ class Tracker:
             begin(row, attempt, record.task_state),
             elsewhere=fence is None,
             watched=row.watched or is_suspect(row),
-            awaited=record.round_at is not None or record.line is not None or record.callback_of is not None,
+            awaited=record.round_at is not None or record.callback_of is not None,
             of_round=record.round_at is not None,
             is_untouched=untouched(record),
             asked=asked,
@@ -723,7 +723,7 @@ class Tracker:
         if run is not None:
             values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
         return Outcome(
-            record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere, ticket.awaited,
+            record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere, ticket.awaited or record.line is not None,
             Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name, notes=notes, failure=result.failure,
             values=values, seconds=self._seconds(attempt), marks=news.marks, failures=news.failures,
             record=record if is_unread else None,

@@ -117,9 +117,9 @@ def test_who_waited_in_vain_does_not_wait_again_at_once(world: World, monkeypatc
     waits: list[int] = []
     wait = base._wait
 
-    def counting(connection: Any, *statements: Any) -> Any:
-        waits.append(statements[-1]["task_id"])
-        return wait(connection, *statements)
+    def counting(connection: Any, task_id: int) -> Any:
+        waits.append(task_id)
+        return wait(connection, task_id)
 
     monkeypatch.setattr(base, "_wait", counting)
     with holding(world, tasks[0].id):

@@ -298,9 +298,8 @@ def is_empty(store: Store, rows: str) -> bool:
 def state_of(database: Database) -> dict[str, list[tuple[Any, ...]]]:
     """What the upgrade decides: of times, whether there is one."""
     wanted = {
-        "events": "id, status, attempt, process, due_at IS NULL",
+        "events": "job_id, status, attempt, process, due_at IS NULL, items",
         "tasks": "id, state, ready, due_next IS NULL, next_seq",
-        "jobs": "jid, attempt",
     }
     with database.read() as connection:
         return {
@@ -331,16 +330,14 @@ def test_what_0_1_0_left_goes_on_after_the_upgrade(database: Database, empty: St
     path.parent.mkdir(parents=True)
     path.write_text("n\n1\n2\n3\n")
     cancelled = "SELECT job_id FROM events JOIN tasks ON tasks.id = task_id WHERE state = 'cancelled'"
-    left = empty.sql(
-        f"SELECT job_id FROM events WHERE finished_at IS NULL AND job_id NOT IN ({cancelled}) UNION SELECT jid FROM jobs"
-    )
+    left = empty.sql(f"SELECT job_id FROM events WHERE finished_at IS NULL AND job_id NOT IN ({cancelled})")
     assert app.doctor() == []
     for (task_id,) in empty.sql("SELECT id FROM tasks WHERE state = 'paused'"):
         app.task(task_id).resume()
     launcher = app.launcher(concurrency=4, queues={"default": 1, "cold": 1})
     launcher.start()
     try:
-        for open_ in ("tasks WHERE finished_at IS NULL", "events WHERE finished_at IS NULL", "jobs"):
+        for open_ in ("tasks WHERE finished_at IS NULL", "events WHERE finished_at IS NULL"):
             wait_for(partial(is_empty, empty, open_), f"the end of {open_}")
     finally:
         launcher.stop()

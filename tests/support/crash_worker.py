@@ -83,8 +83,8 @@ PLACES: dict[str, list[tuple[Any, str]]] = {
     "close": [(recorder, "try_close"), (maintenance, "try_close"), (recorder, "close_small")],
     "queue_callbacks": [(tasks, "_queue_callbacks")],
     "finish": [(recorder, "try_finish"), (maintenance, "try_finish")],
-    "admit": [(sessions, "admit")],
-    "turn": [(sessions, "_unblock_first")],
+    "admit": [(sessions, "turns")],
+    "turn": [(sessions, "_unblock")],
 }
 """What a point stands for: the functions, where they are looked up."""
 
