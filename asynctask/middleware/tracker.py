@@ -723,10 +723,10 @@ class Tracker:
         if run is not None:
             values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
         return Outcome(
-            record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere, ticket.awaited or record.line is not None,
-            Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name, notes=notes, failure=result.failure,
-            values=values, seconds=self._seconds(attempt), marks=news.marks, failures=news.failures,
-            record=record if is_unread else None,
+            record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere,
+            ticket.awaited or record.line is not None, Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name,
+            notes=notes, failure=result.failure, values=values, seconds=self._seconds(attempt), marks=news.marks,
+            failures=news.failures, record=record if is_unread else None,
         )  # fmt: skip
 
     def _paused(self, ticket: Ticket, retry_at: int) -> int:

@@ -613,7 +613,11 @@ def test_every_operation_has_a_case(world: World) -> None:
 
 
 @pytest.mark.one_database(reason="a manual action uses the ledger through functions that its own tests prove")
-@each_limit
+@pytest.mark.parametrize(
+    "limit",
+    [pytest.param(None, marks=pytest.mark.full(reason="fewer gates of the same")), LIMIT],
+    ids=["no_limit", "limit"],
+)
 @each_case
 def test_it_takes_effect_where_jobs_wait_in_the_database(world: World, name: str, limit: int | None) -> None:
     run(world, name, limit)
