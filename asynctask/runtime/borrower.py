@@ -280,7 +280,7 @@ class Borrower:
             return BUSY_S
         got = 0 if self._is_idle() else self._borrow()
         has_work = bool(pool.busy or len(pool.lines))
-        until_check = max(0.0, next_check - self._clock.monotonic()) if has_work else IDLE_S
+        until_check = max(0.0, next_check - self._clock.monotonic()) if has_work or self._is_unsure else IDLE_S
         if got:
             return min(until_check, AHEAD_S)
         if self._is_locked:

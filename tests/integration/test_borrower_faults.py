@@ -12,6 +12,7 @@ from support.world import World, numbers
 
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import lending, processes
+from asynctask.runtime.borrower import IDLE_S
 from asynctask.runtime.pool import Pool
 from asynctask.testing import wait_for
 
@@ -209,3 +210,12 @@ def test_items_of_an_unknown_worker_do_not_keep_known_ones_behind_them(world: Wo
             assert task.wait(60)["done"]
     assert set(world.shop.performed().values()) == {1}
     world.check_promises(other, [task.id], 2_008)
+
+
+def test_a_process_that_may_have_lost_an_answer_checks_soon_though_it_performs_nothing(world: World) -> None:
+    """What it was lent had waited up to 10 s. Taken out: that it is unsure, in the pause of a step."""
+    borrower = world.app().launcher(concurrency=1).borrower
+    borrower._step()
+    assert borrower._step() == IDLE_S
+    borrower._is_unsure = True
+    assert borrower._step() <= lending.RECHECK_S
