@@ -334,10 +334,8 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
 
 
 def _is_lone_and_due(change: Write, now: int) -> bool:
-    if change.turn is None or change.record is None or change.record.task_id is not None:
-        return False
-    due = change.turn.after.due_at
-    return due is not None and due <= now
+    due = None if change.turn is None else change.turn.after.due_at
+    return due is not None and due <= now and change.record is not None and change.record.task_id is None
 
 
 def _leave_lines(connection: Connection, changes: Sequence[Write]) -> None:

@@ -312,10 +312,11 @@ class Performer:
 
     def perform(self, execution: Execution) -> None:
         """Performs a job to its end. Raises nothing that the job raised."""
-        contextvars.copy_context().run(self._perform, execution)
+        # No variable there keeps the error: its traceback leads back to that frame, and what the job held would wait for
+        # the garbage collector.
+        contextvars.copy_context().run(lambda: self._end(execution, self.execute(execution)))
 
-    def _perform(self, execution: Execution) -> None:
-        error = self.execute(execution)
+    def _end(self, execution: Execution, error: BaseException | None) -> None:
         if execution.claim():
             self.settle(execution, self.decide(execution, error), error)
         self.performed += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -219,3 +220,25 @@ def test_a_process_that_may_have_lost_an_answer_checks_soon_though_it_performs_n
     assert borrower._step() == IDLE_S
     borrower._is_unsure = True
     assert borrower._step() <= lending.RECHECK_S
+
+
+def test_what_a_job_held_when_it_raised_is_freed_with_it(world: World) -> None:
+    """Else a file or a cursor stays open until the garbage collector runs. Taken out: the frame without a variable."""
+    app, freed = world.app(), threading.Event()
+
+    class Held:
+        def __del__(self) -> None:
+            freed.set()
+
+    def work(item: dict[str, Any]) -> None:
+        held = Held()
+        raise ValueError(f"with {held} in hand")
+
+    app.worker(work, name="work", retry=0)
+    gc.disable()
+    try:
+        with world.working(app, concurrency=1):
+            assert app.submit("work", numbers(1)).wait(120)["counts"]["error"] == 1
+            wait_for(freed.is_set, "it is freed", timeout=20)
+    finally:
+        gc.enable()
