@@ -158,7 +158,7 @@ def _is_drawn(item: pytest.Item) -> bool:
     if called is None:
         return True
     among: dict[str, tuple[str, ...]] = {}
-    # A test on both brokers, too, runs on each database with the SQL broker only: with Redis the ledger does the same.
+    # A test with Redis and without it runs on each database without it only: beside Redis the ledger does the same.
     one = item.get_closest_marker("one_database") is not None and item.get_closest_marker("each_database") is None
     if called.params.get("broker_kind") == "redis" or one:
         marker = item.get_closest_marker("databases")

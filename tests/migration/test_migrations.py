@@ -295,6 +295,18 @@ def is_empty(store: Store, rows: str) -> bool:
     return store.sql(f"SELECT COUNT(*) FROM {rows}") == [(0,)]
 
 
+def write(database: Database, statement: str, *values: Any) -> None:
+    """One statement; ``?`` stands for each of the values."""
+    with database.write(marked=False) as connection:
+        connection.exec_driver_sql(statement.replace("?", "%s") if database.dialect != "sqlite" else statement, values)
+
+
+def read(database: Database, wanted: str, table: str) -> list[tuple[Any, ...]]:
+    """These columns of every row, by the first of them."""
+    with database.read() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(f"SELECT {wanted} FROM {table} ORDER BY 1")]
+
+
 def state_of(database: Database) -> dict[str, list[tuple[Any, ...]]]:
     """What the upgrade decides: of times, whether there is one."""
     wanted = {
@@ -391,13 +403,7 @@ def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_l
         ("enqueue", 1, None, None, None), ("working", 1, None, "p", None),
     ]  # fmt: skip
 
-    def sql(statement: str, *values: Any) -> None:
-        with database.write(marked=False) as connection:
-            connection.exec_driver_sql(statement.replace("?", "%s") if database.dialect != "sqlite" else statement, values)
-
-    def rows(wanted: str, table: str) -> list[tuple[Any, ...]]:
-        with database.read() as connection:
-            return [tuple(row) for row in connection.exec_driver_sql(f"SELECT {wanted} FROM {table} ORDER BY 1")]
+    sql, rows = partial(write, database), partial(read, database)
 
     for task_id, state, ready in ((1, "running", None), (2, "paused", None), (3, "finished", None)):
         sql(f"INSERT INTO tasks {columns} VALUES (?, 'w', 'q', ?, 5, 'sealed', 0, 0, 9, 11, ?)", task_id, state, ready)
@@ -449,13 +455,7 @@ def test_untracked_jobs_in_every_state_wait_in_the_ledger_after_the_upgrade_and_
     schema.upgrade(database, "0015")
     created, failed, later = 1_700_000_000_000_000, 1_700_000_100_000_000, 4_000_000_000_000_000
 
-    def sql(statement: str, *values: Any) -> None:
-        with database.write(marked=False) as connection:
-            connection.exec_driver_sql(statement.replace("?", "%s") if database.dialect != "sqlite" else statement, values)
-
-    def rows(wanted: str, table: str) -> list[tuple[Any, ...]]:
-        with database.read() as connection:
-            return [tuple(row) for row in connection.exec_driver_sql(f"SELECT {wanted} FROM {table} ORDER BY 1")]
+    sql, rows = partial(write, database), partial(read, database)
 
     def put(jid: str, payload: str = "", **columns: Any) -> None:
         plain = {"class": "Mail", "args": [jid, {"ä": 2**70}], "queue": "q", "jid": jid, "created_at": created / 10**6}
@@ -575,7 +575,7 @@ def test_a_database_of_the_development_at_0014_goes_on_from_there(database: Data
 
 
 def test_places_in_lines_of_keys_leave_room_for_what_runs_again(database: Database, empty: Store) -> None:
-    """Taken out of 0015: either statement."""
+    """Also if the upgrade broke off in between: no place is moved twice. Taken out of 0015: either statement."""
     schema.upgrade(database, "0014")
     columns = "(id, worker_name, queue, state, priority, split_state, created_at, updated_at, next_seq, created_jobs)"
     for task_id in (3, 5):
@@ -585,6 +585,10 @@ def test_places_in_lines_of_keys_leave_room_for_what_runs_again(database: Databa
         empty.sql(f"INSERT INTO events {columns} VALUES (?, ?, 3, ?, ?, 0, 1, 7)", (number, f"j{number}", number, status))
     for number, place in enumerate([6, 7, 0], 1):  # in the list; retried by a user, and waiting; the same, and at work
         empty.sql("INSERT INTO key_places (event_id, line, place) VALUES (?, 7, ?)", (number, place))
+    mend = breaks(database, 1, ("INSERT INTO key_places",))  # between the two statements
+    with pytest.raises(RuntimeError):
+        schema.upgrade(database)
+    mend()
     schema.upgrade(database)
     each, places = PLACES_EACH, "SELECT event_id, place FROM key_places ORDER BY event_id"
     assert empty.sql(places) == [(1, 3 * each), (2, 3 * each + 1), (3, 0), (4, 5 * each + 1)]
