@@ -407,8 +407,8 @@ class BrokerRaces(BrokerSuite):
         with self.broker() as broker, self.another(broker) as other:
             keys = [a_copy(n).key for n in range(120)]
             broker.push([a_copy(n, task_id=7) for n in range(120)])
-            fetched: list[Key] = []
-            withdrawn: list[Key] = []
+            fetched = keys_of(broker.exchange("p", [], ["default"], 5))  # each has some, whoever is faster from here on
+            withdrawn = list(other.withdraw(7, 5))
 
             def fetch() -> None:
                 while copies := broker.exchange("p", [], ["default"], 5):
