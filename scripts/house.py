@@ -1,9 +1,11 @@
-"""Counts what somebody opens who follows one item through the code: ``python scripts/house.py``.
+"""Counts what somebody opens who follows one item through the code, and what the kernel is: ``python scripts/house.py``.
 
 It reads docs/internals.md: its numbered steps, and the part "Beside the way". Each name in backticks there is a module,
 class, function or method. Of a row it counts the files of these names, the functions and methods among them with their
 lines, the lines of these together with the functions of the same files that they call, directly or not, and the lines of
 the whole files. What stands beside the way is not followed from a step. The table in that page is its output.
+
+The kernel is what must be understood together: :data:`KERNEL`, without what only reads or mends, :data:`NOT_KERNEL`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ ROWS = {
     "pick, borrow, perform, record": "3456",
     "the whole way of one item": "1234567",
 }
+
+KERNEL = ("core", "ledger", "dispatch", "runtime", "middleware", "maintenance")
+NOT_KERNEL = {f"asynctask.ledger.{name}" for name in ("queries", "progress", "doctor", "purge", "corrections")}
 
 Function = tuple[Path, str]
 
@@ -126,8 +131,7 @@ def counted(texts: Iterable[str], beside: str = "") -> Count:
     files = {path for path, _ in found}
     functions = {each for each in found if each[1] in functions_of(each[0])}
     opened = followed(functions, named([beside]))
-    whole = sum(len(path.read_text().splitlines()) for path in files)
-    return Count(len(files), len(functions), sum(map(lines_of, functions)), sum(map(lines_of, opened)), whole)
+    return Count(len(files), len(functions), sum(map(lines_of, functions)), sum(map(lines_of, opened)), length(files))
 
 
 def counts() -> dict[str, Count]:
@@ -137,10 +141,69 @@ def counts() -> dict[str, Count]:
     return rows | {BESIDE: counted([steps[BESIDE]])}
 
 
+def kernel() -> dict[str, Path]:
+    """The modules of the kernel by their dotted names."""
+    chosen = {name: path for name, path in modules().items() if name.split(".")[1:2] and name.split(".")[1] in KERNEL}
+    return {name: path for name, path in chosen.items() if name not in NOT_KERNEL}
+
+
+def fields() -> dict[str, int]:
+    """Every class of the kernel, and how many fields it has: those that it declares, and those that it sets on itself."""
+    found = {}
+    for name, path in kernel().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found[f"{name}.{node.name}"] = len({*declared(node), *set_on_itself(node)})
+    return found
+
+
+def declared(node: ast.ClassDef) -> Iterator[str]:
+    """The fields in the body of a class, but for those of all of its instances."""
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            kind = ast.unparse(each.annotation)
+            if not kind.startswith(("ClassVar", "Final")):
+                yield each.target.id
+
+
+def set_on_itself(node: ast.ClassDef) -> Iterator[str]:
+    """The attributes that the methods of a class set on their object."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self":
+            yield each.attr
+
+
+def numbers() -> dict[str, str]:
+    """The numbers that the modules of the kernel name, and their values as they are written."""
+    found = {}
+    for name, path in kernel().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None and is_number(node.value):
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                found[f"{name}.{ast.unparse(target)}"] = ast.unparse(node.value)
+    return found
+
+
+def is_number(node: ast.expr) -> bool:
+    """Whether an expression is a number, or made of numbers and names."""
+    parts = [each for each in ast.walk(node) if isinstance(each, ast.expr)]
+    if not all(isinstance(each, ast.Constant | ast.BinOp | ast.UnaryOp | ast.Name | ast.Tuple) for each in parts):
+        return False
+    values = [each.value for each in parts if isinstance(each, ast.Constant)]
+    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def length(paths: Iterable[Path]) -> int:
+    """The lines of files, with comments and docstrings."""
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
 def main() -> int:
     """Prints the table."""
-    lines = sum(len(path.read_text().splitlines()) for path in modules().values())
-    print(f"{len(modules())} modules, {lines:,} lines with comments and docstrings.\n")
+    most, count = max((count, name) for name, count in fields().items())[::-1]
+    print(f"{len(modules())} modules, {length(modules().values()):,} lines with comments and docstrings;")
+    print(f"of these the kernel: {len(kernel())} modules, {length(kernel().values()):,} lines, {len(numbers())} numbers;")
+    print(f"its largest class is {most}, with {count} fields.\n")
     print("| way | files | functions named here | their lines | with what they call there | lines of the files |")
     print("|---|--:|--:|--:|--:|--:|")
     for title, count in counts().items():
