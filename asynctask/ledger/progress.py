@@ -374,15 +374,20 @@ def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
 _NEW_TASK: dict[str, Any] = {
     "split_reason": None, "interval_s": 0.0, "tolerated_failures": None, "generation": 1, "version": 1, "started_at": None,
     "round_at": None, "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
-    "queued_callbacks": None, "corrections": None, "mended": 0, "lent": 0, "named": 0,
+    "queued_callbacks": None, "corrections": None, "mended": 0, "lent": 0, "named": 0, "turning": None,
 }  # fmt: skip
 """Columns that a new Task has by default."""
+
+
+_DONE: Final = ("finish", "failed", "error", "cancelled")
 
 
 def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     counts = {name: int(row[f"n_{name}"] or 0) for name in _COUNTS}
     total = sum(counts.values())
-    done = counts["finish"] + counts["failed"] + counts["error"] + counts["cancelled"]
+    # What a retry is about to reopen has not ended in its generation, though its rows still say so.
+    reopened = str(row["turn_statuses"]).split(",") if row["turning"] == "retry" else ()
+    done = sum(counts[name] for name in _DONE if name not in reopened)
     rate = _rate(row, done, now)
     sealed = row["split_state"] != "splitting"
     retrying = int(row["n_retrying"] or 0)

@@ -56,6 +56,28 @@ def test_only_failures_of_one_message_run_again(world: World) -> None:
     assert app.doctor() == []
 
 
+def test_done_never_falls_within_a_generation_while_a_retry_turns_its_rows(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "SLICE", 2)
+    monkeypatch.setattr(control, "_SQLITE_SLICE", 2)
+    app = world.app()
+    task = failed(world, app)
+    seen = [task.progress()]
+    assert control.retry(app.ledger, task.id)
+    seen.append(task.progress())
+    while control.turn_some(app.ledger, task.id):
+        seen.append(task.progress())
+    seen.append(task.progress())
+    with world.working(app):
+        seen.append(task.wait(120))
+    assert [p["generation"] for p in seen] == [1] + [2] * (len(seen) - 1)
+    assert len(seen) > 6
+    done = [p["progress"]["done"] for p in seen]
+    assert (done[0], done[1:-1], done[-1]) == (12, [3] * (len(seen) - 2), 12)
+    assert all(p["progress"]["done"] + p["progress"]["remaining"] == p["counts"]["total"] == 12 for p in seen)
+
+
 def test_so_many_run_again_in_the_order_of_the_list(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """In slices, each by another process. Taken out: what is left of the limit after a slice."""
     monkeypatch.setattr(control, "SLICE", 2)
