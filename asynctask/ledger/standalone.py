@@ -30,6 +30,9 @@ ENGINE: Final = "engine"
 AGAIN: Final = "again"
 """The one option of a job of a Task that has sent itself again: its next run, see :class:`NextRun`."""
 
+MEMBERS: Final = "members"
+"""The option with the further members of an untracked job's payload."""
+
 MAX_JOB_ID: Final = 64
 """Characters of a job id."""
 
@@ -90,7 +93,7 @@ class Arrival:
     by the ledger): when this run of a lone job was sent, if its message says so. ``anew``: it was sent without an Event and
     has not begun before: if the Event of its id has ended, it is another run. ``broken``: its message has no valid attempt,
     see :class:`Fence`; nothing begins by it. ``is_tracked``: false of a job of which only the row remains that it needs to
-    be performed, see :mod:`asynctask.ledger.untracked`.
+    be performed, see :func:`asynctask.core.transitions.is_kept`.
     """
 
     job_id: str
@@ -135,6 +138,12 @@ class NextRun(NamedTuple):
         run: dict[str, Any] = {"class": self.worker_name, "args": list(self.args), "kwargs": dict(self.kwargs)}
         run |= {"before": tries - self.retries, "signature": self.signature}
         return {"options": dumps({AGAIN: run}), "queue": clean(self.queue)[:_MAX_NAME]}
+
+
+def options_of(members: Mapping[str, Any], priority: int) -> str:
+    """The options of the row of an untracked job, JSON text. ``members``: those of its payload that no column has. The
+    priority comes first, see :func:`asynctask.ledger.lending.options_priority`."""
+    return dumps({"priority": priority, MEMBERS: members})
 
 
 def is_job_id(value: object) -> TypeGuard[str]:
