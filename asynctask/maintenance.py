@@ -18,7 +18,7 @@ from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, foreign, leases, lending, processes, progress, sessions
+from asynctask.ledger import control, doctor, foreign, leases, lending, processes, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
@@ -356,9 +356,7 @@ class Maintenance:
         if now - self._searched_at < FIND_LOST_S:
             return 0
         self._searched_at = now
-        woken = sessions.repair_keys(self._ledger)
-        lending.wake(self._ledger, woken)
-        if lending.repair(self._ledger) + sessions.repair(self._ledger) + len(woken):
+        if doctor.mend(self._ledger):
             self._nudge()
         queues = [queue_holder(engine) for engine in self._engines]
         queues += [] if self._broker is None else [queue_holder(None)]

@@ -1,7 +1,8 @@
 """Pushes single jobs: of an application's own workers, and for workers that other programs run.
 
 A tracked job is an Event in the ledger, and borrowed or dispatched from there. An untracked one goes to Redis as Sidekiq's
-client would write it, in slices of 1,000; without Redis it waits in the ledger, too (:func:`asynctask.core.transitions.is_kept`).
+client would write it, in slices of 1,000; without Redis it waits in the ledger, too
+(:func:`asynctask.core.transitions.is_kept`).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ AGAIN_S: Final = 1.0
 class Held:
     """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
 
-    Kept in memory only: if the process ends, maintenance finds them (``lending.repair``, ``sessions.repair``).
+    Kept in memory only: if the process ends, maintenance finds them (:func:`asynctask.ledger.doctor.mend`).
     """
 
     def __init__(self) -> None:

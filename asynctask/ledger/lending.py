@@ -29,11 +29,10 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import SECOND
 from asynctask.core import readiness
 from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
-from asynctask.core.transitions import BLOCKED, Delta, Row, Turn, at_once, cancel, claim, interval_of
+from asynctask.core.transitions import Delta, Row, Turn, at_once, cancel, claim, interval_of
 from asynctask.core.transitions import give_back as give_back_one
 from asynctask.database import batches
 from asynctask.database.notify import notify
@@ -42,8 +41,8 @@ from asynctask.database.tables import events, loans, places, queues, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import hints, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now, try_lock
-from asynctask.ledger.events import Change, EventRecord, Note, Write, apply, move_counts, total_counts
+from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now
+from asynctask.ledger.events import Change, EventRecord, Note, Write, apply, move_counts
 from asynctask.logs import get_logger
 
 PAGE: Final = 100
@@ -346,7 +345,7 @@ def borrow(
     step = _borrow(ledger, offer, wanted, taken, names)
     if offer.has_keys and step.free:
         _have_wait(ledger, step.free)
-    wake(ledger, sessions.free(ledger, step.blocked))
+    hints.settle_free(ledger, sessions.free(ledger, step.blocked))
     if step.is_idle:
         sessions.step_aside(ledger, offer.task_id)
     lent += [_read_range(ledger, offer, loan) for loan in step.loans]
@@ -366,7 +365,7 @@ def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
 def _have_wait(ledger: Ledger, lent: Sequence[Loan]) -> None:
     """Has those jobs of these loans wait whose turn it is not, which takes them out of the loans."""
     blocked = sessions.block_lent(ledger, [(loan.task_id, loan.low, loan.high) for loan in lent])
-    wake(ledger, sessions.free(ledger, blocked))
+    hints.settle_free(ledger, sessions.free(ledger, blocked))
 
 
 @dataclass(slots=True)
@@ -1306,11 +1305,6 @@ def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
         sessions.step_aside(ledger, task_id)
 
 
-def wake(ledger: Ledger, woken: Collection[int]) -> None:
-    """Settles the hints of Tasks that have jobs due now, because the lines of their keys advanced."""
-    hints.settle_free(ledger, woken)
-
-
 def catch_up(ledger: Ledger) -> None:
     """Retries the hints and promotions that this process kept because a Task's row was locked. Raises LedgerUnavailable."""
     kept, keys = ledger.held.take()
@@ -1325,81 +1319,11 @@ def catch_up(ledger: Ledger) -> None:
         raise
 
 
-@repeatable
 def rejoin(ledger: Ledger) -> int:
-    """Puts Tasks that left their session, and whose retry is due now, at the end of its line. Returns their number."""
+    """Puts Tasks that have something to start, and stand beside the line of their session, at its end: their retry is due
+    now, or something went wrong. Returns their number."""
     now = ledger.now()
-    aside = (
-        (_t.due_next <= now)
-        & _t.session_key.is_not(None)
-        & _t.session_holder.is_(None)
-        & _t.session_waits.is_(None)
-        & _t.state.in_([str(State.SPLITTING), str(State.RUNNING)])
-    )
     with ledger.database.read() as connection:
-        found = [int(i) for i in connection.execute(sa.select(_t.id).where(aside).limit(1_000)).scalars()]
+        found = [int(i) for i in connection.execute(sessions.ASIDE.limit(1_000), {"now": now}).scalars()]
     each_free(ledger, found, lambda connection, free: sessions.join_again(connection, ledger, free, now))
     return len(found)
-
-
-# -- repair
-
-_UNREACHABLE: Final = (
-    sa.select(_t.id)
-    .where(
-        _t.finished_at.is_(None),
-        _t.closed_at.is_(None),
-        _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]),
-        _t.turning.is_(None),
-        _t.ready.is_(None),
-        _t.due_next.is_(None),
-        _t.next_seq > 0,
-        ~sa.exists().where(_l.task_id == _t.id),
-    )
-    .limit(sa.bindparam("count"))
-)
-_UNHELD_OF: Final = sa.exists().where(_e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), _UNHELD)
-
-
-def repair(ledger: Ledger, limit: int = 1_000) -> int:
-    """Settles hints that a process left unsettled when it ended, and makes what no hint, loan or claim reaches a free loan:
-    whatever went wrong, an accepted item is reached again. Returns the number of Tasks mended."""
-    due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED))
-    free = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
-    waits = (_t.created_jobs > _t.next_seq) | free
-    is_late = _t.due_next > _t.round_at + _t.interval_s * SECOND  # its jobs began later, or somebody wrote the interval
-    lost = (
-        sa.select(_t.id)
-        .where(_t.finished_at.is_(None), _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]))
-        .where(_t.session_waits.is_(None))
-        .where(sa.or_(_t.ready.is_(None) & waits & (_t.due_next.is_(None) | (_t.interval_s <= 0) | is_late), due))
-        .limit(limit)
-    )
-    astray = sa.select(_t.id).where(_t.finished_at.is_(None), sessions.ASTRAY).limit(limit)
-    with ledger.database.read() as connection:
-        found = {int(i) for i in connection.execute(lost).scalars()}
-        apart = [int(i) for i in connection.execute(astray).scalars()]
-        empty = [int(i) for i in connection.execute(_UNREACHABLE, {"count": limit}).scalars()]
-    hints.settle_free(ledger, found)
-    now = ledger.now()
-    each_free(ledger, apart, lambda connection, free: sessions.join_again(connection, ledger, free, now))
-    return len(found | set(apart)) + sum(_free_unreachable(ledger, task_id) for task_id in empty)
-
-
-@repeatable
-def _free_unreachable(ledger: Ledger, task_id: int) -> bool:
-    with ledger.database.write() as connection:
-        task = try_lock(connection, ledger, task_id)
-        if task is None or not total_counts(connection, task_id).enqueue:
-            return False
-        if connection.execute(sa.select(_l.id).where(_l.task_id == task_id).limit(1)).first() is not None:
-            return False
-        if not connection.scalar(sa.select(_UNHELD_OF), {"of": task_id, "high": task["next_seq"]}):
-            return False
-        connection.execute(
-            loans.insert(),
-            {"task_id": task_id, "low": 0, "high": task["next_seq"], "process": None, "at": ledger.now()},
-        )
-        get_logger("asynctask.lending").error("unreachable_rows", task_id=task_id)
-        hints.settle(connection, ledger, task)
-    return True

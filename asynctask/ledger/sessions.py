@@ -35,7 +35,7 @@ from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, key_places, loans, task_tallies, tasks
-from asynctask.ledger.base import MAX_ID, Ledger, chunks, loads, try_lock
+from asynctask.ledger.base import Ledger, chunks, loads, try_lock
 from asynctask.ledger.events import PLACES_EACH, total_counts
 from asynctask.ledger.hints import in_session, settle
 
@@ -176,50 +176,25 @@ _WAITING: Final = sa.select(
 
 
 _IS_FREE: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
-ASTRAY: Final = (
-    _t.state.in_(_STARTS)
-    & _t.session_key.is_not(None)
-    & _t.session_holder.is_(None)
-    & _t.session_waits.is_(None)
-    & sa.or_(_t.created_jobs > _t.next_seq, _IS_FREE)
+ASIDE: Final = sa.select(_t.id).where(
+    _t.finished_at.is_(None),
+    _t.state.in_(_STARTS),
+    _t.session_key.is_not(None),
+    _t.session_holder.is_(None),
+    _t.session_waits.is_(None),
+    sa.or_(_t.due_next <= sa.bindparam("now"), _t.created_jobs > _t.next_seq, _IS_FREE),
 )
-"""A Task with jobs to start that neither holds its session nor waits for it: whatever went wrong, it joins the line."""
+"""Tasks with something to start that neither hold their session nor wait for it."""
 
 
 def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
-    """Puts Tasks whose retry is due, and those that went :data:`ASTRAY`, at the end of their session's line, and promotes.
-
-    In the caller's transaction, which has locked their rows.
-    """
-    aside = (
-        _t.id.in_(task_ids)
-        & _t.state.in_(_STARTS)
-        & _t.session_key.is_not(None)
-        & _t.session_holder.is_(None)
-        & sa.or_(_t.due_next <= now, ASTRAY)
-    )
-    found = connection.execute(sa.select(_t.id, _t.session_key, _t.session_waits).where(aside).order_by(_t.id)).all()
-    for task_id, key, waits in found:
-        if waits is None:
-            joins = tasks.update().where(_t.id == task_id)
-            connection.execute(joins.values(session_waits=_t.priority, session_place=now))
+    """Puts those of these Tasks that are :data:`ASIDE` at the end of their session's line, and promotes; in the caller's
+    transaction, which has locked their rows."""
+    aside = ASIDE.add_columns(_t.session_key).where(_t.id.in_(task_ids)).order_by(_t.id)
+    for task_id, key in connection.execute(aside, {"now": now}).all():
+        joins = tasks.update().where(_t.id == task_id)
+        connection.execute(joins.values(session_waits=_t.priority, session_place=now))
         promote(connection, ledger, key)
-
-
-def repair(ledger: Ledger, limit: int = 1_000) -> int:
-    """Promotes in free sessions, and has stalled holders step aside. Returns the number of repairs."""
-    other = tasks.alias("other")
-    free = (
-        sa.select(_t.session_key)
-        .where(_t.session_waits.is_not(None), ~sa.exists().where(other.c.session_holder == _t.session_key))
-        .distinct()
-        .limit(limit)
-    )
-    with ledger.database.read() as connection:
-        keys = [str(key) for (key,) in connection.execute(free)]
-        stalled = [int(i) for (i,) in connection.execute(_stalled_holders().limit(limit))]
-    repaired = sum(promote_alone(ledger, key) for key in keys)
-    return repaired + sum(step_aside(ledger, task_id) for task_id in stalled)
 
 
 @repeatable
@@ -227,24 +202,6 @@ def promote_alone(ledger: Ledger, key: str) -> bool:
     """:func:`promote` in its own transaction. Returns whether a Task was promoted."""
     with ledger.database.write() as connection:
         return promote(connection, ledger, key) is not None
-
-
-def _stalled_holders() -> sa.Select[Any]:
-    """Holders that only wait for retries, by their counts, while other Tasks wait for the session."""
-    other = tasks.alias("other")
-    open_items = sa.func.sum(_n.enqueue)
-    return (
-        sa.select(_t.id)
-        .join(task_tallies, _n.task_id == _t.id)
-        .where(
-            _t.session_holder.is_not(None),
-            _t.state == State.RUNNING,
-            _t.created_jobs <= _t.next_seq,
-            sa.exists().where(other.c.session_key == _t.session_holder, other.c.session_waits.is_not(None)),
-        )
-        .group_by(_t.id)
-        .having(open_items == sa.func.sum(_n.retrying), open_items > 0, sa.func.sum(_n.working + _n.stopped) == 0)
-    )
 
 
 # -- keys: items with equal values of a field run one after the other
@@ -344,13 +301,13 @@ def gate(connection: Connection, task_id: int, worker_name: str) -> Gate:
     return Gate(splitting < task_id, turn != 0, int(splitting) * PLACES_EACH)
 
 
-_ASKING: Final = (_e.line, *_asking(events))
+ASKING: Final = (_e.line, *_asking(events))
 """The columns of :class:`Asking` after the id."""
 
 
 _ASKS: Final = sa.case((_e.due_at.is_(None) & (_e.status == str(Status.ENQUEUE)), 1))
 _PASSED: Final = (
-    sa.select(_e.id, _e.seq, _ASKS, *_ASKING)
+    sa.select(_e.id, _e.seq, _ASKS, *ASKING)
     .where(_e.task_id == sa.bindparam("of"), _e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
     .order_by(_e.seq)
 )
@@ -531,7 +488,7 @@ def _lock_blocked(dialect: str) -> Any:
 @cache
 def _due(dialect: str) -> Any:
     is_due = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
-    return sa.select(_e.id, *_ASKING).where(batches.among_given(dialect, _e.id, "ids"), is_due).order_by(_e.id)
+    return sa.select(_e.id, *ASKING).where(batches.among_given(dialect, _e.id, "ids"), is_due).order_by(_e.id)
 
 
 @cache
@@ -544,26 +501,3 @@ def _postpone(dialect: str) -> Any:
 def _unblocked(dialect: str) -> Any:
     blocked = batches.among_given(dialect, _e.id, "ids") & (_e.due_at == BLOCKED)
     return events.update().where(blocked).values(due_at=sa.bindparam("now"))
-
-
-def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
-    """Lets lines go on in which Events wait for their turn although it has come: their process died before it looked who is
-    next. Returns the Tasks with Events that are due now."""
-    _, first = _asking(events)
-    waits = (
-        sa.select(_e.line)
-        .distinct()
-        .select_from(tasks.join(events, _e.task_id == _t.id))
-        .where(_t.finished_at.is_(None), _t.key_field.is_not(None), _e.due_at == BLOCKED)
-        .where(first == _e.id)
-        .order_by(_e.line)
-        .limit(limit)
-    )
-    found, after = set[int](), -MAX_ID - 1
-    while True:
-        with ledger.database.read() as connection:
-            page = [int(line) for line in connection.execute(waits.where(_e.line > after)).scalars()]
-        found |= free(ledger, page)
-        if len(page) < limit:
-            return found
-        after = page[-1]
