@@ -332,7 +332,7 @@ class Turns(NamedTuple):
 
 
 def turns(asking: Collection[Asking], before: int | None) -> Turns:
-    """The turns of these Events. In its transaction the caller lends those that go, and has the others :func:`block` and
+    """The turns of these Events. In its transaction the caller lends those that go, and has the others
     :func:`postpone`; after it, :func:`free` looks at the lines of those that wait, for those before them may have ended
     meanwhile. An Event without a key goes always."""
     found = Turns(set(), {}, set())
@@ -370,7 +370,7 @@ def block_lent(ledger: Ledger, ranges: Sequence[tuple[int, int, int]]) -> set[in
     with ledger.database.write() as connection:
         for task_id, low, high in ranges:
             _, found = read_turns(connection, task_id, low, high)
-            block(connection, found.wait)
+            postpone(connection, found.wait, BLOCKED)
             blocked |= set(found.wait.values())
     return blocked
 
@@ -384,13 +384,9 @@ def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
     return [Asking(int(i), *rest) for i, *rest in found]
 
 
-def block(connection: Connection, event_ids: Collection[int]) -> None:
-    """Makes these Events, which were to be lent, wait for their turn; neither status nor counts change."""
-    postpone(connection, event_ids, BLOCKED)
-
-
 def postpone(connection: Connection, event_ids: Collection[int], until: int) -> None:
-    """Makes these Events, which were to be lent, due at ``until`` (microseconds)."""
+    """Makes these Events, which were to be lent, due at ``until`` (microseconds); :data:`BLOCKED`: when their turn comes.
+    Neither status nor counts change."""
     if event_ids:
         dialect = connection.dialect.name
         connection.execute(_postpone(dialect), {"ids": batches.given(dialect, sorted(event_ids)), "until": until})
