@@ -1199,6 +1199,22 @@ def untracked_dead(connection: Connection, *, after: int, limit: int) -> list[in
     return [int(i) for (i,) in connection.execute(found)]
 
 
+# -- stored lists
+
+_SOURCES: Final = (
+    sa.select(_t.id, _t.split_state, _t.split_source)
+    .where(_t.id > sa.bindparam("after"), _t.split_source.is_not(None))
+    .order_by(_t.id)
+    .limit(sa.bindparam("count"))
+)
+
+
+def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[int, str, Any]]:
+    """The next Tasks by id that store where their list is: (id, state of the split, source)."""
+    rows = connection.execute(_SOURCES, {"after": after, "count": limit})
+    return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
+
+
 # -- exports: what the merge was told when the Task was submitted, and which shards there are
 
 

@@ -42,13 +42,6 @@ _t, _e, _n = tasks.c, events.c, task_tallies.c
 _ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _LOCKED = _ONE.with_for_update()  # on SQLite the write transaction excludes others
 
-_SOURCES = (
-    sa.select(_t.id, _t.split_state, _t.split_source)
-    .where(_t.id > sa.bindparam("after"), _t.split_source.is_not(None))
-    .order_by(_t.id)
-    .limit(sa.bindparam("count"))
-)
-
 NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 """Columns of every new Event; those of a job of several items have ``items`` too."""
 
@@ -561,12 +554,6 @@ def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
         .order_by(_t.id)
     )
     return [(int(task_id), bool(resumable)) for task_id, resumable in rows]
-
-
-def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[int, str, Any]]:
-    """The next Tasks by id that store where their list is: (id, state of the split, source)."""
-    rows = connection.execute(_SOURCES, {"after": after, "count": limit})
-    return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
 
 
 @repeatable

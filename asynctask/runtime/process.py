@@ -29,6 +29,7 @@ from asynctask.errors import Unavailable
 from asynctask.exports.files import ExportFiles
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
+from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
@@ -156,9 +157,12 @@ class AppProcess:
             dispatcher = dispatching.dispatcher
             self.maintenance = maintenance(
                 resume_split=dispatching.resume_split,
-                uploads=dispatching.uploads,
-                remove_export=dispatching.export_files.remove,
-                purge_after_s=config.purge_after_days * 86_400,
+                cleaning=Cleaning(
+                    self.ledger,
+                    dispatching.uploads,
+                    remove_export=dispatching.export_files.remove,
+                    purge_after_s=config.purge_after_days * 86_400,
+                ),
                 nudge=dispatcher.nudge,
                 expect=dispatcher.expect,
             )
