@@ -280,7 +280,7 @@ class Operations:
         return self._set_paused(self._known_queue(queue), False)
 
     def _set_paused(self, queue: str, paused: bool) -> bool:
-        changed = lending.pause_queue(self._ledger, queue, paused)
+        changed = queries.pause_queue(self._ledger, queue, paused)
         if self._admin is not None:  # where tools of other programs see it
             changed |= self._admin.pause(queue) if paused else self._admin.unpause(queue)
         return changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -425,27 +426,19 @@ def _turn_change(
 def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Change]:
     """Returns rows to waiting, or cancels them, whose copies (job id, attempt) were removed from a foreign queue
     before they ran."""
-    attempts = dict(copies)
-    applied: list[Change] = []
-    jids = list(attempts)
-    for part in chunks(jids, 1_000):
-        applied += _give_back_part(ledger, part, attempts)
-    lending.announce(ledger, applied)
-    return applied
+    attempts, note = dict(copies), Note("cancelled", ledger.catalogue("cancelled"))
 
-
-@repeatable
-def _give_back_part(ledger: Ledger, jids: Sequence[str], attempts: dict[str, int]) -> list[Change]:
     def decide(seen: EventRecord) -> Turn | None:
-        if (
-            seen.row.attempt != attempts[seen.job_id]
-            or seen.row.status is not Status.ENQUEUE
-            or seen.row.due_at is not None
-        ):
+        row = seen.row
+        if row.attempt != attempts[seen.job_id] or row.status is not Status.ENQUEUE or row.due_at is not None:
             return None
-        return cancel(seen.row) if seen.task_state == State.CANCELLED else give_back(seen.row, now=ledger.now())
+        return cancel(row) if seen.task_state == State.CANCELLED else give_back(row, now=ledger.now())
 
-    note = Note("cancelled", ledger.catalogue("cancelled"))
-    with ledger.database.write() as connection:
-        found = connection.execute(sa.select(_e.id).where(_e.job_id.in_(jids))).scalars()
-        return apply(connection, ledger, [Change(int(event_id), decide, cancelled=note) for event_id in found.all()])
+    def make(connection: Connection, jids: Sequence[str]) -> list[Change]:
+        found = connection.execute(sa.select(_e.id).where(_e.job_id.in_(jids))).scalars().all()
+        return [Change(int(event_id), decide, cancelled=note) for event_id in found]
+
+    applied: list[Change] = []
+    for part in chunks(list(attempts), 1_000):
+        applied += lending.change(ledger, partial(make, jids=part))
+    return applied

@@ -819,11 +819,7 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> dict[int, b
 def unclaim(ledger: Ledger, claims: Mapping[int, int]) -> None:
     """Gives back claimed Events (id -> attempt) that never arrived here: the answer to their claim was lost. Raises
     LedgerUnavailable."""
-    announce(ledger, _unclaim(ledger, claims))
 
-
-@repeatable
-def _unclaim(ledger: Ledger, claims: Mapping[int, int]) -> list[Change]:
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
         if row.process != ledger.identity or row.status is not Status.ENQUEUE or row.attempt != claims[record.id]:
@@ -831,8 +827,7 @@ def _unclaim(ledger: Ledger, claims: Mapping[int, int]) -> list[Change]:
         return cancel(row) if record.task_state == State.CANCELLED else give_back_one(row, now=ledger.now())
 
     note = Note("cancelled", ledger.catalogue("cancelled"))
-    with ledger.database.write() as connection:
-        return apply(connection, ledger, [Change(event_id, decide, cancelled=note) for event_id in sorted(claims)])
+    change(ledger, lambda connection: [Change(event_id, decide, cancelled=note) for event_id in sorted(claims)])
 
 
 @repeatable
@@ -1168,21 +1163,6 @@ def paused_queues(connection: Connection) -> frozenset[str]:
     return frozenset(str(name) for name in connection.execute(sa.select(_q.name).where(_q.paused > 0)).scalars())
 
 
-@repeatable
-def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
-    """Pauses a queue, or lets it go on: no process begins a job of it meanwhile. Returns whether that changed anything."""
-    with ledger.database.write() as connection:
-        was = connection.execute(sa.select(_q.paused).where(_q.name == name)).scalar()
-        if bool(was) is paused:
-            return False
-        if was is None:
-            connection.execute(queues.insert(), {"name": name, "paused": 1})
-        else:
-            connection.execute(queues.update().where(_q.name == name).values(paused=int(paused)))
-        notify(connection)
-    return True
-
-
 # -- what committed outcomes make possible
 
 
@@ -1217,6 +1197,22 @@ def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
         get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
         return None
     return min([*due, *([0] if woken else [])], default=None)
+
+
+def change(ledger: Ledger, make: Callable[[Connection], Sequence[Change]]) -> list[Change]:
+    """Writes the changes that ``make`` returns, in a transaction of their own, and settles what they make possible.
+
+    ``make`` is called again if the transaction is repeated. Raises LedgerUnavailable.
+    """
+    applied = _change(ledger, make)
+    announce(ledger, applied)
+    return applied
+
+
+@repeatable
+def _change(ledger: Ledger, make: Callable[[Connection], Sequence[Change]]) -> list[Change]:
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, make(connection))
 
 
 _WATCHED: Final = sa.select(

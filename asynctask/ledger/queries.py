@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import Time, rfc3339
-from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Status
+from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import (
     BLOCKED,
     MERGE,
@@ -31,11 +31,13 @@ from asynctask.core.transitions import (
 )
 from asynctask.database.batches import MEASURED, among, fetch_wide
 from asynctask.database.engine import Database
+from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
     item_errors,
     loans,
+    queues,
     resubmitted_rows,
     task_errors,
     task_log,
@@ -45,7 +47,7 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import corrections, lending
+from asynctask.ledger import corrections, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, loads_shown, stamp
 from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
@@ -1058,9 +1060,63 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
 
 def _retry_callback(connection: Connection, ledger: Ledger, task_id: int, event_id: int, who: str) -> list[Change]:
     task = task_rows.lock(connection, task_id)
-    applied = task_rows.reopen_callbacks(connection, ledger, task, [event_id])
+    applied = reopen_callbacks(connection, ledger, task, [event_id])
     if any(each.turn is not None for each in applied):
         task_rows.log(connection, ledger, task_id, "callbacks retried", {"callbacks": 1}, who)
+    return applied
+
+
+@repeatable
+def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
+    """Runs the failed callbacks of the Task's generation again. Returns False while they run.
+
+    Raises :class:`Conflict` if the Task is not closed, or no callback of it has failed.
+    """
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
+        if task["closed_at"] is not None and task["finished_at"] is None:
+            return False
+        if task["state"] not in (State.FINISHED, State.CANCELLED) or task["closed_at"] is None:
+            raise Conflict(f"Task {task_id} is {task['state']}; its callbacks run when its last item has ended")
+        failed = [
+            i for _, i, status in task_rows.callbacks_of(connection, task) if i is not None and status != Status.FINISH
+        ]
+        if not failed:
+            raise Conflict(f"no callback of Task {task_id} has failed, so none runs again")
+        reopen_callbacks(connection, ledger, task, failed)
+        task_rows.log(connection, ledger, task_id, "callbacks retried", {"callbacks": len(failed)}, who)
+        notify(connection)
+    return True
+
+
+def reopen_callbacks(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
+) -> list[Change]:
+    """Reopens these callbacks of a locked Task; if it was done, it waits for them again.
+
+    Raises :class:`Conflict` for one of an earlier generation.
+    """
+    now = ledger.now()
+
+    def reopen(seen: EventRecord) -> Turn | None:
+        ended_badly = seen.row.status in (Status.FAILED, Status.ERROR, Status.CANCELLED)
+        return explicit_retry(seen.row, now=now) if ended_badly and seen.callback_of == task["id"] else None
+
+    if not {i for _, i, _ in task_rows.callbacks_of(connection, task)} >= set(event_ids):
+        raise Conflict(
+            f"this is a callback of an earlier generation of Task {task['id']}; it calls back again when this one closes"
+        )
+    notes = [Note("enqueue", ledger.catalogue("retried"))]
+    applied = apply(connection, ledger, [Change(event_id, reopen, notes=notes) for event_id in event_ids])
+    if any(each.turn is not None for each in applied) and task["finished_at"] is not None:
+        reason = "split_failed" if task["split_state"] == "failed" else None
+        if task["state"] == State.CANCELLED:
+            again = {"finished_at": None, "state_reason": reason, "updated_at": now, "version": _t.version + 1}
+            connection.execute(tasks.update().where(_t.id == task["id"]).values(again))
+        else:
+            task_rows.turn(
+                connection, ledger, task, State.FINALIZING, Reason.CALLED_AGAIN, finished_at=None, state_reason=reason
+            )
     return applied
 
 
@@ -1197,6 +1253,45 @@ def untracked_dead(connection: Connection, *, after: int, limit: int) -> list[in
     is_dead = _IS_UNTRACKED & _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
     found = sa.select(_e.id).where(is_dead, _e.id > after).order_by(_e.id).limit(limit)
     return [int(i) for (i,) in connection.execute(found)]
+
+
+# -- processes and queues
+
+
+def other_language(connection: Connection, queue: str, now: int) -> str | None:
+    """The identity of a living process in another language, which only records here, that works this queue of the own
+    broker.
+
+    The queues of attached engines have a prefix (``celery/emails``), so their processes never match.
+    """
+    found = (p for p in processes.performing(connection, now) if _only_records(p, queue))
+    return next((str(process["identity"]) for process in found), None)
+
+
+def own_queues(connection: Connection, now: int) -> set[str]:
+    """The queues that living worker processes of the own runtime work."""
+    own = (p for p in processes.performing(connection, now) if not processes.is_engine(str(p["identity"])))
+    return {str(queue) for process in own for queue in loads(process["queues"])}
+
+
+def _only_records(process: Mapping[str, Any], queue: str) -> bool:
+    """Whether a process, a row of :func:`asynctask.ledger.processes.performing`, works this queue in another language."""
+    return processes.is_engine(str(process["identity"])) and queue in loads(process["queues"])
+
+
+@repeatable
+def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
+    """Pauses a queue, or lets it go on: no process begins a job of it meanwhile. Returns whether that changed anything."""
+    with ledger.database.write() as connection:
+        was = connection.execute(sa.select(queues.c.paused).where(queues.c.name == name)).scalar()
+        if bool(was) is paused:
+            return False
+        if was is None:
+            connection.execute(queues.insert(), {"name": name, "paused": 1})
+        else:
+            connection.execute(queues.update().where(queues.c.name == name).values(paused=int(paused)))
+        notify(connection)
+    return True
 
 
 # -- stored lists

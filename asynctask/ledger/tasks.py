@@ -16,7 +16,7 @@ from asynctask.clock import micros
 from asynctask.core import readiness
 from asynctask.core.readiness import Gate
 from asynctask.core.states import OPEN, Reason, State, Status, check_event, check_task
-from asynctask.core.transitions import MERGE, Delta, Tolerance, Turn, due_callbacks, explicit_retry, may_close
+from asynctask.core.transitions import MERGE, Delta, Tolerance, due_callbacks, may_close
 from asynctask.database import batches
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
@@ -33,7 +33,7 @@ from asynctask.database.tables import (
 from asynctask.errors import Conflict, InputError, NotFound, Unavailable
 from asynctask.ledger import corrections, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
-from asynctask.ledger.events import Change, EventRecord, Note, apply, lock_order, move_counts, total_counts
+from asynctask.ledger.events import EventRecord, lock_order, move_counts, total_counts
 from asynctask.ledger.hints import settle
 from asynctask.ledger.progress import progress
 from asynctask.messages import clean
@@ -1085,7 +1085,7 @@ def called_back(connection: Connection) -> list[int]:
     return [int(i) for (i,) in connection.execute(_CALLED_BACK)]
 
 
-def _callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[str, int | None, str | None]]:
+def callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[str, int | None, str | None]]:
     """The queued callbacks of the Task's generation: name, and id and status of the Event (None: it is gone)."""
     found = connection.execute(_CALLBACKS, {"task_id": task["id"], "generation": task["generation"]})
     return [(name, event_id, status) for name, event_id, status in found]
@@ -1110,7 +1110,7 @@ def try_finish(ledger: Ledger, task_id: int) -> bool:
         task = try_lock(connection, ledger, task_id)
         if task is None or task["closed_at"] is None or task["finished_at"] is not None:
             return False
-        found = _callbacks_of(connection, task)
+        found = callbacks_of(connection, task)
         if any(status in OPEN for _, _, status in found):
             return False
         failed = sorted(name for name, _, status in found if status != Status.FINISH)
@@ -1126,53 +1126,3 @@ def try_finish(ledger: Ledger, task_id: int) -> bool:
             turn(connection, ledger, task, State.FINISHED, reason, **values)
         log(connection, ledger, task_id, str(reason), {"generation": task["generation"], "failed": failed})
     return True
-
-
-@repeatable
-def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Runs the failed callbacks of the Task's generation again. Returns False while they run.
-
-    Raises :class:`Conflict` if the Task is not closed, or no callback of it has failed.
-    """
-    with ledger.database.write() as connection:
-        task = lock(connection, task_id)
-        if task["closed_at"] is not None and task["finished_at"] is None:
-            return False
-        if task["state"] not in (State.FINISHED, State.CANCELLED) or task["closed_at"] is None:
-            raise Conflict(f"Task {task_id} is {task['state']}; its callbacks run when its last item has ended")
-        failed = [i for _, i, status in _callbacks_of(connection, task) if i is not None and status != Status.FINISH]
-        if not failed:
-            raise Conflict(f"no callback of Task {task_id} has failed, so none runs again")
-        reopen_callbacks(connection, ledger, task, failed)
-        log(connection, ledger, task_id, "callbacks retried", {"callbacks": len(failed)}, who)
-        notify(connection)
-    return True
-
-
-def reopen_callbacks(
-    connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
-) -> list[Change]:
-    """Reopens these callbacks of a locked Task; if it was done, it waits for them again.
-
-    Raises :class:`Conflict` for one of an earlier generation.
-    """
-    now = ledger.now()
-
-    def reopen(seen: EventRecord) -> Turn | None:
-        ended_badly = seen.row.status in (Status.FAILED, Status.ERROR, Status.CANCELLED)
-        return explicit_retry(seen.row, now=now) if ended_badly and seen.callback_of == task["id"] else None
-
-    if not {i for _, i, _ in _callbacks_of(connection, task)} >= set(event_ids):
-        raise Conflict(
-            f"this is a callback of an earlier generation of Task {task['id']}; it calls back again when this one closes"
-        )
-    notes = [Note("enqueue", ledger.catalogue("retried"))]
-    applied = apply(connection, ledger, [Change(event_id, reopen, notes=notes) for event_id in event_ids])
-    if any(each.turn is not None for each in applied) and task["finished_at"] is not None:
-        reason = "split_failed" if task["split_state"] == "failed" else None
-        if task["state"] == State.CANCELLED:
-            again = {"finished_at": None, "state_reason": reason, "updated_at": now, "version": _t.version + 1}
-            connection.execute(tasks.update().where(_t.id == task["id"]).values(again))
-        else:
-            turn(connection, ledger, task, State.FINALIZING, Reason.CALLED_AGAIN, finished_at=None, state_reason=reason)
-    return applied
