@@ -38,7 +38,7 @@ from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
-from asynctask.ledger import lending, queries, sessions, tasks
+from asynctask.ledger import lending, queries, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads, loads_shown
@@ -329,13 +329,15 @@ class Operations:
         with self._ledger.database.read() as connection:
             task = tasks.get(connection, task_id)
             found = progress_rows.progress(connection, [task_id], now)
-            holder = sessions.holder(connection, task["session_key"]) if sessions.waiting_in_line(task) else None
+            holder = (
+                queries.session_holder(connection, task["session_key"]) if progress_rows.waiting_in_line(task) else None
+            )
         if not found or found[0]["done"] or found[0]["counts"]["working"]:
             return []
         progress = found[0]
         if called := [str(each["job_id"]) for each in progress["callbacks"] if each["status"] == Status.ENQUEUE]:
             return list(dict.fromkeys(reason for job_id in called for reason in self._not_called(job_id)))
-        if progress["state"] == State.PAUSED or sessions.waiting_in_line(task):
+        if progress["state"] == State.PAUSED or progress_rows.waiting_in_line(task):
             return [_held_back(progress, holder)]
         if progress["state_reason"] == "stopped_jobs":
             mend = "asynctask jobs --resumable lists them, asynctask start JOB starts one"

@@ -173,23 +173,8 @@ def is_kept(row: Row) -> bool:
     return row.items > 0 or row.status is Status.ERROR or row.status not in TERMINAL
 
 
-def measure(row: Row) -> Mapping[str, int]:
-    """The counts of one row: its items per status, and those that wait for a retry."""
-    done = row.n_finish + row.n_failed + row.n_error + row.n_cancelled
-    counts = {
-        "finish": row.n_finish,
-        "failed": row.n_failed,
-        "error": row.n_error,
-        "cancelled": row.n_cancelled,
-    }
-    counts[row.status] = counts.get(row.status, 0) + row.items - done
-    if row.status in OPEN and row.due_at is not None and row.retries > 0:
-        counts["retrying"] = row.items - done
-    return counts
-
-
 def _count(delta: Delta, row: Row, sign: int) -> None:
-    """Adds or subtracts what :func:`measure` returns; inlined, because it runs twice per outcome."""
+    """Adds or subtracts the counts of one row: its items per status, and those that wait for a retry."""
     done = row.n_finish + row.n_failed + row.n_error + row.n_cancelled
     if done:
         delta.finish += sign * row.n_finish
@@ -227,11 +212,6 @@ def _wait_again(row: Row, reason: Reason, **changes: Any) -> Turn:
 
 
 # -- start
-
-
-def may_dispatch(state: str) -> bool:
-    """Whether a Task in this state may start jobs."""
-    return state in (State.SPLITTING, State.RUNNING)
 
 
 MAX_INTERVAL_S: Final = 604_800

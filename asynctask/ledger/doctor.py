@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND
 from asynctask.core.states import OPEN, PROBLEM, State, Status
-from asynctask.core.transitions import BLOCKED, MERGE, Delta, due_callbacks, marked, marks_of, measure
+from asynctask.core.transitions import BLOCKED, MERGE, Delta, difference, due_callbacks, marked, marks_of
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
@@ -160,10 +160,8 @@ def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:
     while True:
         page = read_tasks_events(connection, task_id, after, after + _PAGE, limit=_PAGE)
         for record in page:
-            counts.jobs += 1
             untold += record.row.items > 1 and not _agrees(record)
-            for name, number in measure(record.row).items():
-                setattr(counts, name, getattr(counts, name) + number)
+            counts.add(difference(None, record.row))
         after += _PAGE
         beyond = sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.seq >= after).limit(1)
         if not page and connection.execute(beyond).first() is None:

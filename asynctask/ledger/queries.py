@@ -1294,6 +1294,12 @@ def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
     return True
 
 
+def session_holder(connection: Connection, key: str) -> tuple[int, str] | None:
+    """The id and the state of the Task that holds a session; None if none does."""
+    found = connection.execute(sa.select(_t.id, _t.state).where(_t.session_holder == key)).one_or_none()
+    return None if found is None else (int(found[0]), str(found[1]))
+
+
 # -- stored lists
 
 _SOURCES: Final = (

@@ -54,17 +54,6 @@ def key_of(owner: str, session: str | None) -> str | None:
     return hashlib.blake2b(f"{len(owner)}:{owner}{session}".encode(), digest_size=16).hexdigest()
 
 
-def waiting_in_line(task: Mapping[str, Any]) -> bool:
-    """Whether a Task (its columns) waits for its session, as shown to users."""
-    return task["session_waits"] is not None and task["state"] in _STARTS
-
-
-def holder(connection: Connection, key: str) -> tuple[int, str] | None:
-    """The id and the state of the Task that holds a session; None if none does."""
-    found = connection.execute(sa.select(_t.id, _t.state).where(_t.session_holder == key)).one_or_none()
-    return None if found is None else (int(found[0]), str(found[1]))
-
-
 def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int) -> dict[str, Any]:
     """Further columns that a state change sets: the place in the session's line."""
     if target in _OVER:

@@ -198,23 +198,17 @@ def nothing_taken(reason: Reason, rejected: int) -> str:
 def first_answer(ledger: Ledger, new: NewTask) -> int:
     """The Task that the owner submitted first under this idempotency key. Raises :class:`InputError` (422) if its body was
     different, :class:`Conflict` if it is gone."""
-    assert new.idempotency_key is not None
-    first = by_idempotency_key(ledger, new.owner, new.idempotency_key)
+    chosen = (_t.owner == new.owner) & (_t.idempotency_key == new.idempotency_key)
+    with ledger.database.read() as connection:
+        first = connection.execute(sa.select(_t.id, _t.body_digest).where(chosen)).one_or_none()
     if first is None:
         raise Conflict("a submission with this Idempotency-Key was just removed; send it again with a new key")
-    if first["body_digest"] != new.body_digest:
+    if first.body_digest != new.body_digest:
         raise InputError(
-            f"this Idempotency-Key was used for Task {first['id']} with another body; use a new key for a new list",
+            f"this Idempotency-Key was used for Task {first.id} with another body; use a new key for a new list",
             code="idempotency_key_reused",
         )
-    return int(first["id"])
-
-
-def by_idempotency_key(ledger: Ledger, owner: str, key: str) -> dict[str, Any] | None:
-    """The columns of the Task that an owner submitted under this key."""
-    with ledger.database.read() as connection:
-        row = connection.execute(sa.select(tasks).where(_t.owner == owner, _t.idempotency_key == key)).one_or_none()
-    return None if row is None else as_dict(row)
+    return int(first.id)
 
 
 def get(connection: Connection, task_id: int) -> dict[str, Any]:
@@ -838,38 +832,25 @@ def _pause_failing(ledger: Ledger, task_id: int) -> bool:
 # job open, and none would close.
 
 
-def candidates(
-    connection: Connection, task_ids: Iterable[int] | None = None, *, at_most_jobs: int | None = None
-) -> list[int]:
-    """Sealed, unclosed Tasks without an open item by their counts; of ``task_ids``, or of all.
-
-    ``at_most_jobs`` leaves out larger Tasks, whose rows take long to query.
-    """
-    given: dict[str, Any] = {}
-    if task_ids is not None:
-        given["ids"] = list(task_ids)
-    if at_most_jobs is not None:
-        given["at_most"] = at_most_jobs
-    return [int(row[0]) for row in connection.execute(_candidates(frozenset(given)), given)]
+def candidates(connection: Connection, task_ids: Iterable[int] | None = None) -> dict[int, int]:
+    """Sealed, unclosed Tasks without an open item by their counts, of ``task_ids`` or of all: id -> number of jobs."""
+    given = {} if task_ids is None else {"ids": list(task_ids)}
+    return {int(i): int(jobs) for i, jobs in connection.execute(_candidates(bool(given)), given)}
 
 
 @cache
-def _candidates(given: frozenset[str]) -> Any:
+def _candidates(some: bool) -> Any:
     """Cached: it runs after every flush."""
     # Outer join: a Task cancelled before its first slice has no counts.
     open_items = sa.func.coalesce(sa.func.sum(_OPEN_ITEMS), 0)
     statement = (
-        sa.select(_t.id)
+        sa.select(_t.id, _t.created_jobs)
         .outerjoin(task_tallies, _n.task_id == _t.id)
         .where(_t.finished_at.is_(None), _t.closed_at.is_(None), _t.generation_sealed == 1, _t.turning.is_(None))
-        .group_by(_t.id)
+        .group_by(_t.id, _t.created_jobs)
         .having(open_items == 0)
     )
-    if "ids" in given:
-        statement = statement.where(_t.id.in_(sa.bindparam("ids", expanding=True)))
-    if "at_most" in given:
-        statement = statement.where(_t.created_jobs <= sa.bindparam("at_most"))
-    return statement
+    return statement.where(_t.id.in_(sa.bindparam("ids", expanding=True))) if some else statement
 
 
 @repeatable

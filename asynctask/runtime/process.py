@@ -27,6 +27,7 @@ from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues, PushFilter
 from asynctask.errors import Unavailable
 from asynctask.exports.files import ExportFiles
+from asynctask.figures import Figures
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.lists.cleaning import Cleaning
@@ -130,7 +131,7 @@ class AppProcess:
         self._concurrency = concurrency
         self._queue_names = tuple(queues)
         self._dispatching = dispatching
-        self.figures = processes.Figures()
+        self.figures = Figures()
         self._pace = Pace()
         self._log = get_logger("asynctask.process")
         self.heartbeat = Heartbeat(
