@@ -620,18 +620,13 @@ _CLAIMABLE: Final = (
 )  # fmt: skip
 
 
-@cache
-def _to_claim(dialect: str) -> Any:
-    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
-    found = sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids"), waits).order_by(_e.id)
-    return found if dialect == "sqlite" else found.with_for_update(skip_locked=True)
-
-
-@cache
-def _claimed(dialect: str) -> Any:
-    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
-    found = events.update().where(batches.among_given(dialect, _e.id, "ids"), waits)
-    return found.values(process=sa.bindparam("me"), due_at=None)
+_WAITS: Final = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
+_TO_CLAIM: Final = batches.ByValues(
+    _e.id, lambda its: sa.select(_e.id).where(its, _WAITS).order_by(_e.id), skip_locked=True
+)
+_CLAIM: Final = batches.ByValues(
+    _e.id, lambda its: events.update().where(its, _WAITS).values(process=sa.bindparam("me"), due_at=None)
+)
 
 
 def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], where: Any = None) -> list[int]:
@@ -639,8 +634,7 @@ def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], whe
     statement: it changes no column but the two, and of the counts only ``retrying``."""
     if not event_ids:
         return []
-    dialect = connection.dialect.name
-    free = connection.execute(_to_claim(dialect), {"ids": batches.given(dialect, event_ids)}).scalars().all()
+    free = _TO_CLAIM.execute(connection, event_ids).scalars().all()
     if not free:
         return []
     found = sa.select(*_CLAIMABLE).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
@@ -653,8 +647,7 @@ def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], whe
             moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta)
     ids = [int(row[0]) for row in rows]
     if ids:
-        given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
-        if connection.execute(_claimed(dialect), given).rowcount != len(ids):
+        if _CLAIM.execute(connection, ids, me=ledger.identity).rowcount != len(ids):
             raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
         move_counts(connection, moved, ledger.now())
     return ids
@@ -764,16 +757,13 @@ def first_due(connection: Connection, names: Collection[str]) -> int | None:
 # -- the end of a loan
 
 
-@cache
-def _ended(dialect: str) -> Any:
-    return loans.delete().where(batches.among_given(dialect, _l.id, "ids"), _l.process == sa.bindparam("me"))
+_END: Final = batches.ByValues(_l.id, lambda its: loans.delete().where(its, _l.process == sa.bindparam("me")))
 
 
 def end_loans(connection: Connection, ledger: Ledger, ids: Collection[int]) -> None:
     """Ends loans of this process of which nothing is left, in the transaction of their last outcomes."""
     if ids:
-        dialect = connection.dialect.name
-        connection.execute(_ended(dialect), {"ids": batches.given(dialect, sorted(ids)), "me": ledger.identity})
+        _END.execute(connection, sorted(ids), me=ledger.identity)
 
 
 @repeatable
@@ -998,15 +988,17 @@ _HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt, _e.status, _e.stopping).where
 )
 
 
-@cache
-def _held_tasks(dialect: str) -> Any:
-    joined = tasks.outerjoin(places, (_p.task_id == _t.id) & (_p.process == sa.bindparam("me")))
-    joined = joined.outerjoin(queues, (_q.name == _t.queue) & (_q.paused > 0))
-    in_session = _t.session_key.is_(None) | _t.session_holder.is_not(None)
-    found = sa.select(
-        _t.id, _t.state, in_session, _t.priority, _LIMIT, _p.n, _q.name.is_not(None), _t.parallel, _t.interval_s
+_HELD_TASKS: Final = batches.ByValues(
+    _t.id,
+    sa.select(
+        _t.id, _t.state, _t.session_key.is_(None) | _t.session_holder.is_not(None), _t.priority, _LIMIT, _p.n,
+        _q.name.is_not(None), _t.parallel, _t.interval_s,
     )
-    return found.select_from(joined).where(batches.among_given(dialect, _t.id, "ids"))
+    .select_from(
+        tasks.outerjoin(places, (_p.task_id == _t.id) & (_p.process == sa.bindparam("me")))
+        .outerjoin(queues, (_q.name == _t.queue) & (_q.paused > 0))
+    ).where,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -1027,12 +1019,10 @@ def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
     """What the ledger says of this process's loans and of these Tasks, of which it holds jobs; and the paused queues.
     Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
-        dialect = connection.dialect.name
         held = {int(row[0]): Loan(*row) for row in connection.execute(_HELD_LOANS, {"me": ledger.identity})}
         named = connection.execute(_HELD_CLAIMS, {"me": ledger.identity}).all()
         ids = sorted({*task_ids, *(each.task_id for each in held.values())})
-        given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
-        rows = connection.execute(_held_tasks(dialect), given).all() if ids else []
+        rows: Sequence[Any] = _HELD_TASKS.execute(connection, ids, me=ledger.identity).all() if ids else ()
         paused = paused_queues(connection)
     found = {
         int(i): HeldTask(state, bool(session), priority, limit, n, bool(is_paused), (priority, parallel, interval_s))

@@ -1110,13 +1110,9 @@ def reopen_callbacks(
     applied = apply(connection, ledger, [Change(event_id, reopen, notes=notes) for event_id in event_ids])
     if any(each.turn is not None for each in applied) and task["finished_at"] is not None:
         reason = "split_failed" if task["split_state"] == "failed" else None
-        if task["state"] == State.CANCELLED:
-            again = {"finished_at": None, "state_reason": reason, "updated_at": now, "version": _t.version + 1}
-            connection.execute(tasks.update().where(_t.id == task["id"]).values(again))
-        else:
-            task_rows.turn(
-                connection, ledger, task, State.FINALIZING, Reason.CALLED_AGAIN, finished_at=None, state_reason=reason
-            )
+        task_rows.turn_unless_cancelled(
+            connection, ledger, task, State.FINALIZING, Reason.CALLED_AGAIN, finished_at=None, state_reason=reason
+        )
     return applied
 
 

@@ -317,21 +317,8 @@ class Recorder:
             # The outcome cannot be written; its end, with an unknown result, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
             failure = Failure("unrecordable", text)
-            self._flush_last_word(
-                Outcome(
-                    each.event_id,
-                    each.attempt,
-                    Kind.DISCARDED,
-                    notes=[Note("error", text)],
-                    failure=failure,
-                    then=each.then,
-                    elsewhere=each.elsewhere,
-                    worker=each.worker,
-                    seconds=each.seconds,
-                    marks=each.marks,
-                    loan=each.loan,
-                )
-            )
+            last = replace(each, kind=Kind.DISCARDED, retry_at=None, stage=Stage.READ, failure=failure, failures={})
+            self._flush_last_word(replace(last, notes=[Note("error", text)], values={}))
         each.stage = Stage.DONE
 
     def _flush_last_word(self, ended: Outcome) -> None:

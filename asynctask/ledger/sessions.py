@@ -266,8 +266,16 @@ def add_places(connection: Connection, task_ids: Collection[int], *, low: int = 
     """Gives the new Events of these Tasks, from ``seq`` ``low`` on, that have a key their places: in the order of the
     Tasks, then of the list."""
     if task_ids:
-        dialect = connection.dialect.name
-        connection.execute(_add_places(dialect), {"ids": batches.given(dialect, sorted(task_ids)), "low": low})
+        _ADD_PLACES.execute(connection, sorted(task_ids), low=low)
+
+
+_ADD_PLACES: Final = batches.ByValues(
+    _e.task_id,
+    lambda its: key_places.insert().from_select(
+        ["event_id", "line", "place"],
+        sa.select(_e.id, _e.line, _e.task_id * PLACES_EACH).where(its, _e.seq >= sa.bindparam("low"), _e.line.is_not(None)),
+    ),
+)
 
 
 class Gate(NamedTuple):
@@ -366,19 +374,33 @@ def block_lent(ledger: Ledger, ranges: Sequence[tuple[int, int, int]]) -> set[in
 
 def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
     """Those of these Events that are due, for :func:`turns`."""
-    if not event_ids:
-        return []
-    dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _due(dialect), {"ids": batches.given(dialect, event_ids)})
+    found = _DUE.fetch(connection, event_ids) if event_ids else ()
     return [Asking(int(i), *rest) for i, *rest in found]
+
+
+_DUE: Final = batches.ByValues(
+    _e.id,
+    lambda its: (
+        sa.select(_e.id, *ASKING).where(its, _e.status == str(Status.ENQUEUE), _e.due_at.is_not(None)).order_by(_e.id)
+    ),
+)
 
 
 def postpone(connection: Connection, event_ids: Collection[int], until: int) -> None:
     """Makes these Events, which were to be lent, due at ``until`` (microseconds); :data:`BLOCKED`: when their turn comes.
     Neither status nor counts change."""
     if event_ids:
-        dialect = connection.dialect.name
-        connection.execute(_postpone(dialect), {"ids": batches.given(dialect, sorted(event_ids)), "until": until})
+        _POSTPONE.execute(connection, sorted(event_ids), until=until)
+
+
+_POSTPONE: Final = batches.ByValues(
+    _e.id,
+    lambda its: (
+        events.update()
+        .where(its, _e.status == str(Status.ENQUEUE), _e.process.is_(None))
+        .values(due_at=sa.bindparam("until"))
+    ),
+)
 
 
 def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
@@ -400,21 +422,26 @@ def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
 def _unblock(ledger: Ledger, event_ids: Sequence[int]) -> set[int]:
     """Makes those of these Events due that are blocked. Returns their Tasks."""
     with ledger.database.write() as connection:
-        dialect = connection.dialect.name
-        chosen = {"ids": batches.given(dialect, sorted(event_ids))}
-        woken = {int(i) for i in connection.execute(_lock_blocked(dialect), chosen).scalars()}
+        woken = {int(i) for i in _LOCK_BLOCKED.execute(connection, sorted(event_ids)).scalars()}
         if woken:
-            connection.execute(_unblocked(dialect), {**chosen, "now": ledger.now()})
+            _UNBLOCK.execute(connection, sorted(event_ids), now=ledger.now())
     return woken
+
+
+_IS_BLOCKED: Final = _e.due_at == BLOCKED
+_BLOCKED: Final = batches.ByValues(_e.id, lambda its: sa.select(_e.id).where(its, _IS_BLOCKED))
+_LOCK_BLOCKED: Final = batches.ByValues(
+    _e.id, lambda its: sa.select(_e.task_id).where(its, _IS_BLOCKED).order_by(_e.id), skip_locked=False
+)
+_UNBLOCK: Final = batches.ByValues(
+    _e.id, lambda its: events.update().where(its, _IS_BLOCKED).values(due_at=sa.bindparam("now"))
+)
 
 
 def _blocked_first(connection: Connection, lines: Collection[int]) -> list[int]:
     """The Events that wait in these lines although they are the first."""
-    if not (heads := _heads_of(connection, lines)):
-        return []
-    dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _blocked(dialect), {"ids": batches.given(dialect, sorted(heads))})
-    return [int(i) for (i,) in found]
+    heads = _heads_of(connection, lines)
+    return [int(i) for (i,) in _BLOCKED.fetch(connection, sorted(heads))] if heads else []
 
 
 _LINES: Final = {
@@ -448,41 +475,3 @@ def _heads_of(connection: Connection, lines: Collection[int]) -> list[int]:
     found = connection.execute(_heads(dialect), {"lines": given})
     heads = loads(found.scalar_one()) if dialect == "sqlite" else found.scalars()
     return [int(head) for head in heads if head is not None]
-
-
-@cache
-def _add_places(dialect: str) -> Any:
-    given = batches.among_given(dialect, _e.task_id, "ids")
-    new = sa.select(_e.id, _e.line, _e.task_id * PLACES_EACH).where(
-        given, _e.seq >= sa.bindparam("low"), _e.line.is_not(None)
-    )
-    return key_places.insert().from_select(["event_id", "line", "place"], new)
-
-
-@cache
-def _blocked(dialect: str) -> Any:
-    return sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids"), _e.due_at == BLOCKED)
-
-
-@cache
-def _lock_blocked(dialect: str) -> Any:
-    found = sa.select(_e.task_id).where(batches.among_given(dialect, _e.id, "ids"), _e.due_at == BLOCKED).order_by(_e.id)
-    return found if dialect == "sqlite" else found.with_for_update()
-
-
-@cache
-def _due(dialect: str) -> Any:
-    is_due = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
-    return sa.select(_e.id, *ASKING).where(batches.among_given(dialect, _e.id, "ids"), is_due).order_by(_e.id)
-
-
-@cache
-def _postpone(dialect: str) -> Any:
-    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
-    return events.update().where(batches.among_given(dialect, _e.id, "ids"), waits).values(due_at=sa.bindparam("until"))
-
-
-@cache
-def _unblocked(dialect: str) -> Any:
-    blocked = batches.among_given(dialect, _e.id, "ids") & (_e.due_at == BLOCKED)
-    return events.update().where(blocked).values(due_at=sa.bindparam("now"))

@@ -877,10 +877,7 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
 
 def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
     """Closes the generation of a locked Task and queues its callbacks; without any, the Task is done."""
-    due = due_callbacks(task["state"], total_counts(connection, task["id"]))
-    said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
-    # An export is merged first; its callbacks depend on the outcome.
-    callbacks = [each for each in said if each.name == MERGE] or [each for each in said if each.name in due]
+    callbacks = _due_callbacks(connection, task)
     now = ledger.now()
     if task["state"] == State.CANCELLED:
         over = {"closed_at": now, "finished_at": None if callbacks else now, "updated_at": now}
@@ -937,13 +934,12 @@ def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
     again, so this transaction checks the rows. :func:`try_close` handles the rest.
     """
     with ledger.database.write() as connection:
-        dialect, chosen = connection.dialect.name, sorted(task_ids)[:_CLOSED_AT_ONCE]
-        free = connection.execute(_select_small(dialect), {"ids": batches.given(dialect, chosen)}) if chosen else ()
+        chosen = sorted(task_ids)[:_CLOSED_AT_ONCE]
+        free = _FREE.execute(connection, chosen) if chosen else ()
         found = {int(row.id): row for row in free if _is_small(row)}
         if not found:
             return []
-        open_ = connection.execute(_select_open(dialect), {"ids": batches.given(dialect, list(found))})
-        for (task_id,) in open_.all():
+        for (task_id,) in _WITH_OPEN.execute(connection, list(found)).all():
             del found[int(task_id)]
         if not found:
             return []
@@ -951,7 +947,7 @@ def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
         check_task(State.RUNNING, State.FINALIZING, Reason.CLOSED)
         check_task(State.FINALIZING, State.FINISHED, Reason.CALLED_BACK)
         now = ledger.now()
-        connection.execute(_close_all(dialect), {"ids": batches.given(dialect, list(found)), "now": now})
+        _CLOSE.execute(connection, list(found), now=now)
         entry = {"at": now, "who": "", "action": "closed"}
         logged = [{**entry, "task_id": i, "detail": dumps({"generation": row.generation})} for i, row in found.items()]
         connection.execute(_LOG, logged)
@@ -972,25 +968,19 @@ def _is_small(task: Any) -> bool:
     )
 
 
-@cache
-def _select_small(dialect: str) -> Any:
-    found = sa.select(*_TO_CLOSE).where(batches.among_given(dialect, _t.id, "ids")).order_by(_t.id)
-    return found if dialect == "sqlite" else found.with_for_update(skip_locked=True)
+_FREE: Final = batches.ByValues(_t.id, lambda its: sa.select(*_TO_CLOSE).where(its).order_by(_t.id), skip_locked=True)
+_WITH_OPEN: Final = batches.ByValues(
+    _e.task_id, lambda its: sa.select(_e.task_id).where(its, _e.status.in_(sorted(map(str, OPEN)))).distinct()
+)
 
 
-@cache
-def _select_open(dialect: str) -> Any:
-    statuses = [str(status) for status in sorted(OPEN)]
-    found = sa.select(_e.task_id).where(batches.among_given(dialect, _e.task_id, "ids"), _e.status.in_(statuses))
-    return found.distinct()
-
-
-@cache
-def _close_all(dialect: str) -> Any:
+def _closed(its: Any) -> Any:
     at: Any = sa.bindparam("now")
     over = {"state": State.FINISHED, "closed_at": at, "finished_at": at, "updated_at": at, "ready": None, "due_next": None}
-    small = batches.among_given(dialect, _t.id, "ids") & (_t.state == State.RUNNING)
-    return tasks.update().where(small).values(**over, version=_t.version + 2)
+    return tasks.update().where(its, _t.state == State.RUNNING).values(**over, version=_t.version + 2)
+
+
+_CLOSE: Final = batches.ByValues(_t.id, _closed)
 
 
 # -- callbacks: stand-alone Events, queued in the transaction that closes their generation
@@ -1072,11 +1062,25 @@ def callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[str
     return [(name, event_id, status) for name, event_id, status in found]
 
 
-def _after_merge(connection: Connection, task: dict[str, Any], merge_failed: bool) -> list[NewCallback]:
+def _due_callbacks(connection: Connection, task: dict[str, Any], *, merge_failed: bool | None = None) -> list[NewCallback]:
+    """The callbacks that a closed generation queues. An export is merged first: its callbacks depend on whether that
+    failed, None while it is not known."""
+    said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
+    if merge_failed is None and (merge := [each for each in said if each.name == MERGE]):
+        return merge
     due = due_callbacks(task["state"], total_counts(connection, task["id"]))
-    if merge_failed:
-        due = ("on_complete", "on_failure")
-    return [NewCallback(**each) for each in loads(task["callbacks"]) if each["name"] in due]
+    return [each for each in said if each.name in (("on_complete", "on_failure") if merge_failed else due)]
+
+
+def turn_unless_cancelled(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], target: State, reason: Reason, **values: Any
+) -> None:
+    """As :func:`turn`; a cancelled Task stays that, with these values."""
+    if task["state"] == State.CANCELLED:
+        said = {**values, "updated_at": ledger.now(), "version": _t.version + 1}
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(said))
+    else:
+        turn(connection, ledger, task, target, reason, **values)
 
 
 @repeatable
@@ -1095,15 +1099,13 @@ def try_finish(ledger: Ledger, task_id: int) -> bool:
         if any(status in OPEN for _, _, status in found):
             return False
         failed = sorted(name for name, _, status in found if status != Status.FINISH)
-        if [name for name, _, _ in found] == [MERGE] and (callbacks := _after_merge(connection, task, bool(failed))):
+        if [name for name, _, _ in found] == [MERGE] and (
+            callbacks := _due_callbacks(connection, task, merge_failed=bool(failed))
+        ):
             _queue_callbacks(connection, ledger, task, callbacks)
             return False
         reason = Reason.CALLBACK_FAILED if failed else Reason.CALLED_BACK
         values = {"finished_at": ledger.now(), "state_reason": str(reason) if failed else task["state_reason"]}
-        if task["state"] == State.CANCELLED:
-            done = {**values, "updated_at": values["finished_at"], "version": _t.version + 1}
-            connection.execute(tasks.update().where(_t.id == task_id).values(done))
-        else:
-            turn(connection, ledger, task, State.FINISHED, reason, **values)
+        turn_unless_cancelled(connection, ledger, task, State.FINISHED, reason, **values)
         log(connection, ledger, task_id, str(reason), {"generation": task["generation"], "failed": failed})
     return True
