@@ -358,9 +358,9 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
 # -- record
 
 
-def working(row: Row, process: str | None, reason: Reason = Reason.STARTED) -> Turn:
+def working(row: Row, process: str | None) -> Turn:
     """The job began and outlasts a flush, or is watched because its process died."""
-    return _turn(row, Status.WORKING, reason, process=process)
+    return _turn(row, Status.WORKING, Reason.STARTED, process=process)
 
 
 def take_over(row: Row, process: str | None) -> Turn:
@@ -526,6 +526,9 @@ def saved(row: Row) -> Turn:
     return Turn(row, row._replace(deaths=0), Reason.RECORDED)
 
 
+_ANEW: Final[Mapping[str, Any]] = {"retries": 0, "deaths": 0, "watched": False, "stopping": False, "process": None}
+
+
 def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None) -> Turn:
     """A user's retry of a terminal row: it waits from ``now``, with its retries and deaths reset.
 
@@ -546,11 +549,7 @@ def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None)
         Reason.RETRIED,
         attempt=row.attempt + 1,
         due_at=now if row.reserved else None,
-        retries=0,
-        deaths=0,
-        watched=False,
-        stopping=False,
-        process=None,
+        **_ANEW,
         **open_again,
     )
 
@@ -566,11 +565,7 @@ def send_again(row: Row, *, due_at: int | None) -> Turn:
         Reason.SENT_AGAIN,
         attempt=row.attempt + 1,
         due_at=due_at,
-        retries=0,
-        deaths=0,
-        watched=False,
-        stopping=False,
-        process=None,
+        **_ANEW,
         n_finish=0,
         n_failed=0,
         n_error=0,

@@ -321,15 +321,15 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]
         if is_retry and any(items > 1 for _, _, items in found):
             slices = _chosen_items(connection, found, wanted, only, left, task_id if but_taken else None)
             found = [each for each in found if each[2] == 1 or each[0] in slices]
-        free, lent = _loans_of(connection, task_id)
+        lent = lending.lent_ranges(connection, task_id)
         applied = apply(connection, ledger, [_turn_change(ledger, task, i, slices.get(i), lent) for i, *_ in found])
         left -= sum(len(slices[i]) if items > 1 and i in slices else 1 for i, _, items in found)
         more = whole and left > 0
         values: dict[str, Any] = {"turn_cursor": last} if more else _turn_end(task)
         if more and only["left"] is not None:
             values["turn_chosen"] = dumps({**only, "left": left})
-        if not more and free and not is_retry:
-            connection.execute(loans.delete().where(_l.id.in_(free), _l.process.is_(None), ~_WAITS))
+        if not more and not is_retry:
+            connection.execute(loans.delete().where(_l.task_id == task_id, _l.process.is_(None), ~_WAITS))
         hints.settle(connection, ledger, {**task, **values}, **values)
     return more, applied
 
@@ -346,19 +346,7 @@ _WAITS: Final = sa.exists().where(
     _e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high, _e.status == str(Status.ENQUEUE),
     _e.due_at.is_(None), _e.process.is_(None),
 )  # fmt: skip
-"""Whether a row waits in a free loan: its holder gave it back after this pass had left it to the holder."""
-
-
-def _loans_of(connection: Connection, task_id: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """The ids of the free loans of a Task, and the ranges of the others."""
-    free, lent = list[int](), list[tuple[int, int]]()
-    its = sa.select(_l.id, _l.process, _l.low, _l.high).where(_l.task_id == task_id)
-    for loan_id, process, low, high in connection.execute(its):
-        if process is None:
-            free.append(int(loan_id))
-        else:
-            lent.append((int(low), int(high)))
-    return free, lent
+"""Whether a row waits in a free loan: its holder gave it back after the pass had left it to the holder."""
 
 
 def _chosen_items(

@@ -301,17 +301,14 @@ _AT_POINTER_MARIADB: Final = sa.text(
 )
 
 
-def borrow(
-    ledger: Ledger, offer: Offer, wanted: int, *, taken: int = 0, workers: Collection[str] | None = None
-) -> Borrowed:
+def borrow(ledger: Ledger, offer: Offer, wanted: int, *, workers: Collection[str] | None = None) -> Borrowed:
     """Borrows up to ``wanted`` jobs of a Task for this process: due ones first, then what was given back, then at the
     pointer.
 
-    Of a Task with an interval it takes what is left of its round, or begins the next one if its time has come. ``taken``:
-    how many of its jobs run already; of the own runtime, which keeps limits by :func:`lease_places`, the caller has taken
-    them off ``wanted``. ``workers``: of a mixed Task, those that this process performs: what was put off for want of its
-    worker comes in the way of nothing else; None: all. Raises LedgerUnavailable; what is borrowed and never arrives here is
-    given back by the next check.
+    Of a Task with an interval it takes what is left of its round, or begins the next one if its time has come. Limits are
+    kept by places (:func:`lease_places`). ``workers``: of a mixed Task, those that this process performs: what was put off
+    for want of its worker comes in the way of nothing else; None: all. Raises LedgerUnavailable; what is borrowed and never
+    arrives here is given back by the next check.
     """
     if wanted <= 0:
         return Borrowed()
@@ -331,7 +328,7 @@ def borrow(
             return Borrowed(lent)
         wanted -= count  # most of them wait for others: those after them may go
     names = sorted(workers) if workers is not None and offer.worker_name == "*" else None
-    done = _borrow(ledger, offer, wanted, taken, names)
+    done = _borrow(ledger, offer, wanted, names)
     if done is None:
         return Borrowed(lent, is_locked=True)
     if offer.has_keys and done.free:
@@ -360,14 +357,14 @@ def _have_wait(ledger: Ledger, lent: Sequence[Loan]) -> None:
 
 
 @repeatable
-def _borrow(ledger: Ledger, offer: Offer, wanted: int, taken: int, names: Sequence[str] | None) -> _Borrow | None:
+def _borrow(ledger: Ledger, offer: Offer, wanted: int, names: Sequence[str] | None) -> _Borrow | None:
     """None if another transaction holds the Task's row."""
     with ledger.database.write() as connection:
         task = lock_now(connection, offer.task_id)
         if task is None:
             return None
         step = _Borrow(connection, ledger, task, names)
-        step.run(wanted, taken)
+        step.run(wanted)
     return step
 
 
@@ -390,7 +387,7 @@ class _Borrow:
         self.is_idle = False
         self.result = Borrowed()
 
-    def run(self, wanted: int, taken: int) -> None:
+    def run(self, wanted: int) -> None:
         """Asks the gates, lends, and settles the hints."""
         connection, task, gate = self.connection, self.task, None
         if not readiness.may_start(task["state"], hints.in_session(task)):
@@ -411,13 +408,12 @@ class _Borrow:
             if not round_["left"]:
                 round_ = {"ranges": [], "again": [], "left": limit, "at": self.now}
             wanted = min(wanted, round_["left"], limit or 1, MOST_OF_ROUND)
-        count = readiness.room(wanted, limit, taken) if taken else wanted
         if task["turning"] is None and task["tolerated_failures"] is not None:  # a retry takes failures back meanwhile
-            count = _tolerated(connection, task, count)
-        self.left = count
-        if count > 0:
+            wanted = _tolerated(connection, task, wanted)
+        self.left = wanted
+        if wanted > 0:
             self._lend(gate)
-        values = self._noted(round_, count - self.left)
+        values = self._noted(round_, wanted - self.left)
         task |= values
         found = hints.settle(connection, self.ledger, task, **values)
         self.result.next_at = None if round_ is None else found.due_next

@@ -271,6 +271,7 @@ def unknown_workers(connection: Connection) -> set[str]:
     return {name for name in found if not lending.is_queue_holder(name)}
 
 
+@repeatable
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """Removes a process that ended normally, or (``dead``) one whose jobs have been recovered.
 
@@ -279,11 +280,6 @@ def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """
     if dead:
         _end_splits(ledger, identity)
-    _remove(ledger, identity)
-
-
-@repeatable
-def _remove(ledger: Ledger, identity: str) -> None:
     with ledger.database.write() as connection:
         connection.execute(processes.delete().where(_p.identity == identity))
 

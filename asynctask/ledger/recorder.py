@@ -264,7 +264,9 @@ class Recorder:
                     self._closer.check()
                     return
                 if batch:
-                    self._flush_timed(batch)
+                    begun = self._ledger.clock.monotonic()
+                    self.commit(batch)
+                    self._flush_s = self._ledger.clock.monotonic() - begun
                     tries, self._flushes = 0, True
                 else:
                     self._closer.check_if_due()
@@ -278,11 +280,6 @@ class Recorder:
                 if self._pause(_RETRY_S[min(tries, len(_RETRY_S) - 1)]):
                     return
                 tries += 1
-
-    def _flush_timed(self, batch: Sequence[Outcome]) -> None:
-        begun = self._ledger.clock.monotonic()
-        self.commit(batch)
-        self._flush_s = self._ledger.clock.monotonic() - begun
 
     def commit(self, batch: Sequence[Outcome]) -> None:
         """Flushes a batch; halves one that the ledger refuses until each refused outcome is alone. Raises

@@ -180,7 +180,7 @@ CORE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "may_close ignores an open generation": (core, "may_close", close_unsealed),
     "next_round ignores when jobs start": (core, "next_round", next_round_by_borrows),
     "next_round does not wait for jobs to start": (core, "next_round", next_round_without_patience),
-    "room ignores what is taken": (readiness, "room", room_whatever_is_taken),
+    "room ignores what is taken": (bookkeeping_steps, "room", room_whatever_is_taken),
     "granted ignores what runs": (readiness, "granted", granted_below_what_runs),
     "granted ignores others": (readiness, "granted", granted_beside_others),
     "granted ignores who has no places": (readiness, "granted", granted_to_strangers),
