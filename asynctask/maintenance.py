@@ -8,25 +8,21 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from asynctask.brokers.base import DEAD, Broker, Copy, Held, Key
-from asynctask.clock import micros
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, foreign, leases, lending, processes, progress, sessions
+from asynctask.ledger import control, doctor, foreign, leases, lending, processes, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
 from asynctask.ledger.lending import queue_holder
-from asynctask.ledger.purge import Old, Purge
 from asynctask.ledger.tasks import called_back, candidates, try_close, try_finish
-from asynctask.lists.rows import ListSource, remove_list
-from asynctask.lists.uploads import Uploads
+from asynctask.lists.cleaning import Cleaning
 from asynctask.logs import get_logger
 
 # Seconds between two runs of a step
@@ -41,14 +37,8 @@ SAMPLE_S = 5.0
 STRAYS_S: Final = 10.0
 """Of the search for held copies of unregistered processes in the broker."""
 
-CLEAR_S: Final = 3_600.0
-"""Of the search for stored lists that no Task needs, which are rare."""
-
-PURGE_S: Final = 86_400.0
-"""Of a purge, if one is configured."""
-
-_PURGE_FOR_S: Final = 0.05
-"""Duration of one purge step."""
+_EVERY_S: Final = {"clear_uploads": 3_600.0}
+"""Of a step whose work is rare: stored lists that no Task needs."""
 
 _REST_FACTOR: Final = 20
 """Pause after any other step, as a multiple of its duration: no step takes more than a twentieth of the time. The shorter
@@ -60,21 +50,18 @@ _RECOVERY_RESTS_S: Final = 1.0
 _WORK: Final = ("rejoin", "turn_rows")
 """Steps without a pause: somebody waits for their end, and each run makes progress."""
 
-# Rows of one transaction or query
-
-_BATCH: Final = 1_000
 POISON_COPIES: Final = 3
 """Deaths of processes after which an untracked job goes to the dead set."""
 
 
 class Maintenance:
     """Recovers dead processes, pauses failing Tasks, closes finished ones, resumes stalled splits, continues bulk edits,
-    finds lost copies, takes samples, removes stored lists.
+    finds lost copies, takes samples, cleans.
 
-    ``resume_split`` continues the split of a Task in a way that suits this process; ``uploads`` stores the lists; None:
-    this process must not split. What ended ``purge_after_s`` seconds ago is removed; 0: never. ``engines``: the attached
-    engines by name. ``every_s`` is the pause between two rounds while a Task is open. ``nudge`` and ``expect`` tell the
-    dispatcher that there is work now, or at a time (microseconds); ``waker`` reports new work for maintenance.
+    ``resume_split`` continues the split of a Task in a way that suits this process, and ``cleaning`` removes stored lists;
+    None: this process does not. ``engines``: the attached engines by name. ``every_s``: the pause between two rounds while
+    a Task is open. ``nudge`` and ``expect`` tell the dispatcher that there is work now, or at a time (microseconds).
+    ``waker`` reports new work for maintenance.
     """
 
     def __init__(
@@ -85,9 +72,7 @@ class Maintenance:
         controls: Control,
         *,
         resume_split: Callable[[int], None] | None = None,
-        uploads: Uploads | None = None,
-        remove_export: Callable[[str], bool] = lambda export: False,
-        purge_after_s: float = 0.0,
+        cleaning: Cleaning | None = None,
         nudge: Callable[[], None] = lambda: None,
         expect: Callable[[int], None] = lambda at: None,
         waker: Waker | None = None,
@@ -96,19 +81,10 @@ class Maintenance:
     ) -> None:
         self._ledger = ledger
         self._broker = broker
-        self._engines = engines
-        self._router = Router(broker, engines, ledger.clock)
         self._host = host
         self._controls = controls
         self._resume_split = resume_split
-        self._uploads = uploads
-        self._remove_export = remove_export
-        self._purge_after_s = purge_after_s
-        self._purge: Purge | None = None  # the one in progress
-        self._purged_at = -math.inf
-        self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
         self._nudge = nudge
-        self._every_s = every_s
         self._schedule = Schedule(
             ledger,
             host,
@@ -117,11 +93,11 @@ class Maintenance:
             waker,
             every_s=every_s,
             can_split=resume_split is not None,
+            cleans=cleaning is not None,
             has_broker=broker is not None,
             dispatches=lambda: bool(engines) or broker is not None,
         )
-        self._sightings = self._schedule.sightings
-        self._steps: Mapping[str, Callable[[], object]] = {
+        self._steps: dict[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
             "take_stalled": self.take_stalled,
             "rejoin": self.rejoin,
@@ -131,10 +107,10 @@ class Maintenance:
             "close": self.close,
             "find_lost": self.find_lost,
             "sample": self.sample,
-            "clear_uploads": self.clear_uploads,
-            "purge": self.purge,
         }
-        self._missed: frozenset[Key] = frozenset()  # jobs that the last search did not find in their queues
+        if cleaning is not None:
+            self._steps |= {"clear_uploads": cleaning.clear_uploads, "purge": cleaning.purge}
+        self._lost = LostJobs(ledger, broker, engines)
         self._searched_at = -math.inf
         self._unknown: set[str] = set()
         self._rests: dict[str, float] = {}
@@ -191,7 +167,9 @@ class Maintenance:
             if name in _WORK:
                 continue
             ended = clock.monotonic()
-            self._rests[name] = ended + min(_REST_FACTOR * min(ended - begun, earlier_s), longest)
+            self._rests[name] = ended + max(
+                min(_REST_FACTOR * min(ended - begun, earlier_s), longest), _EVERY_S.get(name, 0.0)
+            )
             self._took[name] = ended - begun
 
     # -- the dead
@@ -201,8 +179,10 @@ class Maintenance:
         with self._ledger.database.read() as connection:
             registered = processes.list_processes(connection)
             unknown = processes.unknown_workers(connection)
-        self._sightings.note(registered)
-        dead = [str(each["identity"]) for each in registered if processes.is_dead(self._host, each, self._sightings)]
+        self._schedule.sightings.note(registered)
+        dead = [
+            str(each["identity"]) for each in registered if processes.is_dead(self._host, each, self._schedule.sightings)
+        ]
         known = {str(each["identity"]) for each in registered}
         unknown = {identity for identity in unknown if foreign.process_of(identity) not in known} | self._strays(known)
         orphans = [identity for identity in unknown if identity in self._unknown and identity != self._ledger.identity]
@@ -221,7 +201,7 @@ class Maintenance:
 
     def recover(self, identity: str) -> None:
         """Recovers what a dead process held: rows of the ledger wait there again, untracked copies in their queues."""
-        if not processes.condemn(self._ledger, self._host, identity, self._sightings):
+        if not processes.condemn(self._ledger, self._host, identity, self._schedule.sightings):
             return
         if processes.is_engine(identity):
             with self._ledger.database.read() as connection:
@@ -299,50 +279,6 @@ class Maintenance:
         """Pauses every Task with more failed items than it tolerates; the recording of failures does so, too."""
         task_rows.pause_failing(self._ledger)
 
-    def clear_uploads(self) -> int:
-        """Removes stored JSON items whose split is over. Returns their number.
-
-        Only those that a Task of this ledger names: other applications may use the same folder.
-        """
-        if self._uploads is None:
-            return 0
-        after, cleared, waits = self._cleared, 0, False
-        while True:
-            with self._ledger.database.read() as connection:
-                found = task_rows.split_sources(connection, after, _BATCH)
-            sources = {i: ListSource.from_json(kept) for i, state, kept in found if state != "splitting"}
-            over = {i: source.name for i, source in sources.items() if source.items}
-            for name in over.values():
-                self._uploads.remove(name)
-            if over:
-                task_rows.forget_sources(self._ledger, list(over))
-            cleared += len(over)
-            for task_id, state, _ in found:
-                after = task_id
-                waits |= state == "splitting"
-                if not waits:
-                    self._cleared = task_id
-            if len(found) < _BATCH:
-                return cleared
-
-    def purge(self) -> bool:
-        """Purges a part of what ended longer ago than configured, once a day. Returns whether more is left."""
-        clock = self._ledger.clock
-        if self._uploads is None or self._purge_after_s <= 0:
-            return False
-        if self._purge is None:
-            if clock.monotonic() - self._purged_at < PURGE_S:
-                return False
-            self._purged_at = clock.monotonic()
-            old = Old(self._ledger.now() - micros(self._purge_after_s))
-            self._purge = Purge(self._ledger, old, partial(remove_list, self._uploads), self._remove_export)
-        until = clock.monotonic() + _PURGE_FOR_S
-        while self._purge.step():
-            if clock.monotonic() > until:
-                return True
-        self._purge = None
-        return False
-
     # -- what a foreign queue lost, and what no process reaches
 
     def rejoin(self) -> None:
@@ -356,16 +292,37 @@ class Maintenance:
         if now - self._searched_at < FIND_LOST_S:
             return 0
         self._searched_at = now
-        woken = sessions.repair_keys(self._ledger)
-        lending.wake(self._ledger, woken)
-        if lending.repair(self._ledger) + sessions.repair(self._ledger) + len(woken):
+        if doctor.mend(self._ledger):
             self._nudge()
-        queues = [queue_holder(engine) for engine in self._engines]
-        queues += [] if self._broker is None else [queue_holder(None)]
+        if lost := self._lost.find():
+            self._nudge()
+        return lost
+
+    def sample(self) -> None:
+        """Samples the progress of each running Task, for rate and chart."""
+        with self._ledger.database.read() as connection:
+            wanted = progress.unsampled(connection, self._ledger.now(), SAMPLE_S)
+        if wanted:
+            with self._ledger.database.write() as connection:
+                progress.sample(connection, self._ledger.now(), SAMPLE_S)
+
+
+class LostJobs:
+    """The search for jobs that a foreign queue lacks although it was handed them."""
+
+    def __init__(self, ledger: Ledger, broker: Broker | None, engines: Mapping[str, EngineQueues]) -> None:
+        self._ledger = ledger
+        self._router = Router(broker, engines, ledger.clock)
+        self._queues = [queue_holder(engine) for engine in engines]
+        self._queues += [] if broker is None else [queue_holder(None)]
+        self._missed: frozenset[Key] = frozenset()  # jobs that the last search did not find in their queues
+
+    def find(self) -> int:
+        """Makes those due again that this search and the one before lacked. Returns their number."""
         with self._ledger.database.read() as connection:
             flying = {
                 (record.job_id, record.row.attempt): record
-                for queue in queues
+                for queue in self._queues
                 for record in foreign.held_in_queues(connection, queue)
             }
             pushers = foreign.pushers(connection)
@@ -377,10 +334,9 @@ class Maintenance:
         self._missed = frozenset(missing)
         if gone:
             foreign.redispatch_lost(self._ledger, gone)
-            self._log.warning("copies_lost", count=len(gone))
-            for each in [*queues, *pushers]:
+            get_logger("asynctask.sweep").warning("copies_lost", count=len(gone))
+            for each in [*self._queues, *pushers]:
                 foreign.end_empty(self._ledger, each)
-            self._nudge()
         return len(gone)
 
     def _held(self, flying: Mapping[Key, EventRecord]) -> set[Key]:
@@ -391,14 +347,6 @@ class Maintenance:
             workers = processes.performing(connection, self._ledger.now())
         busy = {queue for each in workers if each["busy"] for queue in loads(each["queues"])}
         return self._router.held({key: (record.queue, record.worker_name) for key, record in flying.items()}, busy)
-
-    def sample(self) -> None:
-        """Samples the progress of each running Task, for rate and chart."""
-        with self._ledger.database.read() as connection:
-            wanted = progress.unsampled(connection, self._ledger.now(), SAMPLE_S)
-        if wanted:
-            with self._ledger.database.write() as connection:
-                progress.sample(connection, self._ledger.now(), SAMPLE_S)
 
 
 # -- which process leads, and which steps are due
@@ -429,6 +377,7 @@ class Schedule:
         *,
         every_s: float,
         can_split: bool,
+        cleans: bool = False,
         has_broker: bool = False,
         dispatches: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -439,10 +388,10 @@ class Schedule:
         self._waker = waker
         self._every_s = every_s
         self._can_split = can_split
+        self._cleans = cleans
         self._has_broker = has_broker  # its lists of processes are apart, so one query does not cover them
         self._dispatches = dispatches  # whether this program has foreign queues
         self._strays_at = -1e9
-        self._cleared_at = -1e9
         self._leadership = leases.Leadership(ledger, leases.MAINTENANCE)
         self.sightings = processes.Sightings(ledger)
         """Of leases, updated when this process lists the others."""
@@ -453,7 +402,6 @@ class Schedule:
         self._newest: int | None = None
         self._active = True
         self._stop = threading.Event()
-        self._log = get_logger("asynctask.sweep")
 
     # -- waiting
 
@@ -509,10 +457,8 @@ class Schedule:
     def _is_due(self, step: str, found: leases.Work, died: bool) -> bool:
         if step == "recover_dead":
             return found.dead or found.lost or died or self._is_time_for_strays()
-        if step == "purge":
-            return self._can_split
-        if step == "clear_uploads":
-            return self._can_split and self._is_time_to_clear()
+        if step in ("purge", "clear_uploads"):
+            return self._cleans
         return found.open or (step == "find_lost" and found.alone)
 
     def _is_time_for_strays(self) -> bool:
@@ -522,15 +468,8 @@ class Schedule:
         self._strays_at = now
         return True
 
-    def _is_time_to_clear(self) -> bool:
-        now = self._ledger.clock.monotonic()
-        if now - self._cleared_at < CLEAR_S:
-            return False
-        self._cleared_at = now
-        return True
-
     def _query(self, now: float) -> leases.Work:
-        found = self._query_work()
+        found = leases.query_work(self._ledger)
         self._queried_at = now
         self._active = not found.quiet
         if found.ready:
@@ -540,17 +479,11 @@ class Schedule:
         rests = self._every_s if self._active else _QUIET * 3 * self._every_s
         if found.newest != self._newest or now - self._listed >= rests:
             self._newest = found.newest
-            self._known = self._list_processes()
+            with self._ledger.database.read() as connection:
+                self._known = processes.list_processes(connection)
             self.sightings.note(self._known)
             self._listed = now
         return found
-
-    def _query_work(self) -> leases.Work:
-        return leases.query_work(self._ledger)
-
-    def _list_processes(self) -> list[dict[str, object]]:
-        with self._ledger.database.read() as connection:
-            return processes.list_processes(connection)
 
     def _gives_way(self, holder: leases.Holder) -> bool:
         """Whether this process should take over: the leader is gone, or cannot resume splits as this process can."""

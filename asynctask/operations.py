@@ -38,7 +38,7 @@ from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
-from asynctask.ledger import lending, queries, sessions, tasks, untracked
+from asynctask.ledger import lending, queries, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads, loads_shown
@@ -166,7 +166,7 @@ class Operations:
         """The queues in which untracked jobs wait in the ledger; and by queue and worker how many of them no process that
         works the queue performs."""
         with self._ledger.database.read() as connection:
-            found = untracked.queues(connection, now)
+            found = queries.untracked_queues(connection, now)
             processes = recovery.list_processes(connection)
         facts, left = dict[str, QueueFacts](), dict[str, dict[str, int]]()
         for each in found:
@@ -227,10 +227,10 @@ class Operations:
         checked_window(after, limit)
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
-            total = untracked.length(connection, queue, now)
-            found = untracked.in_order(connection, queue, now, offset=after, limit=limit, newest=newest)
+            total = queries.untracked_length(connection, queue, now)
+            found = queries.untracked_page(connection, queue, now, offset=after, limit=limit, newest=newest)
         priorities = dict(found)
-        rows = untracked.rows(self._ledger.database, list(priorities))
+        rows = queries.untracked_rows(self._ledger.database, list(priorities))
         return total, (waiting_object(row, priorities[row["id"]]) for row in rows)
 
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
@@ -238,7 +238,7 @@ class Operations:
         result, queue, wanted = Result(), self._own_queue(queue), wanted_keys(keys)
         if self._admin is None:
             with self._ledger.database.read() as connection:
-                found = untracked.waiting(connection, queue, self._ledger.now(), job_ids(wanted))
+                found = queries.find_untracked(connection, queue, self._ledger.now(), job_ids(wanted))
             result.done = queries.turn_waiting(self._ledger, "delete", list(found.values()), who=who)
             for key in wanted:
                 if key not in found:
@@ -258,7 +258,7 @@ class Operations:
         """Removes all jobs present at the start from a queue; the items of tracked ones are cancelled."""
         queue, result = self._own_queue(queue), Result()
         if self._admin is None:
-            for ids in self._pages(partial(untracked.page_of_ids, queue=queue, now=self._ledger.now())):
+            for ids in self._pages(partial(queries.untracked_ids, queue=queue, now=self._ledger.now())):
                 result.done += queries.turn_waiting(self._ledger, "delete", ids, who=who)
             return result
         left = self._admin.jobs(queue, limit=1).total
@@ -280,7 +280,7 @@ class Operations:
         return self._set_paused(self._known_queue(queue), False)
 
     def _set_paused(self, queue: str, paused: bool) -> bool:
-        changed = lending.pause_queue(self._ledger, queue, paused)
+        changed = queries.pause_queue(self._ledger, queue, paused)
         if self._admin is not None:  # where tools of other programs see it
             changed |= self._admin.pause(queue) if paused else self._admin.unpause(queue)
         return changed
@@ -329,13 +329,15 @@ class Operations:
         with self._ledger.database.read() as connection:
             task = tasks.get(connection, task_id)
             found = progress_rows.progress(connection, [task_id], now)
-            holder = sessions.holder(connection, task["session_key"]) if sessions.waiting_in_line(task) else None
+            holder = (
+                queries.session_holder(connection, task["session_key"]) if progress_rows.waiting_in_line(task) else None
+            )
         if not found or found[0]["done"] or found[0]["counts"]["working"]:
             return []
         progress = found[0]
         if called := [str(each["job_id"]) for each in progress["callbacks"] if each["status"] == Status.ENQUEUE]:
             return list(dict.fromkeys(reason for job_id in called for reason in self._not_called(job_id)))
-        if progress["state"] == State.PAUSED or sessions.waiting_in_line(task):
+        if progress["state"] == State.PAUSED or progress_rows.waiting_in_line(task):
             return [_held_back(progress, holder)]
         if progress["state_reason"] == "stopped_jobs":
             mend = "asynctask jobs --resumable lists them, asynctask start JOB starts one"
@@ -714,7 +716,7 @@ class Operations:
         for job_id, event_id in ids.items():
             if action == "restart":
                 self._retry_one(job_id, event_id, result, who)
-            elif gone := untracked.delete_dead(self._ledger, [event_id]):
+            elif gone := queries.delete_dead(self._ledger, [event_id]):
                 result.done += gone
             else:
                 result.skip(job_id, _RECORDED)
@@ -759,8 +761,8 @@ class Operations:
         if set_name == DEAD:
             if action == "restart":
                 self._retry_dead(result, who)
-            for ids in self._pages(untracked.dead) if action == "delete" else ():
-                result.done += untracked.delete_dead(self._ledger, ids)
+            for ids in self._pages(queries.untracked_dead) if action == "delete" else ():
+                result.done += queries.delete_dead(self._ledger, ids)
         else:
             for ids in self._pages(partial(queries.ids, set_name=set_name, now=self._ledger.now())):
                 chosen = {str(event_id): event_id for event_id in ids}
@@ -832,7 +834,7 @@ class Operations:
         for event_id in found.values():
             if not 0 < at <= BIGINT:
                 raise InputError("a time before 1970 is none to wait for", code="bad_time")
-            if not untracked.reschedule(self._ledger, event_id, at):
+            if not queries.reschedule(self._ledger, event_id, at):
                 raise Conflict(
                     "a tracked job cannot be moved to another time, and a dead one has none; restart it, or delete it and"
                     " submit it again"

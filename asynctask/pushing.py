@@ -1,7 +1,8 @@
 """Pushes single jobs: of an application's own workers, and for workers that other programs run.
 
 A tracked job is an Event in the ledger, and borrowed or dispatched from there. An untracked one goes to Redis as Sidekiq's
-client would write it, in slices of 1,000; without Redis it waits in the ledger, too (:mod:`asynctask.ledger.untracked`).
+client would write it, in slices of 1,000; without Redis it waits in the ledger, too
+(:func:`asynctask.core.transitions.is_kept`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from asynctask.config import Config
 from asynctask.dispatch.outbox import build, encoded, passes
 from asynctask.errors import ConfigError, IdInUse, InputError, Problem
 from asynctask.job import CurrentJob, current_job
-from asynctask.ledger import standalone, untracked
+from asynctask.ledger import standalone
 from asynctask.ledger.base import dumps
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.readers import RawRow
@@ -257,7 +258,7 @@ def _row_of(job: Mapping[str, Any], priority: int) -> standalone.Arrival:
     problems = [] if standalone.is_job_id(jid) else [Problem(None, "jid", "bad_length", _JID, jid[:64])]
     refuse_unstorable(Copy(jid, 0, job["queue"], dump(job), priority), problems)
     members = {name: value for name, value in job.items() if name not in _COLUMNS}
-    options = untracked.options_of(members, priority)
+    options = standalone.options_of(members, priority)
     return standalone.Arrival(jid, 1, job["class"], job["queue"], job["args"], options, is_tracked=False)
 
 

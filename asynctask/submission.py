@@ -16,8 +16,8 @@ from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem, dumps, loads
-from asynctask.ledger.processes import other_language
 from asynctask.ledger.progress import first_progress
+from asynctask.ledger.queries import other_language
 from asynctask.ledger.sessions import MAX_KEY
 from asynctask.ledger.tasks import GroupSubmit, NewCallback, NewTask, NewWhole, SplitLost, Whole
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows

@@ -15,8 +15,8 @@ from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.exports.run import MERGER
-from asynctask.ledger import processes, queries
 from asynctask.ledger import progress as progress_rows
+from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.foreign import engine_of
@@ -83,7 +83,7 @@ class Services:
             return
         if engine_of(queue) is not None or self.is_shared:
             with self.ledger.database.read() as connection:
-                if processes.other_language(connection, queue, self.ledger.now()) is not None:
+                if queries.other_language(connection, queue, self.ledger.now()) is not None:
                     return
         raise NobodyPerforms(
             f"no worker is registered here as {worker[:200]!r}, and no other program works its queue {queue[:200]!r}:"
@@ -244,7 +244,7 @@ class TaskHandle:
 
     def run_callbacks(self, who: str = "") -> bool:
         """Runs the failed callbacks again; the Task is ``finalizing`` meanwhile. False while they run."""
-        return task_rows.call_back_again(self._s.ledger, self.id, who=who)
+        return queries.call_back_again(self._s.ledger, self.id, who=who)
 
     def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
         """Changes ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10"; None:

@@ -11,7 +11,7 @@ from flask import Response
 from pydantic import Field, JsonValue, StringConstraints
 
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
-from asynctask.ledger.processes import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
+from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
 from asynctask.logs import get_logger
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
@@ -579,7 +579,7 @@ def _counter(name: str, about: str, labels: Sequence[str], samples: _Samples) ->
 def _histogram(
     name: str, about: str, labels: Sequence[str], bounds: Sequence[float], samples: Sequence[tuple[tuple[str, ...], Any]]
 ) -> Metric:
-    """``samples``: as :meth:`asynctask.ledger.processes.Histogram.as_list`; those of another version's buckets are left
+    """``samples``: as :meth:`asynctask.figures.Histogram.as_list`; those of another version's buckets are left
     out."""
     from prometheus_client.core import HistogramMetricFamily
 

@@ -54,11 +54,6 @@ def hints(gate: Gate, now: int) -> Hints:
     return Hints(gate.priority if gate.waits and may_start(gate.state, gate.in_session) else None, gate.due)
 
 
-def room(wanted: int, limit: int | None, taken: int) -> int:
-    """How many jobs of a Task may start now: ``wanted``, within its ``limit`` minus those that are ``taken``."""
-    return max(0, wanted if limit is None else min(wanted, limit - taken))
-
-
 def tolerated(wanted: int, left: int | None, lent: int) -> int:
     """How many jobs of a Task may be lent now, if ``left`` more of its items may fail (None: any number) and ``lent`` are
     lent: the failure of everything lent takes it over its limit by one item at most."""

@@ -1,5 +1,5 @@
-"""The state machines of Event and Task, as tables. The guard, the diagram in the docs and the tests are generated from
-them.
+"""The state machines of Event and Task, as tables. The guard, the page of the docs (``scripts/states.py``) and the tests
+are made from them.
 
 An edge is (from, to, reason) with the roles that may take it; *from* ``None`` is a new row. ``events.status`` and
 ``tasks.state`` are written only along an edge of these tables, as a compare-and-set on *from*.
@@ -7,7 +7,6 @@ An edge is (from, to, reason) with the roles that may take it; *from* ``None`` i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -281,47 +280,3 @@ def check_task(source: str | None, target: str, reason: Reason) -> Edge:
         return _TASK_INDEX[source, target, reason]
     except KeyError:
         raise TransitionRefused(f"a Task cannot go from {source or 'nothing'} to {target} ({reason})") from None
-
-
-def diagram(edges: Iterable[Edge]) -> str:
-    """A Mermaid state diagram of the edges: one arrow per (from, to), with its reasons."""
-    arrows: dict[tuple[str, str], list[str]] = {}
-    targets = set()
-    sources = set()
-    for edge in edges:
-        arrows.setdefault((edge.source or "[*]", edge.target), []).append(edge.reason)
-        sources.add(edge.source)
-        targets.add(edge.target)
-    lines = ["stateDiagram-v2"]
-    lines += [f"    {a} --> {b}: {', '.join(dict.fromkeys(reasons))}" for (a, b), reasons in arrows.items()]
-    lines += [f"    {end} --> [*]" for end in sorted(targets - sources)]
-    return "\n".join(lines)
-
-
-def table(edges: Iterable[Edge]) -> str:
-    """A Markdown table of the edges."""
-    lines = ["| from | to | reason | who | why |", "|---|---|---|---|---|"]
-    for edge in edges:
-        who = ", ".join(sorted(edge.who))
-        lines.append(f"| {edge.source or '(new)'} | {edge.target} | {edge.reason} | {who} | {edge.why} |")
-    return "\n".join(lines)
-
-
-def page() -> str:
-    """The text of `docs/states.md`: diagram and table of Event and Task, each between markers."""
-    parts = [
-        "# States",
-        "Made from the table in `asynctask/core/states.py`; do not edit. Every step that is not listed here is refused.",
-        "To make it again: `python -m asynctask.core.states > docs/states.md`.",
-    ]
-    for name, edges, what in (
-        ("event", EVENT_EDGES, "The status of an Event, the record of one job."),
-        ("task", TASK_EDGES, "The state of a Task, all jobs of one submission."),
-    ):
-        shown = f"```mermaid\n{diagram(edges)}\n```\n\n{table(edges)}"
-        parts.append(f"## {name.capitalize()}\n\n{what}\n\n<!-- {name}: begin -->\n{shown}\n<!-- {name}: end -->")
-    return "\n\n".join(parts) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

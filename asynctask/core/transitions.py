@@ -173,23 +173,8 @@ def is_kept(row: Row) -> bool:
     return row.items > 0 or row.status is Status.ERROR or row.status not in TERMINAL
 
 
-def measure(row: Row) -> Mapping[str, int]:
-    """The counts of one row: its items per status, and those that wait for a retry."""
-    done = row.n_finish + row.n_failed + row.n_error + row.n_cancelled
-    counts = {
-        "finish": row.n_finish,
-        "failed": row.n_failed,
-        "error": row.n_error,
-        "cancelled": row.n_cancelled,
-    }
-    counts[row.status] = counts.get(row.status, 0) + row.items - done
-    if row.status in OPEN and row.due_at is not None and row.retries > 0:
-        counts["retrying"] = row.items - done
-    return counts
-
-
 def _count(delta: Delta, row: Row, sign: int) -> None:
-    """Adds or subtracts what :func:`measure` returns; inlined, because it runs twice per outcome."""
+    """Adds or subtracts the counts of one row: its items per status, and those that wait for a retry."""
     done = row.n_finish + row.n_failed + row.n_error + row.n_cancelled
     if done:
         delta.finish += sign * row.n_finish
@@ -227,11 +212,6 @@ def _wait_again(row: Row, reason: Reason, **changes: Any) -> Turn:
 
 
 # -- start
-
-
-def may_dispatch(state: str) -> bool:
-    """Whether a Task in this state may start jobs."""
-    return state in (State.SPLITTING, State.RUNNING)
 
 
 MAX_INTERVAL_S: Final = 604_800
@@ -378,9 +358,9 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
 # -- record
 
 
-def working(row: Row, process: str | None, reason: Reason = Reason.STARTED) -> Turn:
+def working(row: Row, process: str | None) -> Turn:
     """The job began and outlasts a flush, or is watched because its process died."""
-    return _turn(row, Status.WORKING, reason, process=process)
+    return _turn(row, Status.WORKING, Reason.STARTED, process=process)
 
 
 def take_over(row: Row, process: str | None) -> Turn:
@@ -546,6 +526,9 @@ def saved(row: Row) -> Turn:
     return Turn(row, row._replace(deaths=0), Reason.RECORDED)
 
 
+_ANEW: Final[Mapping[str, Any]] = {"retries": 0, "deaths": 0, "watched": False, "stopping": False, "process": None}
+
+
 def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None) -> Turn:
     """A user's retry of a terminal row: it waits from ``now``, with its retries and deaths reset.
 
@@ -566,11 +549,7 @@ def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None)
         Reason.RETRIED,
         attempt=row.attempt + 1,
         due_at=now if row.reserved else None,
-        retries=0,
-        deaths=0,
-        watched=False,
-        stopping=False,
-        process=None,
+        **_ANEW,
         **open_again,
     )
 
@@ -586,11 +565,7 @@ def send_again(row: Row, *, due_at: int | None) -> Turn:
         Reason.SENT_AGAIN,
         attempt=row.attempt + 1,
         due_at=due_at,
-        retries=0,
-        deaths=0,
-        watched=False,
-        stopping=False,
-        process=None,
+        **_ANEW,
         n_finish=0,
         n_failed=0,
         n_error=0,

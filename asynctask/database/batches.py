@@ -75,6 +75,38 @@ def given(dialect: str, values: Collection[Any]) -> Any:
     return orjson.dumps(list(values)).decode() if dialect == "sqlite" else tuple(values)
 
 
+class ByValues:
+    """A statement about the rows whose ``column`` is one of some values, built once for each database.
+
+    ``build`` makes it of that condition. ``skip_locked``: it is a SELECT that locks its rows until the transaction ends,
+    and leaves out those that others have locked (False: waits for them); None: it locks none.
+    """
+
+    def __init__(self, column: Any, build: Callable[[Any], Any], *, skip_locked: bool | None = None) -> None:
+        self._column = column
+        self._build = build
+        self._skip_locked = skip_locked
+        self._built: dict[str, Any] = {}
+
+    def _of(self, dialect: str) -> Any:
+        if (statement := self._built.get(dialect)) is None:
+            statement = self._build(among_given(dialect, self._column, "ids"))
+            if self._skip_locked is not None and dialect != "sqlite":  # the transaction excludes other writers
+                statement = statement.with_for_update(skip_locked=self._skip_locked)
+            self._built[dialect] = statement
+        return statement
+
+    def execute(self, connection: Connection, values: Collection[Any], **more: Any) -> sa.CursorResult[Any]:
+        """Executes it for these values, at least one; ``more``: its other parameters."""
+        dialect = connection.dialect.name
+        return connection.execute(self._of(dialect), {"ids": given(dialect, values), **more})
+
+    def fetch(self, connection: Connection, values: Collection[Any]) -> Sequence[Sequence[Any]]:
+        """Its rows, as of :func:`fetch_small`."""
+        dialect = connection.dialect.name
+        return fetch_small(connection, self._of(dialect), {"ids": given(dialect, values)})
+
+
 def _array_text(values: Collection[Any]) -> str:
     """A PostgreSQL array literal; the driver would format each value in Python."""
     if all(type(value) is int for value in values):

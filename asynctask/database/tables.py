@@ -140,7 +140,7 @@ events: Final = Table(
     Column("retries", Integer, nullable=False, server_default=text("0")),
     Column("deaths", Integer, nullable=False, server_default=text("0")),
     Column("watched", Integer, nullable=False, server_default=text("0")),
-    Column("items", Integer, nullable=False, server_default=text("1")),  # 0: untracked, see asynctask.ledger.untracked
+    Column("items", Integer, nullable=False, server_default=text("1")),  # 0: untracked, see core.transitions.is_kept
     Column("n_finish", Integer, nullable=False, server_default=text("0")),
     Column("n_failed", Integer, nullable=False, server_default=text("0")),
     Column("n_error", Integer, nullable=False, server_default=text("0")),

@@ -23,8 +23,7 @@ from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.control import give_back_copies
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.lending import Borrowed, Job, Loan, queue_holder
-from asynctask.ledger.standalone import AGAIN, discard, put_off_elsewhere
-from asynctask.ledger.untracked import MEMBERS
+from asynctask.ledger.standalone import AGAIN, MEMBERS, discard, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain

@@ -23,7 +23,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import orjson
 
@@ -87,6 +87,38 @@ _UNKNOWN: Final = 1.0
 """Jobs per second below which the rate of a process says nothing: it has just begun, or was idle."""
 
 T = TypeVar("T")
+
+
+# -- what messages say
+
+MAX_ATTEMPT: Final = 2**31 - 1
+"""The largest attempt that every database stores."""
+
+_SHOWN_CHARS: Final = 50
+_SHOWN_BITS: Final = 128
+
+
+class Fence(NamedTuple):
+    """What a message says of the attempt of its job. ``attempt``: None in the message of a job that its engine keeps.
+    ``broken``: what it says in the place of an attempt, for people: whoever reaches the engine's broker can write any
+    value, and other programs may change one. Then ``attempt`` is None, too."""
+
+    attempt: int | None = None
+    broken: str = ""
+
+    @classmethod
+    def parse(cls, value: object) -> Fence:
+        """From the member of a message that has one: a whole number from 1 to :data:`MAX_ATTEMPT`."""
+        # True is an int, too
+        return cls(value) if type(value) is int and 0 < value <= MAX_ATTEMPT else cls(None, _quoted(value))
+
+
+def _quoted(value: object) -> str:
+    """A value that anybody may have written; only what has a short text by itself is quoted."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to print one of thousands of digits
+        return f"a number of {value.bit_length():,} bits"
+    quoted = isinstance(value, str | int | float | None)
+    return clean(repr(value[:_SHOWN_CHARS] if isinstance(value, str) else value)) if quoted else f"a {type(value).__name__}"
 
 
 # -- the port

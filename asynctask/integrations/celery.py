@@ -56,6 +56,7 @@ from asynctask.integrations.base import (
     EngineCapabilities,
     EngineProcess,
     EngineWorkers,
+    Fence,
     HeldAcks,
     LoneEvents,
     PushedJob,
@@ -78,7 +79,6 @@ from asynctask.integrations.recording import (
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.standalone import (
     Arrival,
-    Fence,
     NextRun,
     discard,
     end_elsewhere,

@@ -54,6 +54,7 @@ from asynctask.integrations.base import (
     EngineCapabilities,
     EngineProcess,
     EngineWorkers,
+    Fence,
     HeldAcks,
     LoneEvents,
     engine_worker,
@@ -67,7 +68,7 @@ from asynctask.integrations.base import (
 )  # fmt: skip
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.base import chunks
-from asynctask.ledger.standalone import Arrival, Fence, NextRun, is_job_id
+from asynctask.ledger.standalone import Arrival, NextRun, is_job_id
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Attempt, send_itself
 from asynctask.worker import Worker

@@ -211,7 +211,7 @@ class RemoteTracker:
         lone = [event.id for event in known.values() if event.is_lone]
         with self._ledger.database.read() as connection:
             apart = queries.engines(connection, lone) if lone else {}
-            shared = processes.own_queues(connection, self._ledger.now())
+            shared = queries.own_queues(connection, self._ledger.now())
             lent = foreign.holders(connection, known.values())
         barred: dict[str, _Bar] = {}
         doubtful: dict[Key, EventRecord] = {}

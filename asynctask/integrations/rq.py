@@ -48,6 +48,7 @@ from asynctask.integrations.base import (
     Attachable,
     EngineCapabilities,
     EngineProcess,
+    Fence,
     LoneEvents,
     engine_worker,
     kept_params,
@@ -59,7 +60,7 @@ from asynctask.integrations.base import (
 )
 from asynctask.integrations.recording import Collecting, Performer, Recording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
-from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, Fence, NextRun, end_elsewhere, is_job_id
+from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, NextRun, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import Attempt, Tracker, send_itself
 from asynctask.runtime.interpreter import collect_seldom
 from asynctask.runtime.process import recording_chain

@@ -13,7 +13,7 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -48,7 +48,7 @@ AGAIN_S: Final = 1.0
 class Held:
     """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
 
-    Kept in memory only: if the process ends, maintenance finds them (``lending.repair``, ``sessions.repair``).
+    Kept in memory only: if the process ends, maintenance finds them (:func:`asynctask.ledger.doctor.mend`).
     """
 
     def __init__(self) -> None:
@@ -298,18 +298,13 @@ def _one_free(ledger: Ledger, task_id: int, act: Callable[[Connection, list[int]
     return True
 
 
+_FREE_IDS: Final = batches.ByValues(_t.id, lambda its: sa.select(_t.id).where(its).order_by(_t.id), skip_locked=True)
+
+
 def _lock_free(connection: Connection, task_ids: list[int]) -> list[int]:
-    dialect = connection.dialect.name
-    if dialect == "sqlite":
+    if connection.dialect.name == "sqlite":
         return task_ids
-    given = {"ids": batches.given(dialect, task_ids)}
-    return [int(i) for (i,) in connection.execute(_free_ids(dialect), given)]
-
-
-@cache
-def _free_ids(dialect: str) -> Any:
-    found = sa.select(_t.id).where(batches.among_given(dialect, _t.id, "ids"))
-    return found.order_by(_t.id).with_for_update(skip_locked=True)
+    return [int(i) for i in _FREE_IDS.execute(connection, task_ids).scalars()]
 
 
 def is_held(ledger: Ledger, task_id: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -320,15 +321,15 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]
         if is_retry and any(items > 1 for _, _, items in found):
             slices = _chosen_items(connection, found, wanted, only, left, task_id if but_taken else None)
             found = [each for each in found if each[2] == 1 or each[0] in slices]
-        free, lent = _loans_of(connection, task_id)
+        lent = lending.lent_ranges(connection, task_id)
         applied = apply(connection, ledger, [_turn_change(ledger, task, i, slices.get(i), lent) for i, *_ in found])
         left -= sum(len(slices[i]) if items > 1 and i in slices else 1 for i, _, items in found)
         more = whole and left > 0
         values: dict[str, Any] = {"turn_cursor": last} if more else _turn_end(task)
         if more and only["left"] is not None:
             values["turn_chosen"] = dumps({**only, "left": left})
-        if not more and free and not is_retry:
-            connection.execute(loans.delete().where(_l.id.in_(free), _l.process.is_(None), ~_WAITS))
+        if not more and not is_retry:
+            connection.execute(loans.delete().where(_l.task_id == task_id, _l.process.is_(None), ~_WAITS))
         hints.settle(connection, ledger, {**task, **values}, **values)
     return more, applied
 
@@ -345,19 +346,7 @@ _WAITS: Final = sa.exists().where(
     _e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high, _e.status == str(Status.ENQUEUE),
     _e.due_at.is_(None), _e.process.is_(None),
 )  # fmt: skip
-"""Whether a row waits in a free loan: its holder gave it back after this pass had left it to the holder."""
-
-
-def _loans_of(connection: Connection, task_id: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """The ids of the free loans of a Task, and the ranges of the others."""
-    free, lent = list[int](), list[tuple[int, int]]()
-    its = sa.select(_l.id, _l.process, _l.low, _l.high).where(_l.task_id == task_id)
-    for loan_id, process, low, high in connection.execute(its):
-        if process is None:
-            free.append(int(loan_id))
-        else:
-            lent.append((int(low), int(high)))
-    return free, lent
+"""Whether a row waits in a free loan: its holder gave it back after the pass had left it to the holder."""
 
 
 def _chosen_items(
@@ -425,27 +414,19 @@ def _turn_change(
 def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Change]:
     """Returns rows to waiting, or cancels them, whose copies (job id, attempt) were removed from a foreign queue
     before they ran."""
-    attempts = dict(copies)
-    applied: list[Change] = []
-    jids = list(attempts)
-    for part in chunks(jids, 1_000):
-        applied += _give_back_part(ledger, part, attempts)
-    lending.announce(ledger, applied)
-    return applied
+    attempts, note = dict(copies), Note("cancelled", ledger.catalogue("cancelled"))
 
-
-@repeatable
-def _give_back_part(ledger: Ledger, jids: Sequence[str], attempts: dict[str, int]) -> list[Change]:
     def decide(seen: EventRecord) -> Turn | None:
-        if (
-            seen.row.attempt != attempts[seen.job_id]
-            or seen.row.status is not Status.ENQUEUE
-            or seen.row.due_at is not None
-        ):
+        row = seen.row
+        if row.attempt != attempts[seen.job_id] or row.status is not Status.ENQUEUE or row.due_at is not None:
             return None
-        return cancel(seen.row) if seen.task_state == State.CANCELLED else give_back(seen.row, now=ledger.now())
+        return cancel(row) if seen.task_state == State.CANCELLED else give_back(row, now=ledger.now())
 
-    note = Note("cancelled", ledger.catalogue("cancelled"))
-    with ledger.database.write() as connection:
-        found = connection.execute(sa.select(_e.id).where(_e.job_id.in_(jids))).scalars()
-        return apply(connection, ledger, [Change(int(event_id), decide, cancelled=note) for event_id in found.all()])
+    def make(connection: Connection, jids: Sequence[str]) -> list[Change]:
+        found = connection.execute(sa.select(_e.id).where(_e.job_id.in_(jids))).scalars().all()
+        return [Change(int(event_id), decide, cancelled=note) for event_id in found]
+
+    applied: list[Change] = []
+    for part in chunks(list(attempts), 1_000):
+        applied += lending.change(ledger, partial(make, jids=part))
+    return applied

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +13,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from asynctask.clock import SECOND
 from asynctask.core.states import OPEN, PROBLEM, State, Status
-from asynctask.core.transitions import MERGE, Delta, due_callbacks, marked, marks_of, measure
+from asynctask.core.transitions import BLOCKED, MERGE, Delta, difference, due_callbacks, marked, marks_of
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
@@ -33,9 +34,9 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import LedgerUnavailable, NotFound, Unavailable
 from asynctask.iterable import item_statuses
-from asynctask.ledger import lending, processes
+from asynctask.ledger import hints, lending, processes, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads
+from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads, try_lock
 from asynctask.ledger.events import (
     COUNTS,
     EventRecord,
@@ -51,6 +52,7 @@ from asynctask.ledger.events import (
 from asynctask.logs import get_logger
 
 _e, _t, _x, _o, _l, _n = events.c, tasks.c, item_errors.c, resubmitted_rows.c, loans.c, places.c
+_y = task_tallies.c
 _KEPT = sa.select(_t.id).where(sa.func.coalesce(_t.turning, "") != PURGING).order_by(_t.id)
 _PAGE = 5_000
 _REPAIRED = "counts repaired"
@@ -158,10 +160,8 @@ def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:
     while True:
         page = read_tasks_events(connection, task_id, after, after + _PAGE, limit=_PAGE)
         for record in page:
-            counts.jobs += 1
             untold += record.row.items > 1 and not _agrees(record)
-            for name, number in measure(record.row).items():
-                setattr(counts, name, getattr(counts, name) + number)
+            counts.add(difference(None, record.row))
         after += _PAGE
         beyond = sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.seq >= after).limit(1)
         if not page and connection.execute(beyond).first() is None:
@@ -510,6 +510,112 @@ def _add_places(ledger: Ledger, whose: Sequence[tuple[int, str]]) -> None:
             its = (_n.task_id == task_id) & (_n.process == process)
             for *_, runs in connection.execute(_FEW_PLACES.where(its)).all():
                 connection.execute(places.update().where(its).values(n=int(runs)))
+
+
+# -- what maintenance mends: what a process left that ended between two transactions
+
+_OTHERS: Final = tasks.alias("others")
+_FREE_LOAN: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
+_STARTS: Final = (_t.finished_at.is_(None), _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]))
+
+_UNSETTLED: Final = (
+    sa.select(_t.id)
+    .where(*_STARTS, _t.session_waits.is_(None))
+    .where(
+        sa.or_(
+            _t.ready.is_(None)
+            & ((_t.created_jobs > _t.next_seq) | _FREE_LOAN)
+            # With a round: its jobs began later, or somebody wrote the interval.
+            & (_t.due_next.is_(None) | (_t.interval_s <= 0) | (_t.due_next > _t.round_at + _t.interval_s * SECOND)),
+            sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED)),
+        )
+    )
+)
+"""Tasks whose hints say less than there is to start."""
+
+_FREE_SESSIONS: Final = (
+    sa.select(_t.session_key)
+    .where(_t.session_waits.is_not(None), ~sa.exists().where(_OTHERS.c.session_holder == _t.session_key))
+    .distinct()
+)
+
+_STALLED_HOLDERS: Final = (
+    sa.select(_t.id)
+    .join(task_tallies, _y.task_id == _t.id)
+    .where(_t.session_holder.is_not(None), _t.state == State.RUNNING, _t.created_jobs <= _t.next_seq)
+    .where(sa.exists().where(_OTHERS.c.session_key == _t.session_holder, _OTHERS.c.session_waits.is_not(None)))
+    .group_by(_t.id)
+    .having(
+        sa.func.sum(_y.enqueue) == sa.func.sum(_y.retrying),
+        sa.func.sum(_y.enqueue) > 0,
+        sa.func.sum(_y.working + _y.stopped) == 0,
+    )
+)
+"""Holders that only wait for retries, by their counts, while others wait for the session."""
+
+_STANDING_LINES: Final = (
+    sa.select(_e.line)
+    .distinct()
+    .select_from(tasks.join(events, _e.task_id == _t.id))
+    .where(_t.finished_at.is_(None), _t.key_field.is_not(None), _e.due_at == BLOCKED, sessions.ASKING[-1] == _e.id)
+)
+"""Lines of keys in which an Event waits for its turn although it has come."""
+
+_UNREACHABLE: Final = (
+    sa.select(_t.id)
+    .join(task_tallies, _y.task_id == _t.id)
+    .where(*_STARTS, _t.closed_at.is_(None), _t.turning.is_(None), _t.next_seq > 0)
+    .where(_t.ready.is_(None), _t.due_next.is_(None), ~sa.exists().where(_l.task_id == _t.id))
+    .group_by(_t.id)
+    .having(sa.func.sum(_y.enqueue) > 0)
+)
+"""Tasks with open items that no hint and no loan reaches; a claim may."""
+
+_UNHELD: Final = sa.exists().where(
+    _e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), _e.due_at.is_(None), _e.process.is_(None),
+    _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]),
+)  # fmt: skip
+
+
+def mend(ledger: Ledger, limit: int = 1_000) -> int:
+    """Mends what a process left that ended between two transactions; of each kind at most ``limit``, so that a later call
+    does the rest. Returns how much it found. Raises LedgerUnavailable."""
+    return sum(_mend(ledger, statement.limit(limit), act) for statement, act in _MENDED)
+
+
+def _mend(ledger: Ledger, statement: Any, act: Callable[[Ledger, list[Any]], object]) -> int:
+    with ledger.database.read() as connection:
+        found = list(connection.execute(statement).scalars())
+    act(ledger, found)
+    return len(found)
+
+
+def _each(act: Callable[[Ledger, Any], object]) -> Callable[[Ledger, list[Any]], object]:
+    return lambda ledger, found: [act(ledger, each) for each in found]
+
+
+@repeatable
+def _free_unreachable(ledger: Ledger, task_id: int) -> None:
+    """Makes all that the pointer of a Task has passed a free loan: what is over or held is left out when it is read."""
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        if task is None or connection.execute(_UNREACHABLE.where(_t.id == task_id)).first() is None:
+            return
+        if not connection.scalar(sa.select(_UNHELD), {"of": task_id, "high": task["next_seq"]}):
+            return
+        values = {"task_id": task_id, "low": 0, "high": task["next_seq"], "process": None, "at": ledger.now()}
+        connection.execute(loans.insert(), values)
+        get_logger("asynctask.doctor").error("unreachable_rows", task_id=task_id)
+        hints.settle(connection, ledger, task)
+
+
+_MENDED: Final[tuple[tuple[Any, Callable[[Ledger, list[Any]], object]], ...]] = (
+    (_UNSETTLED, hints.settle_free),
+    (_FREE_SESSIONS, _each(sessions.promote_alone)),
+    (_STALLED_HOLDERS, _each(sessions.step_aside)),
+    (_STANDING_LINES, lambda ledger, lines: hints.settle_free(ledger, sessions.free(ledger, lines))),
+    (_UNREACHABLE, _each(_free_unreachable)),
+)
 
 
 def _orphans(ledger: Ledger) -> list[Finding]:

@@ -242,17 +242,11 @@ def read_events(connection: Connection, condition: Any, *, lock: bool = False) -
 
 def read_jobs(connection: Connection, job_ids: Sequence[str]) -> dict[str, EventRecord]:
     """The Events of these jobs, by job id."""
-    if not job_ids:
-        return {}
-    dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _read_jobs(dialect), {"job_ids": batches.given(dialect, job_ids)})
+    found = _OF_JOBS.fetch(connection, job_ids) if job_ids else ()
     return {record.job_id: record for record in map(_record, found)}
 
 
-@cache
-def _read_jobs(dialect: str) -> Any:
-    """Built once: it runs for every fetched batch."""
-    return _READ.where(batches.among_given(dialect, _e.job_id, "job_ids"))
+_OF_JOBS: Final = batches.ByValues(_e.job_id, _READ.where)
 
 
 class Saved(NamedTuple):
@@ -346,13 +340,10 @@ def _leave_lines(connection: Connection, changes: Sequence[Write]) -> None:
         if each.record is not None and each.record.line is not None and each.turn and each.turn.after.status in TERMINAL
     ]
     if ended:
-        dialect = connection.dialect.name
-        connection.execute(_leave(dialect), {"ids": batches.given(dialect, ended)})
+        _LEAVE.execute(connection, ended)
 
 
-@cache
-def _leave(dialect: str) -> Any:
-    return key_places.delete().where(batches.among_given(dialect, key_places.c.event_id, "ids"))
+_LEAVE: Final = batches.ByValues(key_places.c.event_id, key_places.delete().where)
 
 
 def _enter_lines(connection: Connection, changes: Sequence[Write]) -> None:
@@ -369,18 +360,18 @@ def _enter_lines(connection: Connection, changes: Sequence[Write]) -> None:
     ]
     if again:
         lock_order(connection)
-        dialect = connection.dialect.name
-        connection.execute(_enter(dialect), {"ids": batches.given(dialect, again)})
+        _ENTER.execute(connection, again)
 
 
-@cache
-def _enter(dialect: str) -> Any:
+def _entered(its: Any) -> Any:
     w = key_places.alias("w")
     least = sa.select(sa.func.max(_t.id) * PLACES_EACH).scalar_subquery()
     last = sa.select(sa.func.max(w.c.place)).where(w.c.line == _e.line).correlate(events).scalar_subquery()
     place = sa.case((last > least, last), else_=least) + 1
-    new = sa.select(_e.id, _e.line, place).where(batches.among_given(dialect, _e.id, "ids"))
-    return key_places.insert().from_select(["event_id", "line", "place"], new)
+    return key_places.insert().from_select(["event_id", "line", "place"], sa.select(_e.id, _e.line, place).where(its))
+
+
+_ENTER: Final = batches.ByValues(_e.id, _entered)
 
 
 def lock_order(connection: Connection) -> None:
@@ -428,15 +419,12 @@ def _kept(connection: Connection, won: Sequence[Write]) -> Sequence[Write]:
     gone = [each.event_id for each in won if each.turn is not None and not is_kept(each.turn.after)]
     if not gone:
         return won
-    dialect = connection.dialect.name
-    if connection.execute(_deletion(dialect), {"ids": batches.given(dialect, gone)}).rowcount != len(gone):
+    if _DELETE.execute(connection, gone).rowcount != len(gone):
         raise TransactionConflict(_CHANGED)
     return [each for each in won if each.turn is not None and is_kept(each.turn.after)]
 
 
-@cache
-def _deletion(dialect: str) -> Any:
-    return events.delete().where(batches.among_given(dialect, _e.id, "ids"))
+_DELETE: Final = batches.ByValues(_e.id, events.delete().where)
 
 
 def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:

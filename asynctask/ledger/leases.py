@@ -64,45 +64,37 @@ class Holder:
         return self.process is not None and host.knows_dead(self.process)
 
 
-def is_taken(holder: str | None, held_until: int | None, by: str, now: int) -> bool:
-    """Whether a duty with this lease belongs to another process than ``by``."""
-    return holder not in (None, by) and (held_until or 0) > now
-
-
-def acquire(ledger: Ledger, name: str, for_s: float, *, late: Callable[[str], None] = lambda holder: None) -> int | None:
-    """Acquires or renews a duty for ``for_s`` seconds.
-
-    Returns None if this process holds it now, else until when another process does (microseconds). ``late`` is called with
-    the previous holder if its lease had expired.
-    """
+def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
+    """Acquires or renews a duty for ``for_s`` seconds. Returns None if this process holds it now, else until when another
+    process does (microseconds). Raises LedgerUnavailable."""
+    if (taken := taken_until(ledger, name)) is not None:
+        return taken
     now = ledger.now()
-    found = _holder(ledger, name)
-    if found is not None and is_taken(found.holder, found.held_until, ledger.identity, now):
-        return int(found.held_until)
+    free = _d.holder.is_(None) | (_d.holder == ledger.identity) | (_d.held_until <= now)
     until = now + micros(for_s)
-    if not _acquire(ledger, name, now, until, known=found is not None):
-        return until
-    if found is not None and found.holder not in (None, ledger.identity):
-        late(str(found.holder))
-    return None
+    return None if _take(ledger, name, free, held_until=until) else until
 
 
-def _holder(ledger: Ledger, name: str) -> Any:
-    """The row of a duty; None if nobody has held it."""
+def taken_until(ledger: Ledger, name: str) -> int | None:
+    """Until when another process holds a duty (microseconds); None if none does. Raises LedgerUnavailable."""
+    held = sa.select(_d.held_until).where(_d.name == name, _d.holder != ledger.identity, _d.held_until > ledger.now())
     with ledger.database.read() as connection:
-        return connection.execute(sa.select(_d.holder, _d.held_until).where(_d.name == name)).one_or_none()
+        found = connection.execute(held).scalar()
+    return None if found is None else int(found)
 
 
 @repeatable
-def _acquire(ledger: Ledger, name: str, now: int, until: int, *, known: bool) -> bool:
-    free = _d.holder.is_(None) | (_d.holder == ledger.identity) | (_d.held_until <= now)
+def _take(ledger: Ledger, name: str, may: Any, **values: Any) -> bool:
+    """Makes this process the holder of a duty if its row is as ``may`` says, or there is none. False if another won."""
+    values["holder"] = ledger.identity
     try:
         with ledger.database.write() as connection:
-            if not known:
-                connection.execute(duties.insert().values(name=name, holder=ledger.identity, held_until=until))
+            if connection.execute(duties.update().where(_d.name == name, may).values(values)).rowcount == 1:
                 return True
-            values = {"holder": ledger.identity, "held_until": until}
-            return connection.execute(duties.update().where(_d.name == name, free).values(values)).rowcount == 1
+            if connection.execute(sa.select(_d.name).where(_d.name == name)).first() is not None:
+                return False
+            connection.execute(duties.insert().values(name=name, **values))
+            return True
     except exc.IntegrityError:  # another process inserted the row concurrently
         return False
 
@@ -130,22 +122,6 @@ def holder_of(ledger: Ledger, name: str) -> Holder:
     return Holder(identity, row if row["identity"] is not None else None)
 
 
-@repeatable
-def _take_over(ledger: Ledger, name: str, old: str | None) -> bool:
-    """Takes a duty over from ``old``, a dead leader (None: no leader). Returns False if another process won."""
-    try:
-        with ledger.database.write() as connection:
-            was = _d.holder.is_(None) if old is None else _d.holder == old
-            if connection.execute(duties.update().where(_d.name == name, was).values(holder=ledger.identity)).rowcount == 1:
-                return True
-            if connection.execute(sa.select(_d.name).where(_d.name == name)).first() is not None:
-                return False
-            connection.execute(duties.insert().values(name=name, holder=ledger.identity))
-            return True
-    except exc.IntegrityError:
-        return False
-
-
 class Leadership:
     """Whether this process leads a duty, as far as it knows, and who else does."""
 
@@ -154,7 +130,6 @@ class Leadership:
         self._duty = duty
         self._held_until = 0.0
         self._elsewhere_until = 0.0
-        self._late: str | None = None
         self.holder = Holder(None)
         """The leader that :meth:`take_over` found last."""
         self._log = get_logger("asynctask.leases")
@@ -163,24 +138,6 @@ class Leadership:
     def held(self) -> bool:
         """Whether this process leads."""
         return self._held_until > 0
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether another process leads, as far as this one knows."""
-        return self._ledger.clock.monotonic() < self._elsewhere_until
-
-    @property
-    def took_over(self) -> bool:
-        """Whether this process has taken the duty from a leader whose lease had expired, until :meth:`take_late`."""
-        return self._late is not None
-
-    def take_late(self) -> str | None:
-        """That leader, once: work that it began may be unfinished."""
-        late, self._late = self._late, None
-        return late
-
-    def _note_late(self, holder: str) -> None:
-        self._late = holder
 
     def acquire(self, *, least_s: float, anew: bool = False) -> float | None:
         """Acquires or renews the duty for :data:`LEADER_LEASE_S`. Raises LedgerUnavailable.
@@ -193,7 +150,7 @@ class Leadership:
             return None
         if now < self._elsewhere_until and not anew:
             return self._elsewhere_until - now
-        other = self._acquire()
+        other = acquire(self._ledger, self._duty, LEADER_LEASE_S)
         if other is None:
             self._held_until = now + LEADER_LEASE_S
             return None
@@ -204,16 +161,17 @@ class Leadership:
 
     def query_elsewhere(self) -> bool:
         """Whether another process leads now, by the lease. Raises LedgerUnavailable."""
-        return not self.held and self._query_lease() is not None
+        return not self.held and taken_until(self._ledger, self._duty) is not None
 
     def take_over(self, gives_way: Callable[[Holder], bool]) -> bool:
         """Takes the duty, for as long as this process lives, if the leader ``gives_way``. Returns whether it leads.
 
         Raises LedgerUnavailable.
         """
-        self.holder = self._query_holder()
+        self.holder = holder_of(self._ledger, self._duty)
         own = self.holder.identity == self._ledger.identity
-        if own or (gives_way(self.holder) and self._take_over(self.holder.identity)):
+        was = _d.holder.is_(None) if self.holder.identity is None else _d.holder == self.holder.identity
+        if own or (gives_way(self.holder) and _take(self._ledger, self._duty, was)):
             self._held_until = math.inf
         return self.held
 
@@ -227,28 +185,9 @@ class Leadership:
             return
         self._held_until = 0.0
         try:
-            self._give_up()
+            _give_up(self._ledger, self._duty)
         except Unavailable as error:  # it ends with the lease
             self._log.warning("duty_not_given_up", duty=self._duty, error=str(error))
-
-    # -- the ledger; a simulation has one of its own
-
-    def _query_lease(self) -> int | None:
-        found = _holder(self._ledger, self._duty)
-        taken = found is not None and is_taken(found.holder, found.held_until, self._ledger.identity, self._ledger.now())
-        return int(found.held_until) if taken else None
-
-    def _acquire(self) -> int | None:
-        return acquire(self._ledger, self._duty, LEADER_LEASE_S, late=self._note_late)
-
-    def _give_up(self) -> None:
-        _give_up(self._ledger, self._duty)
-
-    def _query_holder(self) -> Holder:
-        return holder_of(self._ledger, self._duty)
-
-    def _take_over(self, old: str | None) -> bool:
-        return _take_over(self._ledger, self._duty, old)
 
 
 # -- whether maintenance has work: one statement, to keep an idle system idle

@@ -22,14 +22,13 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import SECOND
 from asynctask.core import readiness
 from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
@@ -42,8 +41,8 @@ from asynctask.database.tables import events, loans, places, queues, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import hints, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now, try_lock
-from asynctask.ledger.events import Change, EventRecord, Note, Write, apply, move_counts, total_counts
+from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now
+from asynctask.ledger.events import Change, EventRecord, Note, Write, apply, move_counts
 from asynctask.logs import get_logger
 
 PAGE: Final = 100
@@ -103,9 +102,19 @@ _OFFERED: Final = (
 )  # fmt: skip
 
 
+class _Queries(NamedTuple):
+    """What :func:`pick` reads of a queue: the first ready Tasks, those that are due, those that are ready after a Task of a
+    priority, or after a priority, and the newest ready one of a priority."""
+
+    ready: Any
+    due: Any
+    beyond: Any
+    lower: Any
+    newest: Any
+
+
 @cache
-def _offers(dialect: str, named: bool) -> tuple[Any, Any, Any, Any, Any]:
-    """The queries of :func:`pick` for a queue: ready, due, ready after a Task, ready after a priority, the newest ready."""
+def _queries(dialect: str, named: bool) -> _Queries:
     may = sa.and_(_t.queue == sa.bindparam("of"), _NOT_FULL, _RUNS)
     if named:
         may = sa.and_(may, sa.or_(_t.worker_name == "*", batches.among_given(dialect, _t.worker_name, "names")))
@@ -113,18 +122,13 @@ def _offers(dialect: str, named: bool) -> tuple[Any, Any, Any, Any, Any]:
     # Otherwise MariaDB also reads the Tasks that are not ready.
     ready = found.with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb").order_by(_t.ready, _t.id)
     due = found.where(_t.due_next <= sa.bindparam("now"), _t.ready.is_(None), MAY).order_by(_t.priority, _t.id)
-    newest = (
-        sa.select(_t.id)
-        .where(_t.queue == sa.bindparam("of"), _t.ready == sa.bindparam("priority"))
-        .order_by(_t.id.desc())
-        .limit(1)
-    )
-    return (
+    same = _t.ready == sa.bindparam("priority")
+    return _Queries(
         ready.where(_t.ready.is_not(None)),
         due,
-        ready.where(_t.ready == sa.bindparam("priority"), _t.id > sa.bindparam("after")),
+        ready.where(same, _t.id > sa.bindparam("after")),
         ready.where(_t.ready > sa.bindparam("priority")),
-        newest,
+        sa.select(_t.id).where(_t.queue == sa.bindparam("of"), same).order_by(_t.id.desc()).limit(1),
     )
 
 
@@ -152,54 +156,37 @@ def pick(
         if not workers:
             return []
         given["names"] = batches.given(dialect, sorted(workers))
-    ready, due, beyond, lower, newest = _offers(dialect, workers is not None)
+    queries = _queries(dialect, workers is not None)
     for name in sorted(names):
         here = {**given, "of": name}
 
         def read(statement: Any, here: Mapping[str, Any] = here, **more: Any) -> list[Any]:
             return [tuple(row) for row in connection.execute(statement, {**here, **more})]
 
-        waiting = page(
-            limit,
-            {priority: task_id for (queue, priority), task_id in after.items() if queue == name},
-            first=partial(read, ready),
-            beyond=partial(read, beyond),
-            lower=partial(read, lower),
-            newest=partial(read, newest),
-            place=place,
-        )
-        found += [Offer(int(i), *rest) for i, *rest in [*read(due), *waiting]]
+        served = {priority: task_id for (queue, priority), task_id in after.items() if queue == name}
+        rows = [*read(queries.due), *_page(read, queries, limit, served, place)]
+        found += [Offer(int(i), *rest) for i, *rest in rows]
     return sorted(found, key=lambda each: each.priority)
 
 
-def page(
-    limit: int,
-    served: Mapping[int, int],
-    *,
-    first: Callable[[], list[Any]],
-    beyond: Callable[..., list[Any]],
-    lower: Callable[..., list[Any]],
-    newest: Callable[..., list[Any]],
-    place: float,
+def _page(
+    read: Callable[..., list[Any]], queries: _Queries, limit: int, served: Mapping[int, int], place: float
 ) -> list[Any]:
-    """The ready Tasks of one queue for :func:`pick`, as rows that begin with id, queue, priority.
-
-    ``served``: the Task of a priority that got jobs last. The queries: ``first``, the first ``limit`` by priority and id;
-    ``beyond``, up to ``count`` of a ``priority`` with an id ``after`` another; ``lower``, those after a ``priority``;
-    ``newest``, the last of a ``priority``.
-    """
-    found = first()
+    """The ready Tasks of one queue for :func:`pick`. ``served``: the Task of a priority that got jobs last."""
+    found = read(queries.ready)
     if len(found) < limit:
         return found
     last = int(found[-1][2])
     if last in served or place > 0:
         firm = [row for row in found if row[2] != last]
-        count, oldest = len(found) - len(firm), int(found[len(firm)][0])
-        after = served[last] if last in served else oldest + int(place * (int(newest(priority=last)[0][0]) - oldest))
+        count, after = len(found) - len(firm), served.get(last)
+        if after is None:
+            oldest, newest = int(found[len(firm)][0]), int(read(queries.newest, priority=last)[0][0])
+            after = oldest + int(place * (newest - oldest))
         # Those after the last one that was served, then from the first on.
-        turned = beyond(priority=last, after=after, count=count)
+        turned = read(queries.beyond, priority=last, after=after, count=count)
         found = firm + (turned + [row for row in found if row[2] == last and row[0] <= after])[:count]
-    return found + (lower(priority=last) if int(found[0][2]) == last else [])
+    return found + (read(queries.lower, priority=last) if int(found[0][2]) == last else [])
 
 
 # -- borrow
@@ -232,12 +219,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A range of a Task that this process holds."""
+    """A range of a Task that this process holds. ``asked``: a user stopped one of its jobs, at that time."""
 
     id: int
     task_id: int
     low: int
     high: int
+    asked: int | None = None
 
 
 @dataclass(slots=True)
@@ -313,17 +301,14 @@ _AT_POINTER_MARIADB: Final = sa.text(
 )
 
 
-def borrow(
-    ledger: Ledger, offer: Offer, wanted: int, *, taken: int = 0, workers: Collection[str] | None = None
-) -> Borrowed:
+def borrow(ledger: Ledger, offer: Offer, wanted: int, *, workers: Collection[str] | None = None) -> Borrowed:
     """Borrows up to ``wanted`` jobs of a Task for this process: due ones first, then what was given back, then at the
     pointer.
 
-    Of a Task with an interval it takes what is left of its round, or begins the next one if its time has come. ``taken``:
-    how many of its jobs run already; of the own runtime, which keeps limits by :func:`lease_places`, the caller has taken
-    them off ``wanted``. ``workers``: of a mixed Task, those that this process performs: what was put off for want of its
-    worker comes in the way of nothing else; None: all. Raises LedgerUnavailable; what is borrowed and never arrives here is
-    given back by the next check.
+    Of a Task with an interval it takes what is left of its round, or begins the next one if its time has come. Limits are
+    kept by places (:func:`lease_places`). ``workers``: of a mixed Task, those that this process performs: what was put off
+    for want of its worker comes in the way of nothing else; None: all. Raises LedgerUnavailable; what is borrowed and never
+    arrives here is given back by the next check.
     """
     if wanted <= 0:
         return Borrowed()
@@ -343,15 +328,17 @@ def borrow(
             return Borrowed(lent)
         wanted -= count  # most of them wait for others: those after them may go
     names = sorted(workers) if workers is not None and offer.worker_name == "*" else None
-    step = _borrow(ledger, offer, wanted, taken, names)
-    if offer.has_keys and step.free:
-        _have_wait(ledger, step.free)
-    wake(ledger, sessions.free(ledger, step.blocked))
-    if step.is_idle:
+    done = _borrow(ledger, offer, wanted, names)
+    if done is None:
+        return Borrowed(lent, is_locked=True)
+    if offer.has_keys and done.free:
+        _have_wait(ledger, done.free)
+    hints.settle_free(ledger, sessions.free(ledger, done.blocked))
+    if done.is_idle:
         sessions.step_aside(ledger, offer.task_id)
-    lent += [_read_range(ledger, offer, loan) for loan in step.loans]
-    claimed = read_jobs(ledger, step.claimed) if step.claimed else []
-    return Borrowed(lent, claimed, step.limit, step.is_locked, step.next_at)
+    done.result.loans = lent + [_read_range(ledger, offer, loan) for loan in done.loans]
+    done.result.claimed = read_jobs(ledger, done.claimed) if done.claimed else []
+    return done.result
 
 
 def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
@@ -366,83 +353,186 @@ def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
 def _have_wait(ledger: Ledger, lent: Sequence[Loan]) -> None:
     """Has those jobs of these loans wait whose turn it is not, which takes them out of the loans."""
     blocked = sessions.block_lent(ledger, [(loan.task_id, loan.low, loan.high) for loan in lent])
-    wake(ledger, sessions.free(ledger, blocked))
-
-
-@dataclass(slots=True)
-class _Step:
-    """What :func:`_borrow` did. ``free``: those of its loans that were free; ``lent``: the number of jobs of its loans;
-    ``blocked``: lines of which a job waits for its turn from now on; ``is_idle``: the Task holds its session, with nothing
-    to lend."""
-
-    loans: list[Loan] = field(default_factory=list)
-    free: list[Loan] = field(default_factory=list)
-    lent: int = 0
-    claimed: list[int] = field(default_factory=list)
-    limit: int | None = None
-    is_locked: bool = False
-    next_at: int | None = None
-    blocked: set[int] = field(default_factory=set)
-    is_idle: bool = False
+    hints.settle_free(ledger, sessions.free(ledger, blocked))
 
 
 @repeatable
-def _borrow(ledger: Ledger, offer: Offer, wanted: int, taken: int, names: Sequence[str] | None) -> _Step:
-    step, task_id = _Step(), offer.task_id
+def _borrow(ledger: Ledger, offer: Offer, wanted: int, names: Sequence[str] | None) -> _Borrow | None:
+    """None if another transaction holds the Task's row."""
     with ledger.database.write() as connection:
-        task = lock_now(connection, task_id)
+        task = lock_now(connection, offer.task_id)
         if task is None:
-            return _Step(is_locked=True)
-        now = ledger.now()
-        room = _room(connection, ledger, task, wanted, taken, now, step)
-        if room is None:
-            return step
-        if room.jobs > 0:
-            _lend(connection, ledger, task, room, names, now, step)
-        values = _noted(task, step, room.round, now)
-        task |= values
-        found = hints.settle(connection, ledger, task, **values)
-        step.next_at = None if room.round is None else found.due_next
-        step.is_idle = task["session_holder"] is not None and not (step.loans or step.claimed) and found.ready is None
+            return None
+        step = _Borrow(connection, ledger, task, names)
+        step.run(wanted)
     return step
 
 
-class _Room(NamedTuple):
-    """How many ``jobs`` of a Task may be lent now. ``gate``: of a Task with keys; ``round``: of one with an interval, the
-    round that they belong to, as of :func:`asynctask.ledger.hints.round_of`."""
+class _Borrow:
+    """A borrow from a locked Task, step by step in one transaction. ``names``: the workers of those that are due.
 
-    jobs: int
-    gate: sessions.Gate | None = None
-    round: dict[str, Any] | None = None
+    ``loans`` and ``claimed`` are what it lends; ``free``: those of the loans that were free before; ``left``: how many more
+    jobs may be lent; ``blocked``: lines of which a job waits for its turn from now on; ``is_idle``: the Task holds its
+    session, with nothing to lend.
+    """
+
+    def __init__(self, connection: Connection, ledger: Ledger, task: dict[str, Any], names: Sequence[str] | None) -> None:
+        self.connection, self.ledger, self.task, self.names = connection, ledger, task, names
+        self.now = ledger.now()
+        self.loans: list[Loan] = []
+        self.free: list[Loan] = []
+        self.claimed: list[int] = []
+        self.blocked: set[int] = set()
+        self.left = 0
+        self.is_idle = False
+        self.result = Borrowed()
+
+    def run(self, wanted: int) -> None:
+        """Asks the gates, lends, and settles the hints."""
+        connection, task, gate = self.connection, self.task, None
+        if not readiness.may_start(task["state"], hints.in_session(task)):
+            hints.settle(connection, self.ledger, task)
+            return
+        if task["key_field"] is not None and (gate := sessions.gate(connection, task["id"], task["worker_name"])).waits:
+            self.result.next_at = self.now + _SOON
+            hints.write(connection, task, Hints(None, self.result.next_at), self.now)
+            return
+        interval, round_ = interval_of(task["interval_s"]), None
+        limit = self.result.limit = at_once(task["parallel"], interval)
+        if interval:
+            self.result.next_at = hints.round_opens(connection, task, interval, self.now)
+            if self.result.next_at > self.now:
+                hints.settle(connection, self.ledger, task)
+                return
+            round_ = hints.round_of(task)
+            if not round_["left"]:
+                round_ = {"ranges": [], "again": [], "left": limit, "at": self.now}
+            wanted = min(wanted, round_["left"], limit or 1, MOST_OF_ROUND)
+        if task["turning"] is None and task["tolerated_failures"] is not None:  # a retry takes failures back meanwhile
+            wanted = _tolerated(connection, task, wanted)
+        self.left = wanted
+        if wanted > 0:
+            self._lend(gate)
+        values = self._noted(round_, wanted - self.left)
+        task |= values
+        found = hints.settle(connection, self.ledger, task, **values)
+        self.result.next_at = None if round_ is None else found.due_next
+        self.is_idle = task["session_holder"] is not None and not (self.loans or self.claimed) and found.ready is None
+
+    def _noted(self, round_: Mapping[str, Any] | None, lent: int) -> dict[str, Any]:
+        """The columns of the Task that a borrow changes beside its pointer and its hints."""
+        task = self.task
+        if round_ is None and task["round_at"] is not None:
+            return {"round_at": None, "round_jobs": None}
+        if not (self.loans or self.claimed):
+            return {}
+        values: dict[str, Any] = {} if task["started_at"] is not None else {"started_at": self.now}
+        if round_ is not None:
+            jobs = {
+                "ranges": [*round_["ranges"], *([each.low, each.high] for each in self.loans)],
+                "again": [*round_["again"], *self.claimed],
+                "left": round_["left"] - lent,
+            }
+            values |= {"round_at": round_.get("at", task["round_at"]), "round_jobs": dumps(jobs)}
+        return values
+
+    def _lend(self, gate: sessions.Gate | None) -> None:
+        self._claim_due(gate)
+        if self.left > 0:
+            self._take_free()
+        if self.left <= 0:
+            return
+        if gate is not None:
+            self._pass(gate)
+            return
+        low = self.task["next_seq"]
+        high = min(self.task["created_jobs"], low + self.left)
+        if high > low:
+            self._lend_at_pointer(high, high - low)
+
+    def _claim_due(self, gate: sessions.Gate | None) -> None:
+        dialect = self.connection.dialect.name
+        given: dict[str, Any] = {"of": self.task["id"], "now": self.now, "count": self.left}
+        if self.names is not None:
+            given["names"] = batches.given(dialect, self.names)
+        due = [int(i) for (i,) in self.connection.execute(_due_of_task(dialect, self.names is not None), given)]
+        if gate is not None and due:
+            turns = sessions.turns(sessions.asking(self.connection, due), gate.before)
+            sessions.postpone(self.connection, turns.wait, BLOCKED)
+            sessions.postpone(self.connection, turns.early, self.now + _SOON)
+            self.blocked |= set(turns.wait.values())
+            due = [i for i in due if i in turns.go]
+        self.claimed = _claim(self.connection, self.ledger, due, _e.due_at <= self.now)
+        self.result.is_locked = len(self.claimed) < len(due)
+        self.left -= len(self.claimed)
+
+    def _take_free(self) -> None:
+        """Takes free loans; cuts the last one, if that is larger than what is left to take."""
+        found = self.connection.execute(_FREE_LOANS, {"of": self.task["id"], "count": _MOST_FREE}).all()
+        for i, low, high in found:
+            cut = min(int(high), int(low) + self.left)
+            own = loans.update().where(_l.id == i, _l.process.is_(None))
+            if cut < high:
+                if self.connection.execute(own.values(low=cut)).rowcount == 1:
+                    self.free.append(self._insert_loan(int(low), cut))
+            elif self.connection.execute(own.values(process=self.ledger.identity, at=self.now, asked=None)).rowcount == 1:
+                self.free.append(Loan(int(i), self.task["id"], int(low), cut))
+            self.left -= cut - int(low)
+            if self.left <= 0:
+                break
+        self.loans += self.free
+
+    def _pass(self, gate: sessions.Gate) -> None:
+        """Moves the pointer of a Task with keys for up to ``left`` jobs whose turn it is, and lends what it passes; the
+        others wait for their turn, which takes them out of the loan.
+
+        It passes rows that have to wait only while the Task has too few jobs that go: where there are enough, the turn of
+        those at the pointer comes while these run, and to pass one costs four updates.
+        """
+        low, created, count = int(self.task["next_seq"]), int(self.task["created_jobs"]), self.left
+        if low >= created or ((self.claimed or self.free) and not gate.goes):
+            return
+        going, high = 0, low
+        most = min(created, low + max(count, _MOST_PASSED))
+        while going < count and high < most:
+            top = min(most, high + max(count - going, _LEAST_PASSED))
+            rows, turns = sessions.read_turns(self.connection, self.task["id"], high, top, lock=True)
+            wait = list[int]()
+            for seq, i in rows:
+                if going == count:
+                    top = seq
+                    break
+                if i in turns.go:
+                    going += 1
+                elif i in turns.wait:
+                    wait.append(int(i))
+            sessions.postpone(self.connection, wait, BLOCKED)
+            self.blocked |= {turns.wait[i] for i in wait}
+            high = top
+        self._lend_at_pointer(high, going)
+
+    def _lend_at_pointer(self, high: int, count: int) -> None:
+        """Moves the pointer, and lends what it passes, if any of these are jobs to perform (``count``)."""
+        if count:
+            self.loans.append(self._insert_loan(self.task["next_seq"], high))
+            self.left -= count
+        self.task["next_seq"] = high
+        self.connection.execute(tasks.update().where(_t.id == self.task["id"]).values(next_seq=high))
+
+    def _insert_loan(self, low: int, high: int) -> Loan:
+        task_id = self.task["id"]
+        values = {"task_id": task_id, "low": low, "high": high, "process": self.ledger.identity, "at": self.now}
+        key = self.connection.execute(loans.insert(), values).inserted_primary_key
+        assert key is not None
+        return Loan(int(key[0]), task_id, low, high)
 
 
-def _room(
-    connection: Connection, ledger: Ledger, task: dict[str, Any], wanted: int, taken: int, now: int, step: _Step
-) -> _Room | None:
-    """The gates of a locked Task; None if it may start nothing now, and its hints are settled."""
-    gate = round_ = None
-    if not readiness.may_start(task["state"], hints.in_session(task)):
-        hints.settle(connection, ledger, task)
-        return None
-    if task["key_field"] is not None and (gate := sessions.gate(connection, task["id"], task["worker_name"])).waits:
-        step.next_at = now + _SOON
-        hints.write(connection, task, Hints(None, step.next_at), now)
-        return None
-    interval = interval_of(task["interval_s"])
-    step.limit = at_once(task["parallel"], interval)
-    if interval:
-        step.next_at = hints.round_opens(connection, task, interval, now)
-        if step.next_at > now:
-            hints.settle(connection, ledger, task)
-            return None
-        round_ = hints.round_of(task)
-        if not round_["left"]:
-            round_ = {"ranges": [], "again": [], "left": step.limit, "at": now}
-        wanted = min(wanted, round_["left"], step.limit or 1, MOST_OF_ROUND)
-    count = readiness.room(wanted, step.limit, taken) if taken else wanted
-    if task["turning"] is None and task["tolerated_failures"] is not None:  # a retry takes failures back meanwhile
-        count = _tolerated(connection, task, count)
-    return _Room(count, gate, round_)
+_SOON: Final = 400_000
+"""Microseconds until a Task with keys is looked at again while one that was submitted earlier is being split."""
+
+_LEAST_PASSED: Final = 256
+_MOST_PASSED: Final = 2_000
+"""Rows that the pointer of a Task with keys passes in one borrow, if hardly any has its turn."""
 
 
 def _tolerated(connection: Connection, task: Mapping[str, Any], wanted: int) -> int:
@@ -458,97 +548,6 @@ def _tolerated(connection: Connection, task: Mapping[str, Any], wanted: int) -> 
         if room == wanted:
             break
     return room
-
-
-def _noted(task: Mapping[str, Any], step: _Step, round_: Mapping[str, Any] | None, now: int) -> dict[str, Any]:
-    """The columns of a Task that a borrow changes beside its pointer and its hints."""
-    if round_ is None and task["round_at"] is not None:
-        return {"round_at": None, "round_jobs": None}
-    if not (step.loans or step.claimed):
-        return {}
-    values: dict[str, Any] = {} if task["started_at"] is not None else {"started_at": now}
-    if round_ is not None:
-        ranges = [*round_["ranges"], *([each.low, each.high] for each in step.loans)]
-        jobs = {
-            "ranges": ranges,
-            "again": [*round_["again"], *step.claimed],
-            "left": round_["left"] - step.lent - len(step.claimed),
-        }
-        values |= {"round_at": round_.get("at", task["round_at"]), "round_jobs": dumps(jobs)}
-    return values
-
-
-_SOON: Final = 400_000
-"""Microseconds until a Task with keys is looked at again while one that was submitted earlier is being split."""
-
-
-def _lend(
-    connection: Connection,
-    ledger: Ledger,
-    task: dict[str, Any],
-    room: _Room,
-    names: Sequence[str] | None,
-    now: int,
-    step: _Step,
-) -> None:
-    """Lends jobs of a locked Task; moves its pointer, in ``task``, too. ``names``: the workers of those that are due."""
-    dialect, (count, gate, _) = connection.dialect.name, room
-    given: dict[str, Any] = {"of": task["id"], "now": now, "count": count}
-    if names is not None:
-        given["names"] = batches.given(dialect, names)
-    due = [int(i) for (i,) in connection.execute(_due_of_task(dialect, names is not None), given)]
-    if gate is not None and due:
-        turns = sessions.turns(sessions.asking(connection, due), gate.before)
-        sessions.block(connection, turns.wait)
-        sessions.postpone(connection, turns.early, now + _SOON)
-        step.blocked |= set(turns.wait.values())
-        due = [i for i in due if i in turns.go]
-    step.claimed = _claim(connection, ledger, due, _e.due_at <= now)
-    step.is_locked = len(step.claimed) < len(due)
-    count -= len(step.claimed)
-    if count > 0:
-        _take_free(connection, ledger, task["id"], count, now, step)
-    if gate is not None:
-        _pass(connection, ledger, task, gate, count - step.lent, now, step)
-        return
-    low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count - step.lent))
-    if high > low:
-        _lend_at_pointer(connection, ledger, task, high, high - low, now, step)
-
-
-def _lend_at_pointer(
-    connection: Connection, ledger: Ledger, task: dict[str, Any], high: int, count: int, now: int, step: _Step
-) -> None:
-    """Moves the pointer of a locked Task, and lends what it passes, if any of these are jobs to perform (``count``)."""
-    if count:
-        step.loans.append(_insert_loan(connection, ledger, task["id"], task["next_seq"], high, now))
-        step.lent += count
-    task["next_seq"] = high
-    connection.execute(tasks.update().where(_t.id == task["id"]).values(next_seq=high))
-
-
-def _insert_loan(connection: Connection, ledger: Ledger, task_id: int, low: int, high: int, now: int) -> Loan:
-    values = {"task_id": task_id, "low": low, "high": high, "process": ledger.identity, "at": now}
-    key = connection.execute(loans.insert(), values).inserted_primary_key
-    assert key is not None
-    return Loan(int(key[0]), task_id, low, high)
-
-
-def _take_free(connection: Connection, ledger: Ledger, task_id: int, count: int, now: int, step: _Step) -> None:
-    """Takes free loans of a locked Task; cuts the last one, if that is larger than what is left to take."""
-    for i, low, high in connection.execute(_FREE_LOANS, {"of": task_id, "count": _MOST_FREE}).all():
-        cut = min(int(high), int(low) + count)
-        own = loans.update().where(_l.id == i, _l.process.is_(None))
-        if cut < high:
-            if connection.execute(own.values(low=cut)).rowcount == 1:
-                step.free.append(_insert_loan(connection, ledger, task_id, int(low), cut, now))
-        elif connection.execute(own.values(process=ledger.identity, at=now, asked=None)).rowcount == 1:
-            step.free.append(Loan(int(i), task_id, int(low), cut))
-        count -= cut - int(low)
-        step.lent += cut - int(low)
-        if count <= 0:
-            break
-    step.loans += step.free
 
 
 _OPEN: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
@@ -617,18 +616,13 @@ _CLAIMABLE: Final = (
 )  # fmt: skip
 
 
-@cache
-def _to_claim(dialect: str) -> Any:
-    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
-    found = sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids"), waits).order_by(_e.id)
-    return found if dialect == "sqlite" else found.with_for_update(skip_locked=True)
-
-
-@cache
-def _claimed(dialect: str) -> Any:
-    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
-    found = events.update().where(batches.among_given(dialect, _e.id, "ids"), waits)
-    return found.values(process=sa.bindparam("me"), due_at=None)
+_WAITS: Final = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
+_TO_CLAIM: Final = batches.ByValues(
+    _e.id, lambda its: sa.select(_e.id).where(its, _WAITS).order_by(_e.id), skip_locked=True
+)
+_CLAIM: Final = batches.ByValues(
+    _e.id, lambda its: events.update().where(its, _WAITS).values(process=sa.bindparam("me"), due_at=None)
+)
 
 
 def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], where: Any = None) -> list[int]:
@@ -636,8 +630,7 @@ def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], whe
     statement: it changes no column but the two, and of the counts only ``retrying``."""
     if not event_ids:
         return []
-    dialect = connection.dialect.name
-    free = connection.execute(_to_claim(dialect), {"ids": batches.given(dialect, event_ids)}).scalars().all()
+    free = _TO_CLAIM.execute(connection, event_ids).scalars().all()
     if not free:
         return []
     found = sa.select(*_CLAIMABLE).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
@@ -650,56 +643,10 @@ def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], whe
             moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta)
     ids = [int(row[0]) for row in rows]
     if ids:
-        given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
-        if connection.execute(_claimed(dialect), given).rowcount != len(ids):
+        if _CLAIM.execute(connection, ids, me=ledger.identity).rowcount != len(ids):
             raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
         move_counts(connection, moved, ledger.now())
     return ids
-
-
-# -- jobs with a key: only those whose turn it is are lent (:mod:`asynctask.ledger.sessions`)
-
-_LEAST_PASSED: Final = 256
-_MOST_PASSED: Final = 2_000
-"""Rows that the pointer of a Task with keys passes in one borrow, if hardly any has its turn."""
-
-
-def _pass(
-    connection: Connection,
-    ledger: Ledger,
-    task: dict[str, Any],
-    gate: sessions.Gate,
-    count: int,
-    now: int,
-    step: _Step,
-) -> None:
-    """Moves the pointer of a Task with keys for up to ``count`` jobs whose turn it is, and lends what it passes; the others
-    wait for their turn, which takes them out of the loan.
-
-    It passes rows that have to wait only while the Task has fewer than ``count`` jobs that go: where there are enough, the
-    turn of those at the pointer comes while these run, and to pass one costs four updates.
-    """
-    low, created = int(task["next_seq"]), int(task["created_jobs"])
-    if count <= 0 or low >= created or ((step.claimed or step.lent) and not gate.goes):
-        return
-    going, high = 0, low
-    most = low + max(count, _MOST_PASSED)
-    while going < count and high < min(created, most):
-        top = min(created, most, high + max(count - going, _LEAST_PASSED))
-        rows, turns = sessions.read_turns(connection, task["id"], high, top, lock=True)
-        wait = list[int]()
-        for seq, i in rows:
-            if going == count:
-                top = seq
-                break
-            if i in turns.go:
-                going += 1
-            elif i in turns.wait:
-                wait.append(int(i))
-        sessions.block(connection, wait)
-        step.blocked |= {turns.wait[i] for i in wait}
-        high = top
-    _lend_at_pointer(connection, ledger, task, high, going, now, step)
 
 
 # -- jobs without a Task
@@ -806,16 +753,13 @@ def first_due(connection: Connection, names: Collection[str]) -> int | None:
 # -- the end of a loan
 
 
-@cache
-def _ended(dialect: str) -> Any:
-    return loans.delete().where(batches.among_given(dialect, _l.id, "ids"), _l.process == sa.bindparam("me"))
+_END: Final = batches.ByValues(_l.id, lambda its: loans.delete().where(its, _l.process == sa.bindparam("me")))
 
 
 def end_loans(connection: Connection, ledger: Ledger, ids: Collection[int]) -> None:
     """Ends loans of this process of which nothing is left, in the transaction of their last outcomes."""
     if ids:
-        dialect = connection.dialect.name
-        connection.execute(_ended(dialect), {"ids": batches.given(dialect, sorted(ids)), "me": ledger.identity})
+        _END.execute(connection, sorted(ids), me=ledger.identity)
 
 
 @repeatable
@@ -832,17 +776,17 @@ def give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> list[bool]:
     Returns for each whether this process still held it, and holds what it did not give back: one that was declared dead
     must not free what recovery has made due. Raises LedgerUnavailable.
     """
-    given, tasks_ = _give_back(ledger, parts)
-    hints.settle_free(ledger, tasks_)
-    return given
+    given = _give_back(ledger, parts)
+    hints.settle_free(ledger, {loan.task_id for loan, _ in parts})
+    return [given[n] for n in range(len(parts))]
 
 
 @repeatable
-def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> tuple[list[bool], set[int]]:
-    given = []
+def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> dict[int, bool]:
+    given = dict[int, bool]()
     with ledger.database.write() as connection:
         now = ledger.now()
-        for loan, seq in sorted(parts, key=lambda part: part[0].id):
+        for n, (loan, seq) in sorted(enumerate(parts), key=lambda part: part[1][0].id):
             own = loans.update().where(_l.id == loan.id, _l.process == ledger.identity, _l.high == loan.high)
             if seq <= loan.low:
                 had = connection.execute(own.values(process=None, asked=None)).rowcount == 1
@@ -853,21 +797,15 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> tuple[list[
             else:  # an earlier try may have cut it, and its answer was lost
                 cut = sa.select(_l.id).where(_l.id == loan.id, _l.process == ledger.identity, _l.high == seq)
                 had = connection.execute(cut).first() is not None
-            given.append(had)
+            given[n] = had
         notify(connection)
-    order = sorted(range(len(parts)), key=lambda n: parts[n][0].id)
-    by_part = dict(zip(order, given, strict=True))
-    return [by_part[n] for n in range(len(parts))], {loan.task_id for loan, _ in parts}
+    return given
 
 
 def unclaim(ledger: Ledger, claims: Mapping[int, int]) -> None:
     """Gives back claimed Events (id -> attempt) that never arrived here: the answer to their claim was lost. Raises
     LedgerUnavailable."""
-    announce(ledger, _unclaim(ledger, claims))
 
-
-@repeatable
-def _unclaim(ledger: Ledger, claims: Mapping[int, int]) -> list[Change]:
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
         if row.process != ledger.identity or row.status is not Status.ENQUEUE or row.attempt != claims[record.id]:
@@ -875,8 +813,7 @@ def _unclaim(ledger: Ledger, claims: Mapping[int, int]) -> list[Change]:
         return cancel(row) if record.task_state == State.CANCELLED else give_back_one(row, now=ledger.now())
 
     note = Note("cancelled", ledger.catalogue("cancelled"))
-    with ledger.database.write() as connection:
-        return apply(connection, ledger, [Change(event_id, decide, cancelled=note) for event_id in sorted(claims)])
+    change(ledger, lambda connection: [Change(event_id, decide, cancelled=note) for event_id in sorted(claims)])
 
 
 @repeatable
@@ -1026,17 +963,6 @@ def ending(held: Iterable[OwnLoan | OwnClaim | None]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLoan:
-    """A loan of this process as the ledger has it. ``asked``: a user stopped one of its jobs, at that time."""
-
-    id: int
-    task_id: int
-    low: int
-    high: int
-    asked: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class HeldTask:
     """A Task of which a process holds jobs: what may keep them from beginning. ``places``: those of this process, None if
     it has none; ``is_paused``: its queue is."""
@@ -1058,15 +984,17 @@ _HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt, _e.status, _e.stopping).where
 )
 
 
-@cache
-def _held_tasks(dialect: str) -> Any:
-    joined = tasks.outerjoin(places, (_p.task_id == _t.id) & (_p.process == sa.bindparam("me")))
-    joined = joined.outerjoin(queues, (_q.name == _t.queue) & (_q.paused > 0))
-    in_session = _t.session_key.is_(None) | _t.session_holder.is_not(None)
-    found = sa.select(
-        _t.id, _t.state, in_session, _t.priority, _LIMIT, _p.n, _q.name.is_not(None), _t.parallel, _t.interval_s
+_HELD_TASKS: Final = batches.ByValues(
+    _t.id,
+    sa.select(
+        _t.id, _t.state, _t.session_key.is_(None) | _t.session_holder.is_not(None), _t.priority, _LIMIT, _p.n,
+        _q.name.is_not(None), _t.parallel, _t.interval_s,
     )
-    return found.select_from(joined).where(batches.among_given(dialect, _t.id, "ids"))
+    .select_from(
+        tasks.outerjoin(places, (_p.task_id == _t.id) & (_p.process == sa.bindparam("me")))
+        .outerjoin(queues, (_q.name == _t.queue) & (_q.paused > 0))
+    ).where,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -1075,7 +1003,7 @@ class Check:
     attempts; ``stopping``: those of them that a user stopped; ``working``: the Events that have begun, with their
     attempts."""
 
-    loans: Mapping[int, HeldLoan]
+    loans: Mapping[int, Loan]
     claims: Mapping[int, int]
     stopping: frozenset[int]
     working: frozenset[tuple[int, int]]
@@ -1087,12 +1015,10 @@ def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
     """What the ledger says of this process's loans and of these Tasks, of which it holds jobs; and the paused queues.
     Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
-        dialect = connection.dialect.name
-        held = {int(row[0]): HeldLoan(*row) for row in connection.execute(_HELD_LOANS, {"me": ledger.identity})}
+        held = {int(row[0]): Loan(*row) for row in connection.execute(_HELD_LOANS, {"me": ledger.identity})}
         named = connection.execute(_HELD_CLAIMS, {"me": ledger.identity}).all()
         ids = sorted({*task_ids, *(each.task_id for each in held.values())})
-        given = {"ids": batches.given(dialect, ids), "me": ledger.identity}
-        rows = connection.execute(_held_tasks(dialect), given).all() if ids else []
+        rows: Sequence[Any] = _HELD_TASKS.execute(connection, ids, me=ledger.identity).all() if ids else ()
         paused = paused_queues(connection)
     found = {
         int(i): HeldTask(state, bool(session), priority, limit, n, bool(is_paused), (priority, parallel, interval_s))
@@ -1112,7 +1038,7 @@ def stopping(ledger: Ledger, event_ids: Collection[int]) -> set[int]:
 
 
 @repeatable
-def heard(ledger: Ledger, held: Collection[HeldLoan]) -> None:
+def heard(ledger: Ledger, held: Collection[Loan]) -> None:
     """This process has stopped what users stopped in these loans until they were read."""
     with ledger.database.write() as connection:
         for each in held:
@@ -1223,21 +1149,6 @@ def paused_queues(connection: Connection) -> frozenset[str]:
     return frozenset(str(name) for name in connection.execute(sa.select(_q.name).where(_q.paused > 0)).scalars())
 
 
-@repeatable
-def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
-    """Pauses a queue, or lets it go on: no process begins a job of it meanwhile. Returns whether that changed anything."""
-    with ledger.database.write() as connection:
-        was = connection.execute(sa.select(_q.paused).where(_q.name == name)).scalar()
-        if bool(was) is paused:
-            return False
-        if was is None:
-            connection.execute(queues.insert(), {"name": name, "paused": 1})
-        else:
-            connection.execute(queues.update().where(_q.name == name).values(paused=int(paused)))
-        notify(connection)
-    return True
-
-
 # -- what committed outcomes make possible
 
 
@@ -1274,6 +1185,22 @@ def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
     return min([*due, *([0] if woken else [])], default=None)
 
 
+def change(ledger: Ledger, make: Callable[[Connection], Sequence[Change]]) -> list[Change]:
+    """Writes the changes that ``make`` returns, in a transaction of their own, and settles what they make possible.
+
+    ``make`` is called again if the transaction is repeated. Raises LedgerUnavailable.
+    """
+    applied = _change(ledger, make)
+    announce(ledger, applied)
+    return applied
+
+
+@repeatable
+def _change(ledger: Ledger, make: Callable[[Connection], Sequence[Change]]) -> list[Change]:
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, make(connection))
+
+
 _WATCHED: Final = sa.select(
     _t.id,
     _t.interval_s,
@@ -1306,11 +1233,6 @@ def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
         sessions.step_aside(ledger, task_id)
 
 
-def wake(ledger: Ledger, woken: Collection[int]) -> None:
-    """Settles the hints of Tasks that have jobs due now, because the lines of their keys advanced."""
-    hints.settle_free(ledger, woken)
-
-
 def catch_up(ledger: Ledger) -> None:
     """Retries the hints and promotions that this process kept because a Task's row was locked. Raises LedgerUnavailable."""
     kept, keys = ledger.held.take()
@@ -1325,81 +1247,11 @@ def catch_up(ledger: Ledger) -> None:
         raise
 
 
-@repeatable
 def rejoin(ledger: Ledger) -> int:
-    """Puts Tasks that left their session, and whose retry is due now, at the end of its line. Returns their number."""
+    """Puts Tasks that have something to start, and stand beside the line of their session, at its end: their retry is due
+    now, or something went wrong. Returns their number."""
     now = ledger.now()
-    aside = (
-        (_t.due_next <= now)
-        & _t.session_key.is_not(None)
-        & _t.session_holder.is_(None)
-        & _t.session_waits.is_(None)
-        & _t.state.in_([str(State.SPLITTING), str(State.RUNNING)])
-    )
     with ledger.database.read() as connection:
-        found = [int(i) for i in connection.execute(sa.select(_t.id).where(aside).limit(1_000)).scalars()]
+        found = [int(i) for i in connection.execute(sessions.ASIDE.limit(1_000), {"now": now}).scalars()]
     each_free(ledger, found, lambda connection, free: sessions.join_again(connection, ledger, free, now))
     return len(found)
-
-
-# -- repair
-
-_UNREACHABLE: Final = (
-    sa.select(_t.id)
-    .where(
-        _t.finished_at.is_(None),
-        _t.closed_at.is_(None),
-        _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]),
-        _t.turning.is_(None),
-        _t.ready.is_(None),
-        _t.due_next.is_(None),
-        _t.next_seq > 0,
-        ~sa.exists().where(_l.task_id == _t.id),
-    )
-    .limit(sa.bindparam("count"))
-)
-_UNHELD_OF: Final = sa.exists().where(_e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), _UNHELD)
-
-
-def repair(ledger: Ledger, limit: int = 1_000) -> int:
-    """Settles hints that a process left unsettled when it ended, and makes what no hint, loan or claim reaches a free loan:
-    whatever went wrong, an accepted item is reached again. Returns the number of Tasks mended."""
-    due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED))
-    free = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
-    waits = (_t.created_jobs > _t.next_seq) | free
-    is_late = _t.due_next > _t.round_at + _t.interval_s * SECOND  # its jobs began later, or somebody wrote the interval
-    lost = (
-        sa.select(_t.id)
-        .where(_t.finished_at.is_(None), _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]))
-        .where(_t.session_waits.is_(None))
-        .where(sa.or_(_t.ready.is_(None) & waits & (_t.due_next.is_(None) | (_t.interval_s <= 0) | is_late), due))
-        .limit(limit)
-    )
-    astray = sa.select(_t.id).where(_t.finished_at.is_(None), sessions.ASTRAY).limit(limit)
-    with ledger.database.read() as connection:
-        found = {int(i) for i in connection.execute(lost).scalars()}
-        apart = [int(i) for i in connection.execute(astray).scalars()]
-        empty = [int(i) for i in connection.execute(_UNREACHABLE, {"count": limit}).scalars()]
-    hints.settle_free(ledger, found)
-    now = ledger.now()
-    each_free(ledger, apart, lambda connection, free: sessions.join_again(connection, ledger, free, now))
-    return len(found | set(apart)) + sum(_free_unreachable(ledger, task_id) for task_id in empty)
-
-
-@repeatable
-def _free_unreachable(ledger: Ledger, task_id: int) -> bool:
-    with ledger.database.write() as connection:
-        task = try_lock(connection, ledger, task_id)
-        if task is None or not total_counts(connection, task_id).enqueue:
-            return False
-        if connection.execute(sa.select(_l.id).where(_l.task_id == task_id).limit(1)).first() is not None:
-            return False
-        if not connection.scalar(sa.select(_UNHELD_OF), {"of": task_id, "high": task["next_seq"]}):
-            return False
-        connection.execute(
-            loans.insert(),
-            {"task_id": task_id, "low": 0, "high": task["next_seq"], "process": None, "at": ledger.now()},
-        )
-        get_logger("asynctask.lending").error("unreachable_rows", task_id=task_id)
-        hints.settle(connection, ledger, task)
-    return True

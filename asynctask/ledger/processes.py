@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -271,6 +271,7 @@ def unknown_workers(connection: Connection) -> set[str]:
     return {name for name in found if not lending.is_queue_holder(name)}
 
 
+@repeatable
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """Removes a process that ended normally, or (``dead``) one whose jobs have been recovered.
 
@@ -279,11 +280,6 @@ def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """
     if dead:
         _end_splits(ledger, identity)
-    _remove(ledger, identity)
-
-
-@repeatable
-def _remove(ledger: Ledger, identity: str) -> None:
     with ledger.database.write() as connection:
         connection.execute(processes.delete().where(_p.identity == identity))
 
@@ -300,74 +296,7 @@ def _end_splits(ledger: Ledger, identity: str) -> None:
     each_free(ledger, found, act)
 
 
-# -- figures for monitoring
-
-DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Upper bounds of the histograms of durations, in seconds; a last bucket has larger values."""
-
-SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""Upper bounds of the histograms of sizes."""
-
-MOST_WORKERS: Final = 200
-"""Workers with figures of their own; further ones are summed as :data:`OTHERS`."""
-
-OTHERS: Final = "(others)"
-
-
-class Histogram:
-    """Counts of values by upper bound, and their sum."""
-
-    __slots__ = ("_bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        """Counts a value."""
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def as_list(self) -> list[Any]:
-        """The sum, and the count of each bucket."""
-        return [round(self.total, 6), self.counts.copy()]
-
-
-class Figures:
-    """Totals of one process since its start, for monitoring: they only rise.
-
-    Its heartbeat writes them to its row, for all processes of the application. Each is written by one thread, once per
-    batch or round, so nothing is locked.
-    """
-
-    def __init__(self) -> None:
-        self._outcomes: dict[str, dict[str, int]] = {}
-        self._durations: dict[str, Histogram] = {}
-        self.flushes = Histogram(SIZES)
-        self.claims = Histogram(SIZES)
-
-    def ended(self, worker: str, outcome: str, seconds: float | None) -> None:
-        """Counts a committed outcome; ``seconds``: how long the job ran, None if it did not."""
-        counts = self._outcomes.get(worker)
-        if counts is None:
-            worker = worker if len(self._outcomes) < MOST_WORKERS else OTHERS
-            counts = self._outcomes.setdefault(worker, {})
-        counts[outcome] = counts.get(outcome, 0) + 1
-        if seconds is not None:
-            durations = self._durations.get(worker)
-            if durations is None:
-                durations = self._durations.setdefault(worker, Histogram(DURATIONS_S))
-            durations.add(seconds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures as stored; another thread may call it."""
-        return {
-            "outcomes": {worker: counts.copy() for worker, counts in self._outcomes.copy().items()},
-            "durations": {worker: each.as_list() for worker, each in self._durations.copy().items()},
-            "flushes": self.flushes.as_list(),
-            "claims": self.claims.as_list(),
-        }
+# -- who is there
 
 
 def list_processes(connection: Connection) -> list[dict[str, Any]]:
@@ -384,27 +313,6 @@ _PERFORMING = sa.select(*(column for column in _p if column.key != "info")).wher
 def performing(connection: Connection, now: int) -> list[dict[str, Any]]:
     """Processes with a valid lease that perform jobs: workers, and those of attached engines."""
     return [as_dict(row) for row in connection.execute(_PERFORMING, {"now": now})]
-
-
-def other_language(connection: Connection, queue: str, now: int) -> str | None:
-    """The identity of a living process in another language, which only records here, that works this queue of the own
-    broker.
-
-    The queues of attached engines have a prefix (``celery/emails``), so their processes never match.
-    """
-    found = (p for p in performing(connection, now) if only_records(p, queue))
-    return next((str(process["identity"]) for process in found), None)
-
-
-def own_queues(connection: Connection, now: int) -> set[str]:
-    """The queues that living worker processes of the own runtime work."""
-    own = (p for p in performing(connection, now) if not is_engine(str(p["identity"])))
-    return {str(queue) for process in own for queue in loads(process["queues"])}
-
-
-def only_records(process: Mapping[str, Any], queue: str) -> bool:
-    """Whether a process, a row of :func:`performing`, works this queue in another language."""
-    return is_engine(str(process["identity"])) and queue in loads(process["queues"])
 
 
 def is_dead(host: Host, process: Mapping[str, Any], sightings: Sightings) -> bool:
@@ -436,7 +344,7 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
     attempts = dict(sorted(copies))  # of two copies of a job, the later attempt
     for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
         applied += _recover_part(ledger, identity, ids, attempts)
-    applied += _end_its_loans(ledger, identity, _recover_lent)
+    applied += _end_its_loans(ledger, identity, partial(_recovery, ledger, identity=None))
     _end_places(ledger, identity)
     lending.announce(ledger, applied)
     return applied
@@ -445,7 +353,7 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
 def recover_job(ledger: Ledger, event_id: int) -> None:
     """Recovers one Event held by this process, which records for others, after only the process that performed the job
     died."""
-    lending.announce(ledger, _recover_part(ledger, ledger.identity, [event_id], {}, alone=True))
+    lending.change(ledger, lambda connection: [_recovery(ledger, event_id, ledger.identity)])
 
 
 def stalled(connection: Connection) -> list[str]:
@@ -462,61 +370,48 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     recorded, and short jobs that it had begun, run again. Returns the changes."""
     with ledger.database.read() as connection:
         begun = frozenset(loads(connection.scalar(sa.select(_p.held_jobs).where(_p.identity == identity))) or ())
-    applied = _end_its_loans(ledger, identity, partial(_make_due_or_working, identity=identity, begun=begun))
+    take = partial(_take, ledger, identity=identity, begun=begun)
+    applied = _end_its_loans(ledger, identity, partial(take, process=None))
     with ledger.database.read() as connection:
         claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
         found = connection.execute(claimed).scalars().all()
     for part in chunks(found, _PART):
-        applied += _give_back_claimed(ledger, identity, part, begun)
+        applied += _apply(ledger, [take(i, process=identity) for i in part])
     _shrink_places(ledger, identity)
     lending.announce(ledger, applied)
     return applied
 
 
-def _make_due_or_working(ledger: Ledger, event_id: int, *, identity: str, begun: Collection[int]) -> Change:
-    if event_id not in begun:
-        return make_due(ledger, event_id)
-
-    def decide(record: EventRecord) -> Turn | None:
-        row = record.row
-        waits = row.status is Status.ENQUEUE and row.due_at is None and row.process is None
-        return working(row, identity) if waits else None
-
-    return Change(event_id, decide, notes=[Note("working", ledger.catalogue("working"))])
-
-
-def _taken(ledger: Ledger, record: EventRecord) -> Turn:
-    """A row that is taken from whoever held it. It may run there: whoever begins it next records that before, and what has
-    begun is not taken a second time."""
-    if record.task_state == State.CANCELLED:
-        return cancel(record.row)
-    turn = give_back(record.row, now=ledger.now())
-    return turn._replace(after=turn.after._replace(watched=True))
-
-
 def make_due(ledger: Ledger, event_id: int) -> Change:
     """The change of an Event that was held by a loan: it waits from now on, under a new attempt."""
+    return _take(ledger, event_id, process=None)
+
+
+def _take(
+    ledger: Ledger, event_id: int, *, process: str | None, identity: str | None = None, begun: Collection[int] = ()
+) -> Change:
+    """Takes a row from whoever held it, by a loan (``process`` None) or by its name.
+
+    It may run there: whoever begins it next records that before, and what has begun is not taken a second time. What
+    ``identity`` has ``begun`` is recorded so.
+    """
 
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
-        if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None or row.process is not None:
+        if row.due_at is not None or row.process != process:
             return None
-        return _taken(ledger, record)
-
-    return Change(event_id, decide, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
-
-
-@repeatable
-def _give_back_claimed(ledger: Ledger, identity: str, ids: Sequence[int], begun: Collection[int]) -> list[Change]:
-    def decide(record: EventRecord) -> Turn | None:
-        row = record.row
-        if row.status is not Status.ENQUEUE or row.due_at is not None or row.process != identity:
+        if row.status is not Status.ENQUEUE and (row.status is not Status.WORKING or process is not None or is_begun):
             return None
-        return working(row, identity) if record.id in begun else _taken(ledger, record)
+        if is_begun:
+            return working(row, identity)
+        if record.task_state == State.CANCELLED:
+            return cancel(row)
+        turn = give_back(row, now=ledger.now())
+        return turn._replace(after=turn.after._replace(watched=True))
 
-    note = Note("cancelled", ledger.catalogue("cancelled"))
-    with ledger.database.write() as connection:
-        return apply(connection, ledger, [Change(event_id, decide, cancelled=note) for event_id in ids])
+    is_begun = event_id in begun
+    notes = [Note("working", ledger.catalogue("working"))] if is_begun else []
+    return Change(event_id, decide, notes=notes, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
 
 
 @repeatable
@@ -538,12 +433,12 @@ def take_loan(ledger: Ledger, loan_id: int) -> list[Change]:
     """Takes a loan from whoever has it: its rows are due from now on, under a new attempt."""
     with ledger.database.read() as connection:
         found = connection.execute(sa.select(_l.process).where(_l.id == loan_id)).one_or_none()
-    applied = [] if found is None else _end_whole(ledger, found[0], loan_id, make_due)
+    applied = [] if found is None else _end_whole(ledger, found[0], loan_id, partial(make_due, ledger))
     lending.announce(ledger, applied)
     return applied
 
 
-def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[Ledger, int], Change]) -> list[Change]:
+def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[int], Change]) -> list[Change]:
     """Ends the loans of a process, each with the changes of the Events that it holds by them."""
     with ledger.database.read() as connection:
         its = sa.select(_l.id).where(_l.process == identity).order_by(_l.id)
@@ -551,7 +446,7 @@ def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[Ledger, int], 
     return [change for loan_id in found for change in _end_whole(ledger, identity, loan_id, make)]
 
 
-def _end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[Ledger, int], Change]) -> list[Change]:
+def _end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]) -> list[Change]:
     applied, is_left = list[Change](), True
     while is_left:
         changes, is_left = _end_part(ledger, identity, loan_id, make)
@@ -561,7 +456,7 @@ def _end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callabl
 
 @repeatable
 def _end_part(
-    ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[Ledger, int], Change]
+    ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]
 ) -> tuple[list[Change], bool]:
     """The next part of a loan: it goes, or becomes shorter, in the transaction of its Events. Returns whether some of it is
     left. ``identity`` None: a free loan."""
@@ -580,7 +475,7 @@ def _end_part(
             .limit(_PART)
         )
         found = connection.execute(held).all()
-        applied = apply(connection, ledger, [make(ledger, int(i)) for i, _ in found])
+        applied = apply(connection, ledger, [make(int(i)) for i, _ in found])
         is_left = len(found) == _PART
         if is_left:
             connection.execute(loans.update().where(_l.id == loan_id).values(low=int(found[-1].seq) + 1))
@@ -597,14 +492,17 @@ def _end_places(ledger: Ledger, identity: str) -> None:
 
 
 @repeatable
-def _recover_part(
-    ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int], *, alone: bool = False
-) -> list[Change]:
+def _apply(ledger: Ledger, changes: Sequence[Change]) -> list[Change]:
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, changes)
+
+
+@repeatable
+def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Change]:
     with ledger.database.write() as connection:
         begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
-        at_work = {} if alone else {record.id: record.row for record in read_events(connection, begun)}
-        changes = [_change(ledger, event_id, identity, attempts, at_work) for event_id in ids]
-        return apply(connection, ledger, changes)
+        at_work = {record.id: record.row for record in read_events(connection, begun)}
+        return apply(connection, ledger, [_recovery(ledger, event_id, identity, attempts, at_work) for event_id in ids])
 
 
 def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[int]]:
@@ -620,21 +518,16 @@ def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[
     return [part for part in parts if part]
 
 
-def _recover_lent(ledger: Ledger, event_id: int) -> Change:
-    """The recovery of an Event that a dead process held by a loan: nothing was written of it."""
-
-    def decide(record: EventRecord) -> Turn | None:
-        if record.row.process is not None:
-            return None
-        return _recovered(ledger, change, record, ())
-
-    change = Change(event_id, decide)
-    return change
-
-
-def _change(
-    ledger: Ledger, event_id: int, identity: str, attempts: Mapping[str, int], at_work: Mapping[int, Row]
+def _recovery(
+    ledger: Ledger,
+    event_id: int,
+    identity: str | None,
+    attempts: Mapping[str, int] = MappingProxyType({}),
+    at_work: Mapping[int, Row] = MappingProxyType({}),
 ) -> Change:
+    """The recovery of an Event that a dead process held: by its name, or as a copy of one of these ``attempts``;
+    ``identity`` None: by a loan, and nothing was written of it. ``at_work``: what was ``working`` in that process."""
+
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
         attempt = attempts.get(record.job_id)
@@ -642,7 +535,7 @@ def _change(
         if row.process != identity and not (own and row.process is None):
             return None
         turn = _recovered(ledger, change, record, [other for id_, other in at_work.items() if id_ != event_id])
-        if turn is not None and is_engine(identity) and record.is_lone:
+        if turn is not None and identity is not None and is_engine(identity) and record.is_lone:
             turn = held_elsewhere(turn)  # the engine keeps its lone jobs, and redelivers those of a dead process
         return turn
 

@@ -27,7 +27,6 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.ledger.base import PURGING, chunks, in_range, loads
-from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 
 _t, _e, _n, _x, _s, _c = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c, task_callbacks.c
@@ -488,6 +487,11 @@ def _in_flight(row: dict[str, Any]) -> int:
     held = min(int(row["lent"]) + int(row["named"]), not_due)
     limit = at_once(row["parallel"], interval_of(row["interval_s"]))
     return held if limit is None else min(held, limit)
+
+
+def waiting_in_line(task: Mapping[str, Any]) -> bool:
+    """Whether a Task (its columns) waits for its session."""
+    return task["session_waits"] is not None and task["state"] in (State.SPLITTING, State.RUNNING)
 
 
 def _reason(row: dict[str, Any], counts: dict[str, int]) -> str | None:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import Time, rfc3339
-from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Status
+from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import (
     BLOCKED,
     MERGE,
@@ -31,11 +31,13 @@ from asynctask.core.transitions import (
 )
 from asynctask.database.batches import MEASURED, among, fetch_wide
 from asynctask.database.engine import Database
+from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
     item_errors,
     loans,
+    queues,
     resubmitted_rows,
     task_errors,
     task_log,
@@ -45,7 +47,7 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import corrections, lending
+from asynctask.ledger import corrections, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, loads_shown, stamp
 from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
@@ -1058,10 +1060,256 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
 
 def _retry_callback(connection: Connection, ledger: Ledger, task_id: int, event_id: int, who: str) -> list[Change]:
     task = task_rows.lock(connection, task_id)
-    applied = task_rows.reopen_callbacks(connection, ledger, task, [event_id])
+    applied = reopen_callbacks(connection, ledger, task, [event_id])
     if any(each.turn is not None for each in applied):
         task_rows.log(connection, ledger, task_id, "callbacks retried", {"callbacks": 1}, who)
     return applied
+
+
+@repeatable
+def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
+    """Runs the failed callbacks of the Task's generation again. Returns False while they run.
+
+    Raises :class:`Conflict` if the Task is not closed, or no callback of it has failed.
+    """
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
+        if task["closed_at"] is not None and task["finished_at"] is None:
+            return False
+        if task["state"] not in (State.FINISHED, State.CANCELLED) or task["closed_at"] is None:
+            raise Conflict(f"Task {task_id} is {task['state']}; its callbacks run when its last item has ended")
+        failed = [
+            i for _, i, status in task_rows.callbacks_of(connection, task) if i is not None and status != Status.FINISH
+        ]
+        if not failed:
+            raise Conflict(f"no callback of Task {task_id} has failed, so none runs again")
+        reopen_callbacks(connection, ledger, task, failed)
+        task_rows.log(connection, ledger, task_id, "callbacks retried", {"callbacks": len(failed)}, who)
+        notify(connection)
+    return True
+
+
+def reopen_callbacks(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
+) -> list[Change]:
+    """Reopens these callbacks of a locked Task; if it was done, it waits for them again.
+
+    Raises :class:`Conflict` for one of an earlier generation.
+    """
+    now = ledger.now()
+
+    def reopen(seen: EventRecord) -> Turn | None:
+        ended_badly = seen.row.status in (Status.FAILED, Status.ERROR, Status.CANCELLED)
+        return explicit_retry(seen.row, now=now) if ended_badly and seen.callback_of == task["id"] else None
+
+    if not {i for _, i, _ in task_rows.callbacks_of(connection, task)} >= set(event_ids):
+        raise Conflict(
+            f"this is a callback of an earlier generation of Task {task['id']}; it calls back again when this one closes"
+        )
+    notes = [Note("enqueue", ledger.catalogue("retried"))]
+    applied = apply(connection, ledger, [Change(event_id, reopen, notes=notes) for event_id in event_ids])
+    if any(each.turn is not None for each in applied) and task["finished_at"] is not None:
+        reason = "split_failed" if task["split_state"] == "failed" else None
+        task_rows.turn_unless_cancelled(
+            connection, ledger, task, State.FINALIZING, Reason.CALLED_AGAIN, finished_at=None, state_reason=reason
+        )
+    return applied
+
+
+# -- untracked jobs of a program without Redis
+#
+# Rows of ``events`` without an item (:func:`asynctask.core.transitions.is_kept`), which are claimed, recovered, retried and
+# recorded as single tracked jobs are. Nobody finds one by its id. One in ``error`` is an entry of the dead list.
+
+LISTED: Final = 100_000
+"""Jobs of a queue that are put in their order for a page, the oldest ones."""
+
+_AHEAD: Final = 1_000
+"""The oldest jobs of a queue, among which the next one is looked for, as a borrow does."""
+
+_QUEUE: Final[Any] = sa.func.coalesce(_e.queue, "default")
+_IS_UNTRACKED: Final = _e.task_id.is_(None) & (_e["items"] == 0)
+_WAITS_UNTRACKED: Final = _IS_UNTRACKED & (_e.status == str(Status.ENQUEUE)) & (_e.due_at <= sa.bindparam("now"))
+_HEAD: Final = sa.func.substr(_e.options, 1, 64)  # the priority comes first
+
+
+@dataclass(frozen=True, slots=True)
+class UntrackedQueue:
+    """A queue in which untracked jobs wait: how many of each worker, since when the oldest (microseconds), and the worker
+    of the next."""
+
+    name: str
+    workers: Mapping[str, int]
+    oldest_at: int
+    next_worker: str | None
+
+
+def untracked_queues(connection: Connection, now: int) -> list[UntrackedQueue]:
+    """The queues in which untracked jobs wait, by name."""
+    worker = sa.func.coalesce(_e.worker_name, "")
+    counted = (
+        sa.select(_QUEUE, worker, sa.func.count(), sa.func.min(_e.due_at)).where(_WAITS_UNTRACKED).group_by(_QUEUE, worker)
+    )
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for queue, name, count, at in connection.execute(counted, {"now": now}):
+        found.setdefault(str(queue), []).append((str(name), int(count), int(at)))
+    return [
+        UntrackedQueue(
+            queue,
+            {name: count for name, count, _ in found[queue]},
+            min(at for *_, at in found[queue]),
+            _next_worker(connection, queue, now),
+        )
+        for queue in sorted(found)
+    ]
+
+
+def _next_worker(connection: Connection, queue: str, now: int) -> str | None:
+    first = sa.select(_e.due_at, _e.id, _HEAD, _e.worker_name).where(_WAITS_UNTRACKED, queue == _QUEUE)
+    found = connection.execute(first.order_by(_e.due_at, _e.id).limit(_AHEAD), {"now": now}).all()
+    return min(((lending.options_priority(said), at, i, name) for at, i, said, name in found), default=(None,))[-1]
+
+
+def untracked_length(connection: Connection, queue: str, now: int) -> int:
+    """How many untracked jobs wait in a queue."""
+    counted = sa.select(sa.func.count()).select_from(events).where(_WAITS_UNTRACKED, queue == _QUEUE)
+    return int(connection.execute(counted, {"now": now}).scalar_one())
+
+
+def untracked_page(
+    connection: Connection, queue: str, now: int, *, offset: int, limit: int, newest: bool = False
+) -> list[tuple[int, int]]:
+    """(id, priority) of a page of the untracked jobs that wait in a queue, the next to run first; ``newest``: the last one
+    first. Of more than :data:`LISTED` jobs, only the oldest are in order."""
+    waiting = (
+        sa.select(_e.due_at, _e.id, _HEAD).where(_WAITS_UNTRACKED, queue == _QUEUE).order_by(_e.due_at, _e.id).limit(LISTED)
+    )
+    found = connection.execute(waiting, {"now": now}).all()
+    ordered = sorted(((lending.options_priority(said), at, i) for at, i, said in found), reverse=newest)
+    return [(int(i), priority) for priority, _, i in ordered[offset : offset + limit]]
+
+
+_SHOWN_UNTRACKED: Final = sa.select(_e.id, _e.job_id, _e.worker_name, _e.params, _e.due_at)
+
+
+def untracked_rows(database: Database, event_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """What is shown of these jobs, in this order, read as it is consumed."""
+    return fetch_wide(database, _SHOWN_UNTRACKED, _e.id, (_e.params,), event_ids)
+
+
+def find_untracked(connection: Connection, queue: str, now: int, job_ids: Collection[str]) -> dict[str, int]:
+    """job id -> id of the row, of those of these jobs that wait in a queue."""
+    named = sa.select(_e.job_id, _e.id).where(
+        _WAITS_UNTRACKED, queue == _QUEUE, among(connection, _e.job_id, list(job_ids))
+    )
+    return {str(job_id): int(i) for job_id, i in connection.execute(named, {"now": now})}
+
+
+def untracked_ids(connection: Connection, queue: str, now: int, *, after: int, limit: int) -> list[int]:
+    """Ids of the jobs that wait in a queue, after ``after``: to visit all of them once."""
+    found = sa.select(_e.id).where(_WAITS_UNTRACKED, queue == _QUEUE, _e.id > after).order_by(_e.id).limit(limit)
+    return [int(i) for (i,) in connection.execute(found, {"now": now})]
+
+
+def reschedule(ledger: Ledger, event_id: int, at: int) -> bool:
+    """Moves a job that waits for a time to another one (microseconds). False if it waits no more, or is tracked."""
+    applied = _reschedule(ledger, event_id, at)
+    lending.announce(ledger, applied)
+    return any(each.turn is not None for each in applied)
+
+
+@repeatable
+def _reschedule(ledger: Ledger, event_id: int, at: int) -> list[Change]:
+    change = Change(
+        event_id,
+        lambda seen: (
+            hurry(seen.row, now=at)
+            if not seen.row.items and seen.row.status is Status.ENQUEUE and seen.row.due_at is not None
+            else None
+        ),
+    )
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, [change])
+
+
+def delete_dead(ledger: Ledger, event_ids: Collection[int]) -> int:
+    """Deletes dead untracked jobs; returns how many. Leaves those that were retried meanwhile, and tracked ones."""
+    return sum(_delete_dead(ledger, part) for part in chunks(sorted(event_ids), 500))
+
+
+@repeatable
+def _delete_dead(ledger: Ledger, event_ids: Sequence[int]) -> int:
+    with ledger.database.write() as connection:
+        is_dead = _IS_UNTRACKED & (_e.status == str(Status.ERROR))
+        return connection.execute(events.delete().where(among(connection, _e.id, event_ids), is_dead)).rowcount
+
+
+def untracked_dead(connection: Connection, *, after: int, limit: int) -> list[int]:
+    """Ids of the dead untracked jobs, after ``after``: to visit all of them once."""
+    is_dead = _IS_UNTRACKED & _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
+    found = sa.select(_e.id).where(is_dead, _e.id > after).order_by(_e.id).limit(limit)
+    return [int(i) for (i,) in connection.execute(found)]
+
+
+# -- processes and queues
+
+
+def other_language(connection: Connection, queue: str, now: int) -> str | None:
+    """The identity of a living process in another language, which only records here, that works this queue of the own
+    broker.
+
+    The queues of attached engines have a prefix (``celery/emails``), so their processes never match.
+    """
+    found = (p for p in processes.performing(connection, now) if _only_records(p, queue))
+    return next((str(process["identity"]) for process in found), None)
+
+
+def own_queues(connection: Connection, now: int) -> set[str]:
+    """The queues that living worker processes of the own runtime work."""
+    own = (p for p in processes.performing(connection, now) if not processes.is_engine(str(p["identity"])))
+    return {str(queue) for process in own for queue in loads(process["queues"])}
+
+
+def _only_records(process: Mapping[str, Any], queue: str) -> bool:
+    """Whether a process, a row of :func:`asynctask.ledger.processes.performing`, works this queue in another language."""
+    return processes.is_engine(str(process["identity"])) and queue in loads(process["queues"])
+
+
+@repeatable
+def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
+    """Pauses a queue, or lets it go on: no process begins a job of it meanwhile. Returns whether that changed anything."""
+    with ledger.database.write() as connection:
+        was = connection.execute(sa.select(queues.c.paused).where(queues.c.name == name)).scalar()
+        if bool(was) is paused:
+            return False
+        if was is None:
+            connection.execute(queues.insert(), {"name": name, "paused": 1})
+        else:
+            connection.execute(queues.update().where(queues.c.name == name).values(paused=int(paused)))
+        notify(connection)
+    return True
+
+
+def session_holder(connection: Connection, key: str) -> tuple[int, str] | None:
+    """The id and the state of the Task that holds a session; None if none does."""
+    found = connection.execute(sa.select(_t.id, _t.state).where(_t.session_holder == key)).one_or_none()
+    return None if found is None else (int(found[0]), str(found[1]))
+
+
+# -- stored lists
+
+_SOURCES: Final = (
+    sa.select(_t.id, _t.split_state, _t.split_source)
+    .where(_t.id > sa.bindparam("after"), _t.split_source.is_not(None))
+    .order_by(_t.id)
+    .limit(sa.bindparam("count"))
+)
+
+
+def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[int, str, Any]]:
+    """The next Tasks by id that store where their list is: (id, state of the split, source)."""
+    rows = connection.execute(_SOURCES, {"after": after, "count": limit})
+    return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
 
 
 # -- exports: what the merge was told when the Task was submitted, and which shards there are

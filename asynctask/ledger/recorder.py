@@ -25,11 +25,11 @@ from asynctask.core.transitions import (
 )
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
+from asynctask.figures import Figures
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import EventRecord, Failure, Note, StaleRead, Write, apply
 from asynctask.ledger.lending import OwnClaim, OwnLoan
-from asynctask.ledger.processes import Figures
 from asynctask.ledger.tasks import candidates, close_small, try_close, try_finish
 from asynctask.logs import get_logger
 
@@ -264,7 +264,9 @@ class Recorder:
                     self._closer.check()
                     return
                 if batch:
-                    self._flush_timed(batch)
+                    begun = self._ledger.clock.monotonic()
+                    self.commit(batch)
+                    self._flush_s = self._ledger.clock.monotonic() - begun
                     tries, self._flushes = 0, True
                 else:
                     self._closer.check_if_due()
@@ -278,11 +280,6 @@ class Recorder:
                 if self._pause(_RETRY_S[min(tries, len(_RETRY_S) - 1)]):
                     return
                 tries += 1
-
-    def _flush_timed(self, batch: Sequence[Outcome]) -> None:
-        begun = self._ledger.clock.monotonic()
-        self.commit(batch)
-        self._flush_s = self._ledger.clock.monotonic() - begun
 
     def commit(self, batch: Sequence[Outcome]) -> None:
         """Flushes a batch; halves one that the ledger refuses until each refused outcome is alone. Raises
@@ -317,21 +314,8 @@ class Recorder:
             # The outcome cannot be written; its end, with an unknown result, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
             failure = Failure("unrecordable", text)
-            self._flush_last_word(
-                Outcome(
-                    each.event_id,
-                    each.attempt,
-                    Kind.DISCARDED,
-                    notes=[Note("error", text)],
-                    failure=failure,
-                    then=each.then,
-                    elsewhere=each.elsewhere,
-                    worker=each.worker,
-                    seconds=each.seconds,
-                    marks=each.marks,
-                    loan=each.loan,
-                )
-            )
+            last = replace(each, kind=Kind.DISCARDED, retry_at=None, stage=Stage.READ, failure=failure, failures={})
+            self._flush_last_word(replace(last, notes=[Note("error", text)], values={}))
         each.stage = Stage.DONE
 
     def _flush_last_word(self, ended: Outcome) -> None:
@@ -605,29 +589,21 @@ class TaskCloser:
         self._check_at = now + min(_MAX_PAUSE_S, _PAUSE_FACTOR * (now - begun))
 
     def _close(self, task_ids: set[int]) -> None:
+        """Closes the small Tasks that have ended, many per transaction, and the others one by one."""
         try:
-            over, small = self._over(task_ids)
+            with self._ledger.database.read() as connection:
+                over = candidates(connection, task_ids)
+            closed = self._close_together(sorted(over))
         except LedgerUnavailable as error:
             self._log.warning("close_put_off", error=str(error))
         except Exception:
             self._log.exception("close_failed", tasks=len(task_ids))
         else:
-            for task_id in over:
-                if task_id in small:
+            for task_id in sorted(over.keys() - closed):
+                if over[task_id] <= _MAX_INLINE_JOBS:
                     self._close_one(task_id)
                 else:
                     self._close_in_thread(task_id)
-
-    def _over(self, task_ids: set[int]) -> tuple[list[int], list[int]]:
-        """Closes the small Tasks that have ended, many per transaction. Returns the other ended ones, and those of them to
-        close in this thread."""
-        with self._ledger.database.read() as connection:
-            over = candidates(connection, task_ids)
-        over = sorted(set(over).difference(self._close_together(over)))
-        if not over:
-            return [], []
-        with self._ledger.database.read() as connection:
-            return over, candidates(connection, over, at_most_jobs=_MAX_INLINE_JOBS)
 
     def _close_together(self, over: list[int]) -> list[int]:
         try:

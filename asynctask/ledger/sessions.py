@@ -35,7 +35,7 @@ from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, key_places, loans, task_tallies, tasks
-from asynctask.ledger.base import MAX_ID, Ledger, chunks, loads, try_lock
+from asynctask.ledger.base import Ledger, chunks, loads, try_lock
 from asynctask.ledger.events import PLACES_EACH, total_counts
 from asynctask.ledger.hints import in_session, settle
 
@@ -52,17 +52,6 @@ def key_of(owner: str, session: str | None) -> str | None:
     if session is None:
         return None
     return hashlib.blake2b(f"{len(owner)}:{owner}{session}".encode(), digest_size=16).hexdigest()
-
-
-def waiting_in_line(task: Mapping[str, Any]) -> bool:
-    """Whether a Task (its columns) waits for its session, as shown to users."""
-    return task["session_waits"] is not None and task["state"] in _STARTS
-
-
-def holder(connection: Connection, key: str) -> tuple[int, str] | None:
-    """The id and the state of the Task that holds a session; None if none does."""
-    found = connection.execute(sa.select(_t.id, _t.state).where(_t.session_holder == key)).one_or_none()
-    return None if found is None else (int(found[0]), str(found[1]))
 
 
 def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int) -> dict[str, Any]:
@@ -176,50 +165,25 @@ _WAITING: Final = sa.select(
 
 
 _IS_FREE: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
-ASTRAY: Final = (
-    _t.state.in_(_STARTS)
-    & _t.session_key.is_not(None)
-    & _t.session_holder.is_(None)
-    & _t.session_waits.is_(None)
-    & sa.or_(_t.created_jobs > _t.next_seq, _IS_FREE)
+ASIDE: Final = sa.select(_t.id).where(
+    _t.finished_at.is_(None),
+    _t.state.in_(_STARTS),
+    _t.session_key.is_not(None),
+    _t.session_holder.is_(None),
+    _t.session_waits.is_(None),
+    sa.or_(_t.due_next <= sa.bindparam("now"), _t.created_jobs > _t.next_seq, _IS_FREE),
 )
-"""A Task with jobs to start that neither holds its session nor waits for it: whatever went wrong, it joins the line."""
+"""Tasks with something to start that neither hold their session nor wait for it."""
 
 
 def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
-    """Puts Tasks whose retry is due, and those that went :data:`ASTRAY`, at the end of their session's line, and promotes.
-
-    In the caller's transaction, which has locked their rows.
-    """
-    aside = (
-        _t.id.in_(task_ids)
-        & _t.state.in_(_STARTS)
-        & _t.session_key.is_not(None)
-        & _t.session_holder.is_(None)
-        & sa.or_(_t.due_next <= now, ASTRAY)
-    )
-    found = connection.execute(sa.select(_t.id, _t.session_key, _t.session_waits).where(aside).order_by(_t.id)).all()
-    for task_id, key, waits in found:
-        if waits is None:
-            joins = tasks.update().where(_t.id == task_id)
-            connection.execute(joins.values(session_waits=_t.priority, session_place=now))
+    """Puts those of these Tasks that are :data:`ASIDE` at the end of their session's line, and promotes; in the caller's
+    transaction, which has locked their rows."""
+    aside = ASIDE.add_columns(_t.session_key).where(_t.id.in_(task_ids)).order_by(_t.id)
+    for task_id, key in connection.execute(aside, {"now": now}).all():
+        joins = tasks.update().where(_t.id == task_id)
+        connection.execute(joins.values(session_waits=_t.priority, session_place=now))
         promote(connection, ledger, key)
-
-
-def repair(ledger: Ledger, limit: int = 1_000) -> int:
-    """Promotes in free sessions, and has stalled holders step aside. Returns the number of repairs."""
-    other = tasks.alias("other")
-    free = (
-        sa.select(_t.session_key)
-        .where(_t.session_waits.is_not(None), ~sa.exists().where(other.c.session_holder == _t.session_key))
-        .distinct()
-        .limit(limit)
-    )
-    with ledger.database.read() as connection:
-        keys = [str(key) for (key,) in connection.execute(free)]
-        stalled = [int(i) for (i,) in connection.execute(_stalled_holders().limit(limit))]
-    repaired = sum(promote_alone(ledger, key) for key in keys)
-    return repaired + sum(step_aside(ledger, task_id) for task_id in stalled)
 
 
 @repeatable
@@ -227,24 +191,6 @@ def promote_alone(ledger: Ledger, key: str) -> bool:
     """:func:`promote` in its own transaction. Returns whether a Task was promoted."""
     with ledger.database.write() as connection:
         return promote(connection, ledger, key) is not None
-
-
-def _stalled_holders() -> sa.Select[Any]:
-    """Holders that only wait for retries, by their counts, while other Tasks wait for the session."""
-    other = tasks.alias("other")
-    open_items = sa.func.sum(_n.enqueue)
-    return (
-        sa.select(_t.id)
-        .join(task_tallies, _n.task_id == _t.id)
-        .where(
-            _t.session_holder.is_not(None),
-            _t.state == State.RUNNING,
-            _t.created_jobs <= _t.next_seq,
-            sa.exists().where(other.c.session_key == _t.session_holder, other.c.session_waits.is_not(None)),
-        )
-        .group_by(_t.id)
-        .having(open_items == sa.func.sum(_n.retrying), open_items > 0, sa.func.sum(_n.working + _n.stopped) == 0)
-    )
 
 
 # -- keys: items with equal values of a field run one after the other
@@ -320,8 +266,16 @@ def add_places(connection: Connection, task_ids: Collection[int], *, low: int = 
     """Gives the new Events of these Tasks, from ``seq`` ``low`` on, that have a key their places: in the order of the
     Tasks, then of the list."""
     if task_ids:
-        dialect = connection.dialect.name
-        connection.execute(_add_places(dialect), {"ids": batches.given(dialect, sorted(task_ids)), "low": low})
+        _ADD_PLACES.execute(connection, sorted(task_ids), low=low)
+
+
+_ADD_PLACES: Final = batches.ByValues(
+    _e.task_id,
+    lambda its: key_places.insert().from_select(
+        ["event_id", "line", "place"],
+        sa.select(_e.id, _e.line, _e.task_id * PLACES_EACH).where(its, _e.seq >= sa.bindparam("low"), _e.line.is_not(None)),
+    ),
+)
 
 
 class Gate(NamedTuple):
@@ -344,13 +298,13 @@ def gate(connection: Connection, task_id: int, worker_name: str) -> Gate:
     return Gate(splitting < task_id, turn != 0, int(splitting) * PLACES_EACH)
 
 
-_ASKING: Final = (_e.line, *_asking(events))
+ASKING: Final = (_e.line, *_asking(events))
 """The columns of :class:`Asking` after the id."""
 
 
 _ASKS: Final = sa.case((_e.due_at.is_(None) & (_e.status == str(Status.ENQUEUE)), 1))
 _PASSED: Final = (
-    sa.select(_e.id, _e.seq, _ASKS, *_ASKING)
+    sa.select(_e.id, _e.seq, _ASKS, *ASKING)
     .where(_e.task_id == sa.bindparam("of"), _e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
     .order_by(_e.seq)
 )
@@ -375,7 +329,7 @@ class Turns(NamedTuple):
 
 
 def turns(asking: Collection[Asking], before: int | None) -> Turns:
-    """The turns of these Events. In its transaction the caller lends those that go, and has the others :func:`block` and
+    """The turns of these Events. In its transaction the caller lends those that go, and has the others
     :func:`postpone`; after it, :func:`free` looks at the lines of those that wait, for those before them may have ended
     meanwhile. An Event without a key goes always."""
     found = Turns(set(), {}, set())
@@ -413,30 +367,40 @@ def block_lent(ledger: Ledger, ranges: Sequence[tuple[int, int, int]]) -> set[in
     with ledger.database.write() as connection:
         for task_id, low, high in ranges:
             _, found = read_turns(connection, task_id, low, high)
-            block(connection, found.wait)
+            postpone(connection, found.wait, BLOCKED)
             blocked |= set(found.wait.values())
     return blocked
 
 
 def asking(connection: Connection, event_ids: Collection[int]) -> list[Asking]:
     """Those of these Events that are due, for :func:`turns`."""
-    if not event_ids:
-        return []
-    dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _due(dialect), {"ids": batches.given(dialect, event_ids)})
+    found = _DUE.fetch(connection, event_ids) if event_ids else ()
     return [Asking(int(i), *rest) for i, *rest in found]
 
 
-def block(connection: Connection, event_ids: Collection[int]) -> None:
-    """Makes these Events, which were to be lent, wait for their turn; neither status nor counts change."""
-    postpone(connection, event_ids, BLOCKED)
+_DUE: Final = batches.ByValues(
+    _e.id,
+    lambda its: (
+        sa.select(_e.id, *ASKING).where(its, _e.status == str(Status.ENQUEUE), _e.due_at.is_not(None)).order_by(_e.id)
+    ),
+)
 
 
 def postpone(connection: Connection, event_ids: Collection[int], until: int) -> None:
-    """Makes these Events, which were to be lent, due at ``until`` (microseconds)."""
+    """Makes these Events, which were to be lent, due at ``until`` (microseconds); :data:`BLOCKED`: when their turn comes.
+    Neither status nor counts change."""
     if event_ids:
-        dialect = connection.dialect.name
-        connection.execute(_postpone(dialect), {"ids": batches.given(dialect, sorted(event_ids)), "until": until})
+        _POSTPONE.execute(connection, sorted(event_ids), until=until)
+
+
+_POSTPONE: Final = batches.ByValues(
+    _e.id,
+    lambda its: (
+        events.update()
+        .where(its, _e.status == str(Status.ENQUEUE), _e.process.is_(None))
+        .values(due_at=sa.bindparam("until"))
+    ),
+)
 
 
 def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
@@ -458,21 +422,26 @@ def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
 def _unblock(ledger: Ledger, event_ids: Sequence[int]) -> set[int]:
     """Makes those of these Events due that are blocked. Returns their Tasks."""
     with ledger.database.write() as connection:
-        dialect = connection.dialect.name
-        chosen = {"ids": batches.given(dialect, sorted(event_ids))}
-        woken = {int(i) for i in connection.execute(_lock_blocked(dialect), chosen).scalars()}
+        woken = {int(i) for i in _LOCK_BLOCKED.execute(connection, sorted(event_ids)).scalars()}
         if woken:
-            connection.execute(_unblocked(dialect), {**chosen, "now": ledger.now()})
+            _UNBLOCK.execute(connection, sorted(event_ids), now=ledger.now())
     return woken
+
+
+_IS_BLOCKED: Final = _e.due_at == BLOCKED
+_BLOCKED: Final = batches.ByValues(_e.id, lambda its: sa.select(_e.id).where(its, _IS_BLOCKED))
+_LOCK_BLOCKED: Final = batches.ByValues(
+    _e.id, lambda its: sa.select(_e.task_id).where(its, _IS_BLOCKED).order_by(_e.id), skip_locked=False
+)
+_UNBLOCK: Final = batches.ByValues(
+    _e.id, lambda its: events.update().where(its, _IS_BLOCKED).values(due_at=sa.bindparam("now"))
+)
 
 
 def _blocked_first(connection: Connection, lines: Collection[int]) -> list[int]:
     """The Events that wait in these lines although they are the first."""
-    if not (heads := _heads_of(connection, lines)):
-        return []
-    dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _blocked(dialect), {"ids": batches.given(dialect, sorted(heads))})
-    return [int(i) for (i,) in found]
+    heads = _heads_of(connection, lines)
+    return [int(i) for (i,) in _BLOCKED.fetch(connection, sorted(heads))] if heads else []
 
 
 _LINES: Final = {
@@ -506,64 +475,3 @@ def _heads_of(connection: Connection, lines: Collection[int]) -> list[int]:
     found = connection.execute(_heads(dialect), {"lines": given})
     heads = loads(found.scalar_one()) if dialect == "sqlite" else found.scalars()
     return [int(head) for head in heads if head is not None]
-
-
-@cache
-def _add_places(dialect: str) -> Any:
-    given = batches.among_given(dialect, _e.task_id, "ids")
-    new = sa.select(_e.id, _e.line, _e.task_id * PLACES_EACH).where(
-        given, _e.seq >= sa.bindparam("low"), _e.line.is_not(None)
-    )
-    return key_places.insert().from_select(["event_id", "line", "place"], new)
-
-
-@cache
-def _blocked(dialect: str) -> Any:
-    return sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids"), _e.due_at == BLOCKED)
-
-
-@cache
-def _lock_blocked(dialect: str) -> Any:
-    found = sa.select(_e.task_id).where(batches.among_given(dialect, _e.id, "ids"), _e.due_at == BLOCKED).order_by(_e.id)
-    return found if dialect == "sqlite" else found.with_for_update()
-
-
-@cache
-def _due(dialect: str) -> Any:
-    is_due = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
-    return sa.select(_e.id, *_ASKING).where(batches.among_given(dialect, _e.id, "ids"), is_due).order_by(_e.id)
-
-
-@cache
-def _postpone(dialect: str) -> Any:
-    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
-    return events.update().where(batches.among_given(dialect, _e.id, "ids"), waits).values(due_at=sa.bindparam("until"))
-
-
-@cache
-def _unblocked(dialect: str) -> Any:
-    blocked = batches.among_given(dialect, _e.id, "ids") & (_e.due_at == BLOCKED)
-    return events.update().where(blocked).values(due_at=sa.bindparam("now"))
-
-
-def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
-    """Lets lines go on in which Events wait for their turn although it has come: their process died before it looked who is
-    next. Returns the Tasks with Events that are due now."""
-    _, first = _asking(events)
-    waits = (
-        sa.select(_e.line)
-        .distinct()
-        .select_from(tasks.join(events, _e.task_id == _t.id))
-        .where(_t.finished_at.is_(None), _t.key_field.is_not(None), _e.due_at == BLOCKED)
-        .where(first == _e.id)
-        .order_by(_e.line)
-        .limit(limit)
-    )
-    found, after = set[int](), -MAX_ID - 1
-    while True:
-        with ledger.database.read() as connection:
-            page = [int(line) for line in connection.execute(waits.where(_e.line > after)).scalars()]
-        found |= free(ledger, page)
-        if len(page) < limit:
-            return found
-        after = page[-1]

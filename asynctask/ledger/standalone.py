@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeGuard
 
 import orjson
@@ -20,7 +21,7 @@ from asynctask.database.tables import events
 from asynctask.errors import IdInUse, InputError, JobTimeout
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger, chunks, dumps
-from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
+from asynctask.ledger.events import Change, EventRecord, Failure, Note
 from asynctask.ledger.tasks import close_after, lock
 from asynctask.messages import clean
 
@@ -30,11 +31,11 @@ ENGINE: Final = "engine"
 AGAIN: Final = "again"
 """The one option of a job of a Task that has sent itself again: its next run, see :class:`NextRun`."""
 
+MEMBERS: Final = "members"
+"""The option with the further members of an untracked job's payload."""
+
 MAX_JOB_ID: Final = 64
 """Characters of a job id."""
-
-MAX_ATTEMPT: Final = 2**31 - 1
-"""The largest attempt that every database stores."""
 
 MAX_PARAMS: Final = MAX_BYTES
 """Bytes of the parameters of one Event."""
@@ -48,37 +49,9 @@ _ALONE: Final = 100
 """Events that every database takes in one statement."""
 
 _SHOWN: Final = 500
-_SHOWN_CHARS: Final = 50
-_SHOWN_BITS: Final = 128
 
 _RECORDABLE = (Status.ENQUEUE, Status.WORKING, Status.FINISH, Status.FAILED, Status.ERROR)
 _e = events.c
-
-
-class Fence(NamedTuple):
-    """What a message says of the attempt of its job. ``attempt``: None in the message of a job that its engine keeps.
-    ``broken``: what it says in the place of an attempt, for people: whoever reaches the engine's broker can write any
-    value, and other programs may change one. Then ``attempt`` is None, too."""
-
-    attempt: int | None = None
-    broken: str = ""
-
-    @classmethod
-    def parse(cls, value: object) -> Fence:
-        """From the member of a message that has one: a whole number from 1 to :data:`MAX_ATTEMPT`."""
-        return cls(value) if _is_count(value, MAX_ATTEMPT) else cls(None, _shown(value))
-
-
-def _is_count(value: object, most: int) -> TypeGuard[int]:
-    return type(value) is int and 0 < value <= most  # True is an int, too
-
-
-def _shown(value: object) -> str:
-    """A value that anybody may have written; only what has a short text by itself is quoted."""
-    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to print one of thousands of digits
-        return f"a number of {value.bit_length():,} bits"
-    quoted = isinstance(value, str | int | float | None)
-    return clean(repr(value[:_SHOWN_CHARS] if isinstance(value, str) else value)) if quoted else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +61,9 @@ class Arrival:
     ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
     Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``sent_at`` (microseconds,
     by the ledger): when this run of a lone job was sent, if its message says so. ``anew``: it was sent without an Event and
-    has not begun before: if the Event of its id has ended, it is another run. ``broken``: its message has no valid attempt,
-    see :class:`Fence`; nothing begins by it. ``is_tracked``: false of a job of which only the row remains that it needs to
-    be performed, see :mod:`asynctask.ledger.untracked`.
+    has not begun before: if the Event of its id has ended, it is another run. ``broken``: what its message says in place
+    of a valid attempt; nothing begins by it. ``is_tracked``: false of a job of which only the row remains that it needs to
+    be performed, see :func:`asynctask.core.transitions.is_kept`.
     """
 
     job_id: str
@@ -135,6 +108,12 @@ class NextRun(NamedTuple):
         run: dict[str, Any] = {"class": self.worker_name, "args": list(self.args), "kwargs": dict(self.kwargs)}
         run |= {"before": tries - self.retries, "signature": self.signature}
         return {"options": dumps({AGAIN: run}), "queue": clean(self.queue)[:_MAX_NAME]}
+
+
+def options_of(members: Mapping[str, Any], priority: int) -> str:
+    """The options of the row of an untracked job, JSON text. ``members``: those of its payload that no column has. The
+    priority comes first, see :func:`asynctask.ledger.lending.options_priority`."""
+    return dumps({"priority": priority, MEMBERS: members})
 
 
 def is_job_id(value: object) -> TypeGuard[str]:
@@ -231,7 +210,6 @@ def _enqueue_all(
     return created
 
 
-@repeatable
 def _send_again(
     ledger: Ledger,
     jobs: Sequence[Arrival],
@@ -241,24 +219,22 @@ def _send_again(
     open_too: bool,
 ) -> dict[str, int | IdInUse]:
     rest = dumps(dict(options)) if options else None
-    with ledger.database.write() as connection:
-        found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([job.job_id for job in jobs]))).all()
-        by_id = {job.job_id: job for job in jobs}
-        changes = [_new_run(ledger, int(i), _row(by_id[job_id], rest), due_at, now) for i, job_id in found]
-        sent: dict[str, int | IdInUse] = {}
-        for change in apply(connection, ledger, changes):
-            record = change.record
-            if record is None:
-                continue
-            if (
-                change.turn is not None or record.created_at == now
-            ):  # an earlier try has written it, and its answer was lost
-                sent[record.job_id] = now
-            elif not open_too:
-                sent[record.job_id] = _in_use(record)
+    by_id = {job.job_id: job for job in jobs}
+
+    def make(connection: Connection) -> list[Change]:
+        found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_(list(by_id)))).all()
         if due_at is not None:
             notify(connection)
-    lending.announce(ledger, changes)
+        return [_new_run(ledger, int(i), _row(by_id[job_id], rest), due_at, now) for i, job_id in found]
+
+    sent: dict[str, int | IdInUse] = {}
+    for change in lending.change(ledger, make):
+        if (record := change.record) is None:
+            continue
+        if change.turn is not None or record.created_at == now:  # an earlier try has written it, and its answer was lost
+            sent[record.job_id] = now
+        elif not open_too:
+            sent[record.job_id] = _in_use(record)
     return sent
 
 
@@ -352,7 +328,6 @@ def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int 
     return {job_id: now for job_id, created_at in found if created_at == now}
 
 
-@repeatable
 def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
     """Records a status and a message; see ``AsyncTask.record``."""
     if status not in _RECORDABLE:
@@ -360,14 +335,20 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
     if not is_job_id(job_id):
         raise InputError(f"a job id has 1 to {MAX_JOB_ID} characters, and no NUL or half a character among them")
     wanted = Status(status)
-    with ledger.database.write() as connection:
+
+    def make(connection: Connection) -> list[Change]:
         event_id = _find(connection, ledger, job_id)
-        change = _change(ledger, event_id, wanted, message, _is_lent(connection, event_id))
-        applied = apply(connection, ledger, [change])[0]
-    lending.announce(ledger, [applied])
-    if applied.turn is not None and wanted in TERMINAL and applied.record is not None:
-        close_after(ledger, applied.record)
-    return applied.turn is not None
+        return [_change(ledger, event_id, wanted, message, _is_lent(connection, event_id))]
+
+    return _is_changed(ledger, lending.change(ledger, make), is_over=wanted in TERMINAL)
+
+
+def _is_changed(ledger: Ledger, applied: Sequence[Change], *, is_over: bool) -> bool:
+    """Whether something was changed; closes the Task of what is over."""
+    won = [each.record for each in applied if each.turn is not None and each.record is not None]
+    for record in won if is_over else ():
+        close_after(ledger, record)
+    return bool(won)
 
 
 def _find(connection: Connection, ledger: Ledger, job_id: str) -> int:
@@ -404,7 +385,6 @@ def _change(ledger: Ledger, event_id: int, wanted: Status, message: str, on_loan
     return change
 
 
-@repeatable
 def end_elsewhere(
     ledger: Ledger, job_id: str, why: str, *, timeout_s: float | None = None, lone_only: bool = False
 ) -> bool:
@@ -422,16 +402,11 @@ def end_elsewhere(
             return None
         return outcome(record.row, Status.ERROR, reason)
 
-    with ledger.database.write() as connection:
-        event_id = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar()
-        if event_id is None:
-            return False
-        change = Change(int(event_id), decide, notes=[Note("error", text)], failure=Failure(code, text))
-        applied = apply(connection, ledger, [change])[0]
-    lending.announce(ledger, [applied])
-    if applied.turn is not None and applied.record is not None:
-        close_after(ledger, applied.record)
-    return applied.turn is not None
+    def make(connection: Connection) -> list[Change]:
+        found = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalars().all()
+        return [Change(int(i), decide, notes=[Note("error", text)], failure=Failure(code, text)) for i in found]
+
+    return _is_changed(ledger, lending.change(ledger, make), is_over=True)
 
 
 def last_message_is(messages: str | None, text: str) -> bool:
@@ -457,21 +432,26 @@ def put_off(ledger: Ledger, event_id: int, attempt: int, why: str, until: int) -
     return change
 
 
-@repeatable
 def put_off_elsewhere(ledger: Ledger, reasons: Mapping[tuple[str, int], str], until: int) -> None:
     """The same for jobs that were put off outside the middleware: (job id, attempt) -> reason."""
+    _change_each(ledger, reasons, lambda i, attempt, why: put_off(ledger, i, attempt, clean(why), until))
+
+
+def discard(ledger: Ledger, reasons: Mapping[tuple[str, int], str]) -> None:
+    """Ends jobs given up outside the middleware in ``error``: (job id, attempt) -> reason."""
+    _change_each(ledger, reasons, lambda i, attempt, why: _discarded(ledger, i, attempt, why))
+
+
+def _change_each(ledger: Ledger, reasons: Mapping[tuple[str, int], str], made: Callable[[int, int, str], Change]) -> None:
+    def make(connection: Connection, part: Sequence[tuple[str, int]]) -> list[Change]:
+        found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([jid for jid, _ in part]))).all()
+        attempts = dict(part)
+        return [made(int(i), attempts[jid], reasons[jid, attempts[jid]]) for i, jid in found]
+
     for part in chunks(sorted(reasons), 1_000):
-        with ledger.database.write() as connection:
-            found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([jid for jid, _ in part]))).all()
-            attempts = dict(part)
-            changes = [
-                put_off(ledger, int(i), attempts[jid], clean(reasons[jid, attempts[jid]]), until) for i, jid in found
-            ]
-            applied = apply(connection, ledger, changes)
-        lending.announce(ledger, applied)
+        lending.change(ledger, partial(make, part=part))
 
 
-@repeatable
 def send_from_ledger(ledger: Ledger, job_id: str, why: str, until: int) -> None:
     """Makes a lone job that its engine holds wait in the ledger until ``until`` (microseconds), because a message of it
     could not be used, and may have been its only one. The ledger sends it again, with the arguments of its Event; one whose
@@ -482,27 +462,15 @@ def send_from_ledger(ledger: Ledger, job_id: str, why: str, until: int) -> None:
     unbegun = _e.process.is_(None) | ((_e.process >= lending.QUEUE_HOLDER) & (_e.process < lending.AFTER_QUEUE_HOLDERS))
     waits = (_e.status == str(Status.ENQUEUE)) & unbegun & _e.due_at.is_(None)
     is_lone = _e.task_id.is_(None) & _e.callback_of.is_(None)
-    with ledger.database.write() as connection:
+
+    def make(connection: Connection) -> list[Change]:
         chosen = sa.select(_e.id, _e.attempt, _e.params.is_not(None)).where(_e.job_id == job_id, waits, is_lone)
-        found = connection.execute(chosen).one_or_none()
-        if found is None:
-            return
-        event_id, attempt, is_kept = found
-        change = put_off(ledger, event_id, attempt, why, until) if is_kept else _discarded(ledger, event_id, attempt, why)
-        applied = apply(connection, ledger, [change])
-    lending.announce(ledger, applied)
+        return [
+            put_off(ledger, i, attempt, why, until) if is_kept else _discarded(ledger, i, attempt, why)
+            for i, attempt, is_kept in connection.execute(chosen).all()
+        ]
 
-
-@repeatable
-def discard(ledger: Ledger, reasons: Mapping[tuple[str, int], str]) -> None:
-    """Ends jobs given up outside the middleware in ``error``: (job id, attempt) -> reason."""
-    for part in chunks(sorted(reasons), 1_000):
-        with ledger.database.write() as connection:
-            found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([jid for jid, _ in part]))).all()
-            attempts = dict(part)
-            changes = [_discarded(ledger, int(i), attempts[jid], reasons[jid, attempts[jid]]) for i, jid in found]
-            applied = apply(connection, ledger, changes)
-        lending.announce(ledger, applied)
+    lending.change(ledger, make)
 
 
 def _discarded(ledger: Ledger, event_id: int, attempt: int, reason: str) -> Change:

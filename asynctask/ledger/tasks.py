@@ -16,7 +16,7 @@ from asynctask.clock import micros
 from asynctask.core import readiness
 from asynctask.core.readiness import Gate
 from asynctask.core.states import OPEN, Reason, State, Status, check_event, check_task
-from asynctask.core.transitions import MERGE, Delta, Tolerance, Turn, due_callbacks, explicit_retry, may_close
+from asynctask.core.transitions import MERGE, Delta, Tolerance, due_callbacks, may_close
 from asynctask.database import batches
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
@@ -33,7 +33,7 @@ from asynctask.database.tables import (
 from asynctask.errors import Conflict, InputError, NotFound, Unavailable
 from asynctask.ledger import corrections, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
-from asynctask.ledger.events import Change, EventRecord, Note, apply, lock_order, move_counts, total_counts
+from asynctask.ledger.events import EventRecord, lock_order, move_counts, total_counts
 from asynctask.ledger.hints import settle
 from asynctask.ledger.progress import progress
 from asynctask.messages import clean
@@ -41,13 +41,6 @@ from asynctask.messages import clean
 _t, _e, _n = tasks.c, events.c, task_tallies.c
 _ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _LOCKED = _ONE.with_for_update()  # on SQLite the write transaction excludes others
-
-_SOURCES = (
-    sa.select(_t.id, _t.split_state, _t.split_source)
-    .where(_t.id > sa.bindparam("after"), _t.split_source.is_not(None))
-    .order_by(_t.id)
-    .limit(sa.bindparam("count"))
-)
 
 NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 """Columns of every new Event; those of a job of several items have ``items`` too."""
@@ -205,23 +198,17 @@ def nothing_taken(reason: Reason, rejected: int) -> str:
 def first_answer(ledger: Ledger, new: NewTask) -> int:
     """The Task that the owner submitted first under this idempotency key. Raises :class:`InputError` (422) if its body was
     different, :class:`Conflict` if it is gone."""
-    assert new.idempotency_key is not None
-    first = by_idempotency_key(ledger, new.owner, new.idempotency_key)
+    chosen = (_t.owner == new.owner) & (_t.idempotency_key == new.idempotency_key)
+    with ledger.database.read() as connection:
+        first = connection.execute(sa.select(_t.id, _t.body_digest).where(chosen)).one_or_none()
     if first is None:
         raise Conflict("a submission with this Idempotency-Key was just removed; send it again with a new key")
-    if first["body_digest"] != new.body_digest:
+    if first.body_digest != new.body_digest:
         raise InputError(
-            f"this Idempotency-Key was used for Task {first['id']} with another body; use a new key for a new list",
+            f"this Idempotency-Key was used for Task {first.id} with another body; use a new key for a new list",
             code="idempotency_key_reused",
         )
-    return int(first["id"])
-
-
-def by_idempotency_key(ledger: Ledger, owner: str, key: str) -> dict[str, Any] | None:
-    """The columns of the Task that an owner submitted under this key."""
-    with ledger.database.read() as connection:
-        row = connection.execute(sa.select(tasks).where(_t.owner == owner, _t.idempotency_key == key)).one_or_none()
-    return None if row is None else as_dict(row)
+    return int(first.id)
 
 
 def get(connection: Connection, task_id: int) -> dict[str, Any]:
@@ -563,12 +550,6 @@ def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
     return [(int(task_id), bool(resumable)) for task_id, resumable in rows]
 
 
-def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[int, str, Any]]:
-    """The next Tasks by id that store where their list is: (id, state of the split, source)."""
-    rows = connection.execute(_SOURCES, {"after": after, "count": limit})
-    return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
-
-
 @repeatable
 def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
     """Removes the source of these Tasks, whose split has ended and whose list is not stored any more."""
@@ -851,38 +832,25 @@ def _pause_failing(ledger: Ledger, task_id: int) -> bool:
 # job open, and none would close.
 
 
-def candidates(
-    connection: Connection, task_ids: Iterable[int] | None = None, *, at_most_jobs: int | None = None
-) -> list[int]:
-    """Sealed, unclosed Tasks without an open item by their counts; of ``task_ids``, or of all.
-
-    ``at_most_jobs`` leaves out larger Tasks, whose rows take long to query.
-    """
-    given: dict[str, Any] = {}
-    if task_ids is not None:
-        given["ids"] = list(task_ids)
-    if at_most_jobs is not None:
-        given["at_most"] = at_most_jobs
-    return [int(row[0]) for row in connection.execute(_candidates(frozenset(given)), given)]
+def candidates(connection: Connection, task_ids: Iterable[int] | None = None) -> dict[int, int]:
+    """Sealed, unclosed Tasks without an open item by their counts, of ``task_ids`` or of all: id -> number of jobs."""
+    given = {} if task_ids is None else {"ids": list(task_ids)}
+    return {int(i): int(jobs) for i, jobs in connection.execute(_candidates(bool(given)), given)}
 
 
 @cache
-def _candidates(given: frozenset[str]) -> Any:
+def _candidates(some: bool) -> Any:
     """Cached: it runs after every flush."""
     # Outer join: a Task cancelled before its first slice has no counts.
     open_items = sa.func.coalesce(sa.func.sum(_OPEN_ITEMS), 0)
     statement = (
-        sa.select(_t.id)
+        sa.select(_t.id, _t.created_jobs)
         .outerjoin(task_tallies, _n.task_id == _t.id)
         .where(_t.finished_at.is_(None), _t.closed_at.is_(None), _t.generation_sealed == 1, _t.turning.is_(None))
-        .group_by(_t.id)
+        .group_by(_t.id, _t.created_jobs)
         .having(open_items == 0)
     )
-    if "ids" in given:
-        statement = statement.where(_t.id.in_(sa.bindparam("ids", expanding=True)))
-    if "at_most" in given:
-        statement = statement.where(_t.created_jobs <= sa.bindparam("at_most"))
-    return statement
+    return statement.where(_t.id.in_(sa.bindparam("ids", expanding=True))) if some else statement
 
 
 @repeatable
@@ -909,10 +877,7 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
 
 def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
     """Closes the generation of a locked Task and queues its callbacks; without any, the Task is done."""
-    due = due_callbacks(task["state"], total_counts(connection, task["id"]))
-    said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
-    # An export is merged first; its callbacks depend on the outcome.
-    callbacks = [each for each in said if each.name == MERGE] or [each for each in said if each.name in due]
+    callbacks = _due_callbacks(connection, task)
     now = ledger.now()
     if task["state"] == State.CANCELLED:
         over = {"closed_at": now, "finished_at": None if callbacks else now, "updated_at": now}
@@ -969,13 +934,12 @@ def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
     again, so this transaction checks the rows. :func:`try_close` handles the rest.
     """
     with ledger.database.write() as connection:
-        dialect, chosen = connection.dialect.name, sorted(task_ids)[:_CLOSED_AT_ONCE]
-        free = connection.execute(_select_small(dialect), {"ids": batches.given(dialect, chosen)}) if chosen else ()
+        chosen = sorted(task_ids)[:_CLOSED_AT_ONCE]
+        free = _FREE.execute(connection, chosen) if chosen else ()
         found = {int(row.id): row for row in free if _is_small(row)}
         if not found:
             return []
-        open_ = connection.execute(_select_open(dialect), {"ids": batches.given(dialect, list(found))})
-        for (task_id,) in open_.all():
+        for (task_id,) in _WITH_OPEN.execute(connection, list(found)).all():
             del found[int(task_id)]
         if not found:
             return []
@@ -983,7 +947,7 @@ def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
         check_task(State.RUNNING, State.FINALIZING, Reason.CLOSED)
         check_task(State.FINALIZING, State.FINISHED, Reason.CALLED_BACK)
         now = ledger.now()
-        connection.execute(_close_all(dialect), {"ids": batches.given(dialect, list(found)), "now": now})
+        _CLOSE.execute(connection, list(found), now=now)
         entry = {"at": now, "who": "", "action": "closed"}
         logged = [{**entry, "task_id": i, "detail": dumps({"generation": row.generation})} for i, row in found.items()]
         connection.execute(_LOG, logged)
@@ -1004,25 +968,19 @@ def _is_small(task: Any) -> bool:
     )
 
 
-@cache
-def _select_small(dialect: str) -> Any:
-    found = sa.select(*_TO_CLOSE).where(batches.among_given(dialect, _t.id, "ids")).order_by(_t.id)
-    return found if dialect == "sqlite" else found.with_for_update(skip_locked=True)
+_FREE: Final = batches.ByValues(_t.id, lambda its: sa.select(*_TO_CLOSE).where(its).order_by(_t.id), skip_locked=True)
+_WITH_OPEN: Final = batches.ByValues(
+    _e.task_id, lambda its: sa.select(_e.task_id).where(its, _e.status.in_(sorted(map(str, OPEN)))).distinct()
+)
 
 
-@cache
-def _select_open(dialect: str) -> Any:
-    statuses = [str(status) for status in sorted(OPEN)]
-    found = sa.select(_e.task_id).where(batches.among_given(dialect, _e.task_id, "ids"), _e.status.in_(statuses))
-    return found.distinct()
-
-
-@cache
-def _close_all(dialect: str) -> Any:
+def _closed(its: Any) -> Any:
     at: Any = sa.bindparam("now")
     over = {"state": State.FINISHED, "closed_at": at, "finished_at": at, "updated_at": at, "ready": None, "due_next": None}
-    small = batches.among_given(dialect, _t.id, "ids") & (_t.state == State.RUNNING)
-    return tasks.update().where(small).values(**over, version=_t.version + 2)
+    return tasks.update().where(its, _t.state == State.RUNNING).values(**over, version=_t.version + 2)
+
+
+_CLOSE: Final = batches.ByValues(_t.id, _closed)
 
 
 # -- callbacks: stand-alone Events, queued in the transaction that closes their generation
@@ -1098,17 +1056,31 @@ def called_back(connection: Connection) -> list[int]:
     return [int(i) for (i,) in connection.execute(_CALLED_BACK)]
 
 
-def _callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[str, int | None, str | None]]:
+def callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[str, int | None, str | None]]:
     """The queued callbacks of the Task's generation: name, and id and status of the Event (None: it is gone)."""
     found = connection.execute(_CALLBACKS, {"task_id": task["id"], "generation": task["generation"]})
     return [(name, event_id, status) for name, event_id, status in found]
 
 
-def _after_merge(connection: Connection, task: dict[str, Any], merge_failed: bool) -> list[NewCallback]:
+def _due_callbacks(connection: Connection, task: dict[str, Any], *, merge_failed: bool | None = None) -> list[NewCallback]:
+    """The callbacks that a closed generation queues. An export is merged first: its callbacks depend on whether that
+    failed, None while it is not known."""
+    said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
+    if merge_failed is None and (merge := [each for each in said if each.name == MERGE]):
+        return merge
     due = due_callbacks(task["state"], total_counts(connection, task["id"]))
-    if merge_failed:
-        due = ("on_complete", "on_failure")
-    return [NewCallback(**each) for each in loads(task["callbacks"]) if each["name"] in due]
+    return [each for each in said if each.name in (("on_complete", "on_failure") if merge_failed else due)]
+
+
+def turn_unless_cancelled(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], target: State, reason: Reason, **values: Any
+) -> None:
+    """As :func:`turn`; a cancelled Task stays that, with these values."""
+    if task["state"] == State.CANCELLED:
+        said = {**values, "updated_at": ledger.now(), "version": _t.version + 1}
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(said))
+    else:
+        turn(connection, ledger, task, target, reason, **values)
 
 
 @repeatable
@@ -1123,69 +1095,17 @@ def try_finish(ledger: Ledger, task_id: int) -> bool:
         task = try_lock(connection, ledger, task_id)
         if task is None or task["closed_at"] is None or task["finished_at"] is not None:
             return False
-        found = _callbacks_of(connection, task)
+        found = callbacks_of(connection, task)
         if any(status in OPEN for _, _, status in found):
             return False
         failed = sorted(name for name, _, status in found if status != Status.FINISH)
-        if [name for name, _, _ in found] == [MERGE] and (callbacks := _after_merge(connection, task, bool(failed))):
+        if [name for name, _, _ in found] == [MERGE] and (
+            callbacks := _due_callbacks(connection, task, merge_failed=bool(failed))
+        ):
             _queue_callbacks(connection, ledger, task, callbacks)
             return False
         reason = Reason.CALLBACK_FAILED if failed else Reason.CALLED_BACK
         values = {"finished_at": ledger.now(), "state_reason": str(reason) if failed else task["state_reason"]}
-        if task["state"] == State.CANCELLED:
-            done = {**values, "updated_at": values["finished_at"], "version": _t.version + 1}
-            connection.execute(tasks.update().where(_t.id == task_id).values(done))
-        else:
-            turn(connection, ledger, task, State.FINISHED, reason, **values)
+        turn_unless_cancelled(connection, ledger, task, State.FINISHED, reason, **values)
         log(connection, ledger, task_id, str(reason), {"generation": task["generation"], "failed": failed})
     return True
-
-
-@repeatable
-def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Runs the failed callbacks of the Task's generation again. Returns False while they run.
-
-    Raises :class:`Conflict` if the Task is not closed, or no callback of it has failed.
-    """
-    with ledger.database.write() as connection:
-        task = lock(connection, task_id)
-        if task["closed_at"] is not None and task["finished_at"] is None:
-            return False
-        if task["state"] not in (State.FINISHED, State.CANCELLED) or task["closed_at"] is None:
-            raise Conflict(f"Task {task_id} is {task['state']}; its callbacks run when its last item has ended")
-        failed = [i for _, i, status in _callbacks_of(connection, task) if i is not None and status != Status.FINISH]
-        if not failed:
-            raise Conflict(f"no callback of Task {task_id} has failed, so none runs again")
-        reopen_callbacks(connection, ledger, task, failed)
-        log(connection, ledger, task_id, "callbacks retried", {"callbacks": len(failed)}, who)
-        notify(connection)
-    return True
-
-
-def reopen_callbacks(
-    connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
-) -> list[Change]:
-    """Reopens these callbacks of a locked Task; if it was done, it waits for them again.
-
-    Raises :class:`Conflict` for one of an earlier generation.
-    """
-    now = ledger.now()
-
-    def reopen(seen: EventRecord) -> Turn | None:
-        ended_badly = seen.row.status in (Status.FAILED, Status.ERROR, Status.CANCELLED)
-        return explicit_retry(seen.row, now=now) if ended_badly and seen.callback_of == task["id"] else None
-
-    if not {i for _, i, _ in _callbacks_of(connection, task)} >= set(event_ids):
-        raise Conflict(
-            f"this is a callback of an earlier generation of Task {task['id']}; it calls back again when this one closes"
-        )
-    notes = [Note("enqueue", ledger.catalogue("retried"))]
-    applied = apply(connection, ledger, [Change(event_id, reopen, notes=notes) for event_id in event_ids])
-    if any(each.turn is not None for each in applied) and task["finished_at"] is not None:
-        reason = "split_failed" if task["split_state"] == "failed" else None
-        if task["state"] == State.CANCELLED:
-            again = {"finished_at": None, "state_reason": reason, "updated_at": now, "version": _t.version + 1}
-            connection.execute(tasks.update().where(_t.id == task["id"]).values(again))
-        else:
-            turn(connection, ledger, task, State.FINALIZING, Reason.CALLED_AGAIN, finished_at=None, state_reason=reason)
-    return applied

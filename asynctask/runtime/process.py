@@ -27,8 +27,10 @@ from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues, PushFilter
 from asynctask.errors import Unavailable
 from asynctask.exports.files import ExportFiles
+from asynctask.figures import Figures
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
+from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
@@ -129,7 +131,7 @@ class AppProcess:
         self._concurrency = concurrency
         self._queue_names = tuple(queues)
         self._dispatching = dispatching
-        self.figures = processes.Figures()
+        self.figures = Figures()
         self._pace = Pace()
         self._log = get_logger("asynctask.process")
         self.heartbeat = Heartbeat(
@@ -156,9 +158,12 @@ class AppProcess:
             dispatcher = dispatching.dispatcher
             self.maintenance = maintenance(
                 resume_split=dispatching.resume_split,
-                uploads=dispatching.uploads,
-                remove_export=dispatching.export_files.remove,
-                purge_after_s=config.purge_after_days * 86_400,
+                cleaning=Cleaning(
+                    self.ledger,
+                    dispatching.uploads,
+                    remove_export=dispatching.export_files.remove,
+                    purge_after_s=config.purge_after_days * 86_400,
+                ),
                 nudge=dispatcher.nudge,
                 expect=dispatcher.expect,
             )

@@ -15,9 +15,9 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.clock import SECOND, SystemClock
 from asynctask.core.transitions import Begin
-from asynctask.integrations.base import PUT_OFF_S, EngineProcess, sent_at
+from asynctask.integrations.base import PUT_OFF_S, EngineProcess, Fence, sent_at
 from asynctask.ledger import doctor
-from asynctask.ledger.standalone import Arrival, Fence, enqueue, send
+from asynctask.ledger.standalone import Arrival, enqueue, send
 from asynctask.middleware.tracker import Attempt
 
 

@@ -269,7 +269,7 @@ class TestNotPushed:
         maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
 
         def search() -> int:
-            maintenance._searched_at = 0
+            maintenance._searched_at = 0.0
             return maintenance.find_lost()
 
         assert [search(), search()] == [0, 0], "its queue holds them"

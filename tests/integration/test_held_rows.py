@@ -12,7 +12,7 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.database.retrying import LockTimeout
-from asynctask.ledger import base, lending, processes
+from asynctask.ledger import base, doctor, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
@@ -181,9 +181,9 @@ def test_of_hints_that_are_mended_a_held_one_keeps_no_other(world: World) -> Non
     tasks = [app.submit("note", numbers(1)) for _ in range(3)]
     world.sql("UPDATE tasks SET ready = NULL, due_next = NULL")
     with holding(world, tasks[1].id):
-        lending.repair(app.ledger)
+        doctor.mend(app.ledger)
         assert [column(world, "ready", task.id) is None for task in tasks] == [False, True, False]
-    lending.repair(app.ledger)
+    doctor.mend(app.ledger)
     assert column(world, "ready", tasks[1].id) is not None
 
 

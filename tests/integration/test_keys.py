@@ -329,14 +329,14 @@ def test_a_job_whose_key_comes_free_while_it_is_passed_goes(world: World, monkey
     app, other = world.app(), world.app()
     task = app.submit("note", items("a", "a", "b"), key="serial")
     (job,) = lend(app, task, 1)
-    block = sessions.block
+    postpone = sessions.postpone
 
     def ended_meanwhile(*args: Any) -> None:
-        block(*args)
+        postpone(*args)
         end(other, job)
 
     with monkeypatch.context() as patched:
-        patched.setattr(sessions, "block", ended_meanwhile)
+        patched.setattr(sessions, "postpone", ended_meanwhile)
         assert numbers_of(lend(app, task)) == [2]
     assert numbers_of(lend(app, task)) == [1]
 

@@ -83,7 +83,7 @@ def test_a_loan_that_is_made_while_its_task_is_waited_for_is_seen(world: World, 
     task = app.submit("note", numbers(10))
     (job_id,) = (row["job_id"] for row in task.events(limit=1))
     lending_, recorded = threading.Event(), threading.Event()
-    original = lending._insert_loan
+    original = lending._Borrow._insert_loan
 
     def slow(*args: Any) -> Any:
         found = original(*args)  # nobody else sees the loan yet
@@ -97,7 +97,7 @@ def test_a_loan_that_is_made_while_its_task_is_waited_for_is_seen(world: World, 
         record(other.ledger, job_id, "enqueue", "")
         recorded.set()
 
-    monkeypatch.setattr(lending, "_insert_loan", slow)
+    monkeypatch.setattr(lending._Borrow, "_insert_loan", slow)
     thread = threading.Thread(target=recording)
     thread.start()
     assert len(borrow(app.ledger, task.id)) == 10

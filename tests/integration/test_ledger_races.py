@@ -136,9 +136,9 @@ def test_a_retry_whose_recorder_died_before_it_told_anybody_is_found_before_a_la
     task_id, (first, second) = flying(ledger, 2)
     lending.announce(ledger, records(ledger, first, ledger.now() + _DAY))
     records(ledger, second, ledger.now() + 1)  # and then its process is gone
-    assert lending.repair(ledger) == 1
+    assert doctor.mend(ledger) == 1
     assert [job.event_id for job in borrow(ledger, task_id, 5)] == [second.event_id]
-    assert lending.repair(ledger) == 0, "the later one has its hint"
+    assert doctor.mend(ledger) == 0, "the later one has its hint"
 
 
 def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it(

@@ -332,7 +332,7 @@ def starts(world: World, low: int, high: int) -> list[float]:
 @kept_by_the_runtime
 @with_each_broker
 def test_promise_8_pause_resume_and_cancel_act_on_new_starts_within_a_second(world: World) -> None:
-    """Taken out: `may_dispatch` (it let a paused and a cancelled Task go on) with the states in `runnable`, and the look at
+    """Taken out: `may_start` (it let a paused and a cancelled Task go on) with the states in `runnable`, and the look at
     Begin. Starts went on for as long as there were jobs."""
     app = world.app()
     clock = app.clock

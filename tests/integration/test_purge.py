@@ -17,9 +17,9 @@ from asynctask.database import tables
 from asynctask.errors import InputError, NotFound
 from asynctask.ledger import base, purge
 from asynctask.ledger.base import Ledger
+from asynctask.lists.cleaning import PURGE_S, Cleaning
 from asynctask.lists.rows import remove_list
 from asynctask.logs import log_to_stderr
-from asynctask.maintenance import PURGE_S, Maintenance
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -151,8 +151,8 @@ def test_maintenance_purges_once_a_day_where_it_is_asked_to(world: World) -> Non
 
     ledger: Ledger = replace(app.ledger, clock=Later())
 
-    def maintenance(after_s: float) -> Maintenance:
-        return Maintenance(ledger, app.broker, app.host, app.controls, uploads=app.uploads, purge_after_s=after_s)
+    def maintenance(after_s: float) -> Cleaning:
+        return Cleaning(ledger, app.uploads, purge_after_s=after_s)
 
     first = sheet(app)
     ended(world, app, [first])

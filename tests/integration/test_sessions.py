@@ -12,7 +12,7 @@ from support.world import World
 
 from asynctask import AsyncTask, maintenance
 from asynctask.errors import InputError
-from asynctask.ledger import control, lending, sessions
+from asynctask.ledger import control, doctor, lending
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Kind
 from asynctask.ledger.tasks import try_close
@@ -168,7 +168,7 @@ def test_of_many_that_give_a_session_away_at_once_one_does(world: World) -> None
 
         def give(own: AsyncTask = app, start: threading.Barrier = start) -> None:
             start.wait()
-            sessions.repair(own.ledger)
+            doctor.mend(own.ledger)
 
         threads = [threading.Thread(target=give) for _ in range(4)]
         for thread in threads:

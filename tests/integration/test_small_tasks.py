@@ -21,8 +21,8 @@ from asynctask.ledger.base import NewItem, Reject
 from asynctask.ledger.recorder import TaskCloser
 from asynctask.ledger.tasks import GroupSubmit, NewTask, NewWhole
 from asynctask.lists import split
+from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.split import MAX_WHOLE_BYTES
-from asynctask.maintenance import Maintenance
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -318,9 +318,7 @@ def test_stored_items_whose_split_is_over_are_removed_and_nothing_else_is(world:
         assert '"items"' in source
         world.sql("UPDATE tasks SET split_source = ? WHERE id = ?", source.replace('"items"', '"kept"'), task_id)
     world.sql("UPDATE tasks SET split_state = 'splitting' WHERE id = ?", splitting)
-    maintenance = Maintenance(
-        app.ledger, app.broker, app.host, app.controls, resume_split=lambda task_id: None, uploads=app.uploads
-    )
+    maintenance = Cleaning(app.ledger, app.uploads)
     assert maintenance.clear_uploads() == 1
     kept = {i for (i,) in world.sql("SELECT id FROM tasks WHERE split_source IS NOT NULL")}
     assert kept == {sent, splitting, sheet}

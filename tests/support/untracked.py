@@ -12,8 +12,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, SCHEDULE, Broker, Copy, Held
 from asynctask.clock import rfc3339
 from asynctask.database.tables import events
-from asynctask.ledger.standalone import Arrival, enqueue
-from asynctask.ledger.untracked import options_of
+from asynctask.ledger.standalone import Arrival, enqueue, options_of
 
 
 def broker_of(app: AsyncTask) -> Broker:

@@ -237,9 +237,11 @@ class World:
     def watched(self, maintenance: Any) -> Any:
         """The maintenance, having seen the leases of the others as they are for longer than each lasts."""
         with maintenance._ledger.database.read() as connection:
-            maintenance._sightings.note(list_processes(connection))
-        seen = maintenance._sightings._seen
-        maintenance._sightings._seen = {i: (until, since - 3_600 * 1_000_000) for i, (until, since) in seen.items()}
+            maintenance._schedule.sightings.note(list_processes(connection))
+        seen = maintenance._schedule.sightings._seen
+        maintenance._schedule.sightings._seen = {
+            i: (until, since - 3_600 * 1_000_000) for i, (until, since) in seen.items()
+        }
         return maintenance
 
     def end_leases(self) -> None:

@@ -161,6 +161,11 @@ def got(w: World, process: Process, task: Task, loans: list[Loan], claimed: list
         process.limits[task.id] = task.limit  # as the borrow saw it under the lock
 
 
+def room(wanted: int, limit: int | None, taken: int) -> int:
+    """How many jobs of a Task may start now: ``wanted``, within its ``limit`` minus those that are ``taken``."""
+    return max(0, wanted if limit is None else min(wanted, limit - taken))
+
+
 def lend(w: World, task: Task, name: str, wanted: int) -> tuple[list[Loan], list[Copy]]:
     """One transaction: rows that are due, then free loans, then rows at the pointer."""
     if not task.alone and not readiness.may_start(task.state or "", w.in_session(task)):
@@ -170,10 +175,10 @@ def lend(w: World, task: Task, name: str, wanted: int) -> tuple[list[Loan], list
         if w.round_opens(task) > w.now:
             w.settle(task)
             return [], []
-        wanted = readiness.room(MAX_ROWS, task.limit, sum(task.places.values()))
+        wanted = room(MAX_ROWS, task.limit, sum(task.places.values()))
     if task.foreign:
         held = [seq for seq, row in enumerate(task.rows()) if core.is_held(row, task.lent(seq))]
-        wanted = readiness.room(wanted, task.limit, len(held))
+        wanted = room(wanted, task.limit, len(held))
     claimed = [claim(w, task, seq, name) for seq in with_turn(w, task, due(w, task))[: max(0, wanted)]]
     wanted -= len(claimed)
     loans: list[Loan] = []

@@ -25,6 +25,9 @@ REAL: dict[str, Any] = {
 }
 
 
+ROOM = bookkeeping_steps.room
+
+
 def changed(name: str, **changes: Any) -> Callable[..., Any]:
     """The real decision, with fields of the row it leads to put back or changed (a function is given the row before)."""
 
@@ -113,7 +116,7 @@ def next_round_without_patience(began: int | None, started: int | None, unbegun:
 
 
 def room_whatever_is_taken(wanted: int, limit: int | None, taken: int) -> int:
-    return int(REAL["room"](wanted, limit, 0))
+    return ROOM(wanted, limit, 0)
 
 
 def granted_below_what_runs(want: int, running: int, limit: int, others: int, *, is_open: bool) -> int:
@@ -180,7 +183,7 @@ CORE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "may_close ignores an open generation": (core, "may_close", close_unsealed),
     "next_round ignores when jobs start": (core, "next_round", next_round_by_borrows),
     "next_round does not wait for jobs to start": (core, "next_round", next_round_without_patience),
-    "room ignores what is taken": (readiness, "room", room_whatever_is_taken),
+    "room ignores what is taken": (bookkeeping_steps, "room", room_whatever_is_taken),
     "granted ignores what runs": (readiness, "granted", granted_below_what_runs),
     "granted ignores others": (readiness, "granted", granted_beside_others),
     "granted ignores who has no places": (readiness, "granted", granted_to_strangers),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynctask.core.readiness import Gate, Hints, granted, hints, may_start, room, tolerated
+from asynctask.core.readiness import Gate, Hints, granted, hints, may_start, tolerated
 from asynctask.core.states import State
 
 NOW = 1_000
@@ -55,14 +55,6 @@ def test_a_task_outside_its_session_keeps_the_time_of_its_retry() -> None:
 def test_jobs_start_while_a_list_is_split_and_while_it_runs(state: State) -> None:
     assert may_start(state) == (state in ("splitting", "running"))
     assert not may_start(state, False)
-
-
-@given(COUNT, st.one_of(st.none(), COUNT), COUNT)
-def test_room_is_within_the_limit_and_what_is_wanted(wanted: int, limit: int | None, taken: int) -> None:
-    count = room(wanted, limit, taken)
-    assert 0 <= count <= wanted
-    assert limit is None or count == 0 or count + taken <= limit
-    assert count == wanted or (limit is not None and (count + taken >= limit)), "and no less than that"
 
 
 @given(COUNT, st.one_of(st.none(), st.integers(-5, 50)), COUNT)

@@ -12,7 +12,7 @@ from support.webshop import Client
 
 from asynctask import AsyncTask
 from asynctask.database.tables import processes
-from asynctask.ledger.processes import DURATIONS_S, MOST_WORKERS, OTHERS, Figures, Histogram
+from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, Figures, Histogram
 from asynctask.testing import wait_for
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
