@@ -40,7 +40,7 @@ from asynctask.ledger.events import (
     read_stops,
     untouched,
 )
-from asynctask.ledger.lending import Job, OwnClaim, OwnLoan
+from asynctask.ledger.lending import Held, Job
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
 from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, put_off, reopen
@@ -96,7 +96,7 @@ class Ticket:
     awaited: bool = False
     of_round: bool = False
     is_untouched: bool = False
-    loan: OwnLoan | OwnClaim | None = None
+    loan: Held | None = None
     asked: float = 0.0
     saved: Saved = _NOTHING_SAVED
 
@@ -478,7 +478,7 @@ class Tracker:
             return read_saved(connection, [ticket.event_id for ticket in tickets])
 
     def borrowed(
-        self, jobs: Sequence[Job], loan: OwnLoan, asked: float, *, awaited: bool = False, of_round: bool = False
+        self, jobs: Sequence[Job], loan: Held, asked: float, *, awaited: bool = False, of_round: bool = False
     ) -> list[Ticket]:
         """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin.
 

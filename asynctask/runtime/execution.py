@@ -25,7 +25,6 @@ from asynctask.dispatch.outbox import arguments_of
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
-from asynctask.ledger.lending import OwnLoan
 from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -40,6 +39,7 @@ from asynctask.middleware.tracker import (
     refusal_of,
     result_text,
 )
+from asynctask.runtime.loans import OwnLoan
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
 from asynctask.sidekiq.activejob import worker_name
 from asynctask.worker import TRACKED_RETRIES, Worker
@@ -285,15 +285,14 @@ class Performer:
 
     def __init__(
         self,
-        *,
         tracker: Tracker,
         chain: Chain,
         clock: Clock,
         ids: Ids,
-        place: Place,
         hook: Hook,
         observers: Observers,
-        result_limit: int = 65_536,
+        result_limit: int,
+        place: Place,
     ) -> None:
         self._tracker = tracker
         self._chain = chain

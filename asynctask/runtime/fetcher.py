@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from asynctask.brokers.base import Broker, Copy
+from asynctask.brokers.held import MANY_DONE, HeldCopies
 from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
@@ -23,7 +24,7 @@ from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import ATTEMPT, NO_TICKET, Attempt, Ticket, Tracker
 from asynctask.runtime.execution import Execution, Hook
-from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
+from asynctask.runtime.pool import STALE_S, Pool
 from asynctask.sidekiq.activejob import worker_name
 from asynctask.worker import Worker
 
@@ -155,19 +156,19 @@ class Fetcher:
         pool = self._pool
         pool.low.clear()
         pool.shorten_line()
-        if pool.closed or not pool.may_start() or self._unrecorded() > MAX_UNRECORDED:
+        if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
-        busy, ready = pool.busy, pool.ready
+        busy, ready = pool.busy, pool.lines.ready
         rate = pool.measured()
         idle = pool.concurrency - busy
         wanted = min(MAX_FETCH, fetched_ahead(idle, rate, self._latency))
-        pool.mark = wanted // 2
+        pool.low.mark = wanted // 2
         if ready > wanted and pool.is_stale:
             pool.keep(wanted)
         elif ready > HOARD * wanted + pool.concurrency:
             pool.keep(wanted + pool.concurrency)
-        ready = pool.ready
-        return wanted - ready if ready <= pool.mark else 0
+        ready = pool.lines.ready
+        return wanted - ready if ready <= pool.low.mark else 0
 
     def _can_wait(self) -> bool:
         """Whether a few acknowledgements alone are not worth a round trip yet."""
@@ -178,7 +179,7 @@ class Fetcher:
         self._asked = self._clock.monotonic()
         done = self._held.take_done()
         try:
-            copies = self._broker.exchange(self._identity, done, self._pool.fetched_from(self._order()), limit)
+            copies = self._broker.exchange(self._identity, done, self._pool.gate.fetched_from(self._order()), limit)
         except Exception:
             self._held.keep_done(done)
             raise
@@ -191,7 +192,7 @@ class Fetcher:
         # Every commit, including our own, ends the wait: a busy process must not fetch after each.
         self._quiet.wait(_PACE_S if self._pool.busy else 0)
         # Not for long while jobs are ready, because they may take long.
-        ready = self._pool.ready
+        ready = self._pool.lines.ready
         seconds = AHEAD_S if ready > self._pool.concurrency else STALE_S if ready else _IDLE_WAIT_S
         if self._pool.busy:
             seconds = min(seconds, max(0.0, self._ask_pauses_at - self._clock.monotonic()))

@@ -20,18 +20,22 @@ from typing import Any
 
 from asynctask._version import __version__
 from asynctask.brokers.base import About, Broker
+from asynctask.brokers.held import HeldCopies
+from asynctask.database.notify import Waker
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger, open_missing_streams
 from asynctask.middleware.tracker import Stops, Tracker
-from asynctask.runtime.borrower import Borrower
-from asynctask.runtime.execution import Hook, Observers
+from asynctask.runtime.borrower import Arrivals, Borrower, Picker
+from asynctask.runtime.execution import Hook, Observers, Performer
 from asynctask.runtime.fetcher import Fetcher, Intake
 from asynctask.runtime.interpreter import collect_seldom
-from asynctask.runtime.pool import HeldCopies, Isolation, Pool
+from asynctask.runtime.loans import OwnLoans
+from asynctask.runtime.pool import Gate, Isolation, Low, Pool
 from asynctask.runtime.process import AppProcess, Parts, recording_chain
+from asynctask.runtime.recheck import Recheck, Returns
 from asynctask.runtime.supervisor import Pulse, Wakeup
 
 LONG_S = 0.1
@@ -98,38 +102,37 @@ class Launcher(AppProcess):
         self.performer = self.pool.performer
 
     def _made_pool(self) -> tuple[Pool, Fetcher | None, Borrower, Hook]:
-        parts, queues, quiet = self._parts, self._queues, threading.Event()
+        parts, quiet, waker = self._parts, threading.Event(), self._parts.signals.waker(for_jobs=True)
         clock, tracker = parts.clock, self.tracker
         isolation = Isolation(clock, self._concurrency)
-        held = HeldCopies(self.ledger.identity, parts.broker, isolation)
+        held = HeldCopies(self.ledger.identity, parts.broker, lambda: not isolation)
         hook = parts.sharing(self._about(), running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
-        intake = Intake(
-            tracker=tracker,
-            clock=clock,
-            workers=parts.own_workers,
-            held=held,
-            hook=hook,
-            quiet=quiet,
-        )
+        intake = Intake(tracker=tracker, clock=clock, workers=parts.own_workers, held=held, hook=hook, quiet=quiet)
         pool = Pool(
             tracker=tracker,
-            chain=recording_chain(parts, tracker),
             clock=clock,
-            ids=parts.ids,
-            queues=queues.names,
+            queues=self._queues.names,
             concurrency=self._concurrency,
             held=held,
-            intake=intake,
             isolation=isolation,
-            hook=hook,
+            gate=Gate(clock, intake, held, isolation, quiet, self._may_start),
+            low=Low(clock, waker),
             quiet=quiet,
-            may_start=self._may_start,
-            observers=Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
-            result_limit=parts.config.max_result_bytes,
+            performer=partial(
+                Performer,
+                tracker,
+                recording_chain(parts, tracker),
+                clock,
+                parts.ids,
+                hook,
+                Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
+                parts.config.max_result_bytes,
+            ),
+            on_begun=self._pulse.began,
             background_share=parts.config.background_share,
         )
         fetcher = None if parts.broker is None else self._made_fetcher(parts.broker, pool, held, intake, quiet)
-        return pool, fetcher, self._made_borrower(pool, intake, quiet), hook
+        return pool, fetcher, self._made_borrower(pool, intake, quiet, waker), hook
 
     def _made_fetcher(
         self, broker: Broker, pool: Pool, held: HeldCopies, intake: Intake, quiet: threading.Event
@@ -148,26 +151,43 @@ class Launcher(AppProcess):
             on_claimed=self.figures.claims.add,
         )
 
-    def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event) -> Borrower:
-        parts, queues = self._parts, self._queues
-        return Borrower(
+    def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event, waker: Waker) -> Borrower:
+        parts, loans = self._parts, OwnLoans()
+        arrivals = Arrivals(
             ledger=self.ledger,
             tracker=self.tracker,
+            pool=pool,
+            loans=loans,
+            intake=intake,
+            quiet=quiet,
+            outgoing=parts.outgoing,
+            waker=waker,
+        )
+        returns = Returns(self.ledger, self.tracker, pool, loans)
+        return Borrower(
+            ledger=self.ledger,
             clock=parts.clock,
             ids=parts.ids,
             pool=pool,
-            intake=intake,
             quiet=quiet,
-            order=queues.order,
-            is_strict=queues.strict,
-            workers=parts.own_workers.keys,
-            outgoing=parts.outgoing,
-            waker=parts.signals.waker(for_jobs=True),
+            waker=waker,
             unrecorded=lambda: self.recorder.waiting,
-            fair_by_owner=parts.config.fair_by == "owner",
-            has_share=parts.config.background_share > 0,
-            on_borrowed=self.figures.claims.add,
-            on_begun=self._pulse.began,
+            loans=loans,
+            picker=Picker(
+                ledger=self.ledger,
+                clock=parts.clock,
+                pool=pool,
+                arrivals=arrivals,
+                order=self._queues.order,
+                is_strict=self._queues.strict,
+                workers=parts.own_workers.keys,
+                fair_by_owner=parts.config.fair_by == "owner",
+                has_share=parts.config.background_share > 0,
+                on_borrowed=self.figures.claims.add,
+            ),
+            arrivals=arrivals,
+            returns=returns,
+            recheck=Recheck(self.ledger, self.tracker, parts.clock, pool, loans, returns),
         )
 
     def _about(self) -> About:

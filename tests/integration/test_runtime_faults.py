@@ -586,7 +586,7 @@ def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
     finally:
         launcher.stop()
     monkeypatch.setattr(launcher.pool.rate, "update", lambda count, busy_s, dry: 1_000.0)
-    monkeypatch.setattr(launcher.pool, "may_start", lambda: True)
+    monkeypatch.setattr(launcher.pool.gate, "may_start", lambda: True)
     fetcher._latency = 0.0
     assert fetcher._room() == 2 + 100
     fetcher._latency = 0.2

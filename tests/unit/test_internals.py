@@ -145,7 +145,7 @@ def test_the_way_of_one_item_stays_short() -> None:
 def test_the_steps_name_what_decides_about_an_item() -> None:
     steps, faults = house().sections(PAGE), []
     for number, names in {
-        "3": ("lending.pick", "Borrower._borrow"),
+        "3": ("lending.pick", "Picker.borrow"),
         "4": ("lending.borrow", "Tracker.borrowed", "Lines.put"),
         "5": ("Performer.execute", "Performer.decide", "Performer.settle", "execution.decide", "Attempt.raised"),
         "6": ("Tracker.settle", "Recorder.flush", "events.apply", "transitions.difference", "events.move_counts"),
