@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.config import Config
@@ -45,7 +46,7 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
 from asynctask.messages import clean, revealed
-from asynctask.middleware.tracker import Attempt, Stops, Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Phase, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
 from asynctask.worker import Worker, describe, is_model
@@ -71,6 +72,9 @@ BEGUN: Final = "a worker has begun it"
 
 LONG_S: Final = 0.1
 """Duration of a job from which its ``working`` status is written separately."""
+
+LOOK_EVERY: Final = 3
+"""Ticks of :data:`LONG_S` between two queries for stopped jobs."""
 
 _MOST_EARLY: Final = 1_000
 _MOST_ACKS: Final = 50
@@ -612,6 +616,48 @@ def _by_fields(value: Any) -> Any:
 # -- the process
 
 
+class Stops:
+    """Queries which running jobs should stop, in its own thread, because the thread of the heartbeat must not wait for a
+    database."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._due = threading.Event()
+        self._ended = False
+        self._left = 0
+        self._thread = threading.Thread(target=self._run, name="stops", daemon=True)
+        self._log = get_logger("asynctask.stops")
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """Triggers the query, every :data:`LOOK_EVERY` calls, while a job runs that was recorded as ``working``; never
+        blocks."""
+        self._left -= 1
+        if self._left < 0 and any(each.phase is Phase.NOTED for each in self._tracker.running.all()):
+            self._left = LOOK_EVERY
+            self._due.set()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._ended = True
+        self._due.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._ended:
+                return
+            try:
+                self._tracker.ask_stops()
+            except Exception as error:  # the next query follows; the request to stop is in the ledger
+                self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
+
+
 class EngineProcess(AppProcess):
     """The parts that run beside an engine in one of its worker processes: recorder, heartbeat, maintenance, dispatcher.
 
@@ -643,7 +689,7 @@ class EngineProcess(AppProcess):
             figures=self.figures,
             closes_at_once=False,
         )
-        self.tracker = Tracker(self.ledger, self.recorder)
+        self.tracker = ArrivalTracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
         self._begin = Together(self.tracker.arrive)
         self._early: EarlyTickets | None = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Broker, Copy
 from asynctask.brokers.held import MANY_DONE, HeldCopies
 from asynctask.clock import SECOND, Clock, backoff_s
@@ -297,7 +298,7 @@ class Intake:
     def __init__(
         self,
         *,
-        tracker: Tracker,
+        tracker: ArrivalTracker,
         clock: Clock,
         workers: Mapping[str, Worker],
         held: HeldCopies,
@@ -343,7 +344,7 @@ class Intake:
         reason."""
         fenced = [each for each in executions if each.copy.attempt > 0]
         others = [each for each in executions if each.copy.attempt == 0 and each.is_tracked]
-        tickets = self._tracker.begin([each.copy.key for each in fenced], fetched=True) if fenced else ()
+        tickets = self._tracker.begin_fetched([each.copy.key for each in fenced]) if fenced else ()
         for each, ticket in zip(fenced, tickets, strict=True):
             if ticket is None:
                 others.append(each)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from asynctask._version import __version__
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import About, Broker
 from asynctask.brokers.held import HeldCopies
 from asynctask.database.notify import Waker
@@ -27,7 +28,6 @@ from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger, open_missing_streams
-from asynctask.middleware.tracker import Stops, Tracker
 from asynctask.runtime.borrower import Arrivals, Borrower, Picker
 from asynctask.runtime.execution import Hook, Observers, Performer
 from asynctask.runtime.fetcher import Fetcher, Intake
@@ -96,8 +96,7 @@ class Launcher(AppProcess):
         self._ticker: threading.Thread | None = None
         self.dispatcher = parts.dispatcher
         self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._expect, figures=self.figures)
-        self.tracker = Tracker(self.ledger, self.recorder)
-        self._stops = Stops(self.tracker)
+        self.tracker = ArrivalTracker(self.ledger, self.recorder)
         self.pool, self.fetcher, self.borrower, self.hook = self._made_pool()
         self.performer = self.pool.performer
 
@@ -213,7 +212,6 @@ class Launcher(AppProcess):
         self.dispatcher.start()
         self.maintenance.start()
         self.hook.start()
-        self._stops.start()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._ticker.start()
 
@@ -243,7 +241,6 @@ class Launcher(AppProcess):
         self.recorder.stop(_FLUSH_S)
         self.hook.stop()
         self._ticker_stop.set()
-        self._stops.stop()
         self.heartbeat.stop()
         self.performer.watchdog.stop()
         self.performer.loop.stop()
@@ -365,7 +362,6 @@ class Launcher(AppProcess):
                 self.heartbeat.soon()
             before = now
             self.tracker.note_long(LONG_S)
-            self._stops.look()
             ticks += 1
             if ticks % every == 0:
                 self._pulse.beat()

@@ -138,6 +138,7 @@ class Recheck:
         self._give_back_unarrived(found, own, claims)
         self._follow_knobs(found.tasks, limited)
         self._return_surplus(begun_at)
+        self._tracker.ask_stops()
 
     def _stopped(self, found: Check, unbegun: Sequence[Execution]) -> set[int]:
         """The Events of loans that a user stopped, and that have not begun."""
