@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from asynctask.brokers.base import About, Broker, Copy
+from asynctask.brokers.held import HeldCopies
 from asynctask.clock import Clock, Ids, hostname
 from asynctask.config import Config
 from asynctask.database import schema
@@ -345,6 +346,7 @@ class OnDemand(ABC):
     def sharing(
         self,
         about: About,
+        held: HeldCopies,
         *,
         running: Callable[[], Sequence[Execution]],
         is_quiet: Callable[[], bool],
@@ -358,6 +360,7 @@ class OnDemand(ABC):
             self.clock,
             self.ids,
             about,
+            held,
             self.own_workers,
             running=running,
             is_quiet=is_quiet,

@@ -438,8 +438,7 @@ class Intake:
     def _give_up(self, copy: Copy, error: ValueError) -> None:
         """Ends a copy that is no job: if it is tracked, its Event, because nobody would look into ``dead`` for it."""
         if copy.attempt == 0:
-            self._hook.bury(copy, self._clock.now())
-            self._held.forget([copy])
+            self._hook.bury(copy)
             return
         (ticket,) = self._tracker.arrive([Arrival(copy.jid, copy.attempt, "", copy.queue)])
         if ticket.verdict is Begin.DROP:
@@ -460,8 +459,7 @@ class Intake:
         BrokerUnavailable."""
         copy = execution.copy
         self._log.error("job_refused", jid=clean(copy.jid), queue=clean(copy.queue), reason=reason[:500])
-        self._hook.bury(copy, self._clock.now(), reason)
-        self._held.forget([copy])
+        self._hook.bury(copy, reason)
 
 
 def _bind(execution: Execution, ticket: Ticket) -> None:

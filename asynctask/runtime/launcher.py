@@ -105,7 +105,7 @@ class Launcher(AppProcess):
         clock, tracker = parts.clock, self.tracker
         isolation = Isolation(clock, self._concurrency)
         held = HeldCopies(self.ledger.identity, parts.broker, lambda: not isolation)
-        hook = parts.sharing(self._about(), running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
+        hook = parts.sharing(self._about(), held, running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
         intake = Intake(tracker=tracker, clock=clock, workers=parts.own_workers, held=held, hook=hook, quiet=quiet)
         pool = Pool(
             tracker=tracker,
@@ -125,6 +125,7 @@ class Launcher(AppProcess):
                 parts.ids,
                 hook,
                 Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
+                held,
                 parts.config.max_result_bytes,
             ),
             on_begun=self._pulse.began,

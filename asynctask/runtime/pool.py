@@ -22,7 +22,7 @@ from asynctask.errors import Unavailable
 from asynctask.ledger.lending import Job
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Running, Tracker
-from asynctask.runtime.execution import Execution, Performer, Place
+from asynctask.runtime.execution import Execution, Performer
 
 if TYPE_CHECKING:
     from asynctask.runtime.fetcher import Intake
@@ -610,7 +610,7 @@ class Pool:
         gate: Gate,
         low: Low,
         quiet: threading.Event,
-        performer: Callable[[Place], Performer],
+        performer: Callable[[Callable[[Execution], None]], Performer],
         on_begun: Callable[[int], None],
         background_share: float = 0.0,
     ) -> None:
@@ -624,7 +624,7 @@ class Pool:
         self.low = low
         self._quiet = quiet
         self._on_begun = on_begun
-        self.performer = performer(self)
+        self.performer = performer(self._replace)
         self.rate = Rate(clock, concurrency)
         self.durations = Durations()
         self.lines = Lines(background_share)
@@ -797,13 +797,17 @@ class Pool:
 
     def _release(self, execution: Execution) -> None:
         if not execution.has_event:
-            self.put_back(execution)
-            self.gone(execution)
+            self._held.put_back([execution.copy])
+            self._held.forget([execution.copy])
         elif execution.ticket.verdict is Begin.DROP:
             self._tracker.forget(execution)
-            self.done(execution)
+            self._done(execution)
         else:
-            self._tracker.release(execution, then=lambda won: self.done(execution))
+            self._tracker.release(execution, then=lambda won: self._done(execution))
+
+    def _done(self, execution: Execution) -> None:
+        if not execution.is_borrowed:
+            self._held.done(execution.copy)
 
     # -- processors
 
@@ -860,23 +864,7 @@ class Pool:
             self._held.wake()
             self.low.empty()
 
-    # -- the place of a job that runs
-
-    def done(self, execution: Execution) -> None:
-        """The outcome is in the ledger (or there is none): the copy of a fetched job is acknowledged with the next
-        exchange."""
-        if not execution.is_borrowed:
-            self._held.done(execution.copy)
-
-    def put_back(self, execution: Execution) -> None:
-        """Returns the copy of an untracked job to its queue. Raises Unavailable."""
-        self._held.put_back([execution.copy])
-
-    def gone(self, execution: Execution) -> None:
-        """The copy went back, or into a set: it is no longer this process's."""
-        self._held.forget([execution.copy])
-
-    def hung(self, execution: Execution) -> None:
+    def _replace(self, execution: Execution) -> None:
         """The thread of this job is lost: another takes its place."""
         self.lines.release(execution)
         self._isolation.leave(execution)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from asynctask._version import __version__
 from asynctask.brokers.base import About, Broker
+from asynctask.brokers.held import HeldCopies
 from asynctask.clock import Clock, Ids, micros
 from asynctask.config import Config
 from asynctask.database.notify import Signals
@@ -94,6 +95,7 @@ class Parts(Dispatching, Protocol):
     def sharing(
         self,
         about: About,
+        held: HeldCopies,
         *,
         running: Callable[[], Sequence[Execution]],
         is_quiet: Callable[[], bool],

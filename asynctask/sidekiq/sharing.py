@@ -21,7 +21,8 @@ from typing import Any, Final
 import orjson
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Held, Presence, Running, why_left
-from asynctask.clock import SECOND, Clock, Ids, micros
+from asynctask.brokers.held import HeldCopies
+from asynctask.clock import SECOND, Clock, Ids, backoff_s, micros
 from asynctask.dispatch.outbox import buried, options_of
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob, interrupted
@@ -40,9 +41,9 @@ MAX_REPORTS: Final = 1_000
 class Sharing:
     """See :class:`asynctask.runtime.execution.Hook`.
 
-    Arguments: ``about``, the process; ``workers``: those that it performs; ``running`` gives the jobs that run;
-    ``on_signal`` is called with a signal that a tool left; ``average_s``: seconds between two polls of this process, 0: by
-    the number of processes.
+    Arguments: ``about``, the process; ``held``, its copies; ``workers``: those that it performs; ``running`` gives the jobs
+    that run; ``on_signal`` is called with a signal that a tool left; ``average_s``: seconds between two polls of this
+    process, 0: by the number of processes.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Sharing:
         clock: Clock,
         ids: Ids,
         about: About,
+        held: HeldCopies,
         workers: Mapping[str, Worker],
         *,
         running: Callable[[], Sequence[Execution]],
@@ -59,8 +61,11 @@ class Sharing:
         average_s: float = 0.0,
     ) -> None:
         self._broker = broker
+        self._clock = clock
         self._identity = about.identity
+        self._held = held
         self._workers = workers
+        self._pause = threading.Event()
         self._reported: set[tuple[str, str]] = set()
         self._log = get_logger("asynctask.strangers")
         self.heartbeat: PresenceHeartbeat | None = None
@@ -133,23 +138,45 @@ class Sharing:
 
     # -- jobs that raised
 
-    def decide(self, execution: Execution, error: BaseException, *, now: int, noise: float) -> Decision:
+    def decide(self, execution: Execution, error: BaseException, noise: float) -> Decision:
         """See :meth:`asynctask.runtime.execution.Hook.decide`."""
+        now = self._clock.now()
         if not execution.is_untracked:
             return decide_foreign(error, execution.payload, execution.job, execution.worker, now=now, noise=noise)
         job = parse(execution.copy.payload)
         return decide_untracked(error, job, execution.job, execution.worker, now=now, noise=noise)
 
-    def failed(
-        self, execution: Execution, error: BaseException, decision: Decision, now: int, exhausted: Callable[[], object]
-    ) -> Callable[[], None] | None:
-        """The step that puts an untracked job into ``retry`` or ``dead``."""
-        copy = execution.copy
-        if decision.follow is Follow.RETRY:
-            return partial(self._hold, RETRY, Held(after_failure(copy, error, now), now + decision.delay))
-        if not self.is_kept(execution, decision, exhausted):
-            return None
-        return partial(self._hold, DEAD, Held(after_failure(copy, error, now), now))
+    def settle(
+        self, execution: Execution, error: BaseException | None, decision: Decision, exhausted: Callable[[], object]
+    ) -> None:
+        """Puts an untracked job into ``retry`` or ``dead``, or one that was interrupted back into its queue."""
+        copy, follow, now = execution.copy, decision.follow, self._clock.now()
+        if follow is Follow.AGAIN:
+            self._move(execution, partial(self._held.put_back, [copy]))
+        elif error is not None and follow is Follow.RETRY:
+            held = Held(after_failure(copy, error, now), now + decision.delay)
+            self._move(execution, partial(self._hold, RETRY, held))
+        elif error is not None and follow is not Follow.DROP and self.is_kept(execution, decision, exhausted):
+            self._move(execution, partial(self._hold, DEAD, Held(after_failure(copy, error, now), now)))
+        else:
+            self._held.done(copy)
+
+    def _move(self, execution: Execution, move: Callable[[], None]) -> None:
+        """Moves a copy out of this process's list; retries while the broker is unavailable, because nobody else looks for
+        the copy while this process lives. For an abandoned thread: one try, which may raise Unavailable."""
+        tries = 0
+        while True:
+            try:
+                move()
+            except Unavailable as error:
+                tries += 1
+                self._log.warning("outcome_put_off", job_id=execution.copy.jid, error=str(error), tries=tries)
+                if execution.abandoned:
+                    raise
+                self._pause.wait(backoff_s(tries))
+            else:
+                self._held.forget([execution.copy])
+                return
 
     def is_kept(self, execution: Execution, decision: Decision, exhausted: Callable[[], object]) -> bool:
         """Its worker decides whether an untracked job goes to the dead, unless the job never retries."""
@@ -162,9 +189,11 @@ class Sharing:
         """See :meth:`asynctask.runtime.execution.Hook.backtrace`."""
         return _backtrace(error, execution.payload.get("backtrace")) or ()
 
-    def bury(self, copy: Copy, now: int, reason: str | None = None) -> None:
+    def bury(self, copy: Copy, reason: str | None = None) -> None:
         """Moves a copy to the dead: unchanged, or with the reason why it cannot be recorded. Raises BrokerUnavailable."""
+        now = self._clock.now()
         self._hold(DEAD, Held(copy if reason is None else buried(copy, now, "NotRecordable", reason), now))
+        self._held.forget([copy])
 
     def _hold(self, set_name: str, held: Held) -> None:
         if self._broker is not None:

@@ -21,7 +21,7 @@ from support.broker_looks import RedisLook
 from support.databases import Store
 from support.proxy import Proxy
 from support.redis_servers import OwnRedis
-from support.sharing import poller_of, presence_of
+from support.sharing import poller_of, presence_of, sharing_of
 from support.untracked import broker_of
 from support.world import World, numbers
 
@@ -388,7 +388,7 @@ def test_a_job_that_nobody_tracks_gets_its_outcome_after_thousands_of_tries(on_r
         hold(*words, **more)
 
     with structlog.testing.capture_logs(), on_redis.working(app) as launcher:
-        launcher.performer._pause = Hasty()
+        sharing_of(launcher)._pause = Hasty()
         broker.hold = refuse
         app.workers["plain"].perform_async({"n": 0, "bug": True})
         wait_for(lambda: look(on_redis).zcard("dead") == 1, "it is among the dead")
