@@ -16,7 +16,6 @@ import orjson
 from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held, refuse_unstorable
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.config import Config
-from asynctask.dispatch.outbox import build, encoded, passes
 from asynctask.errors import ConfigError, IdInUse, InputError, Problem
 from asynctask.job import CurrentJob, current_job
 from asynctask.ledger import standalone, untracked
@@ -26,6 +25,7 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, plain_json
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import ATTEMPT, Attempt, send_itself
+from asynctask.sidekiq.copies import build, encoded, passes
 from asynctask.sidekiq.payload import When, check, due_at, dump, flat, normalise, write_time
 from asynctask.wiring import Core
 from asynctask.worker import Worker, is_model

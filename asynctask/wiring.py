@@ -24,7 +24,7 @@ from asynctask.database.engine import Database, read_time
 from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.dispatch.outbox import EngineQueues, Outgoing, PushFilter
+from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import ConfigError
 from asynctask.exports.files import ExportFiles, store_of
 from asynctask.integrations.base import Engine
@@ -40,6 +40,7 @@ from asynctask.middleware.chain import Chain
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.runtime.supervisor import LIFELINE
+from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Submitter
 from asynctask.task import Services
 from asynctask.worker import Worker

@@ -21,7 +21,6 @@ from asynctask.core.states import State
 from asynctask.core.transitions import Begin
 from asynctask.database.notify import Waker
 from asynctask.dispatch.demand import Shares
-from asynctask.dispatch.outbox import PushFilter, tracked_copy
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
@@ -33,6 +32,7 @@ from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.fetcher import MAX_UNRECORDED, Intake, put_off
 from asynctask.runtime.pool import Pool, Rank
+from asynctask.sidekiq.copies import PushFilter, tracked_copy
 
 AHEAD_S: Final = 0.33
 """Seconds of work that a process borrows. Below the half second after which a job must not begin by an old word of the

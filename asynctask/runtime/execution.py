@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynctask.brokers.base import Copy
 from asynctask.clock import Clock, Ids, backoff_s, micros
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.outbox import arguments_of
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
@@ -42,6 +41,7 @@ from asynctask.middleware.tracker import (
 )
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
 from asynctask.sidekiq.activejob import worker_name
+from asynctask.sidekiq.copies import arguments_of
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
-from asynctask.dispatch.outbox import job_of, pushed_at
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger.standalone import Arrival, is_job_id
@@ -25,6 +24,7 @@ from asynctask.middleware.tracker import ATTEMPT, NO_TICKET, Attempt, Ticket, Tr
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
 from asynctask.sidekiq.activejob import worker_name
+from asynctask.sidekiq.copies import job_of, pushed_at
 from asynctask.worker import Worker
 
 LATENCY_S: Final = 0.5

@@ -24,7 +24,7 @@ from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Pace
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.dispatch.outbox import EngineQueues, PushFilter
+from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
 from asynctask.exports.files import ExportFiles
 from asynctask.ledger import processes
@@ -35,6 +35,7 @@ from asynctask.maintenance import Maintenance
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
 from asynctask.runtime.execution import Execution, Hook
+from asynctask.sidekiq.copies import PushFilter
 from asynctask.worker import Worker
 
 

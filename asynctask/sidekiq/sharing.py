@@ -22,7 +22,6 @@ import orjson
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Held, Presence, Running, why_left
 from asynctask.clock import SECOND, Clock, Ids, micros
-from asynctask.dispatch.outbox import buried, options_of
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.standalone import Arrival, fitted
@@ -30,6 +29,7 @@ from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.runtime.execution import Decision, Execution, Follow, decide, text_of
 from asynctask.runtime.process import memory_bytes
+from asynctask.sidekiq.copies import buried, options_of
 from asynctask.sidekiq.payload import dump, dump_any, encode_backtrace, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 
