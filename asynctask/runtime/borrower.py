@@ -30,7 +30,7 @@ from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime.execution import Execution
-from asynctask.runtime.fetcher import MAX_UNRECORDED, Intake, put_off
+from asynctask.runtime.intake import MAX_UNRECORDED, Intake, put_off
 from asynctask.runtime.pool import Pool, Rank
 from asynctask.sidekiq.copies import PushFilter, tracked_copy
 

@@ -25,7 +25,6 @@ from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTime
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
 from asynctask.ledger.lending import OwnLoan
-from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -45,7 +44,8 @@ from asynctask.sidekiq.copies import arguments_of
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:
-    from asynctask.runtime.pool import Permits, Rank
+    from asynctask.runtime.intake import Intake
+    from asynctask.runtime.pool import Permits, Pool, Rank
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -224,8 +224,9 @@ class Place(Protocol):
 
 
 class Hook(Protocol):
-    """What a worker process does for other programs at its broker, which push jobs, perform jobs, or show processes. The
-    runtime knows of them through this alone; :class:`asynctask.sidekiq.sharing.Sharing` is the one implementation.
+    """What a worker process does with a broker, and for other programs there, which push jobs, perform jobs, or show
+    processes. The runtime knows of them through this alone; :class:`asynctask.sidekiq.sharing.Sharing` is the one
+    implementation. Without a broker nothing is fetched.
 
     ``quiet``: the process begins nothing more. ``ended``: a job ended, and whether it raised.
     """
@@ -236,13 +237,45 @@ class Hook(Protocol):
 
     def stop(self) -> None: ...
 
-    def leave(self, untracked: Sequence[Execution]) -> Sequence[Execution]:
-        """Leaves those of these fetched jobs that others perform in their queues; returns them. Raises
+    def attach(
+        self,
+        pool: Pool,
+        tracker: Tracker,
+        intake: Intake,
+        *,
+        quiet: threading.Event,
+        order: Callable[[], Sequence[str]],
+        unrecorded: Callable[[], int],
+        on_claimed: Callable[[int], None],
+    ) -> None:
+        """Gives it what it needs to fetch jobs for ``pool``; before :meth:`start`. ``quiet`` is set when nothing begins any
+        more; ``order`` gives the queues in the order of the next fetch; ``unrecorded`` returns how many outcomes wait for
+        the ledger; ``on_claimed`` counts what was fetched."""
+        ...
+
+    def done(self, copy: Copy) -> None:
+        """The outcome of a fetched job is recorded, so its copy may be acknowledged."""
+        ...
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """Returns copies to their queues. Raises :class:`Unavailable`."""
+        ...
+
+    def forget(self, copies: Sequence[Copy]) -> None:
+        """These copies are no longer this process's."""
+        ...
+
+    def wake(self) -> None:
+        """A thread is idle, or what may be fetched has changed."""
+        ...
+
+    def ask_again(self, execution: Execution) -> bool:
+        """Whether a fetched tracked job that waited long may begin by what the ledger says now. Raises
         :class:`Unavailable`."""
         ...
 
-    def arrival(self, execution: Execution) -> tuple[Arrival, str | None]:
-        """What the tracker gets of a job that another program pushed, and the part that an Event cannot store."""
+    def holds_any(self) -> bool:
+        """Whether a broker still has copies for this process. Raises :class:`Unavailable`."""
         ...
 
     def decide(self, execution: Execution, error: BaseException, *, now: int, noise: float) -> Decision:

@@ -1,7 +1,7 @@
 """The launcher: builds the parts of a worker process, starts them, and stops them in the right order.
 
 The parts: heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, borrower and
-dispatcher; with a broker the fetcher, too; and the hook for other programs at the broker
+dispatcher; and the hook that fetches from a broker and serves other programs there
 (:class:`~asynctask.runtime.execution.Hook`).
 """
 
@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from asynctask._version import __version__
-from asynctask.brokers.base import About, Broker
+from asynctask.brokers.base import About
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
@@ -28,9 +28,9 @@ from asynctask.logs import get_logger, open_missing_streams
 from asynctask.middleware.tracker import Stops, Tracker
 from asynctask.runtime.borrower import Borrower
 from asynctask.runtime.execution import Hook, Observers
-from asynctask.runtime.fetcher import Fetcher, Intake
+from asynctask.runtime.intake import Intake
 from asynctask.runtime.interpreter import collect_seldom
-from asynctask.runtime.pool import HeldCopies, Isolation, Pool
+from asynctask.runtime.pool import Isolation, Pool
 from asynctask.runtime.process import AppProcess, Parts, recording_chain
 from asynctask.runtime.supervisor import Pulse, Wakeup
 
@@ -94,23 +94,14 @@ class Launcher(AppProcess):
         self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._expect, figures=self.figures)
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
-        self.pool, self.fetcher, self.borrower, self.hook = self._made_pool()
+        self.pool, self.borrower, self.hook = self._made_pool()
         self.performer = self.pool.performer
 
-    def _made_pool(self) -> tuple[Pool, Fetcher | None, Borrower, Hook]:
+    def _made_pool(self) -> tuple[Pool, Borrower, Hook]:
         parts, queues, quiet = self._parts, self._queues, threading.Event()
         clock, tracker = parts.clock, self.tracker
-        isolation = Isolation(clock, self._concurrency)
-        held = HeldCopies(self.ledger.identity, parts.broker, isolation)
+        isolation, intake = Isolation(clock, self._concurrency), Intake(parts.own_workers, quiet)
         hook = parts.sharing(self._about(), running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
-        intake = Intake(
-            tracker=tracker,
-            clock=clock,
-            workers=parts.own_workers,
-            held=held,
-            hook=hook,
-            quiet=quiet,
-        )
         pool = Pool(
             tracker=tracker,
             chain=recording_chain(parts, tracker),
@@ -118,8 +109,6 @@ class Launcher(AppProcess):
             ids=parts.ids,
             queues=queues.names,
             concurrency=self._concurrency,
-            held=held,
-            intake=intake,
             isolation=isolation,
             hook=hook,
             quiet=quiet,
@@ -128,25 +117,16 @@ class Launcher(AppProcess):
             result_limit=parts.config.max_result_bytes,
             background_share=parts.config.background_share,
         )
-        fetcher = None if parts.broker is None else self._made_fetcher(parts.broker, pool, held, intake, quiet)
-        return pool, fetcher, self._made_borrower(pool, intake, quiet), hook
-
-    def _made_fetcher(
-        self, broker: Broker, pool: Pool, held: HeldCopies, intake: Intake, quiet: threading.Event
-    ) -> Fetcher:
-        return Fetcher(
-            identity=self.ledger.identity,
-            broker=broker,
-            tracker=self.tracker,
-            clock=self._parts.clock,
-            pool=pool,
-            held=held,
-            intake=intake,
+        hook.attach(
+            pool,
+            tracker,
+            intake,
             quiet=quiet,
-            order=self._queues.order,
+            order=queues.order,
             unrecorded=lambda: self.recorder.waiting,
             on_claimed=self.figures.claims.add,
         )
+        return pool, self._made_borrower(pool, intake, quiet), hook
 
     def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event) -> Borrower:
         parts, queues = self._parts, self._queues
@@ -187,8 +167,6 @@ class Launcher(AppProcess):
         self._parts.fire("startup")
         self.recorder.start()
         self.pool.start()
-        if self.fetcher is not None:
-            self.fetcher.start()
         self.borrower.start()
         self.dispatcher.start()
         self.maintenance.start()
@@ -217,8 +195,6 @@ class Launcher(AppProcess):
         self.recorder.drain(_FLUSH_S)
         self.dispatcher.stop()
         self.maintenance.stop()
-        if self.fetcher is not None:
-            self.fetcher.stop()
         self.pool.stop()
         self.recorder.stop(_FLUSH_S)
         self.hook.stop()
@@ -234,8 +210,7 @@ class Launcher(AppProcess):
         try:
             idle = not self.pool.busy and not self.recorder.waiting  # in this order: see Running
             self.borrower.stop(is_idle=idle and not self._lost)
-            broker = self._parts.broker
-            empty = idle and (broker is None or not broker.held_by(self.ledger.identity))
+            empty = idle and not self.hook.holds_any()
         except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
             return
@@ -324,7 +299,7 @@ class Launcher(AppProcess):
         self.dispatcher.expect(at)
 
     def facts(self) -> dict[str, Any]:
-        return {"busy": self.pool.busy, "rate": self.pool.rate.per_second, "quiet": int(self.pool.is_quiet)}
+        return {"busy": self.pool.busy, "quiet": int(self.pool.is_quiet)}
 
     def worked(self) -> tuple[int, float]:
         return self.pool.worked

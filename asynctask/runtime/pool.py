@@ -11,20 +11,15 @@ import threading
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import Clock, Ids
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.demand import Rate
 from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Running, Tracker
 from asynctask.runtime.execution import Execution, Hook, Observers, Performer
-
-if TYPE_CHECKING:
-    from asynctask.runtime.fetcher import Intake
 
 STALE_S: Final = 0.5
 """Age of the ledger's last word on a job from which it may not begin, so that a knob takes effect within a second: a
@@ -410,8 +405,6 @@ class Pool:
         ids: Ids,
         queues: Sequence[str],
         concurrency: int,
-        held: HeldCopies,
-        intake: Intake,
         isolation: Isolation,
         hook: Hook,
         quiet: threading.Event,
@@ -424,12 +417,10 @@ class Pool:
         self._tracker = tracker
         self._clock = clock
         self.queues = tuple(queues)
-        self._held = held
-        self._intake = intake
+        self._hook = hook
         self._isolation = isolation
         self._quiet = quiet
         self.may_start = may_start
-        self.rate = Rate(clock, concurrency)
         self.performer = Performer(
             result_limit=result_limit,
             tracker=tracker,
@@ -471,7 +462,7 @@ class Pool:
             return []
         unbegun = self.lines.empty(self._quiet.set)
         self.low.set()
-        self._held.wake()
+        self._hook.wake()
         with self._checked:
             self._checked.notify_all()
         borrowed = [each for each in unbegun if each.is_borrowed]
@@ -550,20 +541,12 @@ class Pool:
         """Seconds for which the ready jobs last; None while no job runs."""
         if not self._isolation:
             return None
-        if self._isolation.closed:  # a suspect runs alone: all others wait for it, and it for its outcome
-            return 0.0
-        rate = self.rate.per_second
-        return len(self.lines) / rate if rate > 0 else 0.0
+        return 0.0
 
     @property
     def worked(self) -> tuple[int, float]:
         """Number of jobs performed, and of seconds in which at least one ran."""
         return self.performer.performed, self._isolation.busy_s
-
-    def measured(self) -> float:
-        """Jobs per second, measured now. For the fetching thread."""
-        idle = not self.busy and not len(self.lines)
-        return self.rate.update(self.performer.performed, self._isolation.busy_s, dry=idle)
 
     # -- what lies ready
 
@@ -608,7 +591,7 @@ class Pool:
         """These queues, and no others, are paused in the ledger: none of their jobs begins here, or is fetched."""
         if queues != self._paused_in_ledger:
             self._paused_in_ledger = queues
-            self._held.wake()
+            self._hook.wake()
 
     def fetched_from(self, queues: Sequence[str]) -> Sequence[str]:
         """Those of these queues of which jobs may be fetched."""
@@ -630,8 +613,8 @@ class Pool:
                 self.release(execution)
         copies = [each.copy for each in unbegun if not each.has_event]
         if copies:
-            self._held.forget(copies)  # if the broker is unavailable now, they go back when it is available
-            self._held.put_back(copies)
+            self._hook.forget(copies)  # if the broker is unavailable now, they go back when it is available
+            self._hook.put_back(copies)
 
     def release(self, execution: Execution) -> None:
         """Gives back a fetched or borrowed job that will not run in this process."""
@@ -701,7 +684,7 @@ class Pool:
         if self._quiet.is_set():
             self._ended.set()
         elif not self.lines.ready:
-            self._held.wake()
+            self._hook.wake()
             self.on_empty()
 
     def _begins(self, execution: Execution) -> bool:
@@ -717,7 +700,7 @@ class Pool:
         if not self._waited_for_start() or not self._takes_from(execution.copy.queue):
             return False
         try:
-            return self._intake.ask_again(execution)
+            return self._hook.ask_again(execution)
         except Exception as error:  # Begin failed: back to the ledger, when that is available
             self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
             return False
@@ -749,15 +732,15 @@ class Pool:
         """The outcome is in the ledger (or there is none): the copy of a fetched job is acknowledged with the next
         exchange."""
         if not execution.is_borrowed:
-            self._held.done(execution.copy)
+            self._hook.done(execution.copy)
 
     def put_back(self, execution: Execution) -> None:
         """Returns the copy of an untracked job to its queue. Raises Unavailable."""
-        self._held.put_back([execution.copy])
+        self._hook.put_back([execution.copy])
 
     def gone(self, execution: Execution) -> None:
         """The copy went back, or into a set: it is no longer this process's."""
-        self._held.forget([execution.copy])
+        self._hook.forget([execution.copy])
 
     def hung(self, execution: Execution) -> None:
         """The thread of this job is lost: another takes its place."""
@@ -885,83 +868,3 @@ class Isolation:
 
     def __len__(self) -> int:
         return len(self._running)
-
-
-# -- which copies are here
-
-MANY_DONE: Final = 500
-"""Number of copies to acknowledge from which the fetcher is woken, however busy the process is."""
-
-
-class HeldCopies:
-    """The copies that the broker holds for the process ``identity``: those that arrived and have not left, and those of
-    them that may be acknowledged. Without a broker there are none."""
-
-    def __init__(self, identity: str, broker: Broker | None, isolation: Isolation) -> None:
-        self._identity = identity
-        self._broker = broker
-        self._isolation = isolation
-        self._lock = threading.Lock()
-        self._done: list[Copy] = []
-        self._handles: set[Any] = set()  # of whatever kind the broker's are
-        self._woken = False  # whether the fetcher was woken for these: once until it takes them
-
-    def __contains__(self, copy: Copy) -> bool:
-        with self._lock:
-            return copy.handle in self._handles
-
-    @property
-    def waiting(self) -> int:
-        """How many may be acknowledged."""
-        return len(self._done)
-
-    def done(self, copy: Copy) -> None:
-        """The copy may be acknowledged, with the next exchange. An idle process makes one at once."""
-        waiting = self._add(copy)
-        # A flush ends hundreds of jobs; waking the fetcher for each would cost more.
-        if not self._woken and (waiting >= MANY_DONE or not self._isolation):
-            self._woken = True
-            self.wake()
-
-    def acknowledge(self, copy: Copy) -> None:
-        """The copy may be acknowledged at once: it never became an execution."""
-        self._add(copy)
-        self.wake()
-
-    def wake(self) -> None:
-        """Wakes the fetcher."""
-        if self._broker is not None:
-            self._broker.wake()
-
-    def put_back(self, copies: Sequence[Copy]) -> None:
-        """Returns copies to their queues. Raises BrokerUnavailable."""
-        if self._broker is not None:
-            self._broker.put_back(self._identity, copies)
-
-    def _add(self, copy: Copy) -> int:
-        with self._lock:
-            self._done.append(copy)
-            return len(self._done)
-
-    def take_done(self) -> list[Copy]:
-        """Takes the copies that the caller acknowledges now."""
-        self._woken = False
-        with self._lock:
-            taken, self._done = self._done, []
-            return taken
-
-    def keep_done(self, copies: Sequence[Copy]) -> None:
-        """Returns copies that could not be acknowledged; they come first the next time."""
-        with self._lock:
-            self._done[:0] = copies
-
-    def exchanged(self, done: Sequence[Copy], copies: Sequence[Copy]) -> None:
-        """``done`` were acknowledged and ``copies`` arrived."""
-        with self._lock:
-            self._handles.difference_update(copy.handle for copy in done)
-            self._handles.update(copy.handle for copy in copies)
-
-    def forget(self, copies: Sequence[Copy]) -> None:
-        """The copies went back or into a set, or count as never arrived."""
-        with self._lock:
-            self._handles.difference_update(copy.handle for copy in copies)

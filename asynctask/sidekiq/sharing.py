@@ -1,8 +1,8 @@
 """What a worker process does for other programs at its broker: Ruby's workers, and Sidekiq's tools.
 
-The runtime calls one object, :class:`Sharing`. Its parts: the heartbeat that shows the process to tools, the poller of the
-sets ``retry`` and ``schedule``, the report of jobs that are left to others, and the retry rules of untracked jobs and of
-those that others pushed. Without a broker, only the rules are used.
+The runtime calls one object, :class:`Sharing`. Its parts: the fetcher, the heartbeat that shows the process to tools, the
+poller of the sets ``retry`` and ``schedule``, the report of jobs that are left to others, and the retry rules of untracked
+jobs and of those that others pushed. Without a broker, only the rules are used.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.standalone import Arrival, fitted
 from asynctask.logs import get_logger
 from asynctask.messages import clean
+from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.execution import Decision, Execution, Follow, decide, text_of
+from asynctask.runtime.intake import Intake
+from asynctask.runtime.pool import Pool
 from asynctask.runtime.process import memory_bytes
 from asynctask.sidekiq.copies import buried, options_of
+from asynctask.sidekiq.fetcher import Arrivals, Fetcher, HeldCopies
 from asynctask.sidekiq.payload import dump, dump_any, encode_backtrace, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 
@@ -59,10 +63,12 @@ class Sharing:
         average_s: float = 0.0,
     ) -> None:
         self._broker = broker
+        self._clock = clock
         self._identity = about.identity
         self._workers = workers
         self._reported: set[tuple[str, str]] = set()
         self._log = get_logger("asynctask.strangers")
+        self.fetcher: Fetcher | None = None
         self.heartbeat: PresenceHeartbeat | None = None
         self.poller: Poller | None = None
         if broker is not None:
@@ -74,8 +80,40 @@ class Sharing:
 
     # -- life
 
+    def attach(
+        self,
+        pool: Pool,
+        tracker: Tracker,
+        intake: Intake,
+        *,
+        quiet: threading.Event,
+        order: Callable[[], Sequence[str]],
+        unrecorded: Callable[[], int],
+        on_claimed: Callable[[int], None],
+    ) -> None:
+        """See :meth:`asynctask.runtime.execution.Hook.attach`."""
+        if self._broker is None:
+            return
+        held = HeldCopies(self._broker, pool)
+        arrivals = Arrivals(tracker=tracker, clock=self._clock, intake=intake, held=held, others=self)
+        self.fetcher = Fetcher(
+            identity=self._identity,
+            broker=self._broker,
+            tracker=tracker,
+            clock=self._clock,
+            pool=pool,
+            held=held,
+            arrivals=arrivals,
+            quiet=quiet,
+            order=order,
+            unrecorded=unrecorded,
+            on_claimed=on_claimed,
+        )
+
     def start(self) -> None:
-        """Shows the process, and starts polling."""
+        """Fetches, shows the process, and starts polling."""
+        if self.fetcher is not None:
+            self.fetcher.start()
         if self.heartbeat is not None:
             self.heartbeat.start()
         if self.poller is not None:
@@ -89,7 +127,9 @@ class Sharing:
             self.heartbeat.soon()
 
     def stop(self) -> None:
-        """Stops polling, and removes the process from the tools."""
+        """Stops fetching and polling, and removes the process from the tools."""
+        if self.fetcher is not None:
+            self.fetcher.stop()
         if self.poller is not None:
             self.poller.stop()
         if self.heartbeat is not None:
@@ -99,6 +139,36 @@ class Sharing:
         """Counts a job that ended."""
         if self.heartbeat is not None:
             self.heartbeat.ended(execution, failed)
+
+    # -- fetched copies
+
+    def done(self, copy: Copy) -> None:
+        """See :meth:`asynctask.runtime.execution.Hook.done`."""
+        if self.fetcher is not None:
+            self.fetcher.held.done(copy)
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """Returns copies to their queues. Raises BrokerUnavailable."""
+        if self._broker is not None:
+            self._broker.put_back(self._identity, copies)
+
+    def forget(self, copies: Sequence[Copy]) -> None:
+        """See :meth:`asynctask.runtime.execution.Hook.forget`."""
+        if self.fetcher is not None:
+            self.fetcher.held.forget(copies)
+
+    def wake(self) -> None:
+        """Wakes the fetcher."""
+        if self._broker is not None:
+            self._broker.wake()
+
+    def ask_again(self, execution: Execution) -> bool:
+        """See :meth:`asynctask.runtime.execution.Hook.ask_again`."""
+        return self.fetcher is None or self.fetcher.arrivals.ask_again(execution)
+
+    def holds_any(self) -> bool:
+        """Whether the list of this process is not empty. Raises BrokerUnavailable."""
+        return self._broker is not None and bool(self._broker.held_by(self._identity))
 
     # -- jobs of others
     #
@@ -123,7 +193,7 @@ class Sharing:
         self._log.warning("job_left_to_others", worker=clean(name), queue=clean(queue), why=why)
 
     def arrival(self, execution: Execution) -> tuple[Arrival, str | None]:
-        """See :meth:`asynctask.runtime.execution.Hook.arrival`."""
+        """What the tracker gets of a job that another program pushed, and the part that an Event cannot store."""
         copy, args = execution.copy, execution.conceal(execution.payload["args"])
         came = parse(copy.payload, keep_numbers=True)
         arrival, unfit = fitted(Arrival(copy.jid, 0, execution.name, copy.queue, args, options_of(came)))

@@ -14,8 +14,8 @@ from asynctask.clock import SECOND
 from asynctask.ledger import processes
 from asynctask.runtime import borrower, pool
 from asynctask.runtime.borrower import Borrower, Durations
-from asynctask.runtime.fetcher import Fetcher
 from asynctask.runtime.launcher import Launcher
+from asynctask.sidekiq.fetcher import Fetcher
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asynctask.runtime.launcher import Launcher
+from asynctask.sidekiq.fetcher import Fetcher
 from asynctask.sidekiq.sharing import Poller, PresenceHeartbeat, Sharing
 
 
@@ -18,3 +19,10 @@ def poller_of(launcher: Launcher) -> Poller:
     assert isinstance(launcher.hook, Sharing)
     assert launcher.hook.poller is not None
     return launcher.hook.poller
+
+
+def fetcher_of(launcher: Launcher) -> Fetcher:
+    """The fetcher of a process with Redis."""
+    assert isinstance(launcher.hook, Sharing)
+    assert launcher.hook.fetcher is not None
+    return launcher.hook.fetcher
