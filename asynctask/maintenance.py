@@ -16,7 +16,7 @@ from asynctask.brokers.base import DEAD, Broker, Copy, Held, Key
 from asynctask.clock import micros
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
+from asynctask.dispatch.outbox import EngineQueues, Router
 from asynctask.errors import Unavailable
 from asynctask.ledger import control, foreign, leases, lending, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
@@ -28,6 +28,7 @@ from asynctask.ledger.tasks import called_back, candidates, try_close, try_finis
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
+from asynctask.sidekiq.copies import poisoned
 
 # Seconds between two runs of a step
 

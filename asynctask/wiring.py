@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from asynctask.brokers.base import About, Broker, Copy
-from asynctask.brokers.held import HeldCopies
 from asynctask.clock import Clock, Ids, hostname
 from asynctask.config import Config
 from asynctask.database import schema
@@ -25,7 +24,7 @@ from asynctask.database.engine import Database, read_time
 from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.dispatch.outbox import EngineQueues, Outgoing, PushFilter
+from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import ConfigError
 from asynctask.exports.files import ExportFiles, store_of
 from asynctask.integrations.base import Engine
@@ -41,6 +40,7 @@ from asynctask.middleware.chain import Chain
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.runtime.supervisor import LIFELINE
+from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Submitter
 from asynctask.task import Services
 from asynctask.worker import Worker
@@ -346,7 +346,6 @@ class OnDemand(ABC):
     def sharing(
         self,
         about: About,
-        held: HeldCopies,
         *,
         running: Callable[[], Sequence[Execution]],
         is_quiet: Callable[[], bool],
@@ -360,7 +359,6 @@ class OnDemand(ABC):
             self.clock,
             self.ids,
             about,
-            held,
             self.own_workers,
             running=running,
             is_quiet=is_quiet,

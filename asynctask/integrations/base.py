@@ -33,7 +33,7 @@ from asynctask.clock import SECOND, Clock, micros
 from asynctask.config import Config
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
-from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue, own_name
+from asynctask.dispatch.outbox import EngineQueues, engine_queue, own_name
 from asynctask.errors import IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
@@ -49,6 +49,7 @@ from asynctask.messages import clean, revealed
 from asynctask.middleware.tracker import Attempt, Phase, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
+from asynctask.sidekiq.copies import CALLBACK_OF, decode
 from asynctask.worker import Worker, describe, is_model
 
 EARLY_S: Final = 0.5

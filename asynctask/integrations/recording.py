@@ -41,7 +41,7 @@ from asynctask.ledger.recorder import Kind
 from asynctask.ledger.standalone import Arrival, NextRun
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Attempt, Phase, Result, Ticket
-from asynctask.runtime.interpreter import collect_seldom
+from asynctask.runtime.process import collect_seldom
 
 _POLL_S: Final = 0.25
 _PART: Final = 65_536

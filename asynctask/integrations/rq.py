@@ -62,8 +62,7 @@ from asynctask.integrations.recording import Collecting, Performer, Recording, R
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
 from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, Fence, NextRun, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import Attempt, Tracker
-from asynctask.runtime.interpreter import collect_seldom
-from asynctask.runtime.process import recording_chain
+from asynctask.runtime.process import collect_seldom, recording_chain
 from asynctask.worker import Worker, declared_name
 
 try:

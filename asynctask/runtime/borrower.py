@@ -18,7 +18,6 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, Clock, Ids, backoff_s
 from asynctask.database.notify import Waker
 from asynctask.dispatch.demand import Shares
-from asynctask.dispatch.outbox import PushFilter, tracked_copy
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
@@ -28,10 +27,11 @@ from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime.execution import Execution
-from asynctask.runtime.fetcher import MAX_UNRECORDED, Intake, put_off
+from asynctask.runtime.intake import MAX_UNRECORDED, Intake, put_off
 from asynctask.runtime.loans import OwnClaim, OwnLoan, OwnLoans
 from asynctask.runtime.pool import Pool, Rank
 from asynctask.runtime.recheck import Recheck, Returns
+from asynctask.sidekiq.copies import PushFilter, tracked_copy
 
 AHEAD_S: Final = 0.33
 """Seconds of work that a process borrows. Below the half second after which a job must not begin by an old word of the

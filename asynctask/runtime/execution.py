@@ -19,14 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynctask.brokers.base import Copy
-from asynctask.brokers.held import HeldCopies
 from asynctask.clock import Clock, Ids, micros
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.outbox import arguments_of
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
-from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -43,10 +40,13 @@ from asynctask.middleware.tracker import (
 from asynctask.runtime.loans import OwnLoan
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
 from asynctask.sidekiq.activejob import worker_name
+from asynctask.sidekiq.copies import arguments_of
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:
-    from asynctask.runtime.pool import Permits, Rank
+    from asynctask.arrivals import ArrivalTracker
+    from asynctask.runtime.intake import Intake
+    from asynctask.runtime.pool import Permits, Pool, Rank
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -208,8 +208,9 @@ class Execution(Attempt):
 
 
 class Hook(Protocol):
-    """What a worker process does for other programs at its broker, which push jobs, perform jobs, or show processes. The
-    runtime knows of them through this alone; :class:`asynctask.sidekiq.sharing.Sharing` is the one implementation.
+    """What a worker process does with a broker, and for other programs there, which push jobs, perform jobs, or show
+    processes. The runtime knows of them through this alone; :class:`asynctask.sidekiq.sharing.Sharing` is the one
+    implementation. Without a broker nothing is fetched.
 
     ``quiet``: the process begins nothing more. ``ended``: a job ended, and whether it raised.
     """
@@ -220,13 +221,42 @@ class Hook(Protocol):
 
     def stop(self) -> None: ...
 
-    def leave(self, untracked: Sequence[Execution]) -> Sequence[Execution]:
-        """Leaves those of these fetched jobs that others perform in their queues; returns them. Raises
+    def attach(
+        self,
+        pool: Pool,
+        tracker: ArrivalTracker,
+        intake: Intake,
+        *,
+        quiet: threading.Event,
+        order: Callable[[], Sequence[str]],
+        unrecorded: Callable[[], int],
+        on_claimed: Callable[[int], None],
+    ) -> None:
+        """Gives it what it needs to fetch jobs for ``pool``; before :meth:`start`. ``quiet`` is set when nothing begins any
+        more; ``order`` gives the queues in the order of the next fetch; ``unrecorded`` returns how many outcomes wait for
+        the ledger; ``on_claimed`` counts what was fetched."""
+        ...
+
+    def done(self, copy: Copy) -> None:
+        """The outcome of a fetched job is recorded, so its copy may be acknowledged."""
+        ...
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """Returns copies to their queues; if the broker is away now, it does so when the broker is back. Raises
         :class:`Unavailable`."""
         ...
 
-    def arrival(self, execution: Execution) -> tuple[Arrival, str | None]:
-        """What the tracker gets of a job that another program pushed, and the part that an Event cannot store."""
+    def wake(self) -> None:
+        """A thread is idle, or what may be fetched has changed."""
+        ...
+
+    def ask_again(self, execution: Execution) -> bool:
+        """Whether a fetched tracked job that waited long may begin by what the ledger says now. Raises
+        :class:`Unavailable`."""
+        ...
+
+    def holds_any(self) -> bool:
+        """Whether a broker still has copies for this process. Raises :class:`Unavailable`."""
         ...
 
     def decide(self, execution: Execution, error: BaseException, noise: float) -> Decision:
@@ -249,7 +279,7 @@ class Hook(Protocol):
         """The lines of the error that an untracked job wants to be kept, the innermost first."""
         ...
 
-    def bury(self, copy: Copy, reason: str | None = None) -> None:
+    def bury(self, copy: Copy, now: int, reason: str | None = None) -> None:
         """Moves a copy from this process's list to where people see it, with the reason. Raises :class:`Unavailable`."""
         ...
 
@@ -276,7 +306,6 @@ class Performer:
         ids: Ids,
         hook: Hook,
         observers: Observers,
-        held: HeldCopies,
         result_limit: int,
         on_hung: Callable[[Execution], None],
     ) -> None:
@@ -285,7 +314,6 @@ class Performer:
         self._untracked_chain = _without_ours(chain)
         self._clock = clock
         self._ids = ids
-        self._held = held
         self._on_hung = on_hung
         self._hook = hook
         self._observers = observers
@@ -511,12 +539,12 @@ class Performer:
             if execution.has_event:
                 self._record(execution)
             else:
-                self._held.done(execution.copy)
+                self._hook.done(execution.copy)
         else:
             self._settle_other(execution, decision, error)
 
     def _record(self, execution: Execution, retry_at: int | None = None) -> None:
-        then = None if execution.is_borrowed else lambda won: self._held.done(execution.copy)
+        then = None if execution.is_borrowed else lambda won: self._hook.done(execution.copy)
         self._tracker.settle(execution, retry_at=retry_at, then=then)
 
     def _settle_other(self, execution: Execution, decision: Decision, error: BaseException | None) -> None:
@@ -533,7 +561,7 @@ class Performer:
         elif follow is Follow.DROP:
             self._tracker.forget(execution)
             if not execution.is_borrowed:
-                self._held.done(execution.copy)
+                self._hook.done(execution.copy)
         elif error is not None and execution.is_untracked and follow in _REPORTED:
             self._settle_row(execution, error, decision)
         else:
@@ -629,7 +657,7 @@ class Performer:
         if isinstance(error, Unavailable):
             return
         try:
-            self._hook.bury(execution.copy)
+            self._hook.bury(execution.copy, self._tracker.now())
         except Exception:
             self._log.exception("job_not_buried", job_id=execution.copy.jid)
 

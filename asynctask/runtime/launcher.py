@@ -1,7 +1,7 @@
 """The launcher: builds the parts of a worker process, starts them, and stops them in the right order.
 
 The parts: heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, borrower and
-dispatcher; with a broker the fetcher, too; and the hook for other programs at the broker
+dispatcher; and the hook that fetches from a broker and serves other programs there
 (:class:`~asynctask.runtime.execution.Hook`).
 """
 
@@ -20,8 +20,7 @@ from typing import Any
 
 from asynctask._version import __version__
 from asynctask.arrivals import ArrivalTracker
-from asynctask.brokers.base import About, Broker
-from asynctask.brokers.held import HeldCopies
+from asynctask.brokers.base import About
 from asynctask.database.notify import Waker
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
@@ -30,11 +29,10 @@ from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger, open_missing_streams
 from asynctask.runtime.borrower import Arrivals, Borrower, Picker
 from asynctask.runtime.execution import Hook, Observers, Performer
-from asynctask.runtime.fetcher import Fetcher, Intake
-from asynctask.runtime.interpreter import collect_seldom
+from asynctask.runtime.intake import Intake
 from asynctask.runtime.loans import OwnLoans
 from asynctask.runtime.pool import Gate, Isolation, Low, Pool
-from asynctask.runtime.process import AppProcess, Parts, recording_chain
+from asynctask.runtime.process import AppProcess, Parts, collect_seldom, recording_chain
 from asynctask.runtime.recheck import Recheck, Returns
 from asynctask.runtime.supervisor import Pulse, Wakeup
 
@@ -97,24 +95,22 @@ class Launcher(AppProcess):
         self.dispatcher = parts.dispatcher
         self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._expect, figures=self.figures)
         self.tracker = ArrivalTracker(self.ledger, self.recorder)
-        self.pool, self.fetcher, self.borrower, self.hook = self._made_pool()
+        self.pool, self.borrower, self.hook = self._made_pool()
         self.performer = self.pool.performer
 
-    def _made_pool(self) -> tuple[Pool, Fetcher | None, Borrower, Hook]:
+    def _made_pool(self) -> tuple[Pool, Borrower, Hook]:
         parts, quiet, waker = self._parts, threading.Event(), self._parts.signals.waker(for_jobs=True)
         clock, tracker = parts.clock, self.tracker
-        isolation = Isolation(clock, self._concurrency)
-        held = HeldCopies(self.ledger.identity, parts.broker, lambda: not isolation)
-        hook = parts.sharing(self._about(), held, running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
-        intake = Intake(tracker=tracker, clock=clock, workers=parts.own_workers, held=held, hook=hook, quiet=quiet)
+        isolation, intake = Isolation(clock, self._concurrency), Intake(parts.own_workers, quiet)
+        hook = parts.sharing(self._about(), running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
         pool = Pool(
             tracker=tracker,
             clock=clock,
             queues=self._queues.names,
             concurrency=self._concurrency,
-            held=held,
+            hook=hook,
             isolation=isolation,
-            gate=Gate(clock, intake, held, isolation, quiet, self._may_start),
+            gate=Gate(clock, hook, isolation, quiet, self._may_start),
             low=Low(clock, waker),
             quiet=quiet,
             performer=partial(
@@ -125,31 +121,21 @@ class Launcher(AppProcess):
                 parts.ids,
                 hook,
                 Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
-                held,
                 parts.config.max_result_bytes,
             ),
             on_begun=self._pulse.began,
             background_share=parts.config.background_share,
         )
-        fetcher = None if parts.broker is None else self._made_fetcher(parts.broker, pool, held, intake, quiet)
-        return pool, fetcher, self._made_borrower(pool, intake, quiet, waker), hook
-
-    def _made_fetcher(
-        self, broker: Broker, pool: Pool, held: HeldCopies, intake: Intake, quiet: threading.Event
-    ) -> Fetcher:
-        return Fetcher(
-            identity=self.ledger.identity,
-            broker=broker,
-            tracker=self.tracker,
-            clock=self._parts.clock,
-            pool=pool,
-            held=held,
-            intake=intake,
+        hook.attach(
+            pool,
+            tracker,
+            intake,
             quiet=quiet,
             order=self._queues.order,
             unrecorded=lambda: self.recorder.waiting,
             on_claimed=self.figures.claims.add,
         )
+        return pool, self._made_borrower(pool, intake, quiet, waker), hook
 
     def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event, waker: Waker) -> Borrower:
         parts, loans = self._parts, OwnLoans()
@@ -207,8 +193,6 @@ class Launcher(AppProcess):
         self._parts.fire("startup")
         self.recorder.start()
         self.pool.start()
-        if self.fetcher is not None:
-            self.fetcher.start()
         self.borrower.start()
         self.dispatcher.start()
         self.maintenance.start()
@@ -236,8 +220,6 @@ class Launcher(AppProcess):
         self.recorder.drain(_FLUSH_S)
         self.dispatcher.stop()
         self.maintenance.stop()
-        if self.fetcher is not None:
-            self.fetcher.stop()
         self.pool.stop()
         self.recorder.stop(_FLUSH_S)
         self.hook.stop()
@@ -252,8 +234,7 @@ class Launcher(AppProcess):
         try:
             idle = not self.pool.busy and not self.recorder.waiting  # in this order: see Running
             self.borrower.stop(is_idle=idle and not self._lost)
-            broker = self._parts.broker
-            empty = idle and (broker is None or not broker.held_by(self.ledger.identity))
+            empty = idle and not self.hook.holds_any()
         except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
             return
@@ -342,7 +323,7 @@ class Launcher(AppProcess):
         self.dispatcher.expect(at)
 
     def facts(self) -> dict[str, Any]:
-        return {"busy": self.pool.busy, "rate": self.pool.rate.per_second, "quiet": int(self.pool.is_quiet)}
+        return {"busy": self.pool.busy, "quiet": int(self.pool.is_quiet)}
 
     def worked(self) -> tuple[int, float]:
         return self.pool.worked

@@ -11,21 +11,16 @@ import threading
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from asynctask.brokers.held import HeldCopies
 from asynctask.clock import Clock
 from asynctask.core.transitions import Begin
 from asynctask.database.notify import Waker
-from asynctask.dispatch.demand import Rate
 from asynctask.errors import Unavailable
 from asynctask.ledger.lending import Job
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Running, Tracker
-from asynctask.runtime.execution import Execution, Performer
-
-if TYPE_CHECKING:
-    from asynctask.runtime.fetcher import Intake
+from asynctask.runtime.execution import Execution, Hook, Performer
 
 STALE_S: Final = 0.5
 """Age of the ledger's last word on a job from which it may not begin, so that a knob takes effect within a second: a
@@ -461,15 +456,13 @@ class Gate:
     def __init__(
         self,
         clock: Clock,
-        intake: Intake,
-        held: HeldCopies,
+        hook: Hook,
         isolation: Isolation,
         quiet: threading.Event,
         may_start: Callable[[], bool],
     ) -> None:
         self._clock = clock
-        self._intake = intake
-        self._held = held
+        self._hook = hook
         self._isolation = isolation
         self._quiet = quiet
         self.may_start = may_start
@@ -515,7 +508,7 @@ class Gate:
         if not self._waited_for_start() or not self._takes_from(execution.copy.queue):
             return False
         try:
-            return self._intake.ask_again(execution)
+            return self._hook.ask_again(execution)
         except Exception as error:  # Begin failed: back to the ledger, when that is available
             self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
             return False
@@ -533,7 +526,7 @@ class Gate:
         """These queues, and no others, are paused in the ledger: none of their jobs begins here, or is fetched."""
         if queues != self._paused_in_ledger:
             self._paused_in_ledger = queues
-            self._held.wake()
+            self._hook.wake()
 
     def pause(self, queues: Collection[str]) -> frozenset[str]:
         """These queues, and no others, are paused in the broker; returns those that were not before."""
@@ -605,7 +598,7 @@ class Pool:
         clock: Clock,
         queues: Sequence[str],
         concurrency: int,
-        held: HeldCopies,
+        hook: Hook,
         isolation: Isolation,
         gate: Gate,
         low: Low,
@@ -618,14 +611,13 @@ class Pool:
         self._tracker = tracker
         self._clock = clock
         self.queues = tuple(queues)
-        self._held = held
+        self._hook = hook
         self._isolation = isolation
         self.gate = gate
         self.low = low
         self._quiet = quiet
         self._on_begun = on_begun
         self.performer = performer(self._replace)
-        self.rate = Rate(clock, concurrency)
         self.durations = Durations()
         self.lines = Lines(background_share)
         self._filled_at = 0.0  # when fetched jobs were put there last
@@ -647,7 +639,7 @@ class Pool:
         self._quiet.set()
         unbegun = self.lines.drop(lambda each: True)
         self.low.set()
-        self._held.wake()
+        self._hook.wake()
         self.gate.wake()
         try:
             self._give_back([each for each in unbegun if not each.is_borrowed])
@@ -729,20 +721,12 @@ class Pool:
         """Seconds for which the ready jobs last; None while no job runs."""
         if not self._isolation:
             return None
-        if self._isolation.closed:  # a suspect runs alone: all others wait for it, and it for its outcome
-            return 0.0
-        rate = self.rate.per_second
-        return len(self.lines) / rate if rate > 0 else 0.0
+        return 0.0
 
     @property
     def worked(self) -> tuple[int, float]:
         """Number of jobs performed, and of seconds in which at least one ran."""
         return self.performer.performed, self._isolation.busy_s
-
-    def measured(self) -> float:
-        """Jobs per second, measured now. For the fetching thread."""
-        idle = not self.busy and not len(self.lines)
-        return self.rate.update(self.performer.performed, self._isolation.busy_s, dry=idle)
 
     # -- what lies ready
 
@@ -784,8 +768,7 @@ class Pool:
                 self.release(execution)
         copies = [each.copy for each in unbegun if not each.has_event]
         if copies:
-            self._held.forget(copies)  # if the broker is unavailable now, they go back when it is available
-            self._held.put_back(copies)
+            self._hook.put_back(copies)
 
     def release(self, execution: Execution) -> None:
         """Gives back a fetched or borrowed job that will not run in this process."""
@@ -797,8 +780,7 @@ class Pool:
 
     def _release(self, execution: Execution) -> None:
         if not execution.has_event:
-            self._held.put_back([execution.copy])
-            self._held.forget([execution.copy])
+            self._hook.put_back([execution.copy])
         elif execution.ticket.verdict is Begin.DROP:
             self._tracker.forget(execution)
             self._done(execution)
@@ -807,7 +789,7 @@ class Pool:
 
     def _done(self, execution: Execution) -> None:
         if not execution.is_borrowed:
-            self._held.done(execution.copy)
+            self._hook.done(execution.copy)
 
     # -- processors
 
@@ -861,7 +843,7 @@ class Pool:
         if self._quiet.is_set():
             self._ended.set()
         elif not self.lines.ready:
-            self._held.wake()
+            self._hook.wake()
             self.low.empty()
 
     def _replace(self, execution: Execution) -> None:

@@ -13,10 +13,10 @@ from support.world import World, numbers
 from asynctask.clock import SECOND
 from asynctask.ledger import processes
 from asynctask.runtime import borrower, pool
-from asynctask.runtime.fetcher import Fetcher
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.pool import Durations
 from asynctask.runtime.recheck import Recheck
+from asynctask.sidekiq.fetcher import Fetcher
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 

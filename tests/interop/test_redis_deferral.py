@@ -15,7 +15,6 @@ from support.redis_world import RedisWorld
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import About, Copy
-from asynctask.brokers.held import HeldCopies
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.database import tables
 from asynctask.job import CurrentJob
@@ -293,17 +292,7 @@ def taken(name: str, queue: str) -> Execution:
 def test_each_class_is_reported_once_for_each_queue_and_never_without_end() -> None:
     taker: Any = Taker()
     about, clock = About("p", "box", 1, 0, 1, {"q": 1}), SystemClock()
-    sharing = Sharing(
-        taker,
-        clock,
-        SystemIds(clock),
-        about,
-        HeldCopies(about.identity, taker, bool),
-        {},
-        running=list,
-        is_quiet=bool,
-        on_signal=print,
-    )
+    sharing = Sharing(taker, clock, SystemIds(clock), about, {}, running=list, is_quiet=bool, on_signal=print)
     with structlog.testing.capture_logs() as logs:
         for name in ("A", "A", "B", "\x1b[0m\udcff"):
             sharing.leave([taken(name, "q")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asynctask.runtime.launcher import Launcher
+from asynctask.sidekiq.fetcher import Fetcher
 from asynctask.sidekiq.sharing import Poller, PresenceHeartbeat, Sharing
 
 
@@ -22,5 +23,12 @@ def presence_of(launcher: Launcher) -> PresenceHeartbeat:
 def poller_of(launcher: Launcher) -> Poller:
     """The poller of a process with Redis."""
     found = sharing_of(launcher).poller
+    assert found is not None
+    return found
+
+
+def fetcher_of(launcher: Launcher) -> Fetcher:
+    """The fetcher of a process with Redis."""
+    found = sharing_of(launcher).fetcher
     assert found is not None
     return found
