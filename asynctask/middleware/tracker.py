@@ -12,7 +12,7 @@ calls ``then`` after the commit. Only then may the engine acknowledge the job.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
@@ -277,6 +277,7 @@ class Attempt:
 
 
 T = TypeVar("T")
+Lent = TypeVar("Lent", Ticket, Ticket | None)
 
 
 class Running(Generic[T]):
@@ -358,18 +359,16 @@ class Tracker:
         asked = self._ledger.clock.monotonic()
         records = self.read([job_id for job_id, _ in keys])
         tickets = [self._ticket(fence, records[job_id], asked) if job_id in records else None for job_id, fence in keys]
-        saved = self._saved([each for each in tickets if each and not each.is_untouched and each.verdict is Begin.RUN])
-        return [
-            replace(each, saved=saved[each.event_id]) if each is not None and each.event_id in saved else each
-            for each in tickets
-        ]
+        return self._resumed(tickets)
 
-    def _saved(self, tickets: Sequence[Ticket]) -> Mapping[int, Saved]:
-        """What earlier attempts saved, by the Event. An untouched one has nothing, so most batches need no query."""
-        if not tickets:
-            return {}
+    def _resumed(self, tickets: list[Lent]) -> list[Lent]:
+        """With what earlier attempts saved. An untouched Event has nothing, so most batches need no query."""
+        chosen = [each for each in tickets if each and not each.is_untouched and each.verdict is Begin.RUN]
+        if not chosen:
+            return tickets
         with self._ledger.database.read() as connection:
-            return read_saved(connection, [ticket.event_id for ticket in tickets])
+            saved = read_saved(connection, [each.event_id for each in chosen])
+        return [replace(each, saved=saved[each.event_id]) if each and each.event_id in saved else each for each in tickets]
 
     def borrowed(
         self, jobs: Sequence[Job], loan: Held, asked: float, *, awaited: bool = False, of_round: bool = False
@@ -378,14 +377,18 @@ class Tracker:
 
         ``awaited``: something waits for the commit of each end. Raises LedgerUnavailable.
         """
-        is_untouched = [job.attempt == 1 and job.retries == 0 and job.items == 1 and not of_round for job in jobs]
         tickets = [
-            Ticket(_as_lent(job), awaited=awaited, of_round=of_round, is_untouched=untouched_, loan=loan, asked=asked)
-            for job, untouched_ in zip(jobs, is_untouched, strict=True)
+            Ticket(
+                _as_lent(job),
+                awaited=awaited,
+                of_round=of_round,
+                is_untouched=job.attempt == 1 and job.retries == 0 and job.items == 1 and not of_round,
+                loan=loan,
+                asked=asked,
+            )
+            for job in jobs
         ]
-        if saved := self._saved([ticket for ticket in tickets if not ticket.is_untouched]):
-            return [replace(each, saved=saved[each.event_id]) if each.event_id in saved else each for each in tickets]
-        return tickets
+        return self._resumed(tickets)
 
     def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """The Events of these jobs, by job id. Raises LedgerUnavailable."""

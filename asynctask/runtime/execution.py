@@ -250,6 +250,10 @@ class Hook(Protocol):
         """A thread is idle, or what may be fetched has changed."""
         ...
 
+    def is_paused(self, queue: str) -> bool:
+        """Whether the queue is paused at the broker."""
+        ...
+
     def ask_again(self, execution: Execution) -> bool:
         """Whether a fetched tracked job that waited long may begin by what the ledger says now. Raises
         :class:`Unavailable`."""

@@ -106,7 +106,6 @@ class Launcher(AppProcess):
         pool = Pool(
             tracker=tracker,
             clock=clock,
-            queues=self._queues.names,
             concurrency=self._concurrency,
             hook=hook,
             isolation=isolation,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from asynctask.clock import Clock
@@ -216,23 +216,13 @@ class Lines:
 
     def _drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
         dropped: list[Execution] = []
-        suspects, self._suspects = self._suspects, deque()
-        for each in suspects:
-            (dropped if wanted(each) else self._suspects).append(each)
-        for rank in list(self._ranks):
-            line = self._lines[rank]
-            kept = deque[Execution]()
-            for each in line:
-                (dropped if wanted(each) else kept).append(each)
-            self._replace(rank, kept)
+        self._suspects = _without(self._suspects, wanted, dropped)
+        for rank in self._ranks.copy():
+            self._replace(rank, _without(self._lines[rank], wanted, dropped))
+        ready = len(dropped)
         for permits in self._permits.values():
-            waiting, permits.waiting = permits.waiting, deque()
-            for each in waiting:
-                if wanted(each):
-                    dropped.append(each)
-                    self._waiting -= not each.is_suspect
-                else:
-                    permits.waiting.append(each)
+            permits.waiting = _without(permits.waiting, wanted, dropped)
+        self._waiting -= sum(not each.is_suspect for each in dropped[ready:])
         for each in dropped:
             self._count -= not each.is_suspect
             self._free(each)
@@ -258,16 +248,13 @@ class Lines:
     def reorder(self, task_id: int, rank: Rank) -> None:
         """Moves the jobs of a Task to another line, because its priority was changed."""
         with self._lock:
-            for old in list(self._ranks):
-                line = self._lines[old]
-                if old == rank or not any(each.task_id == task_id for each in line):
-                    continue
-                kept = deque(each for each in line if each.task_id != task_id)
-                moved = [each for each in line if each.task_id == task_id]
-                self._replace(old, kept)
-                for each in moved:
-                    each.rank = rank
-                    self._enter(each)
+            moved: list[Execution] = []
+            for old in self._ranks.copy():
+                if old != rank:
+                    self._replace(old, _without(self._lines[old], lambda each: each.task_id == task_id, moved))
+            for each in moved:
+                each.rank = rank
+                self._enter(each)
             if (permits := self._permits.get(task_id)) is not None:
                 for each in permits.waiting:
                     each.rank = rank
@@ -404,6 +391,14 @@ class Lines:
             self._filled.notify(min(started, self._sleeping))
 
 
+def _without(line: deque[Execution], wanted: Callable[[Execution], bool], dropped: list[Execution]) -> deque[Execution]:
+    """A line without the jobs that are ``wanted``, which are added to ``dropped``."""
+    kept = deque[Execution]()
+    for each in line:
+        (dropped if wanted(each) else kept).append(each)
+    return kept
+
+
 class Durations:
     """The seconds that a job of each Task takes, smoothed, and the length of its parameters. None stands for jobs without a
     Task. Written by threads without a lock: a lost update does no harm."""
@@ -468,8 +463,7 @@ class Gate:
         self.may_start = may_start
         self._checked_at = -1e9  # when the ledger was asked last about what is borrowed
         self._checked = threading.Condition()
-        self._paused: frozenset[str] = frozenset()  # queues
-        self._paused_in_ledger: frozenset[str] = frozenset()
+        self.paused: frozenset[str] = frozenset()  # queues, in the ledger
         self._log = get_logger("asynctask.pool")
 
     def opens(self, execution: Execution) -> bool:
@@ -499,7 +493,7 @@ class Gate:
 
     def _takes_from(self, queue: str) -> bool:
         """Whether this process begins jobs of the queue, whichever way they came."""
-        return not self._quiet.is_set() and queue not in self._paused and queue not in self._paused_in_ledger
+        return not self._quiet.is_set() and queue not in self.paused and not self._hook.is_paused(queue)
 
     def _has_begun(self, execution: Execution) -> bool:
         """Whether Begin still lets a fetched job run; asks again if it said so too long ago."""
@@ -524,24 +518,9 @@ class Gate:
 
     def hold_back(self, queues: frozenset[str]) -> None:
         """These queues, and no others, are paused in the ledger: none of their jobs begins here, or is fetched."""
-        if queues != self._paused_in_ledger:
-            self._paused_in_ledger = queues
+        if queues != self.paused:
+            self.paused = queues
             self._hook.wake()
-
-    def pause(self, queues: Collection[str]) -> frozenset[str]:
-        """These queues, and no others, are paused in the broker; returns those that were not before."""
-        new, self._paused = frozenset(queues) - self._paused, frozenset(queues)
-        return new
-
-    def fetched(self, executions: Sequence[Execution]) -> None:
-        """The broker gave these just now, so their queues are not paused there."""
-        if self._paused:
-            self._paused -= {execution.copy.queue for execution in executions}
-
-    def fetched_from(self, queues: Sequence[str]) -> Sequence[str]:
-        """Those of these queues of which jobs may be fetched."""
-        paused = self._paused_in_ledger
-        return [queue for queue in queues if queue not in paused] if paused else queues
 
     def wake(self) -> None:
         """Ends the waits, because the process is quiet."""
@@ -587,7 +566,7 @@ class Low:
 class Pool:
     """The processors of one process.
 
-    Arguments: ``queues``, which this process works; ``performer`` makes that of this pool; ``on_begun`` is called with the
+    Arguments: ``performer`` makes that of this pool; ``on_begun`` is called with the
     Event of each borrowed job that may last; ``background_share`` as of :class:`Lines`.
     """
 
@@ -596,7 +575,6 @@ class Pool:
         *,
         tracker: Tracker,
         clock: Clock,
-        queues: Sequence[str],
         concurrency: int,
         hook: Hook,
         isolation: Isolation,
@@ -610,7 +588,6 @@ class Pool:
         self.concurrency = concurrency
         self._tracker = tracker
         self._clock = clock
-        self.queues = tuple(queues)
         self._hook = hook
         self._isolation = isolation
         self.gate = gate
@@ -620,7 +597,6 @@ class Pool:
         self.performer = performer(self._replace)
         self.durations = Durations()
         self.lines = Lines(background_share)
-        self._filled_at = 0.0  # when fetched jobs were put there last
         self._threads: dict[threading.Thread, bool] = {}  # whether it takes from the lines, not the suspects
         self._ended = threading.Event()
         self._log = get_logger("asynctask.pool")
@@ -642,7 +618,7 @@ class Pool:
         self._hook.wake()
         self.gate.wake()
         try:
-            self._give_back([each for each in unbegun if not each.is_borrowed])
+            self.give_back([each for each in unbegun if not each.is_borrowed])
         except Unavailable as error:  # recovery finds them in this process's list
             self._log.warning("release_put_off", error=str(error))
         return [each for each in unbegun if each.is_borrowed]
@@ -699,11 +675,6 @@ class Pool:
         return self.busy < self.concurrency or self.lines.move
 
     @property
-    def is_stale(self) -> bool:
-        """Whether the ready jobs were fetched too long ago to begin without repeating Begin."""
-        return self._clock.monotonic() - self._filled_at >= STALE_S
-
-    @property
     def closed(self) -> bool:
         """Whether a suspect has the process to itself."""
         return self._isolation.closed
@@ -730,28 +701,11 @@ class Pool:
 
     # -- what lies ready
 
-    def put(self, executions: Sequence[Execution]) -> None:
-        """Passes fetched jobs that may begin to the processors."""
-        self._filled_at = self._clock.monotonic()
-        self.gate.fetched(executions)
-        self.line_up(executions)
-
     def line_up(self, executions: Sequence[Execution]) -> None:
         """Passes jobs to the processors: suspects to the line of their own thread, so that no processor waits."""
         if any(each.is_suspect for each in executions) and all(self._threads.values()):
             self._spawn(in_line=False)
         self.lines.put(executions)
-
-    def keep(self, count: int) -> None:
-        """Gives all but ``count`` fetched jobs back, if jobs became long: others can begin them. Raises Unavailable."""
-        is_beyond = self.lines.first(count)
-        self._give_back(self.lines.drop(lambda each: not each.is_borrowed and is_beyond(each)))
-
-    def pause(self, queues: Collection[str]) -> None:
-        """These queues, and no others, are paused in the broker: none of their jobs begins here, and those that lie ready
-        go back, each queue's in their order. Raises Unavailable."""
-        if new := self.gate.pause(queues):
-            self._give_back(self.lines.drop(lambda each: each.copy.queue in new))
 
     def shorten_line(self) -> None:
         """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""
@@ -759,10 +713,11 @@ class Pool:
             return
         is_beyond, now = self.lines.first(self.concurrency), self._clock.monotonic()
         old = self.lines.drop(lambda each: each.is_suspect and is_beyond(each) and now - each.asked > LINE_S)
-        self._give_back(old)
+        self.give_back(old)
 
-    def _give_back(self, unbegun: Sequence[Execution]) -> None:
-        """To the ledger or the broker, in the order in which they came. Raises :class:`Unavailable`."""
+    def give_back(self, unbegun: Sequence[Execution]) -> None:
+        """Gives back jobs that are out of the lines, to the ledger or the broker, in the order in which they came. Raises
+        :class:`Unavailable`."""
         for execution in unbegun:
             if execution.has_event:
                 self.release(execution)

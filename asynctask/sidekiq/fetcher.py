@@ -80,6 +80,8 @@ class Fetcher:
         self._doubt = Doubt(clock)
         self._asked = 0.0  # time of the last fetch, on the monotonic clock
         self._ask_pauses_at = 0.0  # on the monotonic clock
+        self._filled_at = 0.0  # when fetched jobs were lined up last, on the monotonic clock
+        self.paused: frozenset[str] = frozenset()  # queues, at the broker
         self._latency = 0.0  # seconds from the request for jobs until they can begin, smoothed
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.fetcher")
@@ -144,15 +146,18 @@ class Fetcher:
     def _follow_pauses(self) -> None:
         """Asks which queues are paused, unless it is known. Raises Unavailable."""
         now = self._clock.monotonic()
-        if now >= self._ask_pauses_at:
-            self._pool.pause(self._broker.operations.paused(self._pool.queues))
-            self._ask_pauses_at = now + PAUSES_S
+        if now < self._ask_pauses_at:
+            return
+        paused = frozenset(self._broker.operations.paused(sorted(self._order())))
+        new, self.paused = paused - self.paused, paused
+        if new:  # what lies ready goes back, each queue's in its order
+            self._pool.give_back(self._pool.lines.drop(lambda each: each.copy.queue in new))
+        self._ask_pauses_at = now + PAUSES_S
 
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough are ready, so that fetches stay few and large."""
         pool = self._pool
         pool.low.clear()
-        pool.shorten_line()
         if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
         busy, ready = pool.busy, pool.lines.ready
@@ -160,12 +165,18 @@ class Fetcher:
         idle = pool.concurrency - busy
         wanted = min(MAX_FETCH, fetched_ahead(idle, rate, self._latency))
         pool.low.mark = wanted // 2
-        if ready > wanted and pool.is_stale:
-            pool.keep(wanted)
+        if ready > wanted and self._clock.monotonic() - self._filled_at >= STALE_S:
+            self._keep(wanted)
         elif ready > HOARD * wanted + pool.concurrency:
-            pool.keep(wanted + pool.concurrency)
+            self._keep(wanted + pool.concurrency)
         ready = pool.lines.ready
         return wanted - ready if ready <= pool.low.mark else 0
+
+    def _keep(self, count: int) -> None:
+        """Gives all but ``count`` fetched jobs back, if jobs became long: others can begin them. Raises Unavailable."""
+        lines = self._pool.lines
+        is_beyond = lines.first(count)
+        self._pool.give_back(lines.drop(lambda each: not each.is_borrowed and is_beyond(each)))
 
     def _can_wait(self) -> bool:
         """Whether a few acknowledgements alone are not worth a round trip yet."""
@@ -176,7 +187,8 @@ class Fetcher:
         self._asked = self._clock.monotonic()
         done = self.held.take_done()
         try:
-            copies = self._broker.exchange(self._identity, done, self._pool.gate.fetched_from(self._order()), limit)
+            queues = [queue for queue in self._order() if queue not in self._pool.gate.paused]
+            copies = self._broker.exchange(self._identity, done, queues, limit)
         except Exception:
             self.held.keep_done(done)
             raise
@@ -215,7 +227,9 @@ class Fetcher:
                 deferred.append(each)
             else:
                 ready.append(each)
-        self._pool.put(ready)
+        self._filled_at = self._clock.monotonic()
+        self.paused -= {each.copy.queue for each in ready}  # they gave these just now
+        self._pool.line_up(ready)
         if deferred:
             self._put_off(deferred)
 

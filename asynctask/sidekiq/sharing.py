@@ -163,6 +163,10 @@ class Sharing:
         if self._broker is not None:
             self._broker.wake()
 
+    def is_paused(self, queue: str) -> bool:
+        """Whether the queue is paused at the broker, as far as this process knows."""
+        return self.fetcher is not None and queue in self.fetcher.paused
+
     def ask_again(self, execution: Execution) -> bool:
         """See :meth:`asynctask.runtime.execution.Hook.ask_again`."""
         return self.fetcher is None or self.fetcher.arrivals.ask_again(execution)
