@@ -50,22 +50,14 @@ PART: Final = 200
 """Jobs that are made ready at a time: threads begin the first while the others are made."""
 
 IDLE_S: Final = 10.0
-"""Longest wait for a notification, for one may be lost."""
-
-UNSURE_S: Final = 60.0
-"""Seconds between two checks of a process without work: a borrow whose answer was lost may be committed minutes later."""
+"""Longest wait for a notification, for one may be lost; and seconds between two checks of a process without work, for a
+borrow whose answer was lost may be committed minutes later."""
 
 BUSY_S: Final = 0.05
-"""Pause while nothing may begin."""
+"""Pause while nothing may begin, or after nothing but locked Tasks was found. Below :data:`AHEAD_S`."""
 
 RUSH_S: Final = 0.02
 """Longest random delay of an idle process after a notification of others, so that a hundred do not ask at once."""
-
-VAIN_S: Final = 0.1
-"""Seconds until a process with idle threads that found nothing but locked Tasks asks again."""
-
-PUT_OFF_S: Final = 0.001
-"""Seconds that a job takes which waits for a process that knows its worker."""
 
 
 class Borrower:
@@ -152,7 +144,7 @@ class Borrower:
         self._end_empty()
         self._arrivals.line_up()
         has_any = self._loans.all() or len(pool.lines) or pool.busy or pool.lines.limited()
-        next_check = self._recheck.at + (lending.RECHECK_S if has_any or self._is_unsure else UNSURE_S)
+        next_check = self._recheck.at + (lending.RECHECK_S if has_any or self._is_unsure else IDLE_S)
         if now >= next_check:
             self._check()
             next_check = self._recheck.at + lending.RECHECK_S
@@ -294,7 +286,7 @@ class Picker:
     def pause_s(self) -> float:
         """Seconds until the next borrow, after one that got nothing."""
         if self._is_locked:
-            return VAIN_S
+            return BUSY_S
         if self._due is None:
             return IDLE_S
         return min(IDLE_S, max(0.001, (self._due - self._ledger.now()) / SECOND))
@@ -565,8 +557,8 @@ class Arrivals:
                 (unknown if each.is_unknown else ready).append(each)
         if unknown:
             put_off(self._tracker, unknown)
-            self._waker.wake()  # those behind them may be known: they are reached in larger steps
-            self._pool.durations.note(part.jobs[0].task_id, PUT_OFF_S)
+            self._waker.wake()  # those behind them may be known: they are reached in larger steps, as if these took no time
+            self._pool.durations.note(part.jobs[0].task_id, 0.0)
         for each in executions:
             if not each.begins:
                 self._pool.release(each)

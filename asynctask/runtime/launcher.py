@@ -31,19 +31,13 @@ from asynctask.runtime.borrower import Arrivals, Borrower, Picker
 from asynctask.runtime.execution import Hook, Observers, Performer
 from asynctask.runtime.intake import Intake
 from asynctask.runtime.loans import OwnLoans
-from asynctask.runtime.pool import Gate, Isolation, Low, Pool
+from asynctask.runtime.pool import LONG_S, Gate, Isolation, Low, Pool
 from asynctask.runtime.process import AppProcess, Parts, collect_seldom, recording_chain
 from asynctask.runtime.recheck import Recheck, Returns
-from asynctask.runtime.supervisor import Pulse, Wakeup
-
-LONG_S = 0.1
-"""Duration of a job from which its ``working`` status is written separately."""
-
-HELD_S = 1.5
-"""Seconds without a tick after which a process beats at once."""
+from asynctask.runtime.supervisor import SILENT_S, Pulse, Wakeup
 
 PULSE_S = 1.0
-"""Seconds between two signs of life to the supervisor, at most."""
+"""Seconds between two signs of life to the supervisor, at most. Below :data:`~asynctask.runtime.supervisor.SILENT_S`."""
 
 _FLUSH_S = 5.0
 _POLL_S = 0.2
@@ -339,7 +333,7 @@ class Launcher(AppProcess):
         before = self._parts.clock.monotonic()
         while not self._ticker_stop.wait(LONG_S):
             now = self._parts.clock.monotonic()
-            if now - before > HELD_S:  # the interpreter was held, and others take what lies here until it beats
+            if now - before > SILENT_S:  # the interpreter was held, and others take what lies here until it beats
                 self.heartbeat.soon()
             before = now
             self.tracker.note_long(LONG_S)

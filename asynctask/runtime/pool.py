@@ -26,11 +26,9 @@ STALE_S: Final = 0.5
 """Age of the ledger's last word on a job from which it may not begin, so that a knob takes effect within a second: a
 borrowed one waits for the next check (:data:`~asynctask.ledger.lending.RECHECK_S`), for a fetched one Begin is repeated."""
 
-LINE_S: Final = 5.0
-"""Suspects that wait longer in the line go back for other processes, except as many as there are threads."""
-
-LONG_S: Final = 0.05
-"""Average duration of a Task's jobs from which the supervisor is told of each that begins."""
+LONG_S: Final = 0.1
+"""Duration of a job from which its ``working`` status is written separately, and average duration of a Task's jobs from
+which the supervisor is told of each that begins. Below :data:`STALE_S`: what people see is no older than what they set."""
 
 _UNWIND_S: Final = 1.0
 
@@ -712,7 +710,7 @@ class Pool:
         if self.lines.suspects <= self.concurrency:
             return
         is_beyond, now = self.lines.first(self.concurrency), self._clock.monotonic()
-        old = self.lines.drop(lambda each: each.is_suspect and is_beyond(each) and now - each.asked > LINE_S)
+        old = self.lines.drop(lambda each: each.is_suspect and is_beyond(each) and now - each.asked > ALONE_S)
         self.give_back(old)
 
     def give_back(self, unbegun: Sequence[Execution]) -> None:
@@ -813,7 +811,8 @@ class Pool:
 
 ALONE_S: Final = 5.0
 """Longest time for which a suspect closes its process: until the jobs beside it have ended, and while it runs alone. A job
-that kills its process mostly does so at once, and no other job waits longer than this."""
+that kills its process mostly does so at once, and no other job waits longer than this. Suspects that wait longer in the
+line go back for other processes, except as many as there are threads."""
 
 _CHECK_S: Final = 0.1
 """Seconds between two checks of a waiting thread whether to give up."""
