@@ -482,7 +482,6 @@ class Arrivals:
         pool: Pool,
         loans: OwnLoans,
         intake: Intake,
-        quiet: threading.Event,
         outgoing: Callable[[], PushFilter | None],
         waker: Waker,
     ) -> None:
@@ -491,7 +490,6 @@ class Arrivals:
         self._pool = pool
         self._loans = loans
         self._intake = intake
-        self._quiet = quiet
         self._outgoing = outgoing
         self._waker = waker
         self._parts: deque[_Part] = deque()
@@ -522,7 +520,7 @@ class Arrivals:
     def line_up(self) -> None:
         """Lines up what was borrowed. What fails while the ledger is away stays for the next step; a job that cannot be
         lined up for another reason ends with it. Raises Unavailable."""
-        while self._parts and not self._quiet.is_set():
+        while self._parts:
             part = self._parts[0]
             try:
                 self._line_up(part)

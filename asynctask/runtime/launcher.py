@@ -138,7 +138,6 @@ class Launcher(AppProcess):
             pool=pool,
             loans=loans,
             intake=intake,
-            quiet=quiet,
             outgoing=parts.outgoing,
             waker=waker,
         )

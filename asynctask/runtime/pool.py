@@ -78,6 +78,7 @@ class Lines:
         self._sleeping = 0
         self._ends = 0
         self._ends_of_suspects = 0
+        self._is_closed = False
         self.taken = 0  # jobs that threads took
         self._taken_before = 0  # until the last :meth:`note_taken`
         self._took = 0  # between the last two
@@ -131,7 +132,7 @@ class Lines:
     def take(self) -> Execution | None:
         """The next job for the calling thread; waits for one. None: the thread ends."""
         with self._lock:
-            while not self._ranks:
+            while self._is_closed or not self._ranks:
                 if self._ends:
                     self._ends -= 1
                     return None
@@ -154,7 +155,7 @@ class Lines:
     def take_suspect(self) -> Execution | None:
         """The next suspect for the calling thread; waits for one. None: the thread ends."""
         with self._lock:
-            while not self._suspects:
+            while self._is_closed or not self._suspects:
                 if self._ends_of_suspects:
                     self._ends_of_suspects -= 1
                     return None
@@ -172,6 +173,11 @@ class Lines:
             return 0
         self._owed -= 1
         return 1
+
+    def close(self) -> None:
+        """Threads take no job any more: each would give it back by itself."""
+        with self._lock:
+            self._is_closed = True
 
     def end(self, threads: int, of_suspects: int = 0) -> None:
         """Ends so many threads, once they find no job."""
@@ -611,6 +617,7 @@ class Pool:
         if self._quiet.is_set():
             return []
         self._quiet.set()
+        self.lines.close()
         unbegun = self.lines.drop(lambda each: True)
         self.low.set()
         self._hook.wake()
@@ -704,6 +711,8 @@ class Pool:
         if any(each.is_suspect for each in executions) and all(self._threads.values()):
             self._spawn(in_line=False)
         self.lines.put(executions)
+        if self._quiet.is_set():
+            self.give_back(self.lines.drop(lambda each: not each.is_borrowed))
 
     def shorten_line(self) -> None:
         """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""

@@ -148,6 +148,22 @@ def test_what_is_dropped_leaves_its_place_to_the_next() -> None:
     assert [each.name for each in lines.drop(lines.first(1))] == ["1", "2", "3"]
 
 
+def test_after_the_end_what_comes_late_goes_to_no_thread_and_back_with_the_rest() -> None:
+    """Taken out: the check of `Lines.take` for that. A thread took each, and gave it back by itself."""
+    lines = Lines()
+    lines.limit(7, 1)
+    lines.put([job("a", task=7), job("b", task=7), job("c"), job("s", is_suspect=True)])
+    lines.close()
+    assert sorted(each.name for each in lines.drop(lambda each: True)) == ["a", "b", "c", "s"]
+    assert (len(lines), lines.suspects, lines.permits(7)) == (0, 0, (1, 0, 0))
+    lines.put([job("late", 1), job("place", 1, task=7), job("suspect", is_suspect=True)])
+    lines.end(1, of_suspects=1)
+    assert (lines.take(), lines.take_suspect()) == (None, None)
+    assert [each.name for each in lines.drop(lambda each: True)] == ["suspect", "late", "place"]
+    assert (len(lines), lines.suspects) == (0, 0)
+    assert lines.drop(lambda each: True) == [], "each comes back once"
+
+
 def test_a_changed_priority_moves_the_jobs_of_a_task_in_their_order() -> None:
     lines = Lines()
     lines.limit(9, 1)
