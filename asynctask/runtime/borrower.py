@@ -506,7 +506,9 @@ class Arrivals:
                 held = dict.fromkeys((job.job_id for job in part), own)
                 self._parts.append(_Part(rank, part, asked, awaited, offer.has_rounds, own, held))
             self._pool.durations.measure(offer.task_id, jobs)
-        self.claimed(rank, found.claimed, asked)
+        if found.claimed:
+            self.claimed(rank, found.claimed, asked)
+        self.line_up()
         return found.count
 
     def claimed(self, rank: Rank, jobs: Sequence[Job], asked: float) -> int:
@@ -527,16 +529,23 @@ class Arrivals:
             except Unavailable:
                 raise
             except Exception as error:
-                self._log.exception("jobs_not_lined_up", count=len(part.jobs))
-                if len(part.jobs) > 1:  # those beside the one that fails are performed
-                    self._parts.popleft()
-                    self._parts.extendleft(part._replace(jobs=[job]) for job in reversed(part.jobs))
-                    continue
-                (job,) = part.jobs
-                why = clean(f"it cannot be performed: {type(error).__name__}: {error}")
-                discard(self._ledger, {(job.job_id, job.attempt): why})
-                part.held[job.job_id].ended()
-            self._parts.popleft()
+                self._not_lined_up(part, error)
+            else:
+                self._parts.popleft()
+
+    def _not_lined_up(self, part: _Part, error: Exception) -> None:
+        """Ends the job that cannot be lined up; those beside it are tried one by one."""
+        self._log.exception("jobs_not_lined_up", count=len(part.jobs))
+        alone: list[_Part] = []
+        if len(part.jobs) > 1:
+            alone = [part._replace(jobs=[job]) for job in part.jobs]
+        else:
+            (job,) = part.jobs
+            why = clean(f"it cannot be performed: {type(error).__name__}: {error}")
+            discard(self._ledger, {(job.job_id, job.attempt): why})
+            part.held[job.job_id].ended()
+        self._parts.popleft()
+        self._parts.extendleft(reversed(alone))
 
     def _line_up(self, part: _Part) -> None:
         """Nothing raises once the first of its jobs may begin."""
