@@ -170,20 +170,19 @@ class WebProcess(AppProcess):
     """A process that performs no jobs: its heartbeat, dispatcher and maintenance."""
 
     def __init__(self, app: Dispatching) -> None:
-        super().__init__(app, kind="web", dispatching=app)
+        super().__init__(app, kind="web")
         self.pid = os.getpid()
-        self._dispatcher = app.dispatcher
 
     def start(self) -> None:
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
         self.register()
         self.heartbeat.start()
-        self._dispatcher.start()
+        self.dispatcher.start()
         self.maintenance.start()
 
     def stop(self) -> None:
         """Stops the parts and removes the process."""
-        self._dispatcher.stop()
+        self.dispatcher.stop()
         self.maintenance.stop()
         self.heartbeat.stop()
         self.leave()

@@ -679,14 +679,13 @@ class EngineProcess(AppProcess):
         identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
         ledger = replace(app.ledger, identity=identity)
         named = [engine_queue(engine, queue) for queue in queues]
-        super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger, dispatching=app)
+        super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger)
         self._engine = engine
-        self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(
             self.ledger,
             busy_for=self._busy_for,
-            on_due=self._dispatcher.expect,
+            on_due=self.dispatcher.expect,
             figures=self.figures,
             closes_at_once=False,
         )
@@ -717,17 +716,17 @@ class EngineProcess(AppProcess):
         self.register()
         self.recorder.start()
         self.heartbeat.start()
-        self._dispatcher.attach(self.load, self.ledger)
-        self._dispatcher.start()
+        self.dispatcher.attach(self.load, self.ledger)
+        self.dispatcher.start()
         self.maintenance.start()
         self._stops.start()
         self._ticker.start()
-        self._dispatcher.nudge()
+        self.dispatcher.nudge()
 
     def quiet(self) -> None:
         """Makes ``should_stop()`` true in running jobs: the engine is shutting down."""
         self._stopping.set()
-        self._dispatcher.attach(None)
+        self.dispatcher.attach(None)
 
     def stop(self) -> None:
         """Commits pending records, stops the parts and removes the process."""
@@ -738,7 +737,7 @@ class EngineProcess(AppProcess):
         self._ended.set()
         self._ticker.join(_FLUSH_S)
         self._stops.stop()
-        self._dispatcher.stop()
+        self.dispatcher.stop()
         self.maintenance.stop()
         self.heartbeat.stop()
         self.leave(empty=not self.tracker.running and not self.recorder.waiting)  # in this order: see Running
@@ -872,7 +871,7 @@ class EngineProcess(AppProcess):
         self.tracker.save(attempt)  # only a job that is known to have begun counts the death
         self._retry_while_away(lambda: processes.recover_job(self.ledger, attempt.ticket.event_id))
         self.tracker.forget(attempt)
-        self._dispatcher.nudge()
+        self.dispatcher.nudge()
 
     @property
     def should_stop(self) -> bool:
@@ -930,7 +929,7 @@ class EngineProcess(AppProcess):
     def _ask_for_more(self) -> None:
         if not self.should_stop:
             self._worked = False
-            self._dispatcher.nudge()
+            self.dispatcher.nudge()
 
     def _tick(self) -> None:
         while not self._ended.wait(LONG_S):

@@ -75,7 +75,7 @@ class Launcher(AppProcess):
         shutdown_s: float,
         pulse: Pulse | None = None,
     ) -> None:
-        super().__init__(parts, kind="worker", concurrency=concurrency, queues=queues.names, dispatching=parts)
+        super().__init__(parts, kind="worker", concurrency=concurrency, queues=queues.names)
         self._parts = parts
         self._queues = queues
         self._shutdown_s = shutdown_s
@@ -86,7 +86,6 @@ class Launcher(AppProcess):
         self._lost = False
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
-        self.dispatcher = parts.dispatcher
         self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._expect, figures=self.figures)
         self.tracker = ArrivalTracker(self.ledger, self.recorder)
         self.pool, self.borrower, self.hook = self._made_pool()

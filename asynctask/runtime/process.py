@@ -14,7 +14,6 @@ import resource
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, Protocol
 
 from asynctask._version import __version__
@@ -40,8 +39,8 @@ from asynctask.sidekiq.copies import PushFilter
 from asynctask.worker import Worker
 
 
-class Tracked(Protocol):
-    """The parts of an application that every process needs."""
+class Dispatching(Protocol):
+    """The parts of an application that every process needs: each dispatches, and resumes splits of dead processes."""
 
     config: Config
     clock: Clock
@@ -65,10 +64,6 @@ class Tracked(Protocol):
 
     @property
     def signals(self) -> Signals: ...
-
-
-class Dispatching(Tracked, Protocol):
-    """The parts that a process needs which dispatches and resumes splits of dead processes."""
 
     @property
     def dispatcher(self) -> Dispatcher: ...
@@ -109,19 +104,17 @@ class AppProcess:
     """A process in the ledger: its row, its heartbeat and its share of maintenance.
 
     Arguments: ``kind``, ``concurrency`` and ``queues`` are displayed (``queues`` of a worker also decide what is dispatched
-    for it); ``ledger`` replaces that of the application if the process has an identity of its own; ``dispatching`` is the
-    application again if this process dispatches.
+    for it); ``ledger`` replaces that of the application if the process has an identity of its own.
     """
 
     def __init__(
         self,
-        app: Tracked,
+        app: Dispatching,
         *,
         kind: str,
         concurrency: int = 0,
         queues: Sequence[str] = (),
         ledger: Ledger | None = None,
-        dispatching: Dispatching | None = None,
     ) -> None:
         config = app.config
         self.ledger = ledger or app.ledger
@@ -130,7 +123,7 @@ class AppProcess:
         self._kind = kind
         self._concurrency = concurrency
         self._queue_names = tuple(queues)
-        self._dispatching = dispatching
+        self.dispatcher = app.dispatcher
         self.figures = processes.Figures()
         self._pace = Pace()
         self._log = get_logger("asynctask.process")
@@ -142,8 +135,7 @@ class AppProcess:
             facts=self._beat,
             on_signal=self.obey,
         )
-        maintenance = partial(
-            Maintenance,
+        self.maintenance = Maintenance(
             self.ledger,
             app.broker,
             app.host,
@@ -151,19 +143,13 @@ class AppProcess:
             waker=app.signals.waker(),
             every_s=min(1.0, config.lease_s / 4),
             engines=app.engines,
+            resume_split=app.resume_split,
+            uploads=app.uploads,
+            remove_export=app.export_files.remove,
+            purge_after_s=config.purge_after_days * 86_400,
+            nudge=app.dispatcher.nudge,
+            expect=app.dispatcher.expect,
         )
-        if dispatching is None:
-            self.maintenance = maintenance()
-        else:
-            dispatcher = dispatching.dispatcher
-            self.maintenance = maintenance(
-                resume_split=dispatching.resume_split,
-                uploads=dispatching.uploads,
-                remove_export=dispatching.export_files.remove,
-                purge_after_s=config.purge_after_days * 86_400,
-                nudge=dispatcher.nudge,
-                expect=dispatcher.expect,
-            )
 
     def register(self) -> None:
         """Writes the row of this process. Raises LedgerUnavailable."""
@@ -190,10 +176,8 @@ class AppProcess:
             self._log.warning("leave_put_off", error=str(error))
 
     def _beat(self) -> dict[str, Any]:
-        figures = self.figures.as_dict()
-        if self._dispatching is not None:
-            dispatcher = self._dispatching.dispatcher
-            figures |= {"rounds": dispatcher.rounds, "dispatched": dispatcher.dispatched}
+        dispatched = {"rounds": self.dispatcher.rounds, "dispatched": self.dispatcher.dispatched}
+        figures = self.figures.as_dict() | dispatched
         pace = round(self._pace.update(*self.worked()), 6)
         return {**self.facts(), "info": dumps({**self.info(), "pace": pace, "figures": figures})}
 
@@ -218,7 +202,7 @@ class AppProcess:
             self.register()
 
 
-def recording_chain(app: Tracked, tracker: Tracker) -> Chain:
+def recording_chain(app: Dispatching, tracker: Tracker) -> Chain:
     """The application's server middleware with the recording middleware innermost."""
     chain = Chain()
     for middleware in app.server_middleware:
