@@ -14,7 +14,7 @@ from typing import Final
 from asynctask.brokers.base import DEAD, Broker, Copy, Held, Key
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
+from asynctask.dispatch.outbox import EngineQueues, Router
 from asynctask.errors import Unavailable
 from asynctask.ledger import control, doctor, foreign, leases, lending, processes, progress
 from asynctask.ledger import tasks as task_rows
@@ -24,6 +24,7 @@ from asynctask.ledger.lending import queue_holder
 from asynctask.ledger.tasks import called_back, candidates, try_close, try_finish
 from asynctask.lists.cleaning import Cleaning
 from asynctask.logs import get_logger
+from asynctask.sidekiq.copies import poisoned
 
 # Seconds between two runs of a step
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from asynctask.arrivals import send_itself
 from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held, refuse_unstorable
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.config import Config
-from asynctask.dispatch.outbox import build, encoded, passes
 from asynctask.errors import ConfigError, IdInUse, InputError, Problem
 from asynctask.job import CurrentJob, current_job
 from asynctask.ledger import standalone
@@ -26,7 +26,8 @@ from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, plain_json
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import ATTEMPT, Attempt, send_itself
+from asynctask.middleware.tracker import ATTEMPT, Attempt
+from asynctask.sidekiq.copies import build, encoded, passes
 from asynctask.sidekiq.payload import When, check, due_at, dump, flat, normalise, write_time
 from asynctask.wiring import Core
 from asynctask.worker import Worker, is_model

@@ -24,7 +24,7 @@ from asynctask.database.engine import Database, read_time
 from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.dispatch.outbox import EngineQueues, Outgoing, PushFilter
+from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import ConfigError
 from asynctask.exports.files import ExportFiles, store_of
 from asynctask.integrations.base import Engine
@@ -40,6 +40,7 @@ from asynctask.middleware.chain import Chain
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.runtime.supervisor import LIFELINE
+from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Submitter
 from asynctask.task import Services
 from asynctask.worker import Worker
@@ -169,20 +170,19 @@ class WebProcess(AppProcess):
     """A process that performs no jobs: its heartbeat, dispatcher and maintenance."""
 
     def __init__(self, app: Dispatching) -> None:
-        super().__init__(app, kind="web", dispatching=app)
+        super().__init__(app, kind="web")
         self.pid = os.getpid()
-        self._dispatcher = app.dispatcher
 
     def start(self) -> None:
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
         self.register()
         self.heartbeat.start()
-        self._dispatcher.start()
+        self.dispatcher.start()
         self.maintenance.start()
 
     def stop(self) -> None:
         """Stops the parts and removes the process."""
-        self._dispatcher.stop()
+        self.dispatcher.stop()
         self.maintenance.stop()
         self.heartbeat.stop()
         self.leave()

@@ -25,9 +25,10 @@ from asynctask.database.engine import Database
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Note
-from asynctask.ledger.lending import Job, Offer, OwnLoans
+from asynctask.ledger.lending import Job, Offer
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
 from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.runtime.loans import OwnLoans
 
 __all__ = ["QUEUE", "main"]
 

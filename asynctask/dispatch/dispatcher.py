@@ -20,7 +20,7 @@ from asynctask.brokers.base import Broker
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import MOST_BORROWED, Capacity, Credit, Demand, Load, QueueRates, Shares
-from asynctask.dispatch.outbox import EngineQueues, Outbox, PushFilter, Router
+from asynctask.dispatch.outbox import EngineQueues, Outbox, Router
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import foreign, leases, lending
 from asynctask.ledger.base import Ledger, loads
@@ -28,6 +28,7 @@ from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.lending import Alone, Offer, queue_holder
 from asynctask.ledger.processes import is_engine, performing
 from asynctask.logs import get_logger
+from asynctask.sidekiq.copies import PushFilter
 
 # Seconds between two rounds
 

@@ -27,12 +27,13 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import orjson
 
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.config import Config
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
-from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue, own_name
+from asynctask.dispatch.outbox import EngineQueues, engine_queue, own_name
 from asynctask.errors import IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
@@ -45,9 +46,10 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
 from asynctask.messages import clean, revealed
-from asynctask.middleware.tracker import Attempt, Stops, Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Phase, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
+from asynctask.sidekiq.copies import CALLBACK_OF, decode
 from asynctask.worker import Worker, describe, is_model
 
 EARLY_S: Final = 0.5
@@ -71,6 +73,9 @@ BEGUN: Final = "a worker has begun it"
 
 LONG_S: Final = 0.1
 """Duration of a job from which its ``working`` status is written separately."""
+
+LOOK_EVERY: Final = 3
+"""Ticks of :data:`LONG_S` between two queries for stopped jobs."""
 
 _MOST_EARLY: Final = 1_000
 _MOST_ACKS: Final = 50
@@ -644,6 +649,48 @@ def _by_fields(value: Any) -> Any:
 # -- the process
 
 
+class Stops:
+    """Queries which running jobs should stop, in its own thread, because the thread of the heartbeat must not wait for a
+    database."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._due = threading.Event()
+        self._ended = False
+        self._left = 0
+        self._thread = threading.Thread(target=self._run, name="stops", daemon=True)
+        self._log = get_logger("asynctask.stops")
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """Triggers the query, every :data:`LOOK_EVERY` calls, while a job runs that was recorded as ``working``; never
+        blocks."""
+        self._left -= 1
+        if self._left < 0 and any(each.phase is Phase.NOTED for each in self._tracker.running.all()):
+            self._left = LOOK_EVERY
+            self._due.set()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._ended = True
+        self._due.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._ended:
+                return
+            try:
+                self._tracker.ask_stops()
+            except Exception as error:  # the next query follows; the request to stop is in the ledger
+                self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
+
+
 class EngineProcess(AppProcess):
     """The parts that run beside an engine in one of its worker processes: recorder, heartbeat, maintenance, dispatcher.
 
@@ -664,18 +711,17 @@ class EngineProcess(AppProcess):
         identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
         ledger = replace(app.ledger, identity=identity)
         named = [engine_queue(engine, queue) for queue in queues]
-        super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger, dispatching=app)
+        super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger)
         self._engine = engine
-        self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(
             self.ledger,
             busy_for=self._busy_for,
-            on_due=self._dispatcher.expect,
+            on_due=self.dispatcher.expect,
             figures=self.figures,
             closes_at_once=False,
         )
-        self.tracker = Tracker(self.ledger, self.recorder)
+        self.tracker = ArrivalTracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
         self._begin = Together(self.tracker.arrive)
         self._early: EarlyTickets | None = None
@@ -702,17 +748,17 @@ class EngineProcess(AppProcess):
         self.register()
         self.recorder.start()
         self.heartbeat.start()
-        self._dispatcher.attach(self.load, self.ledger)
-        self._dispatcher.start()
+        self.dispatcher.attach(self.load, self.ledger)
+        self.dispatcher.start()
         self.maintenance.start()
         self._stops.start()
         self._ticker.start()
-        self._dispatcher.nudge()
+        self.dispatcher.nudge()
 
     def quiet(self) -> None:
         """Makes ``should_stop()`` true in running jobs: the engine is shutting down."""
         self._stopping.set()
-        self._dispatcher.attach(None)
+        self.dispatcher.attach(None)
 
     def stop(self) -> None:
         """Commits pending records, stops the parts and removes the process."""
@@ -723,7 +769,7 @@ class EngineProcess(AppProcess):
         self._ended.set()
         self._ticker.join(_FLUSH_S)
         self._stops.stop()
-        self._dispatcher.stop()
+        self.dispatcher.stop()
         self.maintenance.stop()
         self.heartbeat.stop()
         self.leave(empty=not self.tracker.running and not self.recorder.waiting)  # in this order: see Running
@@ -857,7 +903,7 @@ class EngineProcess(AppProcess):
         self.tracker.save(attempt)  # only a job that is known to have begun counts the death
         self._retry_while_away(lambda: processes.recover_job(self.ledger, attempt.ticket.event_id))
         self.tracker.forget(attempt)
-        self._dispatcher.nudge()
+        self.dispatcher.nudge()
 
     @property
     def should_stop(self) -> bool:
@@ -915,7 +961,7 @@ class EngineProcess(AppProcess):
     def _ask_for_more(self) -> None:
         if not self.should_stop:
             self._worked = False
-            self._dispatcher.nudge()
+            self.dispatcher.nudge()
 
     def _tick(self) -> None:
         while not self._ended.wait(LONG_S):

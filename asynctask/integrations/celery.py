@@ -30,6 +30,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import orjson
 
+from asynctask.arrivals import send_itself
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
 from asynctask.core.transitions import Begin, pause_s
@@ -77,6 +78,8 @@ from asynctask.integrations.recording import (
     SavedElsewhere,
 )
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
+from asynctask.ledger.events import Note
+from asynctask.ledger.recorder import Kind
 from asynctask.ledger.standalone import (
     Arrival,
     NextRun,
@@ -87,7 +90,7 @@ from asynctask.ledger.standalone import (
 )
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import Attempt, Ticket, Tracker, send_itself
+from asynctask.middleware.tracker import Attempt, Result, Ticket, Tracker
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
 
@@ -986,7 +989,8 @@ class CeleryEngine:
             elif current.state is not None and current.state[0] in EXCEPTION_STATES:
                 current.raised(RuntimeError(f"the task set its state to {current.state[0]}: {current.state[1]}"))
             else:
-                current.ignore(self._app.ledger.catalogue("ignored", str(error) or "the task raised Ignore"))
+                why = self._app.ledger.catalogue("ignored", str(error) or "the task raised Ignore")
+                current.result = Result(Kind.FINISH, notes=[Note("working", why)])
             return
         if current.worker.refuses(error):
             current.fail(error)

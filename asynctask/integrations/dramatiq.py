@@ -29,6 +29,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import uuid4
 
+from asynctask.arrivals import send_itself
 from asynctask.brokers.base import Copy
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
@@ -70,7 +71,7 @@ from asynctask.job import CurrentJob, performed, reset_current_job, set_current_
 from asynctask.ledger.base import chunks
 from asynctask.ledger.standalone import Arrival, NextRun, is_job_id
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Attempt, send_itself
+from asynctask.middleware.tracker import Attempt
 from asynctask.worker import Worker
 
 try:

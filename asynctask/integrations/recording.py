@@ -36,10 +36,12 @@ from asynctask.core.transitions import Begin
 from asynctask.errors import JobTimeout, Unavailable
 from asynctask.integrations.base import AWAY_S, LONG_S, PUT_OFF_S, EngineProcess, HeldAcks
 from asynctask.job import CurrentJob
-from asynctask.ledger.standalone import Arrival
+from asynctask.ledger.events import Failure, Note
+from asynctask.ledger.recorder import Kind
+from asynctask.ledger.standalone import Arrival, NextRun
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Attempt, Phase, Ticket
-from asynctask.runtime.interpreter import collect_seldom
+from asynctask.middleware.tracker import Attempt, Phase, Result, Ticket
+from asynctask.runtime.process import collect_seldom
 
 _POLL_S: Final = 0.25
 _PART: Final = 65_536
@@ -578,7 +580,7 @@ class _Child:
         """The attempt with its result, which nothing more can change."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
-            attempt.adopt(report)
+            _adopt(attempt, report)
             ticket = attempt.ticket
             self._process.forget(ticket.job_id, None if ticket.elsewhere else ticket.attempt)
         return attempt
@@ -626,7 +628,7 @@ def end_lost(process: EngineProcess, attempt: Attempt, why: str, delay_s: float 
         process.recover(attempt)
         return
     elif not why:
-        attempt.lost_performer(process.ledger.catalogue("worker_lost"))
+        attempt.result = Result(Kind.DISCARDED, Failure("worker_lost", process.ledger.catalogue("worker_lost")))
     retry_at = None if delay_s is None else process.tracker.now() + micros(delay_s)
     process.settle(attempt, retry_at=retry_at, discarded=why or None)
 
@@ -656,9 +658,39 @@ def _told(ticket: Ticket) -> dict[str, Any]:
     return {**values, "callback_of": ticket.record.callback_of, "checkpoint": ticket.saved.checkpoint}
 
 
+def _report_of(attempt: Attempt) -> dict[str, Any]:
+    """The result and the job's messages as JSON values, for another process that records them."""
+    result = attempt.result
+    return {
+        "result": None if result is None else [
+            result.kind.name,
+            None if result.failure is None else [result.failure.code, result.failure.message],
+            result.text,
+            [list(note) for note in result.notes],
+            result.is_final,
+        ],
+        "next_run": None if attempt.next_run is None else list(attempt.next_run),
+        "messages": [] if attempt.job is None else attempt.job.take_messages(),
+        "place": None if attempt.job is None else attempt.job.take_place(),
+    }  # fmt: skip
+
+
+def _adopt(attempt: Attempt, report: Mapping[str, Any]) -> None:
+    """Sets the result of another process's :func:`_report_of`."""
+    if (said := report["result"]) is not None:
+        kind, failure, text, notes, is_final = said
+        failed = None if failure is None else Failure(*failure)
+        attempt.result = Result(Kind[kind], failed, text, [Note(*note) for note in notes], is_final)
+    attempt.next_run = None if report["next_run"] is None else NextRun(*report["next_run"])
+    if attempt.job is not None:
+        for text, _ in report["messages"]:
+            attempt.job.message(text)
+        attempt.job.adopt_place(report["place"])
+
+
 def _closed(attempt: Attempt) -> dict[str, Any]:
     """The final report of an attempt, of which this process says nothing more."""
-    report = attempt.report()
+    report = _report_of(attempt)
     attempt.phase = Phase.SETTLED
     attempt.close()
     return report

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Key
 from asynctask.clock import rfc3339
 from asynctask.config import QUEUE_NAME
@@ -32,7 +33,7 @@ from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fi
 from asynctask.lists.items import MIXED
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.middleware.tracker import Attempt, Phase, Result, Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Phase, Result, Ticket
 from asynctask.runtime.process import Dispatching
 
 # -- records
@@ -155,7 +156,7 @@ class RemoteTracker:
         self._queues = frozenset(queues)
         self._limit = limit
         self._recorder = Recorder(ledger, on_due=on_due)
-        self._tracker = Tracker(ledger, self._recorder)
+        self._tracker = ArrivalTracker(ledger, self._recorder)
 
     def record(self, records: Sequence[JobRecord]) -> list[Recorded]:
         """Writes them in order, and returns the result of each. Raises :class:`Unavailable`: some may be recorded then, and

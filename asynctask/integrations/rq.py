@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, cast
 
+from asynctask.arrivals import send_itself
 from asynctask.brokers.base import Copy
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
@@ -61,9 +62,8 @@ from asynctask.integrations.base import (
 from asynctask.integrations.recording import Collecting, Performer, Recording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
 from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, NextRun, end_elsewhere, is_job_id
-from asynctask.middleware.tracker import Attempt, Tracker, send_itself
-from asynctask.runtime.interpreter import collect_seldom
-from asynctask.runtime.process import recording_chain
+from asynctask.middleware.tracker import Attempt, Tracker
+from asynctask.runtime.process import collect_seldom, recording_chain
 from asynctask.worker import Worker, declared_name
 
 try:

@@ -19,12 +19,12 @@ after their commit (:func:`announce`), and keep those of a locked row for later 
 from __future__ import annotations
 
 import re
-import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -831,132 +831,22 @@ def leave(ledger: Ledger) -> set[int]:
     return found
 
 
-class OwnLoan:
-    """A loan of this process, from the borrow to its end, and how many of its jobs have not ended here.
-
-    ``top``: the largest ``seq`` that a thread has taken. The jobs behind it may be given back, and those of one loan begin
-    in their order.
-    """
-
-    __slots__ = ("_loans", "high", "id", "left", "low", "task_id", "top")
-
-    def __init__(self, loans_: OwnLoans, loan: Loan, count: int) -> None:
-        self._loans = loans_
-        self.id, self.task_id, self.low, self.high = loan.id, loan.task_id, loan.low, loan.high
-        self.left = count
-        self.top = loan.low - 1
-
-    def ended(self, count: int = 1) -> None:
-        """Jobs of it have ended for this process: recorded, or given back one by one."""
-        self._loans.ended(self, count)
-
-    def as_loan(self) -> Loan:
-        """The loan as the ledger has it."""
-        return Loan(self.id, self.task_id, self.low, self.high)
-
-
-class OwnClaim:
-    """An Event that this process has claimed, under one attempt, until its end here."""
-
-    __slots__ = ("_key", "_loans")
-
-    def __init__(self, loans_: OwnLoans, key: tuple[int, int]) -> None:
-        self._loans, self._key = loans_, key
+class Held(Protocol):
+    """By what a process holds a job: its loan, or its claim."""
 
     def ended(self) -> None:
-        """It has ended for this process: recorded, or given back."""
-        self._loans.claim_ended(self._key)
+        """The job has ended for this process: recorded, or given back by itself."""
+        ...
+
+    def ending(self, count: int) -> int | None:
+        """The id of the loan if it ends with ``count`` more of its jobs, in a transaction that is about to be committed."""
+        ...
 
 
-class OwnLoans:
-    """The loans and claims of this process. One lock, for they change on the threads of the recorder and of the
-    borrower."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loans: dict[int, OwnLoan] = {}
-        self._claims: set[tuple[int, int]] = set()  # ids of Events, and attempts: one taken back may be claimed anew
-        self._ending: set[int] = set()  # in the transaction that the recorder commits now
-        self._empty: set[int] = set()  # to be ended by the borrower
-
-    def add(self, loan: Loan, count: int) -> OwnLoan:
-        """A loan that was borrowed just now, with ``count`` jobs."""
-        own = OwnLoan(self, loan, count)
-        with self._lock:
-            self._loans[loan.id] = own
-            if not count:
-                self._forget(own, is_ended=False)
-        return own
-
-    def claim(self, event_id: int, attempt: int) -> OwnClaim:
-        """An Event that was claimed just now."""
-        key = event_id, attempt
-        with self._lock:
-            self._claims.add(key)
-        return OwnClaim(self, key)
-
-    def claim_ended(self, key: tuple[int, int]) -> None:
-        """See :meth:`OwnClaim.ended`."""
-        with self._lock:
-            self._claims.discard(key)
-
-    def claims(self) -> set[tuple[int, int]]:
-        """The claimed Events, with their attempts."""
-        with self._lock:
-            return set(self._claims)
-
-    def ending(self, ends: Mapping[OwnLoan, int]) -> list[int]:
-        """Those of these loans that end with so many of their jobs."""
-        with self._lock:
-            found = [loan.id for loan, count in ends.items() if loan.left <= count and loan.id in self._loans]
-            self._ending.update(found)
-            return found
-
-    def ended(self, loan: OwnLoan, count: int) -> None:
-        """Counts ended jobs of a loan; see :meth:`OwnLoan.ended`."""
-        with self._lock:
-            loan.left -= count
-            if loan.left <= 0 and loan.id in self._loans:
-                self._forget(loan, is_ended=loan.id in self._ending)
-
-    def cut(self, loan: OwnLoan, high: int, count: int) -> None:
-        """``count`` jobs from ``high`` on were given back."""
-        with self._lock:
-            loan.high = high
-            loan.left -= count
-            if loan.id in self._loans and (loan.left <= 0 or high <= loan.low):
-                self._forget(loan, is_ended=high <= loan.low or loan.id in self._ending)
-
-    def forget(self, loan: OwnLoan) -> None:
-        """The ledger no longer has this loan for this process."""
-        with self._lock:
-            self._forget(loan, is_ended=True)
-
-    def _forget(self, loan: OwnLoan, *, is_ended: bool) -> None:
-        self._loans.pop(loan.id, None)
-        self._ending.discard(loan.id)
-        if not is_ended:
-            self._empty.add(loan.id)
-
-    def take_empty(self) -> set[int]:
-        """The loans without a job left that the ledger still has, once."""
-        with self._lock:
-            empty, self._empty = self._empty, set()
-            return empty
-
-    def all(self) -> dict[int, OwnLoan]:
-        """All of them, by id."""
-        with self._lock:
-            return dict(self._loans)
-
-
-def ending(held: Iterable[OwnLoan | OwnClaim | None]) -> list[int]:
+def ending(held: Iterable[Held | None]) -> list[int]:
     """The loans that end with one job each of these, in a transaction that is about to be committed."""
-    ends: dict[OwnLoan, int] = {}
-    for each in held:
-        if isinstance(each, OwnLoan):
-            ends[each] = ends.get(each, 0) + 1
-    return next(iter(ends))._loans.ending(ends) if ends else []
+    ends = Counter(each for each in held if each is not None)
+    return [loan_id for each, count in ends.items() if (loan_id := each.ending(count)) is not None]
 
 
 # -- what a process holds, checked again and again

@@ -29,7 +29,7 @@ from asynctask.figures import Figures
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import EventRecord, Failure, Note, StaleRead, Write, apply
-from asynctask.ledger.lending import OwnClaim, OwnLoan
+from asynctask.ledger.lending import Held
 from asynctask.ledger.tasks import candidates, close_small, try_close, try_finish
 from asynctask.logs import get_logger
 
@@ -111,7 +111,7 @@ class Outcome(Write):
     elsewhere: bool = False
     awaited: bool = False
     stage: Stage = Stage.READ
-    loan: OwnLoan | OwnClaim | None = None
+    loan: Held | None = None
     worker: str = ""
     seconds: float | None = None
     marks: str | None = None

@@ -12,7 +12,7 @@ calls ``then`` after the commit. Only then may the engine acknowledge the job.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
@@ -23,11 +23,10 @@ from asynctask.clock import SECOND, micros
 from asynctask.core.states import TERMINAL, Status
 from asynctask.core.transitions import Begin, Row, begin, is_foreign, is_suspect, pause_s
 from asynctask.database.retrying import repeatable
-from asynctask.errors import AsyncTaskError, FinalError, IdInUse, InputError, JobInterrupted, JobTimeout, NotPerformed
+from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, NotPerformed
 from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted, refuse_work
-from asynctask.ledger import foreign
-from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
     Change,
     EventRecord,
@@ -40,10 +39,9 @@ from asynctask.ledger.events import (
     read_stops,
     untouched,
 )
-from asynctask.ledger.lending import Job, OwnClaim, OwnLoan
-from asynctask.ledger.processes import engine_of
+from asynctask.ledger.lending import Held, Job
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
-from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, put_off, reopen
+from asynctask.ledger.standalone import NextRun, put_off
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
@@ -51,15 +49,6 @@ from asynctask.worker import Worker
 SAVE_S: Final = 0.2
 """Shortest time between two saves of a running job's checkpoint. Each is a commit; after a kill the job repeats what it did
 since the last one."""
-
-LOOK_EVERY: Final = 3
-"""Ticks of a tenth of a second between two queries for stopped jobs."""
-
-
-_NO_EVENT: Final = (
-    "it is dropped unrun: another ledger dispatched it, or this one was restored or purged since; give all programs of a"
-    " queue one database_url, or other ledgers other queues"
-)
 
 
 class AttemptLost(AsyncTaskError):
@@ -96,7 +85,7 @@ class Ticket:
     awaited: bool = False
     of_round: bool = False
     is_untouched: bool = False
-    loan: OwnLoan | OwnClaim | None = None
+    loan: Held | None = None
     asked: float = 0.0
     saved: Saved = _NOTHING_SAVED
 
@@ -265,10 +254,6 @@ class Attempt:
         """The job refused, for a business reason."""
         self.result = Result(Kind.FAILED, refusal_of(error))
 
-    def ignore(self, why: str) -> None:
-        """The job ended, and asks that its engine records no outcome; ``why`` is the message."""
-        self.result = Result(Kind.FINISH, notes=[Note("working", why)])
-
     def raised(self, error: BaseException) -> None:
         """The job raised: an error, a timeout, an interruption."""
         if isinstance(error, JobTimeout):
@@ -285,40 +270,6 @@ class Attempt:
             text = "\n".join([result.failure.message, *lines])
             self.result = replace(result, failure=Failure(result.failure.code, text))
 
-    def lost_performer(self, text: str) -> None:
-        """The process that performed the job died, while the recording one lives; ``text`` is the message."""
-        self.result = Result(Kind.DISCARDED, Failure("worker_lost", text))
-
-    # -- between two processes, of which one performs the job and the other records it
-
-    def report(self) -> dict[str, Any]:
-        """The result and the job's messages as JSON values, for another process that records them."""
-        result = self.result
-        return {
-            "result": None if result is None else [
-                result.kind.name,
-                None if result.failure is None else [result.failure.code, result.failure.message],
-                result.text,
-                [list(note) for note in result.notes],
-                result.is_final,
-            ],
-            "next_run": None if self.next_run is None else list(self.next_run),
-            "messages": [] if self.job is None else self.job.take_messages(),
-            "place": None if self.job is None else self.job.take_place(),
-        }  # fmt: skip
-
-    def adopt(self, report: Mapping[str, Any]) -> None:
-        """Sets the result of another process's :meth:`report`."""
-        if (said := report["result"]) is not None:
-            kind, failure, text, notes, is_final = said
-            failed = None if failure is None else Failure(*failure)
-            self.result = Result(Kind[kind], failed, text, [Note(*note) for note in notes], is_final)
-        self.next_run = None if report["next_run"] is None else NextRun(*report["next_run"])
-        if self.job is not None:
-            for text, _ in report["messages"]:
-                self.job.message(text)
-            self.job.adopt_place(report["place"])
-
     def close(self) -> None:
         """Breaks the reference cycle with its job, which would wait for the garbage collector: nothing more is said."""
         if self.job is not None:
@@ -326,6 +277,7 @@ class Attempt:
 
 
 T = TypeVar("T")
+Lent = TypeVar("Lent", Ticket, Ticket | None)
 
 
 class Running(Generic[T]):
@@ -384,12 +336,8 @@ class Running(Generic[T]):
 
 
 class Tracker:
-    """Records the life of jobs in the ledger, for any engine.
-
-    A job that arrives without a fence is kept, delivered and retried by its engine: the outcome of any copy counts while
-    the Event is open, the engine alone decides on another attempt, and the job never waits in the ledger for the
-    dispatcher.
-    """
+    """Records the life of jobs in the ledger. For jobs that come through a foreign queue there is
+    :class:`asynctask.arrivals.ArrivalTracker`."""
 
     def __init__(self, ledger: Ledger, recorder: Recorder) -> None:
         self._ledger = ledger
@@ -405,93 +353,42 @@ class Tracker:
 
     # -- 1. begin
 
-    def begin(self, keys: Sequence[tuple[str, int | None]], *, fetched: bool = False) -> list[Ticket | None]:
+    def begin(self, keys: Sequence[tuple[str, int | None]]) -> list[Ticket | None]:
         """The tickets of jobs, by their ids and the fences in their copies (None: their engine keeps and retries them), in
-        order; None for a job without an Event. ``fetched``: from a queue that is no engine's; a copy of what a process
-        holds by now, or nobody, is dropped. Raises LedgerUnavailable."""
+        order; None for a job without an Event. Raises LedgerUnavailable."""
         asked = self._ledger.clock.monotonic()
         records = self.read([job_id for job_id, _ in keys])
         tickets = [self._ticket(fence, records[job_id], asked) if job_id in records else None for job_id, fence in keys]
-        if fetched and (strays := self._strays(list(records.values()))):
-            tickets = [
-                replace(each, verdict=Begin.DROP) if each is not None and each.event_id in strays else each
-                for each in tickets
-            ]
-        saved = self._saved([each for each in tickets if each and not each.is_untouched and each.verdict is Begin.RUN])
-        return [
-            replace(each, saved=saved[each.event_id]) if each is not None and each.event_id in saved else each
-            for each in tickets
-        ]
+        return self._resumed(tickets)
 
-    def _strays(self, records: Sequence[EventRecord]) -> set[int]:
-        """Those of these Events that wait, and that no foreign queue holds."""
-        waiting = [each for each in records if each.row.status is Status.ENQUEUE and each.row.due_at is None]
-        claimed = {each.id: each.row.process for each in waiting if each.row.process is not None}
-        in_loans = [each for each in waiting if each.id not in claimed and each.task_id is not None]
-        lenders: Mapping[int, str] = {}
-        if in_loans:
-            with self._ledger.database.read() as connection:
-                lenders = foreign.holders(connection, in_loans)
-        held = {**claimed, **{each.id: lenders.get(each.id) for each in in_loans}}
-        return {i for i, holder in held.items() if holder is None or not foreign.is_queue(holder)}
-
-    def arrive(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
-        """Tickets for jobs of which the ledger may not know, in order: one without an Event (pushed by hand, or by another
-        program) gets a stand-alone one. Raises LedgerUnavailable, and InputError as :meth:`enqueue`.
-
-        A copy with an attempt was dispatched by a ledger that has its Event. If this one has not, the copy is another
-        ledger's, or older than a restored backup or a purge: it is dropped. Its own ledger, if there is one, finds it lost.
-        """
-        keys = [(arrival.job_id, arrival.attempt) for arrival in arrivals]
-        tickets = self.begin(keys)
-        if None in tickets:
-            self.enqueue(
-                [each for each, ticket in zip(arrivals, tickets, strict=True) if ticket is None and not each.attempt]
-            )
-            tickets = self.begin(keys)
-        return [
-            self._dropped(arrival) if ticket is None else _unless_late(ticket, arrival)
-            for arrival, ticket in zip(arrivals, tickets, strict=True)
-        ]
-
-    def _dropped(self, arrival: Arrival) -> Ticket:
-        self._log.error(
-            "copy_of_no_event", job_id=arrival.job_id, attempt=arrival.attempt, worker=arrival.worker_name,
-            queue=arrival.queue, hint=_NO_EVENT,
-        )  # fmt: skip
-        return Ticket.made(Begin.DROP, arrival.job_id, attempt=arrival.attempt or 1)
-
-    def reopen(self, arrival: Arrival, is_new: Callable[[str | None], bool]) -> bool:
-        """Opens the ended Event of a lone job for another job under its id, if ``is_new`` says so of the Event's options;
-        the ledger dispatches it now. Returns whether it did. Raises LedgerUnavailable."""
-        now = self._ledger.now()
-        reopened = reopen(self._ledger, arrival, due_at=now, is_new=is_new)
-        if reopened:
-            self._recorder.due(now)
-        return reopened
-
-    def _saved(self, tickets: Sequence[Ticket]) -> Mapping[int, Saved]:
-        """What earlier attempts saved, by the Event. An untouched one has nothing, so most batches need no query."""
-        if not tickets:
-            return {}
+    def _resumed(self, tickets: list[Lent]) -> list[Lent]:
+        """With what earlier attempts saved. An untouched Event has nothing, so most batches need no query."""
+        chosen = [each for each in tickets if each and not each.is_untouched and each.verdict is Begin.RUN]
+        if not chosen:
+            return tickets
         with self._ledger.database.read() as connection:
-            return read_saved(connection, [ticket.event_id for ticket in tickets])
+            saved = read_saved(connection, [each.event_id for each in chosen])
+        return [replace(each, saved=saved[each.event_id]) if each and each.event_id in saved else each for each in tickets]
 
     def borrowed(
-        self, jobs: Sequence[Job], loan: OwnLoan, asked: float, *, awaited: bool = False, of_round: bool = False
+        self, jobs: Sequence[Job], loan: Held, asked: float, *, awaited: bool = False, of_round: bool = False
     ) -> list[Ticket]:
         """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin.
 
         ``awaited``: something waits for the commit of each end. Raises LedgerUnavailable.
         """
-        is_untouched = [job.attempt == 1 and job.retries == 0 and job.items == 1 and not of_round for job in jobs]
         tickets = [
-            Ticket(_as_lent(job), awaited=awaited, of_round=of_round, is_untouched=untouched_, loan=loan, asked=asked)
-            for job, untouched_ in zip(jobs, is_untouched, strict=True)
+            Ticket(
+                _as_lent(job),
+                awaited=awaited,
+                of_round=of_round,
+                is_untouched=job.attempt == 1 and job.retries == 0 and job.items == 1 and not of_round,
+                loan=loan,
+                asked=asked,
+            )
+            for job in jobs
         ]
-        if saved := self._saved([ticket for ticket in tickets if not ticket.is_untouched]):
-            return [replace(each, saved=saved[each.event_id]) if each.event_id in saved else each for each in tickets]
-        return tickets
+        return self._resumed(tickets)
 
     def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """The Events of these jobs, by job id. Raises LedgerUnavailable."""
@@ -511,12 +408,6 @@ class Tracker:
             is_untouched=untouched(record),
             asked=asked,
         )
-
-    def enqueue(self, arrivals: Sequence[Arrival]) -> None:
-        """Creates stand-alone Events for jobs that are in their engine's queue already; skips known ids. Raises
-        :class:`~asynctask.errors.InputError` for values that the database cannot store."""
-        engine = engine_of(self._ledger.identity)
-        enqueue(self._ledger, arrivals, options=None if engine is None else {ENGINE: engine})
 
     # -- 2. start
 
@@ -701,9 +592,6 @@ class Tracker:
             return self._outcome_of_slice(attempt, attempt.slice, retry_at, then)
         elif result is None:  # no middleware recorded a result
             result = _RETURNED
-        elif ticket.elsewhere and result.kind is Kind.INTERRUPTED and retry_at is None:
-            # Our runtime always repeats interrupted jobs; another engine may give them up.
-            result = replace(result, kind=Kind.RAISED, failure=Failure(_INTERRUPTED, self._ledger.catalogue("interrupted")))
         if run is not None:
             retry_at = self._ledger.now() + micros(run.delay_s)
         kind = result.kind
@@ -730,9 +618,7 @@ class Tracker:
         )  # fmt: skip
 
     def _paused(self, ticket: Ticket, retry_at: int) -> int:
-        """When another attempt follows; an engine delays its own jobs."""
-        if ticket.elsewhere:
-            return retry_at
+        """When another attempt follows."""
         asked_s = (retry_at - self._ledger.now()) / SECOND
         pause = pause_s(asked_s, ticket.retries)
         return self._ledger.now() + micros(pause) if pause > max(0.0, asked_s) else retry_at
@@ -784,7 +670,7 @@ class Tracker:
             again = [] if retry_at is None else [Note("enqueue", say("sent_again"))]
             return [*result.notes, Note("failed", say("failed", text)), *again]
         key = {Kind.TIMEOUT: "timeout", Kind.INTERRUPTED: "interrupted"}.get(kind, "error")
-        if result.failure is not None and result.failure.code == _INTERRUPTED:
+        if result.failure is not None and result.failure.code == INTERRUPTED:
             key = "interrupted"
         notes = [*result.notes, Note("error", text if kind is Kind.DISCARDED else say(key, text))]
         if retry_at is not None or kind is Kind.INTERRUPTED:
@@ -803,48 +689,6 @@ _OF_SLICE: Final = {
 }
 
 
-class Stops:
-    """Queries which running jobs should stop, in its own thread, because the thread of the heartbeat must not wait for a
-    database."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self._due = threading.Event()
-        self._ended = False
-        self._left = 0
-        self._thread = threading.Thread(target=self._run, name="stops", daemon=True)
-        self._log = get_logger("asynctask.stops")
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def look(self) -> None:
-        """Triggers the query, every :data:`LOOK_EVERY` calls, while a job runs that was recorded as ``working``; never
-        blocks."""
-        self._left -= 1
-        if self._left < 0 and any(each.phase is Phase.NOTED for each in self._tracker.running.all()):
-            self._left = LOOK_EVERY
-            self._due.set()
-
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._ended = True
-        self._due.set()
-        self._thread.join(1.0)
-
-    def _run(self) -> None:
-        while True:
-            self._due.wait()
-            self._due.clear()
-            if self._ended:
-                return
-            try:
-                self._tracker.ask_stops()
-            except Exception as error:  # the next query follows; the request to stop is in the ledger
-                self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
-
-
 def _as_lent(job: Job) -> EventRecord:
     """The Event of a job that was borrowed, as far as the borrow read it."""
     is_first = job.attempt == 1 and job.retries == 0 and job.items == 1
@@ -856,14 +700,6 @@ def _as_lent(job: Job) -> EventRecord:
 
 
 _FIRST: Final = Row(Status.ENQUEUE, reserved=True)
-
-
-def _unless_late(ticket: Ticket, arrival: Arrival) -> Ticket:
-    """The ticket of a copy; a late one of an earlier run under its id is dropped."""
-    sent_at = ticket.record.created_at if ticket.is_lone else 0
-    if ticket.attempt > 1 and arrival.sent_at is not None and arrival.sent_at < sent_at:
-        return replace(ticket, verdict=Begin.DROP)
-    return ticket
 
 
 def _has_news(attempt: Attempt, now: float) -> bool:
@@ -891,7 +727,7 @@ def _news_of(attempt: Attempt) -> News:
 _NO_NEWS: Final = News()
 
 
-_INTERRUPTED: Final = "interrupted"
+INTERRUPTED: Final = "interrupted"
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -902,7 +738,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, FinalError):
         return Failure(error.code, clean(str(error)))
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Failure(_INTERRUPTED if isinstance(error, SystemExit) else "raised", clean(text))
+    return Failure(INTERRUPTED if isinstance(error, SystemExit) else "raised", clean(text))
 
 
 def refusal_of(error: BaseException) -> Failure:
@@ -939,38 +775,6 @@ def _plain(value: Any) -> Any:
     if says_nothing or isinstance(value, set | frozenset | bytes):
         raise TypeError(f"{kind.__name__} is no JSON")
     return str(value)
-
-
-def send_itself(attempt: Attempt, run: NextRun) -> None:
-    """Notes that a running job sends another run under its own id: its Event then waits for that run instead of ending.
-
-    The ledger keeps a job of a Task, and dispatches the next run; the engine must send none. A lone job is sent by its
-    engine, which has no bound for those that do so without a delay: this one waits here, see
-    :func:`~asynctask.core.transitions.pause_s`. Raises :class:`~asynctask.errors.IdInUse` for a callback, and InputError
-    for arguments that the ledger cannot keep.
-    """
-    ticket = attempt.ticket
-    if ticket.record.callback_of is not None:
-        raise IdInUse(
-            f"{ticket.job_id} is a callback, which ends with its Task: send with another id, or raise to be retried"
-        )
-    if not ticket.is_lone:
-        try:
-            size = len(run.columns(is_lone=False, tries=0)["options"].encode())
-        except TypeError as error:
-            why = f"the ledger cannot keep what {ticket.job_id} sends under its own id ({error}): send JSON values"
-            raise InputError(why, code="not_json") from None
-        if size > MAX_OPTIONS:
-            why = f"what {ticket.job_id} sends under its own id has {size:,} bytes, the most is {MAX_OPTIONS:,}"
-            raise InputError(f"{why}: store the data elsewhere and send its location", code="too_large")
-    else:
-        try:
-            dumps([run.args, run.kwargs])
-        except TypeError:  # the engine has another serializer
-            run = run._replace(args=(), kwargs={}, signature=[])
-        if ticket.elsewhere and (pause := pause_s(run.delay_s, ticket.retries)) > run.delay_s:
-            threading.Event().wait(pause)
-    attempt.next_run = run
 
 
 # -- the middleware that records a tracked job; docs/middleware.md has the table of what it records

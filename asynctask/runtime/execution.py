@@ -19,14 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynctask.brokers.base import Copy
-from asynctask.clock import Clock, Ids, backoff_s, micros
+from asynctask.clock import Clock, Ids, micros
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.outbox import arguments_of
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
-from asynctask.ledger.lending import OwnLoan
-from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -40,12 +37,16 @@ from asynctask.middleware.tracker import (
     refusal_of,
     result_text,
 )
+from asynctask.runtime.loans import OwnLoan
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
 from asynctask.sidekiq.activejob import worker_name
+from asynctask.sidekiq.copies import arguments_of
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:
-    from asynctask.runtime.pool import Permits, Rank
+    from asynctask.arrivals import ArrivalTracker
+    from asynctask.runtime.intake import Intake
+    from asynctask.runtime.pool import Permits, Pool, Rank
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -206,26 +207,10 @@ class Execution(Attempt):
         return [shape.conceal(args[0]), *args[1:]]
 
 
-class Place(Protocol):
-    """Where a job runs and what holds its copy; the pool is one.
-
-    ``done``: the outcome is recorded, so the copy may be acknowledged. ``gone``: the copy left this process's list in
-    another way. ``put_back`` returns the copy of an untracked job to its queue; it may raise :class:`Unavailable`.
-    ``hung``: its thread does not return.
-    """
-
-    def done(self, execution: Execution) -> None: ...
-
-    def gone(self, execution: Execution) -> None: ...
-
-    def put_back(self, execution: Execution) -> None: ...
-
-    def hung(self, execution: Execution) -> None: ...
-
-
 class Hook(Protocol):
-    """What a worker process does for other programs at its broker, which push jobs, perform jobs, or show processes. The
-    runtime knows of them through this alone; :class:`asynctask.sidekiq.sharing.Sharing` is the one implementation.
+    """What a worker process does with a broker, and for other programs there, which push jobs, perform jobs, or show
+    processes. The runtime knows of them through this alone; :class:`asynctask.sidekiq.sharing.Sharing` is the one
+    implementation. Without a broker nothing is fetched.
 
     ``quiet``: the process begins nothing more. ``ended``: a job ended, and whether it raised.
     """
@@ -236,29 +221,62 @@ class Hook(Protocol):
 
     def stop(self) -> None: ...
 
-    def leave(self, untracked: Sequence[Execution]) -> Sequence[Execution]:
-        """Leaves those of these fetched jobs that others perform in their queues; returns them. Raises
+    def attach(
+        self,
+        pool: Pool,
+        tracker: ArrivalTracker,
+        intake: Intake,
+        *,
+        quiet: threading.Event,
+        order: Callable[[], Sequence[str]],
+        unrecorded: Callable[[], int],
+        on_claimed: Callable[[int], None],
+    ) -> None:
+        """Gives it what it needs to fetch jobs for ``pool``; before :meth:`start`. ``quiet`` is set when nothing begins any
+        more; ``order`` gives the queues in the order of the next fetch; ``unrecorded`` returns how many outcomes wait for
+        the ledger; ``on_claimed`` counts what was fetched."""
+        ...
+
+    def done(self, copy: Copy) -> None:
+        """The outcome of a fetched job is recorded, so its copy may be acknowledged."""
+        ...
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """Returns copies to their queues; if the broker is away now, it does so when the broker is back. Raises
         :class:`Unavailable`."""
         ...
 
-    def arrival(self, execution: Execution) -> tuple[Arrival, str | None]:
-        """What the tracker gets of a job that another program pushed, and the part that an Event cannot store."""
+    def wake(self) -> None:
+        """A thread is idle, or what may be fetched has changed."""
         ...
 
-    def decide(self, execution: Execution, error: BaseException, *, now: int, noise: float) -> Decision:
-        """What follows ``error`` in an untracked job, or in one that another program pushed; ``now`` in microseconds,
-        ``noise`` in [0, 1)."""
+    def is_paused(self, queue: str) -> bool:
+        """Whether the queue is paused at the broker."""
         ...
 
-    def failed(
-        self, execution: Execution, error: BaseException, decision: Decision, now: int, exhausted: Callable[[], object]
-    ) -> Callable[[], None] | None:
-        """The step that moves an untracked job that raised from this process's list to where it waits; None for one that is
-        dropped. ``exhausted`` tells its worker that no retry is left, and returns the answer."""
+    def ask_again(self, execution: Execution) -> bool:
+        """Whether a fetched tracked job that waited long may begin by what the ledger says now. Raises
+        :class:`Unavailable`."""
+        ...
+
+    def holds_any(self) -> bool:
+        """Whether a broker still has copies for this process. Raises :class:`Unavailable`."""
+        ...
+
+    def decide(self, execution: Execution, error: BaseException, noise: float) -> Decision:
+        """What follows ``error`` in an untracked job, or in one that another program pushed; ``noise`` in [0, 1)."""
+        ...
+
+    def settle(
+        self, execution: Execution, error: BaseException | None, decision: Decision, exhausted: Callable[[], object]
+    ) -> None:
+        """Settles a job that no Event records and that did not return: moves its copy to where it waits, or acknowledges
+        it. ``exhausted`` tells its worker that no retry is left, and returns the answer. Raises :class:`Unavailable` for a
+        job whose thread was given up; else it tries again until the broker answers."""
         ...
 
     def is_kept(self, execution: Execution, decision: Decision, exhausted: Callable[[], object]) -> bool:
-        """Whether an untracked job without another retry is kept among the dead. ``exhausted`` as of :meth:`failed`."""
+        """Whether an untracked job without another retry is kept among the dead. ``exhausted`` as of :meth:`settle`."""
         ...
 
     def backtrace(self, execution: Execution, error: BaseException) -> Sequence[str]:
@@ -281,33 +299,32 @@ class Observers:
 
 
 class Performer:
-    """Performs jobs, each on the thread that calls :meth:`perform`."""
+    """Performs jobs, each on the thread that calls :meth:`perform`. ``on_hung`` is called for a job whose thread does not
+    return."""
 
     def __init__(
         self,
-        *,
         tracker: Tracker,
         chain: Chain,
         clock: Clock,
         ids: Ids,
-        place: Place,
         hook: Hook,
         observers: Observers,
-        result_limit: int = 65_536,
+        result_limit: int,
+        on_hung: Callable[[Execution], None],
     ) -> None:
         self._tracker = tracker
         self._chain = chain
         self._untracked_chain = _without_ours(chain)
         self._clock = clock
         self._ids = ids
-        self._place = place
+        self._on_hung = on_hung
         self._hook = hook
         self._observers = observers
         self._result_limit = result_limit
         self._log = get_logger("asynctask.job")
         self.watchdog = Watchdog(clock)
         self.loop = EventLoop()
-        self._pause = threading.Event()
         self.performed = 0
 
     def perform(self, execution: Execution) -> None:
@@ -350,11 +367,9 @@ class Performer:
             job.result = self._call(worker, execution)
 
     def _call(self, worker: Worker, execution: Execution) -> Any:
-        def call() -> Any:
-            args, keywords = arguments_of(execution.payload, worker.name)
-            return self._invoke(worker, execution, args, keywords)
-
-        return self._owned(execution, call)
+        return self._owned(
+            execution, lambda: self._invoke(worker, execution, *arguments_of(execution.payload, worker.name))
+        )
 
     def _owned(self, execution: Execution, call: Callable[[], Any]) -> Any:
         """Calls, while this attempt counts and this thread has the job. A middleware may come here more than once."""
@@ -480,10 +495,7 @@ class Performer:
     def ask_policy(self, execution: Execution, error: BaseException) -> int | None:
         """Microseconds until the retry of an item that raised this; None for no retry: then it is reported as a dead job
         is."""
-        limit = retries_of(execution.payload.get("retry"))
-        decision = decide(
-            error, execution.job, execution.worker, retries=execution.ticket.retries, limit=limit, noise=self._ids.random()
-        )
+        decision = self._policy(execution, error)
         self._report(execution, error, decision)
         if decision.follow is Follow.RETRY:
             return decision.delay
@@ -510,56 +522,62 @@ class Performer:
             return self._decide_slice(execution, execution.slice, error)
         if error is None:
             return _FINISH
-        if execution.is_untracked:
-            return self._hook.decide(execution, error, now=self._tracker.now(), noise=self._ids.random())
-        if worker is not None and worker.refuses(error) and not interrupted(job, error):
+        is_refusal = worker is not None and worker.refuses(error) and not interrupted(job, error)
+        if is_refusal and not execution.is_untracked:
             return Decision(Follow.FAILED)  # raised by a middleware around the one that records
+        return self._policy(execution, error)
+
+    def _policy(self, execution: Execution, error: BaseException) -> Decision:
         noise = self._ids.random()
-        if execution.is_foreign:
-            return self._hook.decide(execution, error, now=self._tracker.now(), noise=noise)
+        if execution.is_untracked or execution.is_foreign:
+            return self._hook.decide(execution, error, noise)
         limit = retries_of(execution.payload.get("retry"))
-        return decide(error, job, worker, retries=execution.ticket.retries, limit=limit, noise=noise)
+        return decide(error, execution.job, execution.worker, retries=execution.ticket.retries, limit=limit, noise=noise)
 
     # -- settle: the only exit
 
     def settle(self, execution: Execution, decision: Decision, error: BaseException | None) -> None:
-        """Records the outcome, or moves the copy of an untracked job from a broker to its set; then acknowledges."""
+        """Records the outcome, and has the copy of a fetched job acknowledged after that."""
         if decision is _FINISH:
             self._hook.ended(execution, False)
             if execution.has_event:
                 self._record(execution)
             else:
-                self._place.done(execution)
-            return
-        if decision.follow is not Follow.DROP:
+                self._hook.done(execution.copy)
+        else:
+            self._settle_other(execution, decision, error)
+
+    def _record(self, execution: Execution, retry_at: int | None = None) -> None:
+        then = None if execution.is_borrowed else lambda won: self._hook.done(execution.copy)
+        self._tracker.settle(execution, retry_at=retry_at, then=then)
+
+    def _settle_other(self, execution: Execution, decision: Decision, error: BaseException | None) -> None:
+        """:meth:`settle` for a job that did not return."""
+        follow = decision.follow
+        if follow is not Follow.DROP:
             self._hook.ended(execution, True)
         if execution.slice is not None:
             error = None  # each item has its own outcome by now
-        if error is not None and decision.follow in _REPORTED:
+        elif error is not None and follow in _REPORTED:
             self._report(execution, error, decision)
-        if not execution.is_untracked:
-            self._settle_tracked(execution, error, decision)
-        else:
-            self._settle_untracked(execution, error, decision)
-
-    def _settle_tracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
-        follow = decision.follow
-        if follow is Follow.DROP:
+        if not execution.has_event:
+            self._hook.settle(execution, error, decision, lambda: error and self._exhausted(execution, error))
+        elif follow is Follow.DROP:
             self._tracker.forget(execution)
-            self._place.done(execution)
-            return
-        if follow is Follow.AGAIN:
-            execution.raised(JobInterrupted())
-        elif error is not None:
-            execution.fail(error) if follow is Follow.FAILED else execution.raised(error)
-        self._record(execution, self._tracker.now() + decision.delay if follow is Follow.RETRY else None)
-        if follow is Follow.DEAD and error is not None:
-            self._exhausted(execution, error)
+            if not execution.is_borrowed:
+                self._hook.done(execution.copy)
+        elif error is not None and execution.is_untracked and follow in _REPORTED:
+            self._settle_row(execution, error, decision)
+        else:
+            if follow is Follow.AGAIN:
+                execution.raised(JobInterrupted())
+            elif error is not None:
+                execution.fail(error) if follow is Follow.FAILED else execution.raised(error)
+            self._record(execution, self._tracker.now() + decision.delay if follow is Follow.RETRY else None)
+            if error is not None and follow is Follow.DEAD:
+                self._exhausted(execution, error)
+        if error is not None and (follow is Follow.DEAD or (follow is Follow.DISCARD and execution.is_untracked)):
             self._observers.death(execution.job, error)
-
-    def _record(self, execution: Execution, retry_at: int | None = None) -> None:
-        """Passes the outcome on."""
-        self._tracker.settle(execution, retry_at=retry_at, then=lambda won: self._place.done(execution))
 
     def _settle_row(self, execution: Execution, error: BaseException, decision: Decision) -> None:
         """Records an untracked job of the ledger that raised: its row waits for the retry, is kept among the dead, or
@@ -570,54 +588,10 @@ class Performer:
         if decision.follow is Follow.RETRY:
             queue, at = execution.payload.get("retry_queue"), self._tracker.now() + decision.delay
             self._tracker.settle(execution, retry_at=at, queue=queue if isinstance(queue, str) else None)
-            return
-        if self._hook.is_kept(execution, decision, partial(self._exhausted, execution, error)):
+        elif self._hook.is_kept(execution, decision, partial(self._exhausted, execution, error)):
             self._record(execution)
         else:
             self._tracker.release(execution, is_cancelled=True)
-        self._observers.death(execution.job, error)
-
-    def _settle_untracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
-        """Moves an untracked job from a broker to where it waits for its retry, or to the dead; records one of the
-        ledger."""
-        follow = decision.follow
-        if execution.has_event:
-            if error is None or follow in (Follow.DROP, Follow.AGAIN):
-                self._settle_tracked(execution, error, decision)
-            else:
-                self._settle_row(execution, error, decision)
-            return
-        if error is None or follow is Follow.DROP:
-            self._place.done(execution)
-            return
-        if follow is Follow.AGAIN:
-            self._move(execution, lambda: self._place.put_back(execution))
-            return
-        exhausted = partial(self._exhausted, execution, error)
-        move = self._hook.failed(execution, error, decision, self._tracker.now(), exhausted)
-        if move is None:
-            self._place.done(execution)
-        else:
-            self._move(execution, move)
-        if follow in (Follow.DEAD, Follow.DISCARD):
-            self._observers.death(execution.job, error)
-
-    def _move(self, execution: Execution, move: Callable[[], None]) -> None:
-        """Moves a copy out of this process's list; retries while the broker is unavailable, because nobody else looks for
-        the copy while this process lives. For an abandoned thread: one try, which may raise Unavailable."""
-        tries = 0
-        while True:
-            try:
-                move()
-            except Unavailable as error:
-                tries += 1
-                self._log.warning("outcome_put_off", job_id=execution.copy.jid, error=str(error), tries=tries)
-                if execution.abandoned:
-                    raise
-                self._pause.wait(backoff_s(tries))
-            else:
-                self._place.gone(execution)
-                return
 
     def _exhausted(self, execution: Execution, error: BaseException) -> Any:
         """Tells the worker that no retry is left; returns its answer."""
@@ -646,7 +620,7 @@ class Performer:
         seconds = worker.timeout if worker is not None else None
         if execution.give_up_thread():  # otherwise the process ends, and has settled it
             self._settle_without_thread(execution, JobTimeout(seconds or 0.0))
-        self._place.hung(execution)
+        self._on_hung(execution)
 
     def interrupt(self, execution: Execution) -> None:
         """Raises :class:`JobInterrupted` in its thread, if that is inside the worker's function."""
@@ -688,7 +662,6 @@ class Performer:
             return
         try:
             self._hook.bury(execution.copy, self._tracker.now())
-            self._place.gone(execution)
         except Exception:
             self._log.exception("job_not_buried", job_id=execution.copy.jid)
 

@@ -1,7 +1,7 @@
 """The launcher: builds the parts of a worker process, starts them, and stops them in the right order.
 
 The parts: heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, borrower and
-dispatcher; with a broker the fetcher, too; and the hook for other programs at the broker
+dispatcher; and the hook that fetches from a broker and serves other programs there
 (:class:`~asynctask.runtime.execution.Hook`).
 """
 
@@ -19,29 +19,25 @@ from functools import partial
 from typing import Any
 
 from asynctask._version import __version__
-from asynctask.brokers.base import About, Broker
+from asynctask.arrivals import ArrivalTracker
+from asynctask.brokers.base import About
+from asynctask.database.notify import Waker
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger, open_missing_streams
-from asynctask.middleware.tracker import Stops, Tracker
-from asynctask.runtime.borrower import Borrower
-from asynctask.runtime.execution import Hook, Observers
-from asynctask.runtime.fetcher import Fetcher, Intake
-from asynctask.runtime.interpreter import collect_seldom
-from asynctask.runtime.pool import HeldCopies, Isolation, Pool
-from asynctask.runtime.process import AppProcess, Parts, recording_chain
-from asynctask.runtime.supervisor import Pulse, Wakeup
-
-LONG_S = 0.1
-"""Duration of a job from which its ``working`` status is written separately."""
-
-HELD_S = 1.5
-"""Seconds without a tick after which a process beats at once."""
+from asynctask.runtime.borrower import Arrivals, Borrower, Picker
+from asynctask.runtime.execution import Hook, Observers, Performer
+from asynctask.runtime.intake import Intake
+from asynctask.runtime.loans import OwnLoans
+from asynctask.runtime.pool import LONG_S, Gate, Isolation, Low, Pool
+from asynctask.runtime.process import AppProcess, Parts, collect_seldom, recording_chain
+from asynctask.runtime.recheck import Recheck, Returns
+from asynctask.runtime.supervisor import SILENT_S, Pulse, Wakeup
 
 PULSE_S = 1.0
-"""Seconds between two signs of life to the supervisor, at most."""
+"""Seconds between two signs of life to the supervisor, at most. Below :data:`~asynctask.runtime.supervisor.SILENT_S`."""
 
 _FLUSH_S = 5.0
 _POLL_S = 0.2
@@ -79,7 +75,7 @@ class Launcher(AppProcess):
         shutdown_s: float,
         pulse: Pulse | None = None,
     ) -> None:
-        super().__init__(parts, kind="worker", concurrency=concurrency, queues=queues.names, dispatching=parts)
+        super().__init__(parts, kind="worker", concurrency=concurrency, queues=queues.names)
         self._parts = parts
         self._queues = queues
         self._shutdown_s = shutdown_s
@@ -90,84 +86,85 @@ class Launcher(AppProcess):
         self._lost = False
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
-        self.dispatcher = parts.dispatcher
         self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._expect, figures=self.figures)
-        self.tracker = Tracker(self.ledger, self.recorder)
-        self._stops = Stops(self.tracker)
-        self.pool, self.fetcher, self.borrower, self.hook = self._made_pool()
+        self.tracker = ArrivalTracker(self.ledger, self.recorder)
+        self.pool, self.borrower, self.hook = self._made_pool()
         self.performer = self.pool.performer
 
-    def _made_pool(self) -> tuple[Pool, Fetcher | None, Borrower, Hook]:
-        parts, queues, quiet = self._parts, self._queues, threading.Event()
+    def _made_pool(self) -> tuple[Pool, Borrower, Hook]:
+        parts, quiet, waker = self._parts, threading.Event(), self._parts.signals.waker(for_jobs=True)
         clock, tracker = parts.clock, self.tracker
-        isolation = Isolation(clock, self._concurrency)
-        held = HeldCopies(self.ledger.identity, parts.broker, isolation)
+        isolation, intake = Isolation(clock, self._concurrency), Intake(parts.own_workers, quiet)
         hook = parts.sharing(self._about(), running=isolation.running, is_quiet=quiet.is_set, on_signal=self.obey)
-        intake = Intake(
-            tracker=tracker,
-            clock=clock,
-            workers=parts.own_workers,
-            held=held,
-            hook=hook,
-            quiet=quiet,
-        )
         pool = Pool(
             tracker=tracker,
-            chain=recording_chain(parts, tracker),
             clock=clock,
-            ids=parts.ids,
-            queues=queues.names,
             concurrency=self._concurrency,
-            held=held,
-            intake=intake,
-            isolation=isolation,
             hook=hook,
+            isolation=isolation,
+            gate=Gate(clock, hook, isolation, quiet, self._may_start),
+            low=Low(clock, waker),
             quiet=quiet,
-            may_start=self._may_start,
-            observers=Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
-            result_limit=parts.config.max_result_bytes,
+            performer=partial(
+                Performer,
+                tracker,
+                recording_chain(parts, tracker),
+                clock,
+                parts.ids,
+                hook,
+                Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
+                parts.config.max_result_bytes,
+            ),
+            on_begun=self._pulse.began,
             background_share=parts.config.background_share,
         )
-        fetcher = None if parts.broker is None else self._made_fetcher(parts.broker, pool, held, intake, quiet)
-        return pool, fetcher, self._made_borrower(pool, intake, quiet), hook
-
-    def _made_fetcher(
-        self, broker: Broker, pool: Pool, held: HeldCopies, intake: Intake, quiet: threading.Event
-    ) -> Fetcher:
-        return Fetcher(
-            identity=self.ledger.identity,
-            broker=broker,
-            tracker=self.tracker,
-            clock=self._parts.clock,
-            pool=pool,
-            held=held,
-            intake=intake,
+        hook.attach(
+            pool,
+            tracker,
+            intake,
             quiet=quiet,
             order=self._queues.order,
             unrecorded=lambda: self.recorder.waiting,
             on_claimed=self.figures.claims.add,
         )
+        return pool, self._made_borrower(pool, intake, quiet, waker), hook
 
-    def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event) -> Borrower:
-        parts, queues = self._parts, self._queues
-        return Borrower(
+    def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event, waker: Waker) -> Borrower:
+        parts, loans = self._parts, OwnLoans()
+        arrivals = Arrivals(
             ledger=self.ledger,
             tracker=self.tracker,
+            pool=pool,
+            loans=loans,
+            intake=intake,
+            outgoing=parts.outgoing,
+            waker=waker,
+        )
+        returns = Returns(self.ledger, self.tracker, pool, loans)
+        return Borrower(
+            ledger=self.ledger,
             clock=parts.clock,
             ids=parts.ids,
             pool=pool,
-            intake=intake,
             quiet=quiet,
-            order=queues.order,
-            is_strict=queues.strict,
-            workers=parts.own_workers.keys,
-            outgoing=parts.outgoing,
-            waker=parts.signals.waker(for_jobs=True),
+            waker=waker,
             unrecorded=lambda: self.recorder.waiting,
-            fair_by_owner=parts.config.fair_by == "owner",
-            has_share=parts.config.background_share > 0,
-            on_borrowed=self.figures.claims.add,
-            on_begun=self._pulse.began,
+            loans=loans,
+            picker=Picker(
+                ledger=self.ledger,
+                clock=parts.clock,
+                pool=pool,
+                arrivals=arrivals,
+                order=self._queues.order,
+                is_strict=self._queues.strict,
+                workers=parts.own_workers.keys,
+                fair_by_owner=parts.config.fair_by == "owner",
+                has_share=parts.config.background_share > 0,
+                on_borrowed=self.figures.claims.add,
+            ),
+            arrivals=arrivals,
+            returns=returns,
+            recheck=Recheck(self.ledger, self.tracker, parts.clock, pool, loans, returns),
         )
 
     def _about(self) -> About:
@@ -187,13 +184,10 @@ class Launcher(AppProcess):
         self._parts.fire("startup")
         self.recorder.start()
         self.pool.start()
-        if self.fetcher is not None:
-            self.fetcher.start()
         self.borrower.start()
         self.dispatcher.start()
         self.maintenance.start()
         self.hook.start()
-        self._stops.start()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._ticker.start()
 
@@ -217,13 +211,10 @@ class Launcher(AppProcess):
         self.recorder.drain(_FLUSH_S)
         self.dispatcher.stop()
         self.maintenance.stop()
-        if self.fetcher is not None:
-            self.fetcher.stop()
         self.pool.stop()
         self.recorder.stop(_FLUSH_S)
         self.hook.stop()
         self._ticker_stop.set()
-        self._stops.stop()
         self.heartbeat.stop()
         self.performer.watchdog.stop()
         self.performer.loop.stop()
@@ -234,8 +225,7 @@ class Launcher(AppProcess):
         try:
             idle = not self.pool.busy and not self.recorder.waiting  # in this order: see Running
             self.borrower.stop(is_idle=idle and not self._lost)
-            broker = self._parts.broker
-            empty = idle and (broker is None or not broker.held_by(self.ledger.identity))
+            empty = idle and not self.hook.holds_any()
         except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
             return
@@ -324,7 +314,7 @@ class Launcher(AppProcess):
         self.dispatcher.expect(at)
 
     def facts(self) -> dict[str, Any]:
-        return {"busy": self.pool.busy, "rate": self.pool.rate.per_second, "quiet": int(self.pool.is_quiet)}
+        return {"busy": self.pool.busy, "quiet": int(self.pool.is_quiet)}
 
     def worked(self) -> tuple[int, float]:
         return self.pool.worked
@@ -341,11 +331,10 @@ class Launcher(AppProcess):
         before = self._parts.clock.monotonic()
         while not self._ticker_stop.wait(LONG_S):
             now = self._parts.clock.monotonic()
-            if now - before > HELD_S:  # the interpreter was held, and others take what lies here until it beats
+            if now - before > SILENT_S:  # the interpreter was held, and others take what lies here until it beats
                 self.heartbeat.soon()
             before = now
             self.tracker.note_long(LONG_S)
-            self._stops.look()
             ticks += 1
             if ticks % every == 0:
                 self._pulse.beat()

@@ -10,30 +10,32 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from asynctask.brokers.base import Broker, Copy
-from asynctask.clock import Clock, Ids
+from asynctask.clock import Clock
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.demand import Rate
+from asynctask.database.notify import Waker
 from asynctask.errors import Unavailable
+from asynctask.ledger.lending import Job
 from asynctask.logs import get_logger
-from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Running, Tracker
-from asynctask.runtime.execution import Execution, Hook, Observers, Performer
-
-if TYPE_CHECKING:
-    from asynctask.runtime.fetcher import Intake
+from asynctask.runtime.execution import Execution, Hook, Performer
 
 STALE_S: Final = 0.5
 """Age of the ledger's last word on a job from which it may not begin, so that a knob takes effect within a second: a
 borrowed one waits for the next check (:data:`~asynctask.ledger.lending.RECHECK_S`), for a fetched one Begin is repeated."""
 
-LINE_S: Final = 5.0
-"""Suspects that wait longer in the line go back for other processes, except as many as there are threads."""
+LONG_S: Final = 0.1
+"""Duration of a job from which its ``working`` status is written separately, and average duration of a Task's jobs from
+which the supervisor is told of each that begins. Below :data:`STALE_S`: what people see is no older than what they set."""
 
 _UNWIND_S: Final = 1.0
+
+_TASKS: Final = 1_000
+"""Tasks whose duration of a job is remembered."""
+
+_SMOOTH: Final = 0.2
 
 Rank = tuple[int, int]
 """The place of a line: by the queue's rank, 0 unless queues are strict, and the priority; the smaller first."""
@@ -76,9 +78,10 @@ class Lines:
         self._sleeping = 0
         self._ends = 0
         self._ends_of_suspects = 0
-        self._is_quiet = False
-        self._late: deque[Execution] = deque()  # borrowed, and lined up when no job begins any more
+        self._is_closed = False
         self.taken = 0  # jobs that threads took
+        self._taken_before = 0  # until the last :meth:`note_taken`
+        self._took = 0  # between the last two
 
     def __len__(self) -> int:
         """Number of jobs that no thread has taken, those that wait for a permit included, but no suspects."""
@@ -100,10 +103,7 @@ class Lines:
         """Adds jobs behind those of their lines."""
         with self._lock:
             for each in executions:
-                if self._is_quiet and each.is_borrowed:
-                    self._late.append(each)
-                else:
-                    self._place(each)
+                self._place(each)
                 self._count += not each.is_suspect
             self._filled.notify(min(len(executions), self._sleeping))
 
@@ -132,7 +132,7 @@ class Lines:
     def take(self) -> Execution | None:
         """The next job for the calling thread; waits for one. None: the thread ends."""
         with self._lock:
-            while not self._ranks:
+            while self._is_closed or not self._ranks:
                 if self._ends:
                     self._ends -= 1
                     return None
@@ -155,7 +155,7 @@ class Lines:
     def take_suspect(self) -> Execution | None:
         """The next suspect for the calling thread; waits for one. None: the thread ends."""
         with self._lock:
-            while not self._suspects:
+            while self._is_closed or not self._suspects:
                 if self._ends_of_suspects:
                     self._ends_of_suspects -= 1
                     return None
@@ -173,6 +173,11 @@ class Lines:
             return 0
         self._owed -= 1
         return 1
+
+    def close(self) -> None:
+        """Threads take no job any more: each would give it back by itself."""
+        with self._lock:
+            self._is_closed = True
 
     def end(self, threads: int, of_suspects: int = 0) -> None:
         """Ends so many threads, once they find no job."""
@@ -192,14 +197,6 @@ class Lines:
         with self._lock:
             return self._drop(wanted)
 
-    def empty(self, end: Callable[[], None]) -> list[Execution]:
-        """Takes out all jobs in one step with ``end``, after which threads begin none. Borrowed ones that are put there
-        later wait for :meth:`drop`: a thread would give each back by itself."""
-        with self._lock:
-            end()
-            self._is_quiet = True
-            return self._drop(lambda each: True)
-
     def recall(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
         """As :meth:`drop`, in one step with those that threads have taken and that have not begun: these will not begin."""
         with self._lock:
@@ -213,31 +210,23 @@ class Lines:
         with self._lock:
             return self._taken_unbegun()
 
+    def unbegun(self) -> list[Execution]:
+        """The same, and the jobs that no thread has taken."""
+        with self._lock:
+            return [each for line in (*self._all(), self._taken_unbegun()) for each in line]
+
     def _taken_unbegun(self) -> list[Execution]:
         return [each for each in self._out.values() if not each.began and not each.is_over]
 
     def _drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
         dropped: list[Execution] = []
-        late, self._late = self._late, deque()
-        for each in late:
-            (dropped if wanted(each) else self._late).append(each)
-        suspects, self._suspects = self._suspects, deque()
-        for each in suspects:
-            (dropped if wanted(each) else self._suspects).append(each)
-        for rank in list(self._ranks):
-            line = self._lines[rank]
-            kept = deque[Execution]()
-            for each in line:
-                (dropped if wanted(each) else kept).append(each)
-            self._replace(rank, kept)
+        self._suspects = _without(self._suspects, wanted, dropped)
+        for rank in self._ranks.copy():
+            self._replace(rank, _without(self._lines[rank], wanted, dropped))
+        ready = len(dropped)
         for permits in self._permits.values():
-            waiting, permits.waiting = permits.waiting, deque()
-            for each in waiting:
-                if wanted(each):
-                    dropped.append(each)
-                    self._waiting -= not each.is_suspect
-                else:
-                    permits.waiting.append(each)
+            permits.waiting = _without(permits.waiting, wanted, dropped)
+        self._waiting -= sum(not each.is_suspect for each in dropped[ready:])
         for each in dropped:
             self._count -= not each.is_suspect
             self._free(each)
@@ -263,26 +252,22 @@ class Lines:
     def reorder(self, task_id: int, rank: Rank) -> None:
         """Moves the jobs of a Task to another line, because its priority was changed."""
         with self._lock:
-            for old in list(self._ranks):
-                line = self._lines[old]
-                if old == rank or not any(each.task_id == task_id for each in line):
-                    continue
-                kept = deque(each for each in line if each.task_id != task_id)
-                moved = [each for each in line if each.task_id == task_id]
-                self._replace(old, kept)
-                for each in moved:
-                    each.rank = rank
-                    self._enter(each)
+            moved: list[Execution] = []
+            for old in self._ranks.copy():
+                if old != rank:
+                    self._replace(old, _without(self._lines[old], lambda each: each.task_id == task_id, moved))
+            for each in moved:
+                each.rank = rank
+                self._enter(each)
             if (permits := self._permits.get(task_id)) is not None:
                 for each in permits.waiting:
                     each.rank = rank
 
-    def by_task(self, *, ready: bool = False) -> dict[int | None, int]:
-        """Number of jobs that no thread has taken, by Task, suspects included. ``ready``: without these, and without those
-        that wait for a permit."""
+    def ready_by_task(self) -> dict[int | None, int]:
+        """Number of jobs that the next free threads take, by Task."""
         found: dict[int | None, int] = {}
         with self._lock:
-            for line in self._lines.values() if ready else self._all():
+            for line in self._lines.values():
                 for each in line:
                     found[each.task_id] = found.get(each.task_id, 0) + 1
         return found
@@ -300,7 +285,24 @@ class Lines:
         with self._lock:
             return self._ranks[0] if self._ranks else None
 
+    def note_taken(self) -> int:
+        """The number of jobs that threads took since the last call."""
+        self._took, self._taken_before = self.taken - self._taken_before, self.taken
+        return self._took
+
+    @property
+    def move(self) -> bool:
+        """Whether threads took jobs since the last :meth:`note_taken` but one."""
+        return self._took + self.taken > self._taken_before
+
     # -- permits
+
+    def places(self, task_id: int) -> tuple[int, int, int]:
+        """As :meth:`permits`, of a Task that has a limit now: one that had none when its jobs came has no places yet."""
+        if (found := self.permits(task_id)) is None:
+            self.limit(task_id, 0)
+            found = self.permits(task_id)
+        return found or (0, 0, 0)
 
     def limit(self, task_id: int, limit: int | None) -> None:
         """Sets the places of a Task here; None: it has no limit any more.
@@ -393,68 +395,213 @@ class Lines:
             self._filled.notify(min(started, self._sleeping))
 
 
+def _without(line: deque[Execution], wanted: Callable[[Execution], bool], dropped: list[Execution]) -> deque[Execution]:
+    """A line without the jobs that are ``wanted``, which are added to ``dropped``."""
+    kept = deque[Execution]()
+    for each in line:
+        (dropped if wanted(each) else kept).append(each)
+    return kept
+
+
+class Durations:
+    """The seconds that a job of each Task takes, smoothed, and the length of its parameters. None stands for jobs without a
+    Task. Written by threads without a lock: a lost update does no harm."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int | None, float] = {}
+        self._sizes: dict[int | None, float] = {}
+
+    def note(self, task_id: int | None, seconds: float) -> None:
+        """A job took so long."""
+        known = self._seconds.get(task_id)
+        if known is None:
+            if len(self._seconds) >= _TASKS:
+                self._seconds.clear()
+                self._sizes.clear()
+            self._seconds[task_id] = seconds
+        else:
+            self._seconds[task_id] = known + _SMOOTH * (seconds - known)
+
+    def at_least(self, task_id: int, seconds: float) -> None:
+        """A job of a Task of which others have ended runs for so long already."""
+        if seconds > self._seconds.get(task_id, seconds):
+            self._seconds[task_id] = seconds
+
+    def knows(self, task_id: int | None) -> bool:
+        """Whether a job of the Task has ended here."""
+        return task_id in self._seconds
+
+    def of(self, task_id: int | None, unknown: float) -> float:
+        """Seconds of a job; ``unknown`` if none has ended."""
+        return max(1e-5, self._seconds.get(task_id, unknown))
+
+    def measure(self, task_id: int | None, jobs: Sequence[Job]) -> None:
+        """The lengths of the parameters of some jobs."""
+        if jobs:
+            self._sizes[task_id] = sum(len(job.params or "") for job in jobs) / len(jobs)
+
+    def size(self, task_id: int | None) -> float:
+        """Average length of the parameters of a job."""
+        return max(1.0, self._sizes.get(task_id, 1.0))
+
+
+class Gate:
+    """Whether a job that a thread has taken may begin.
+
+    Arguments: ``may_start`` is false while nothing may begin (the heartbeat is late, the ledger is unavailable); ``quiet``
+    is set when nothing begins any more.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        hook: Hook,
+        isolation: Isolation,
+        quiet: threading.Event,
+        may_start: Callable[[], bool],
+    ) -> None:
+        self._clock = clock
+        self._hook = hook
+        self._isolation = isolation
+        self._quiet = quiet
+        self.may_start = may_start
+        self._checked_at = -1e9  # when the ledger was asked last about what is borrowed
+        self._checked = threading.Condition()
+        self.paused: frozenset[str] = frozenset()  # queues, in the ledger
+        self._log = get_logger("asynctask.pool")
+
+    def opens(self, execution: Execution) -> bool:
+        """Waits for the turn of a job; returns whether it may begin then."""
+        if not self._waited_for_start() or not self._isolation.enter(execution, self._quiet.is_set):
+            return False
+        if execution.is_borrowed:
+            return self._is_known(execution) and self._takes_from(execution.copy.queue)
+        return self._takes_from(execution.copy.queue) and (not execution.has_event or self._has_begun(execution))
+
+    def _waited_for_start(self) -> bool:
+        """Waits until anything may start; False if nothing will any more."""
+        while not self.may_start() and not self._quiet.is_set():
+            self._quiet.wait(0.05)
+        return not self._quiet.is_set()
+
+    def _is_known(self, execution: Execution) -> bool:
+        """Waits until the ledger's last word on a borrowed job is fresh; False if it has been taken back, or nothing begins
+        any more."""
+        while not execution.is_recalled and not self._quiet.is_set():
+            known = max(execution.asked, self._checked_at)
+            if self._clock.monotonic() - known < STALE_S and self.may_start():
+                return True
+            with self._checked:
+                self._checked.wait(_CHECK_S)
+        return False
+
+    def _takes_from(self, queue: str) -> bool:
+        """Whether this process begins jobs of the queue, whichever way they came."""
+        return not self._quiet.is_set() and queue not in self.paused and not self._hook.is_paused(queue)
+
+    def _has_begun(self, execution: Execution) -> bool:
+        """Whether Begin still lets a fetched job run; asks again if it said so too long ago."""
+        if self._clock.monotonic() - execution.asked < STALE_S:
+            return True
+        if not self._waited_for_start() or not self._takes_from(execution.copy.queue):
+            return False
+        try:
+            return self._hook.ask_again(execution)
+        except Exception as error:  # Begin failed: back to the ledger, when that is available
+            self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
+            return False
+
+    # -- what changes it
+
+    def checked(self, at: float, paused: frozenset[str]) -> None:
+        """The ledger was asked at this time (monotonic) about all that is borrowed; these queues are paused there."""
+        self.hold_back(paused)
+        with self._checked:
+            self._checked_at = at
+            self._checked.notify_all()
+
+    def hold_back(self, queues: frozenset[str]) -> None:
+        """These queues, and no others, are paused in the ledger: none of their jobs begins here, or is fetched."""
+        if queues != self.paused:
+            self.paused = queues
+            self._hook.wake()
+
+    def wake(self) -> None:
+        """Ends the waits, because the process is quiet."""
+        with self._checked:
+            self._checked.notify_all()
+
+
+class Low:
+    """Tells when few jobs lie ready, and wakes the borrower then. ``mark``: how many these are; ``vain_until`` (monotonic):
+    a borrow has found nothing, so until then idle threads are no reason for another."""
+
+    def __init__(self, clock: Clock, waker: Waker) -> None:
+        self.mark = 0
+        self.vain_until = 0.0
+        self._clock = clock
+        self._waker = waker
+        self._is_low = threading.Event()
+
+    def taken(self, left: int) -> None:
+        """A thread has taken a job, and ``left`` are left."""
+        if left <= self.mark and not self._is_low.is_set():
+            self._is_low.set()
+            self._waker.wake()
+
+    def empty(self) -> None:
+        """A thread finds no job."""
+        if self._clock.monotonic() >= self.vain_until:
+            self._waker.wake()
+
+    def set(self) -> None:
+        """Ends a wait."""
+        self._is_low.set()
+
+    def clear(self) -> None:
+        """More are about to be got."""
+        self._is_low.clear()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until few are left, for so many seconds at most."""
+        self._is_low.wait(seconds)
+
+
 class Pool:
     """The processors of one process.
 
-    Arguments: ``chain``, the middleware around each job; ``queues``, which this process works; ``may_start`` is false while
-    nothing may begin (the heartbeat is late, the ledger is unavailable); ``quiet`` is set when nothing begins any more;
-    ``background_share`` as of :class:`Lines`.
+    Arguments: ``performer`` makes that of this pool; ``on_begun`` is called with the
+    Event of each borrowed job that may last; ``background_share`` as of :class:`Lines`.
     """
 
     def __init__(
         self,
         *,
         tracker: Tracker,
-        chain: Chain,
         clock: Clock,
-        ids: Ids,
-        queues: Sequence[str],
         concurrency: int,
-        held: HeldCopies,
-        intake: Intake,
-        isolation: Isolation,
         hook: Hook,
+        isolation: Isolation,
+        gate: Gate,
+        low: Low,
         quiet: threading.Event,
-        may_start: Callable[[], bool],
-        observers: Observers,
-        result_limit: int = 65_536,
+        performer: Callable[[Callable[[Execution], None]], Performer],
+        on_begun: Callable[[int], None],
         background_share: float = 0.0,
     ) -> None:
         self.concurrency = concurrency
         self._tracker = tracker
         self._clock = clock
-        self.queues = tuple(queues)
-        self._held = held
-        self._intake = intake
+        self._hook = hook
         self._isolation = isolation
+        self.gate = gate
+        self.low = low
         self._quiet = quiet
-        self.may_start = may_start
-        self.rate = Rate(clock, concurrency)
-        self.performer = Performer(
-            result_limit=result_limit,
-            tracker=tracker,
-            chain=chain,
-            clock=clock,
-            ids=ids,
-            place=self,
-            hook=hook,
-            observers=observers,
-        )
+        self._on_begun = on_begun
+        self.performer = performer(self._replace)
+        self.durations = Durations()
         self.lines = Lines(background_share)
-        self._has_line = False
-        self._filled_at = 0.0  # when fetched jobs were put there last
-        self._checked_at = -1e9  # when the ledger was asked last about what is borrowed
-        self._checked = threading.Condition()
-        self._paused: frozenset[str] = frozenset()  # queues
-        self._paused_in_ledger: frozenset[str] = frozenset()
         self._threads: dict[threading.Thread, bool] = {}  # whether it takes from the lines, not the suspects
-        self._lock = threading.Lock()  # over the threads
-        self.low = threading.Event()  # set when no more than `mark` jobs lie ready: time for the next fetch
-        self.mark = 0
-        self.on_low: Callable[[], None] = lambda: None
-        self.on_empty: Callable[[], None] = lambda: None
-        self.took: Callable[[int | None, float], None] = lambda task_id, seconds: None
-        self.begun: Callable[[Execution], None] = lambda execution: None
         self._ended = threading.Event()
         self._log = get_logger("asynctask.pool")
 
@@ -469,17 +616,17 @@ class Pool:
         """Begins nothing more; gives back what was fetched and has not begun. Returns what was borrowed and has not."""
         if self._quiet.is_set():
             return []
-        unbegun = self.lines.empty(self._quiet.set)
+        self._quiet.set()
+        self.lines.close()
+        unbegun = self.lines.drop(lambda each: True)
         self.low.set()
-        self._held.wake()
-        with self._checked:
-            self._checked.notify_all()
-        borrowed = [each for each in unbegun if each.is_borrowed]
+        self._hook.wake()
+        self.gate.wake()
         try:
-            self._give_back([each for each in unbegun if not each.is_borrowed])
+            self.give_back([each for each in unbegun if not each.is_borrowed])
         except Unavailable as error:  # recovery finds them in this process's list
             self._log.warning("release_put_off", error=str(error))
-        return borrowed
+        return [each for each in unbegun if each.is_borrowed]
 
     def wait_idle(self, timeout: float) -> bool:
         """Waits until no job runs; False if one still does after ``timeout`` seconds."""
@@ -522,15 +669,15 @@ class Pool:
         return len(self._isolation)
 
     @property
-    def ready(self) -> int:
-        """Number of jobs that wait for a thread, without suspects, and without those that wait for a place of their Task:
-        others may pass them."""
-        return self.lines.ready
+    def idle(self) -> int:
+        """Threads without a job that runs or lies ready."""
+        return max(0, self.concurrency - self.busy - self.lines.ready)
 
     @property
-    def is_stale(self) -> bool:
-        """Whether the ready jobs were fetched too long ago to begin without repeating Begin."""
-        return self._clock.monotonic() - self._filled_at >= STALE_S
+    def frees_threads(self) -> bool:
+        """Whether threads are idle, or took jobs lately, so that something urgent begins soon. Otherwise it would be given
+        back at the next check, and borrowed again."""
+        return self.busy < self.concurrency or self.lines.move
 
     @property
     def closed(self) -> bool:
@@ -550,88 +697,40 @@ class Pool:
         """Seconds for which the ready jobs last; None while no job runs."""
         if not self._isolation:
             return None
-        if self._isolation.closed:  # a suspect runs alone: all others wait for it, and it for its outcome
-            return 0.0
-        rate = self.rate.per_second
-        return len(self.lines) / rate if rate > 0 else 0.0
+        return 0.0
 
     @property
     def worked(self) -> tuple[int, float]:
         """Number of jobs performed, and of seconds in which at least one ran."""
         return self.performer.performed, self._isolation.busy_s
 
-    def measured(self) -> float:
-        """Jobs per second, measured now. For the fetching thread."""
-        idle = not self.busy and not len(self.lines)
-        return self.rate.update(self.performer.performed, self._isolation.busy_s, dry=idle)
-
     # -- what lies ready
-
-    def put(self, executions: Sequence[Execution]) -> None:
-        """Passes fetched jobs that may begin to the processors. Their queues gave them just now, so they are not paused."""
-        self._filled_at = self._clock.monotonic()
-        if self._paused:
-            self._paused -= {execution.copy.queue for execution in executions}
-        self.line_up(executions)
 
     def line_up(self, executions: Sequence[Execution]) -> None:
         """Passes jobs to the processors: suspects to the line of their own thread, so that no processor waits."""
-        if not self._has_line and any(each.is_suspect for each in executions):
-            self._has_line = True
+        if any(each.is_suspect for each in executions) and all(self._threads.values()):
             self._spawn(in_line=False)
         self.lines.put(executions)
-
-    def keep(self, count: int) -> None:
-        """Gives all but ``count`` fetched jobs back, if jobs became long: others can begin them. Raises Unavailable."""
-        is_beyond = self.lines.first(count)
-        self._give_back(self.lines.drop(lambda each: not each.is_borrowed and is_beyond(each)))
-
-    def pause(self, queues: Collection[str]) -> None:
-        """These queues, and no others, are paused in the broker: none of their jobs begins here, and those that lie ready
-        go back, each queue's in their order. Raises Unavailable."""
-        new, self._paused = frozenset(queues) - self._paused, frozenset(queues)
-        if new:
-            self._give_back(self.drop(lambda each: each.copy.queue in new))
-
-    def drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
-        """Takes the jobs that are ``wanted`` out of the lines, suspects included."""
-        return self.lines.drop(wanted)
-
-    def checked(self, at: float, paused: frozenset[str]) -> None:
-        """The ledger was asked at this time (monotonic) about all that is borrowed; these queues are paused there."""
-        self.hold_back(paused)
-        with self._checked:
-            self._checked_at = at
-            self._checked.notify_all()
-
-    def hold_back(self, queues: frozenset[str]) -> None:
-        """These queues, and no others, are paused in the ledger: none of their jobs begins here, or is fetched."""
-        if queues != self._paused_in_ledger:
-            self._paused_in_ledger = queues
-            self._held.wake()
-
-    def fetched_from(self, queues: Sequence[str]) -> Sequence[str]:
-        """Those of these queues of which jobs may be fetched."""
-        paused = self._paused_in_ledger
-        return [queue for queue in queues if queue not in paused] if paused else queues
+        if self._quiet.is_set():
+            self.give_back(self.lines.drop(lambda each: not each.is_borrowed))
 
     def shorten_line(self) -> None:
         """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""
         if self.lines.suspects <= self.concurrency:
             return
         is_beyond, now = self.lines.first(self.concurrency), self._clock.monotonic()
-        old = self.lines.drop(lambda each: each.is_suspect and is_beyond(each) and now - each.asked > LINE_S)
-        self._give_back(old)
+        old = self.lines.drop(lambda each: each.is_suspect and is_beyond(each) and now - each.asked > ALONE_S)
+        self.give_back(old)
 
-    def _give_back(self, unbegun: Sequence[Execution]) -> None:
-        """To the ledger or the broker, in the order in which they came. Raises :class:`Unavailable`."""
+    def give_back(self, unbegun: Sequence[Execution]) -> None:
+        """Gives back jobs that are out of the lines, to the ledger or the broker, in the order in which they came. Raises
+        :class:`Unavailable`."""
         for execution in unbegun:
             if execution.has_event:
                 self.release(execution)
         copies = [each.copy for each in unbegun if not each.has_event]
         if copies:
-            self._held.forget(copies)  # if the broker is unavailable now, they go back when it is available
-            self._held.put_back(copies)
+            self._hook.put_back(copies)
 
     def release(self, execution: Execution) -> None:
         """Gives back a fetched or borrowed job that will not run in this process."""
@@ -643,20 +742,22 @@ class Pool:
 
     def _release(self, execution: Execution) -> None:
         if not execution.has_event:
-            self.put_back(execution)
-            self.gone(execution)
+            self._hook.put_back([execution.copy])
         elif execution.ticket.verdict is Begin.DROP:
             self._tracker.forget(execution)
-            self.done(execution)
+            self._done(execution)
         else:
-            self._tracker.release(execution, then=lambda won: self.done(execution))
+            self._tracker.release(execution, then=lambda won: self._done(execution))
+
+    def _done(self, execution: Execution) -> None:
+        if not execution.is_borrowed:
+            self._hook.done(execution.copy)
 
     # -- processors
 
     def _spawn(self, *, in_line: bool) -> None:
         thread = threading.Thread(target=self._process, args=(in_line,), name="processor", daemon=True)
-        with self._lock:
-            self._threads[thread] = in_line
+        self._threads[thread] = in_line
         thread.start()
 
     def _process(self, in_line: bool) -> None:
@@ -664,9 +765,7 @@ class Pool:
         ended, take = False, self.lines.take if in_line else self.lines.take_suspect
         try:
             while (execution := take()) is not None:
-                if not self.low.is_set() and len(self.lines) <= self.mark:
-                    self.low.set()
-                    self.on_low()
+                self.low.taken(len(self.lines))
                 self._run(execution)
                 if execution.abandoned:  # its thread returned after all, and another has its place
                     break
@@ -675,18 +774,17 @@ class Pool:
             self._log.exception("processor_died")
         finally:
             self.lines.gone()
-            with self._lock:
-                self._threads.pop(threading.current_thread(), None)
+            self._threads.pop(threading.current_thread(), None)
             if not ended and not self._quiet.is_set():
                 self._spawn(in_line=in_line)
 
     def _run(self, execution: Execution) -> None:
         execution.thread = threading.current_thread()
         try:
-            if self._begins(execution):
-                self.begun(execution)
+            if self.gate.opens(execution):
+                self._note_begun(execution)
                 self.performer.perform(execution)
-                self.took(execution.task_id, self._clock.monotonic() - execution.began)
+                self.durations.note(execution.task_id, self._clock.monotonic() - execution.began)
             else:
                 self.release(execution)
         except BaseException as error:
@@ -695,71 +793,22 @@ class Pool:
         finally:
             self._leave(execution)
 
+    def _note_begun(self, execution: Execution) -> None:
+        """Tells the supervisor of a job that may hold the interpreter, so that nobody can ask this process what it runs.
+        Short jobs are too many, and do not."""
+        if execution.is_borrowed and self.durations.of(execution.task_id, LONG_S) >= LONG_S:
+            self._on_begun(execution.ticket.event_id)
+
     def _leave(self, execution: Execution) -> None:
         self.lines.release(execution)
         self._isolation.leave(execution)
         if self._quiet.is_set():
             self._ended.set()
         elif not self.lines.ready:
-            self._held.wake()
-            self.on_empty()
+            self._hook.wake()
+            self.low.empty()
 
-    def _begins(self, execution: Execution) -> bool:
-        """Waits for the turn of a job; returns whether it may begin then."""
-        if not self._waited_for_start() or not self._isolation.enter(execution, self._quiet.is_set):
-            return False
-        if execution.is_borrowed:
-            return self._is_known(execution) and self._takes_from(execution.copy.queue)
-        if not self._takes_from(execution.copy.queue):
-            return False
-        if not execution.has_event or self._clock.monotonic() - execution.asked < STALE_S:
-            return True
-        if not self._waited_for_start() or not self._takes_from(execution.copy.queue):
-            return False
-        try:
-            return self._intake.ask_again(execution)
-        except Exception as error:  # Begin failed: back to the ledger, when that is available
-            self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
-            return False
-
-    def _is_known(self, execution: Execution) -> bool:
-        """Waits until the ledger's last word on a borrowed job is fresh; False if it has been taken back, or nothing begins
-        any more."""
-        while not execution.is_recalled and not self._quiet.is_set():
-            known = max(execution.asked, self._checked_at)
-            if self._clock.monotonic() - known < STALE_S and self.may_start():
-                return True
-            with self._checked:
-                self._checked.wait(_CHECK_S)
-        return False
-
-    def _takes_from(self, queue: str) -> bool:
-        """Whether this process begins jobs of the queue, whichever way they came."""
-        return not self._quiet.is_set() and queue not in self._paused and queue not in self._paused_in_ledger
-
-    def _waited_for_start(self) -> bool:
-        """Waits until anything may start; False if nothing will any more."""
-        while not self.may_start() and not self._quiet.is_set():
-            self._quiet.wait(0.05)
-        return not self._quiet.is_set()
-
-    # -- the place of a job that runs
-
-    def done(self, execution: Execution) -> None:
-        """The outcome is in the ledger (or there is none): the copy of a fetched job is acknowledged with the next
-        exchange."""
-        if not execution.is_borrowed:
-            self._held.done(execution.copy)
-
-    def put_back(self, execution: Execution) -> None:
-        """Returns the copy of an untracked job to its queue. Raises Unavailable."""
-        self._held.put_back([execution.copy])
-
-    def gone(self, execution: Execution) -> None:
-        """The copy went back, or into a set: it is no longer this process's."""
-        self._held.forget([execution.copy])
-
-    def hung(self, execution: Execution) -> None:
+    def _replace(self, execution: Execution) -> None:
         """The thread of this job is lost: another takes its place."""
         self.lines.release(execution)
         self._isolation.leave(execution)
@@ -771,7 +820,8 @@ class Pool:
 
 ALONE_S: Final = 5.0
 """Longest time for which a suspect closes its process: until the jobs beside it have ended, and while it runs alone. A job
-that kills its process mostly does so at once, and no other job waits longer than this."""
+that kills its process mostly does so at once, and no other job waits longer than this. Suspects that wait longer in the
+line go back for other processes, except as many as there are threads."""
 
 _CHECK_S: Final = 0.1
 """Seconds between two checks of a waiting thread whether to give up."""
@@ -885,83 +935,3 @@ class Isolation:
 
     def __len__(self) -> int:
         return len(self._running)
-
-
-# -- which copies are here
-
-MANY_DONE: Final = 500
-"""Number of copies to acknowledge from which the fetcher is woken, however busy the process is."""
-
-
-class HeldCopies:
-    """The copies that the broker holds for the process ``identity``: those that arrived and have not left, and those of
-    them that may be acknowledged. Without a broker there are none."""
-
-    def __init__(self, identity: str, broker: Broker | None, isolation: Isolation) -> None:
-        self._identity = identity
-        self._broker = broker
-        self._isolation = isolation
-        self._lock = threading.Lock()
-        self._done: list[Copy] = []
-        self._handles: set[Any] = set()  # of whatever kind the broker's are
-        self._woken = False  # whether the fetcher was woken for these: once until it takes them
-
-    def __contains__(self, copy: Copy) -> bool:
-        with self._lock:
-            return copy.handle in self._handles
-
-    @property
-    def waiting(self) -> int:
-        """How many may be acknowledged."""
-        return len(self._done)
-
-    def done(self, copy: Copy) -> None:
-        """The copy may be acknowledged, with the next exchange. An idle process makes one at once."""
-        waiting = self._add(copy)
-        # A flush ends hundreds of jobs; waking the fetcher for each would cost more.
-        if not self._woken and (waiting >= MANY_DONE or not self._isolation):
-            self._woken = True
-            self.wake()
-
-    def acknowledge(self, copy: Copy) -> None:
-        """The copy may be acknowledged at once: it never became an execution."""
-        self._add(copy)
-        self.wake()
-
-    def wake(self) -> None:
-        """Wakes the fetcher."""
-        if self._broker is not None:
-            self._broker.wake()
-
-    def put_back(self, copies: Sequence[Copy]) -> None:
-        """Returns copies to their queues. Raises BrokerUnavailable."""
-        if self._broker is not None:
-            self._broker.put_back(self._identity, copies)
-
-    def _add(self, copy: Copy) -> int:
-        with self._lock:
-            self._done.append(copy)
-            return len(self._done)
-
-    def take_done(self) -> list[Copy]:
-        """Takes the copies that the caller acknowledges now."""
-        self._woken = False
-        with self._lock:
-            taken, self._done = self._done, []
-            return taken
-
-    def keep_done(self, copies: Sequence[Copy]) -> None:
-        """Returns copies that could not be acknowledged; they come first the next time."""
-        with self._lock:
-            self._done[:0] = copies
-
-    def exchanged(self, done: Sequence[Copy], copies: Sequence[Copy]) -> None:
-        """``done`` were acknowledged and ``copies`` arrived."""
-        with self._lock:
-            self._handles.difference_update(copy.handle for copy in done)
-            self._handles.update(copy.handle for copy in copies)
-
-    def forget(self, copies: Sequence[Copy]) -> None:
-        """The copies went back or into a set, or count as never arrived."""
-        with self._lock:
-            self._handles.difference_update(copy.handle for copy in copies)

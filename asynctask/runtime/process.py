@@ -8,13 +8,13 @@ There are three kinds: web processes (:class:`asynctask.wiring.WebProcess`), wor
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from asynctask._version import __version__
 from asynctask.brokers.base import About, Broker
@@ -24,7 +24,7 @@ from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Pace
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.dispatch.outbox import EngineQueues, PushFilter
+from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
 from asynctask.exports.files import ExportFiles
 from asynctask.figures import Figures
@@ -37,11 +37,12 @@ from asynctask.maintenance import Maintenance
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
 from asynctask.runtime.execution import Execution, Hook
+from asynctask.sidekiq.copies import PushFilter
 from asynctask.worker import Worker
 
 
-class Tracked(Protocol):
-    """The parts of an application that every process needs."""
+class Dispatching(Protocol):
+    """The parts of an application that every process needs: each dispatches, and resumes splits of dead processes."""
 
     config: Config
     clock: Clock
@@ -65,10 +66,6 @@ class Tracked(Protocol):
 
     @property
     def signals(self) -> Signals: ...
-
-
-class Dispatching(Tracked, Protocol):
-    """The parts that a process needs which dispatches and resumes splits of dead processes."""
 
     @property
     def dispatcher(self) -> Dispatcher: ...
@@ -109,19 +106,17 @@ class AppProcess:
     """A process in the ledger: its row, its heartbeat and its share of maintenance.
 
     Arguments: ``kind``, ``concurrency`` and ``queues`` are displayed (``queues`` of a worker also decide what is dispatched
-    for it); ``ledger`` replaces that of the application if the process has an identity of its own; ``dispatching`` is the
-    application again if this process dispatches.
+    for it); ``ledger`` replaces that of the application if the process has an identity of its own.
     """
 
     def __init__(
         self,
-        app: Tracked,
+        app: Dispatching,
         *,
         kind: str,
         concurrency: int = 0,
         queues: Sequence[str] = (),
         ledger: Ledger | None = None,
-        dispatching: Dispatching | None = None,
     ) -> None:
         config = app.config
         self.ledger = ledger or app.ledger
@@ -130,7 +125,7 @@ class AppProcess:
         self._kind = kind
         self._concurrency = concurrency
         self._queue_names = tuple(queues)
-        self._dispatching = dispatching
+        self.dispatcher = app.dispatcher
         self.figures = Figures()
         self._pace = Pace()
         self._log = get_logger("asynctask.process")
@@ -142,8 +137,7 @@ class AppProcess:
             facts=self._beat,
             on_signal=self.obey,
         )
-        maintenance = partial(
-            Maintenance,
+        self.maintenance = Maintenance(
             self.ledger,
             app.broker,
             app.host,
@@ -151,22 +145,16 @@ class AppProcess:
             waker=app.signals.waker(),
             every_s=min(1.0, config.lease_s / 4),
             engines=app.engines,
+            resume_split=app.resume_split,
+            cleaning=Cleaning(
+                self.ledger,
+                app.uploads,
+                remove_export=app.export_files.remove,
+                purge_after_s=config.purge_after_days * 86_400,
+            ),
+            nudge=app.dispatcher.nudge,
+            expect=app.dispatcher.expect,
         )
-        if dispatching is None:
-            self.maintenance = maintenance()
-        else:
-            dispatcher = dispatching.dispatcher
-            self.maintenance = maintenance(
-                resume_split=dispatching.resume_split,
-                cleaning=Cleaning(
-                    self.ledger,
-                    dispatching.uploads,
-                    remove_export=dispatching.export_files.remove,
-                    purge_after_s=config.purge_after_days * 86_400,
-                ),
-                nudge=dispatcher.nudge,
-                expect=dispatcher.expect,
-            )
 
     def register(self) -> None:
         """Writes the row of this process. Raises LedgerUnavailable."""
@@ -193,10 +181,8 @@ class AppProcess:
             self._log.warning("leave_put_off", error=str(error))
 
     def _beat(self) -> dict[str, Any]:
-        figures = self.figures.as_dict()
-        if self._dispatching is not None:
-            dispatcher = self._dispatching.dispatcher
-            figures |= {"rounds": dispatcher.rounds, "dispatched": dispatcher.dispatched}
+        dispatched = {"rounds": self.dispatcher.rounds, "dispatched": self.dispatcher.dispatched}
+        figures = self.figures.as_dict() | dispatched
         pace = round(self._pace.update(*self.worked()), 6)
         return {**self.facts(), "info": dumps({**self.info(), "pace": pace, "figures": figures})}
 
@@ -221,7 +207,7 @@ class AppProcess:
             self.register()
 
 
-def recording_chain(app: Tracked, tracker: Tracker) -> Chain:
+def recording_chain(app: Dispatching, tracker: Tracker) -> Chain:
     """The application's server middleware with the recording middleware innermost."""
     chain = Chain()
     for middleware in app.server_middleware:
@@ -319,3 +305,26 @@ def memory_bytes() -> int:
     """The most memory this process has used, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+# -- the garbage collector
+
+SELDOM: Final = 50_000
+"""Allocations between collections. A process holds some thousand jobs at a time, of a few dozen short-lived objects each.
+With CPython's own thresholds these alone trigger full collections repeatedly: a tenth of the rate of short jobs."""
+
+UNSET: Final = ((700, 10, 10), (2_000, 10, 10), (2_000, 10, 0))
+"""The thresholds with which the releases of CPython start: others are a setting of the application."""
+
+
+def collect_seldom() -> None:
+    """Reduces garbage collections, in a process whose only purpose is to perform jobs, after its start.
+
+    Objects that exist now stay as long as the process and are not examined again. Memory is freed as before: the collector
+    handles reference cycles only. Changes nothing if thresholds were set, or the collector was turned off.
+    """
+    found = gc.get_threshold()
+    if gc.isenabled() and found in UNSET:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(SELDOM, *found[1:])

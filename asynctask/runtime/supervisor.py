@@ -33,7 +33,9 @@ RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
 STEADY_S: Final = 10.0
 """Run time from which a process did not end soon after its start."""
 
-_RENEWER_AGAIN_S: Final = 1.0
+_AGAIN_S: Final = 0.5
+"""Seconds until a renewer that died is started again, and until one that failed tries again. Below
+:data:`SILENT_S`."""
 
 SILENT: Final = 1 / 3
 """Share of its lease after which the lease of a process without a pulse is renewed: the renewer takes seconds to start."""
@@ -357,7 +359,7 @@ class _Renewer:
         if self._process is None:
             if self._monotonic() < self._not_before:
                 return
-            self._not_before = self._monotonic() + _RENEWER_AGAIN_S
+            self._not_before = self._monotonic() + _AGAIN_S
             argv = [sys.executable, "-m", "asynctask.runtime.supervisor", _RENEW]
             self._process = subprocess.Popen(argv, env=dict(self._environ), stdin=subprocess.PIPE, start_new_session=True)
         order = json.dumps([lease._asdict() for lease in leases]) + "\n"
@@ -387,8 +389,6 @@ def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 _RENEW_EVERY: Final = 1 / 4
 """Share of the shortest lease between two renewals."""
-
-_RENEW_RETRY_S: Final = 0.5
 
 
 class Renewals:
@@ -432,7 +432,7 @@ class Renewals:
                 renew(self._databases[url], identities, lease_s=lease_s)
         except Exception as error:  # any exception: nobody else renews them
             self._log.warning("renewal_put_off", error=str(error))
-            return _RENEW_RETRY_S
+            return _AGAIN_S
         return min(lease_s for _, lease_s in together) * _RENEW_EVERY
 
 

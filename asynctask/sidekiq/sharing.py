@@ -1,8 +1,8 @@
 """What a worker process does for other programs at its broker: Ruby's workers, and Sidekiq's tools.
 
-The runtime calls one object, :class:`Sharing`. Its parts: the heartbeat that shows the process to tools, the poller of the
-sets ``retry`` and ``schedule``, the report of jobs that are left to others, and the retry rules of untracked jobs and of
-those that others pushed. Without a broker, only the rules are used.
+The runtime calls one object, :class:`Sharing`. Its parts: the fetcher, the heartbeat that shows the process to tools, the
+poller of the sets ``retry`` and ``schedule``, the report of jobs that are left to others, and the retry rules of untracked
+jobs and of those that others pushed. Without a broker, only the rules are used.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from typing import Any, Final
 
 import orjson
 
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Held, Presence, Running, why_left
-from asynctask.clock import SECOND, Clock, Ids, micros
-from asynctask.dispatch.outbox import buried, options_of
+from asynctask.clock import SECOND, Clock, Ids, backoff_s, micros
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.standalone import Arrival, fitted
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.runtime.execution import Decision, Execution, Follow, decide, text_of
+from asynctask.runtime.intake import Intake
+from asynctask.runtime.pool import Pool
 from asynctask.runtime.process import memory_bytes
+from asynctask.sidekiq.copies import buried, options_of
+from asynctask.sidekiq.fetcher import Arrivals, Fetcher, HeldCopies
 from asynctask.sidekiq.payload import dump, dump_any, encode_backtrace, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 
@@ -40,9 +44,9 @@ MAX_REPORTS: Final = 1_000
 class Sharing:
     """See :class:`asynctask.runtime.execution.Hook`.
 
-    Arguments: ``about``, the process; ``workers``: those that it performs; ``running`` gives the jobs that run;
-    ``on_signal`` is called with a signal that a tool left; ``average_s``: seconds between two polls of this process, 0: by
-    the number of processes.
+    Arguments: ``about``, the process; ``workers``: those that it performs; ``running`` gives the jobs
+    that run; ``on_signal`` is called with a signal that a tool left; ``average_s``: seconds between two polls of this
+    process, 0: by the number of processes.
     """
 
     def __init__(
@@ -59,10 +63,13 @@ class Sharing:
         average_s: float = 0.0,
     ) -> None:
         self._broker = broker
+        self._clock = clock
         self._identity = about.identity
         self._workers = workers
+        self._pause = threading.Event()
         self._reported: set[tuple[str, str]] = set()
         self._log = get_logger("asynctask.strangers")
+        self.fetcher: Fetcher | None = None
         self.heartbeat: PresenceHeartbeat | None = None
         self.poller: Poller | None = None
         if broker is not None:
@@ -74,8 +81,40 @@ class Sharing:
 
     # -- life
 
+    def attach(
+        self,
+        pool: Pool,
+        tracker: ArrivalTracker,
+        intake: Intake,
+        *,
+        quiet: threading.Event,
+        order: Callable[[], Sequence[str]],
+        unrecorded: Callable[[], int],
+        on_claimed: Callable[[int], None],
+    ) -> None:
+        """See :meth:`asynctask.runtime.execution.Hook.attach`."""
+        if self._broker is None:
+            return
+        held = HeldCopies(self._broker, pool)
+        arrivals = Arrivals(tracker=tracker, clock=self._clock, intake=intake, held=held, others=self)
+        self.fetcher = Fetcher(
+            identity=self._identity,
+            broker=self._broker,
+            tracker=tracker,
+            clock=self._clock,
+            pool=pool,
+            held=held,
+            arrivals=arrivals,
+            quiet=quiet,
+            order=order,
+            unrecorded=unrecorded,
+            on_claimed=on_claimed,
+        )
+
     def start(self) -> None:
-        """Shows the process, and starts polling."""
+        """Fetches, shows the process, and starts polling."""
+        if self.fetcher is not None:
+            self.fetcher.start()
         if self.heartbeat is not None:
             self.heartbeat.start()
         if self.poller is not None:
@@ -89,7 +128,9 @@ class Sharing:
             self.heartbeat.soon()
 
     def stop(self) -> None:
-        """Stops polling, and removes the process from the tools."""
+        """Stops fetching and polling, and removes the process from the tools."""
+        if self.fetcher is not None:
+            self.fetcher.stop()
         if self.poller is not None:
             self.poller.stop()
         if self.heartbeat is not None:
@@ -99,6 +140,40 @@ class Sharing:
         """Counts a job that ended."""
         if self.heartbeat is not None:
             self.heartbeat.ended(execution, failed)
+
+    # -- fetched copies
+
+    def done(self, copy: Copy) -> None:
+        """See :meth:`asynctask.runtime.execution.Hook.done`."""
+        if self.fetcher is not None:
+            self.fetcher.held.done(copy)
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """See :meth:`asynctask.runtime.execution.Hook.put_back`: what is forgotten here is put back by the fetcher."""
+        self._forget(copies)
+        if self._broker is not None:
+            self._broker.put_back(self._identity, copies)
+
+    def _forget(self, copies: Sequence[Copy]) -> None:
+        if self.fetcher is not None:
+            self.fetcher.held.forget(copies)
+
+    def wake(self) -> None:
+        """Wakes the fetcher."""
+        if self._broker is not None:
+            self._broker.wake()
+
+    def is_paused(self, queue: str) -> bool:
+        """Whether the queue is paused at the broker, as far as this process knows."""
+        return self.fetcher is not None and queue in self.fetcher.paused
+
+    def ask_again(self, execution: Execution) -> bool:
+        """See :meth:`asynctask.runtime.execution.Hook.ask_again`."""
+        return self.fetcher is None or self.fetcher.arrivals.ask_again(execution)
+
+    def holds_any(self) -> bool:
+        """Whether the list of this process is not empty. Raises BrokerUnavailable."""
+        return self._broker is not None and bool(self._broker.held_by(self._identity))
 
     # -- jobs of others
     #
@@ -123,7 +198,7 @@ class Sharing:
         self._log.warning("job_left_to_others", worker=clean(name), queue=clean(queue), why=why)
 
     def arrival(self, execution: Execution) -> tuple[Arrival, str | None]:
-        """See :meth:`asynctask.runtime.execution.Hook.arrival`."""
+        """What the tracker gets of a job that another program pushed, and the part that an Event cannot store."""
         copy, args = execution.copy, execution.conceal(execution.payload["args"])
         came = parse(copy.payload, keep_numbers=True)
         arrival, unfit = fitted(Arrival(copy.jid, 0, execution.name, copy.queue, args, options_of(came)))
@@ -133,23 +208,49 @@ class Sharing:
 
     # -- jobs that raised
 
-    def decide(self, execution: Execution, error: BaseException, *, now: int, noise: float) -> Decision:
+    def decide(self, execution: Execution, error: BaseException, noise: float) -> Decision:
         """See :meth:`asynctask.runtime.execution.Hook.decide`."""
+        now = self._clock.now()
         if not execution.is_untracked:
             return decide_foreign(error, execution.payload, execution.job, execution.worker, now=now, noise=noise)
         job = parse(execution.copy.payload)
         return decide_untracked(error, job, execution.job, execution.worker, now=now, noise=noise)
 
-    def failed(
-        self, execution: Execution, error: BaseException, decision: Decision, now: int, exhausted: Callable[[], object]
-    ) -> Callable[[], None] | None:
-        """The step that puts an untracked job into ``retry`` or ``dead``."""
-        copy = execution.copy
-        if decision.follow is Follow.RETRY:
-            return partial(self._hold, RETRY, Held(after_failure(copy, error, now), now + decision.delay))
-        if not self.is_kept(execution, decision, exhausted):
-            return None
-        return partial(self._hold, DEAD, Held(after_failure(copy, error, now), now))
+    def settle(
+        self, execution: Execution, error: BaseException | None, decision: Decision, exhausted: Callable[[], object]
+    ) -> None:
+        """Puts an untracked job into ``retry`` or ``dead``, or one that was interrupted back into its queue."""
+        copy, follow, now = execution.copy, decision.follow, self._clock.now()
+        if follow is Follow.AGAIN:
+            self._move(execution, partial(self._return, copy))
+        elif error is not None and follow is Follow.RETRY:
+            held = Held(after_failure(copy, error, now), now + decision.delay)
+            self._move(execution, partial(self._hold, RETRY, held))
+        elif error is not None and follow is not Follow.DROP and self.is_kept(execution, decision, exhausted):
+            self._move(execution, partial(self._hold, DEAD, Held(after_failure(copy, error, now), now)))
+        else:
+            self.done(copy)
+
+    def _return(self, copy: Copy) -> None:
+        if self._broker is not None:
+            self._broker.put_back(self._identity, [copy])
+
+    def _move(self, execution: Execution, move: Callable[[], None]) -> None:
+        """Moves a copy out of this process's list; retries while the broker is unavailable, because nobody else looks for
+        the copy while this process lives. For an abandoned thread: one try, which may raise Unavailable."""
+        tries = 0
+        while True:
+            try:
+                move()
+            except Unavailable as error:
+                tries += 1
+                self._log.warning("outcome_put_off", job_id=execution.copy.jid, error=str(error), tries=tries)
+                if execution.abandoned:
+                    raise
+                self._pause.wait(backoff_s(tries))
+            else:
+                self._forget([execution.copy])
+                return
 
     def is_kept(self, execution: Execution, decision: Decision, exhausted: Callable[[], object]) -> bool:
         """Its worker decides whether an untracked job goes to the dead, unless the job never retries."""
@@ -165,6 +266,7 @@ class Sharing:
     def bury(self, copy: Copy, now: int, reason: str | None = None) -> None:
         """Moves a copy to the dead: unchanged, or with the reason why it cannot be recorded. Raises BrokerUnavailable."""
         self._hold(DEAD, Held(copy if reason is None else buried(copy, now, "NotRecordable", reason), now))
+        self._forget([copy])
 
     def _hold(self, set_name: str, held: Held) -> None:
         if self._broker is not None:

@@ -29,10 +29,11 @@ from typing import Any, ClassVar, Final, Protocol
 from asynctask.app import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.clock import SystemClock
-from asynctask.dispatch.outbox import Router, build
+from asynctask.dispatch.outbox import Router
 from asynctask.errors import InputError, NormalException, NotFound
 from asynctask.job import current_job
 from asynctask.ledger.foreign import engine_of
+from asynctask.sidekiq.copies import build
 from asynctask.sidekiq.payload import dump
 from asynctask.task import TaskHandle
 from asynctask.testing import PATIENCE_S, wait_for

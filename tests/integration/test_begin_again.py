@@ -13,9 +13,10 @@ from support.world import World, numbers
 from asynctask.clock import SECOND
 from asynctask.ledger import processes
 from asynctask.runtime import borrower, pool
-from asynctask.runtime.borrower import Borrower, Durations
-from asynctask.runtime.fetcher import Fetcher
 from asynctask.runtime.launcher import Launcher
+from asynctask.runtime.pool import Durations
+from asynctask.runtime.recheck import Recheck
+from asynctask.sidekiq.fetcher import Fetcher
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -28,7 +29,7 @@ def reads_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(borrower, "AHEAD_S", 600.0)
     monkeypatch.setattr(Durations, "knows", lambda self, task_id: True)
     monkeypatch.setattr(Durations, "of", lambda self, task_id, unknown: 0.01)
-    monkeypatch.setattr(Borrower, "_return_surplus", lambda self, now: None)
+    monkeypatch.setattr(Recheck, "_return_surplus", lambda self, now: None)
     monkeypatch.setattr(Fetcher, "_room", lambda self: 20)
 
 
@@ -190,14 +191,14 @@ def test_what_lies_ready_for_long_is_left_to_what_is_more_urgent_by_now(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, as many as a process has threads stayed, and began before it."""
-    surplus = Borrower._return_surplus
-    monkeypatch.setattr(Borrower, "_return_surplus", lambda self, now: None)
+    surplus = Recheck._return_surplus
+    monkeypatch.setattr(Recheck, "_return_surplus", lambda self, now: None)
     app = world.app()
     with monkeypatch.context() as ahead, world.working(app, concurrency=1) as launcher:
         ahead.setattr(Durations, "knows", lambda self, task_id: True)
         ahead.setattr(Durations, "of", lambda self, task_id, unknown: 0.01)
         less = all_lie_ready_behind_the_first(world, app, launcher, 2)
-        monkeypatch.setattr(Borrower, "_return_surplus", surplus)
+        monkeypatch.setattr(Recheck, "_return_surplus", surplus)
         ahead.undo()
         wait_for(lambda: not ready(launcher), "what lies behind the first one went back")
         urgent = app.submit("note", numbers(1, 10), priority=1)

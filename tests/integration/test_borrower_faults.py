@@ -14,7 +14,7 @@ from support.world import World, numbers
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import lending, processes
 from asynctask.runtime.borrower import IDLE_S
-from asynctask.runtime.pool import Pool
+from asynctask.runtime.pool import Gate
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="nothing in it is a database's own: those tests are of the ledger")
@@ -126,7 +126,7 @@ def test_a_process_that_goes_quiet_while_the_ledger_is_away_keeps_nothing(
         wait_for(lambda: len(world.shop.performed()) > 20, "its jobs are known to be short")
         slow = app.submit("gated", numbers(1), priority=1)
         wait_for(lambda: world.shop.performed("began"), "a long one runs")
-        if not launcher.pool.lines.by_task().get(task.id):
+        if all(each.task_id != task.id for each in launcher.pool.lines.unbegun()):
             pytest.skip("nothing is left to give back")
         monkeypatch.setattr(lending, "give_back", fails)
         launcher.quiet()
@@ -140,7 +140,7 @@ def test_a_process_that_goes_quiet_while_the_ledger_is_away_keeps_nothing(
 def test_what_was_taken_from_a_process_does_not_begin_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims, and jobs that threads have taken and that have not begun, are taken from a process that seemed stalled."""
     gate = threading.Event()
-    monkeypatch.setattr(Pool, "_waited_for_start", lambda pool: gate.wait(60))
+    monkeypatch.setattr(Gate, "_waited_for_start", lambda self: gate.wait(60))
     app = world.app()
     with world.working(app) as launcher:
         alone = app.workers["note"].perform_bulk(numbers(2, 100))
@@ -162,7 +162,7 @@ def test_what_a_thread_has_taken_of_a_task_that_is_paused_does_not_begin(
 ) -> None:
     """It waits for a suspect to end, for example, and is in no line any more."""
     gate = threading.Event()
-    monkeypatch.setattr(Pool, "_waited_for_start", lambda pool: gate.wait(60))
+    monkeypatch.setattr(Gate, "_waited_for_start", lambda self: gate.wait(60))
     app = world.app()
     with world.working(app) as launcher:
         task = app.submit("note", numbers(4))

@@ -149,7 +149,7 @@ def test_the_queue_that_the_weights_draw_first_is_served_first(world: World) -> 
     usual = app.submit("brief", numbers(3), priority=120)
     drawn = app.submit("brief", numbers(3, 100), queue="callbacks", priority=340)
     launcher = app.launcher(concurrency=1, shutdown_s=5.0)
-    launcher.borrower._order = lambda: ("callbacks", "default")
+    launcher.borrower._picker._order = lambda: ("callbacks", "default")
     launcher.start()
     try:
         assert drawn.wait(120)["done"]
@@ -396,7 +396,7 @@ def test_a_process_whose_checks_get_no_answer_begins_nothing_after_half_a_second
     monkeypatch.setattr(lending, "check", failing(check))
     monkeypatch.setattr(lending, "borrow", failing(borrow))
     with world.working(app, concurrency=1) as launcher:
-        monkeypatch.setattr(launcher.borrower, "_return_surplus", lambda now: None)
+        monkeypatch.setattr(launcher.borrower._recheck, "_return_surplus", lambda now: None)
         task = app.submit("brief", numbers(500))
         wait_for(lambda: len(launcher.pool.lines) > 200, "many lie ready")
         away.set()

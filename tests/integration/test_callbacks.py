@@ -15,11 +15,11 @@ from support.world import World, numbers
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.core.transitions import CALLBACKS
-from asynctask.dispatch.outbox import build
 from asynctask.errors import ConfigError, Conflict, InputError, UnknownWorker
 from asynctask.ledger import queries, recorder, standalone, tasks
 from asynctask.ledger.tasks import try_close, try_finish
 from asynctask.maintenance import Maintenance
+from asynctask.sidekiq.copies import build
 from asynctask.sidekiq.payload import dump
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for

@@ -13,12 +13,13 @@ from support.borrowing import Lent
 from support.world import World, numbers
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.clock import SECOND, from_datetime
 from asynctask.ledger import control
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Note
 from asynctask.ledger.recorder import Kind, Recorder
-from asynctask.middleware.tracker import Attempt, Tracker
+from asynctask.middleware.tracker import Attempt
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -175,7 +176,7 @@ def test_a_suspect_has_begun_when_it_is_performed_though_a_process_holds_it_befo
         rounds.append(len(borrow(world, app, task)))
 
     monkeypatch.setattr(recorder, "put", put)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     (ticket,) = tracker.begin([(job.job_id, job.attempt)])
     assert ticket is not None
     assert ticket.watched

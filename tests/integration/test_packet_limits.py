@@ -12,11 +12,12 @@ from support.borrowing import borrow
 from support.databases import Databases
 from support.world import World
 
+from asynctask.arrivals import ArrivalTracker
 from asynctask.database.batches import sendable
 from asynctask.errors import TooLarge
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import Arrival
-from asynctask.middleware.tracker import Attempt, Tracker
+from asynctask.middleware.tracker import Attempt
 from asynctask.testing import wait_for
 
 PACKET = 1 << 20
@@ -44,7 +45,7 @@ def test_a_flush_larger_than_a_packet_is_written_in_several_statements_and_said(
     """One result alone is larger, and is left out with the reason."""
     app = narrow.app()
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     task = app.submit("note", [{"n": n} for n in range(30)])
     jobs = borrow(app.ledger, task.id)
     for number, ticket in enumerate(tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])):

@@ -14,7 +14,8 @@ from asynctask import AsyncTask, InputError, NormalException, current_job
 from asynctask.errors import ConfigError, Conflict, NotFound
 from asynctask.integrations.remote import Reporter
 from asynctask.operations import NotNow
-from asynctask.runtime.borrower import Borrower, Durations
+from asynctask.runtime.pool import Durations
+from asynctask.runtime.recheck import Recheck
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -245,7 +246,7 @@ def test_a_job_that_a_process_has_borrowed_and_not_begun_is_stopped_by_that_proc
 ) -> None:
     monkeypatch.setattr(Durations, "knows", lambda self, task_id: True)
     monkeypatch.setattr(Durations, "of", lambda self, task_id, unknown: 0.01)
-    monkeypatch.setattr(Borrower, "_return_surplus", lambda self, now: None)
+    monkeypatch.setattr(Recheck, "_return_surplus", lambda self, now: None)
     app = world.app()
     with world.working(app, concurrency=1) as launcher:
         task = app.submit("gated", numbers(3))

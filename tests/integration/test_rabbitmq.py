@@ -20,8 +20,9 @@ from support.rabbit import shared_rabbit
 from support.servers import unmet
 
 from asynctask.brokers.base import Copy
-from asynctask.dispatch.outbox import build, engine_queue
+from asynctask.dispatch.outbox import engine_queue
 from asynctask.errors import BrokerUnavailable
+from asynctask.sidekiq.copies import build
 from asynctask.sidekiq.payload import dump
 from asynctask.testing import wait_for
 from asynctask.testing.engine_suite import ended, exact, is_past, performed

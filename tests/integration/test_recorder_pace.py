@@ -13,6 +13,7 @@ from support.clocks import SettableClock
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.dispatch.demand import Rate
 from asynctask.integrations.base import EngineProcess
 from asynctask.ledger import processes
@@ -20,7 +21,7 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Kind, Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
 from asynctask.ledger.tasks import try_close
-from asynctask.middleware.tracker import Attempt, Tracker
+from asynctask.middleware.tracker import Attempt
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what it waits for is no database's matter")
@@ -35,9 +36,9 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
         recorder.stop(10)
 
 
-def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[int, Tracker, Attempt]]:
+def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[int, ArrivalTracker, Attempt]]:
     """Tasks of one job each, begun here."""
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     found = []
     for _ in range(count):
         task = app.submit("note", [{"n": 1}])
@@ -92,7 +93,7 @@ def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_c
 def test_a_task_that_was_limited_while_its_job_ran_goes_on_after_that(world: World) -> None:
     app, other = world.app(), world.app()
     recorder = Recorder(app.ledger, closes_at_once=False)
-    tracker, task = Tracker(app.ledger, recorder), app.submit("note", [{"n": 1}, {"n": 2}])
+    tracker, task = ArrivalTracker(app.ledger, recorder), app.submit("note", [{"n": 1}, {"n": 2}])
     (attempt,) = attempts(tracker, borrow(app.ledger, task.id, 1))
     tracker.start(attempt)
     task.update(parallel=1)
@@ -198,7 +199,7 @@ def test_an_outcome_of_which_its_task_waits_ends_the_long_wait(world: World) -> 
 def test_the_jobs_of_a_task_with_keys_are_awaited_and_those_of_others_are_not(world: World) -> None:
     app = world.app()
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     for key, expected in (("n", True), (None, False)):
         task = app.submit("note", [{"n": 1}, {"n": 2}], key=key)
         for attempt in attempts(tracker, borrow(app.ledger, task.id, 2)):
@@ -213,7 +214,7 @@ def test_a_job_that_may_not_begin_before_it_is_recorded_is_awaited(world: World)
     """A process died under it: its thread stands still until ``working`` is in the ledger."""
     app = world.app()
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     task = app.submit("note", [{"n": 1}])
     borrow(app.ledger, task.id, 1)
     processes.recover_events(app.ledger, app.ledger.identity)

@@ -12,6 +12,7 @@ from support.borrowing import attempts, borrow
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.clock import SECOND
 from asynctask.database.retrying import OutcomeUnknown
 from asynctask.errors import LedgerUnavailable
@@ -72,7 +73,7 @@ def test_of_a_flush_that_failed_half_way_only_what_was_not_committed_is_flushed_
     app: AsyncTask, failing: list[str]
 ) -> None:
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     task, (long, short) = begun(app, tracker, 2)
     told: list[bool] = []
     tracker.start(long)
@@ -91,7 +92,7 @@ def test_of_a_flush_that_failed_half_way_only_what_was_not_committed_is_flushed_
 
 def test_a_working_whose_answer_was_lost_is_won_and_said_once(app: AsyncTask, failing: list[str]) -> None:
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     task, (attempt,) = begun(app, tracker, 1)
     attempt.ticket = replace(attempt.ticket, watched=True)
     failing += ["unknown"]
@@ -110,7 +111,7 @@ def test_a_retry_whose_answer_was_lost_is_counted_once_and_dispatched_in_time(
 ) -> None:
     due: list[int] = []
     recorder = Recorder(app.ledger, on_due=due.append)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     task, (attempt,) = begun(app, tracker, 1)
     tracker.start(attempt)
     attempt.raised(ValueError("not yet"))
@@ -126,7 +127,7 @@ def test_a_retry_whose_answer_was_lost_is_counted_once_and_dispatched_in_time(
 
 def test_a_last_outcome_whose_answer_was_lost_closes_its_task(app: AsyncTask, failing: list[str]) -> None:
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     task, (attempt,) = begun(app, tracker, 1)
     tracker.start(attempt)
     attempt.finish({"n": 1})
@@ -140,7 +141,7 @@ def test_a_last_outcome_whose_answer_was_lost_closes_its_task(app: AsyncTask, fa
 def test_what_was_put_off_and_is_put_off_again_for_want_of_an_answer_waits_once_and_is_looked_for(
     world: World, app: AsyncTask, failing: list[str]
 ) -> None:
-    tracker = Tracker(app.ledger, Recorder(app.ledger))
+    tracker = ArrivalTracker(app.ledger, Recorder(app.ledger))
     task, (attempt,) = begun(app, tracker, 1)
     until = app.ledger.now() + 3_600 * SECOND
     failing += ["unknown"]
@@ -155,7 +156,7 @@ def test_what_was_put_off_and_is_put_off_again_for_want_of_an_answer_waits_once_
 def test_a_retry_of_another_engines_job_whose_answer_was_lost_is_counted_once(app: AsyncTask, failing: list[str]) -> None:
     """Its copies carry no fence: what is flushed again must not count for the attempt that it has made itself."""
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     (ticket,) = tracker.arrive([Arrival("job", None, "note", "default")])
     attempt = Attempt(ticket)
     tracker.start(attempt)
@@ -182,7 +183,7 @@ def test_a_task_whose_thread_cannot_be_started_is_left_to_maintenance(
             raise RuntimeError("can't start new thread")
 
     recorder = Recorder(app.ledger, busy_for=lambda: 5.0)  # so it looks between flushes, where nothing else catches it
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     recorder.start()
     monkeypatch.setattr(closer, "_MAX_INLINE_JOBS", 0)
     monkeypatch.setattr(closer, "close_small", lambda ledger, task_ids: [])
@@ -213,7 +214,7 @@ def test_the_recorder_survives_whatever_is_raised_and_is_not_healthy_while_it_ca
         raise ValueError("whoever was to be told has a bug")
 
     recorder = Recorder(app.ledger, busy_for=busy_for)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     _, both = begun(app, tracker, 2)
     recorder.start()
     told: list[bool] = []

@@ -7,9 +7,10 @@ from pathlib import Path
 from support.databases import Store
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import Arrival
-from asynctask.middleware.tracker import Attempt, Tracker
+from asynctask.middleware.tracker import Attempt
 from asynctask.testing import wait_for
 
 
@@ -18,7 +19,7 @@ def test_an_outcome_that_cannot_be_written_at_all_is_left_out_and_those_after_it
 ) -> None:
     app = AsyncTask(database_url=store.url, data_dir=str(tmp_path), environ={})
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     broken, whole = map(Attempt, tracker.arrive([Arrival(name, None, "enrol", "default") for name in ("broken", "whole")]))
     with app.ledger.database.write() as connection:
         connection.exec_driver_sql("UPDATE events SET added_messages = 'no JSON' WHERE job_id = 'broken'")

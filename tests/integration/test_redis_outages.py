@@ -21,7 +21,7 @@ from support.broker_looks import RedisLook
 from support.databases import Store
 from support.proxy import Proxy
 from support.redis_servers import OwnRedis
-from support.sharing import poller_of, presence_of
+from support.sharing import fetcher_of, poller_of, presence_of, sharing_of
 from support.untracked import broker_of
 from support.world import World, numbers
 
@@ -30,10 +30,8 @@ from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
 from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Maintenance
-from asynctask.runtime import fetcher
-from asynctask.runtime.fetcher import Fetcher
 from asynctask.runtime.launcher import Launcher
-from asynctask.sidekiq import sharing
+from asynctask.sidekiq import fetcher, sharing
 from asynctask.sidekiq.broker import RedisBroker
 from asynctask.testing import wait_for
 
@@ -79,11 +77,6 @@ def heard(logs: Logs, event: str, text: str) -> bool:
 def loud(logs: Logs) -> list[Any]:
     """What was said to be wrong: an outage is no fault of the program."""
     return [line for line in list(logs) if line["log_level"] == "error"]
-
-
-def fetcher_of(launcher: Launcher) -> Fetcher:
-    assert launcher.fetcher is not None
-    return launcher.fetcher
 
 
 def alive(launcher: Launcher) -> dict[str, bool]:
@@ -388,7 +381,7 @@ def test_a_job_that_nobody_tracks_gets_its_outcome_after_thousands_of_tries(on_r
         hold(*words, **more)
 
     with structlog.testing.capture_logs(), on_redis.working(app) as launcher:
-        launcher.performer._pause = Hasty()
+        sharing_of(launcher)._pause = Hasty()
         broker.hold = refuse
         app.workers["plain"].perform_async({"n": 0, "bug": True})
         wait_for(lambda: look(on_redis).zcard("dead") == 1, "it is among the dead")
@@ -556,7 +549,7 @@ def test_what_a_quiet_process_gives_back_stands_in_its_queue_as_it_stood(on_redi
         wait_for(lambda: len(on_redis.shop.performed("began")) == 4, "every thread is taken")
         plain.perform_bulk(numbers(4))
         fetched = broker_of(app).exchange(app.ledger.identity, [], ["default"], 4)
-        fetcher_of(launcher)._held.exchanged([], fetched)
+        fetcher_of(launcher).held.exchanged([], fetched)
         fetcher_of(launcher)._begin(fetched)
         launcher.quiet()
         texts = look(on_redis).lrange("queue:default", 0, -1)
@@ -580,7 +573,7 @@ def test_a_process_that_is_told_to_end_while_redis_hangs_asks_once_for_all_that_
         wait_for(lambda: len(on_redis.shop.performed("began")) == 4, "every thread is taken")
         app.workers["plain"].perform_bulk(numbers(4))
         fetched = broker.exchange(app.ledger.identity, [], ["default"], 4)
-        fetcher_of(launcher)._held.exchanged([], fetched)
+        fetcher_of(launcher).held.exchanged([], fetched)
         fetcher_of(launcher)._begin(fetched)
         broker.put_back = hang
         launcher.quiet()

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from support.databases import Store
 from support.servers import RedisServer
+from support.sharing import fetcher_of
 from support.untracked import broker_of
 
 from asynctask import AsyncTask, NormalException, current_job, maintenance
 from asynctask.brokers.base import RETRY, Copy
-from asynctask.dispatch.demand import AHEAD_S
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
 from asynctask.middleware.tracker import ATTEMPT, Attempt, Phase, Tracker
-from asynctask.runtime import fetcher, timeouts
+from asynctask.runtime import intake, timeouts
 from asynctask.runtime.execution import MAX_PAUSE_S, Follow, decide
-from asynctask.runtime.fetcher import MAX_FETCH
 from asynctask.runtime.launcher import Launcher
+from asynctask.sidekiq.fetcher import AHEAD_S, MAX_FETCH
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -139,7 +139,7 @@ def test_an_item_whose_worker_a_process_does_not_know_is_put_off_there_once_and_
 ) -> None:
     """Of a Task with several workers, which a process borrows that performs some. It is due again at once, and that
     process borrows it no more; one that knows its worker does, without a search of maintenance."""
-    monkeypatch.setattr(fetcher, "DEFER_S", 0)
+    monkeypatch.setattr(intake, "DEFER_S", 0)
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 3_600.0)
     app, old = place.app(), place.app()
     app.worker(name="new", retry=0)(lambda item: 1)
@@ -567,8 +567,7 @@ def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
 ) -> None:
     app = place.app(broker_url=redis_url)
     launcher = app.launcher(concurrency=2, shutdown_s=1.0)
-    fetcher, pause = launcher.fetcher, threading.Event()
-    assert fetcher is not None
+    fetcher, pause = fetcher_of(launcher), threading.Event()
     real = broker_of(app).exchange
 
     def slow(*args: Any) -> Any:
@@ -585,8 +584,8 @@ def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
         assert fetcher._latency > 0.01
     finally:
         launcher.stop()
-    monkeypatch.setattr(launcher.pool.rate, "update", lambda count, busy_s, dry: 1_000.0)
-    monkeypatch.setattr(launcher.pool, "may_start", lambda: True)
+    monkeypatch.setattr(fetcher.rate, "update", lambda count, busy_s, dry: 1_000.0)
+    monkeypatch.setattr(launcher.pool.gate, "may_start", lambda: True)
     fetcher._latency = 0.0
     assert fetcher._room() == 2 + 100
     fetcher._latency = 0.2

@@ -13,6 +13,7 @@ from support.costs import statements
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.core.transitions import Begin
 from asynctask.integrations.base import EARLY_S, EngineProcess
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
@@ -63,7 +64,7 @@ def in_thread(act: Callable[[], object]) -> threading.Thread:
 
 def test_a_job_whose_thread_lost_the_interpreter_while_it_was_settled_keeps_no_other(app: AsyncTask) -> None:
     recorder = HeldRecorder(app, Kind.FAILED)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     slow, other = started(app, tracker, 2)
     slow.fail(ValueError("no"))
     thread = in_thread(lambda: tracker.settle(slow))
@@ -79,7 +80,7 @@ def test_a_job_whose_thread_lost_the_interpreter_while_it_was_settled_keeps_no_o
 
 def test_what_ends_while_its_working_is_handed_over_stands_behind_it(app: AsyncTask) -> None:
     recorder = HeldRecorder(app, Kind.WORKING)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     (attempt,) = started(app, tracker, 1)
     noting = in_thread(lambda: tracker.note_long(-1.0))
     assert recorder.came.wait(WAIT_S)
@@ -95,7 +96,7 @@ def test_what_ends_while_its_working_is_handed_over_stands_behind_it(app: AsyncT
 
 def test_a_job_that_many_threads_settle_has_one_outcome(app: AsyncTask) -> None:
     recorder = HeldRecorder(app)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     begun = started(app, tracker, 20)
     all_there = threading.Barrier(8)
 

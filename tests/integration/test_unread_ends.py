@@ -16,6 +16,7 @@ from support.costs import statements
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin, Turn, recover
 from asynctask.database.retrying import TransactionConflict
@@ -47,7 +48,7 @@ def begun(app: AsyncTask, count: int) -> tuple[int, Held, Tracker, list[Attempt]
     """A Task of so many jobs, all of them begun here."""
     task = app.submit("note", [{"n": n} for n in range(count)])
     recorder = Held(app)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     attempts = borrowing.attempts(tracker, borrowing.borrow(app.ledger, task.id, count))
     assert {attempt.ticket.verdict for attempt in attempts} == {Begin.RUN}
     for attempt in attempts:
@@ -169,7 +170,7 @@ def test_after_one_that_had_changed_the_next_flushes_read_first(world: World) ->
 def lone(app: AsyncTask, *job_ids: str) -> tuple[Held, Tracker, list[Attempt]]:
     """Lone jobs that an engine keeps, begun here."""
     recorder = Held(app)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     attempts = [Attempt(each) for each in tracker.arrive([Arrival(i, None, "note", "default") for i in job_ids])]
     for attempt in attempts:
         tracker.start(attempt)
@@ -271,7 +272,7 @@ def test_of_a_batch_with_others_in_it_every_job_gets_its_ticket(world: World) ->
     app = world.app()
     task_id = app.submit("note", [{"n": n} for n in range(3)]).id
     borrowing.hand_over(app.ledger, task_id, 3)
-    tracker = Tracker(app.ledger, Held(app))
+    tracker = ArrivalTracker(app.ledger, Held(app))
     world.sql("UPDATE events SET deaths = 1 WHERE seq = 1")
     known = [job_id for (job_id,) in world.sql("SELECT job_id FROM events WHERE task_id = ? ORDER BY seq", task_id)]
     arrivals = [*(Arrival(job_id, 1, "note", "default") for job_id in known), Arrival("a-stranger", 0, "note", "default")]
@@ -331,7 +332,7 @@ def test_a_fetched_job_of_a_cancelled_task_says_so_once(world: World) -> None:
     (job,) = borrowing.hand_over(app.ledger, task.id, 1)
     task.cancel()
     recorder = Held(app)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     (ticket,) = tracker.arrive([Arrival(job.job_id, job.attempt, "note", "default")])
     assert ticket.verdict is Begin.CANCEL
     tracker.release(Attempt(ticket))

@@ -22,8 +22,8 @@ from support.sharing import presence_of
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.client import RedisClient, RemoteWorker
 from asynctask.clock import SECOND, SystemClock
-from asynctask.dispatch.outbox import poisoned
 from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.copies import poisoned
 from asynctask.sidekiq.payload import dump, parse
 from asynctask.sidekiq.sharing import after_failure
 from asynctask.testing import wait_for

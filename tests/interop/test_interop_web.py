@@ -22,9 +22,9 @@ from support.sharing import presence_of
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Copy, Held, Running
 from asynctask.clock import SECOND, SystemClock
-from asynctask.dispatch.outbox import poisoned
 from asynctask.sidekiq.activejob import Symbol, wrap
 from asynctask.sidekiq.broker import RedisBroker
+from asynctask.sidekiq.copies import poisoned
 from asynctask.sidekiq.payload import build, dump, parse
 from asynctask.sidekiq.presence import MAX_SHOWN
 from asynctask.sidekiq.sharing import after_failure

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger import foreign, lending
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.lending import Job, Offer, OwnClaim, OwnLoan, OwnLoans
+from asynctask.ledger.lending import Job, Offer
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.middleware.tracker import Attempt, Tracker
+from asynctask.runtime.loans import OwnClaim, OwnLoan, OwnLoans
 
 _e, _l, _p, _t = events.c, loans.c, places.c, tasks.c
 _OPEN = (_e.status.in_(["enqueue", "working"]), _e.due_at.is_(None))

@@ -27,8 +27,8 @@ from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists import split
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime import fetcher
 from asynctask.runtime.launcher import Launcher
+from asynctask.sidekiq import fetcher
 
 ITEMS = 30
 AT_ONCE = 8

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Copy
 from asynctask.core.states import EVENT_EDGES, Status, Who
 from asynctask.core.transitions import Begin, Row, Turn, outcome
@@ -42,7 +43,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 
 
 def started(kept: Kept) -> tuple[Tracker, Attempt]:
-    tracker = Tracker(kept._ledger, kept)
+    tracker = ArrivalTracker(kept._ledger, kept)
     (ticket,) = tracker.arrive([Arrival("a", None, "note", "q")])
     attempt = Attempt(ticket)
     tracker.start(attempt)
@@ -122,7 +123,7 @@ def test_an_attempt_whose_working_was_lost_is_obsolete(kept: Kept) -> None:
 
 def test_an_attempt_that_was_settled_without_its_thread_does_not_begin_any_more(kept: Kept) -> None:
     """Its thread was in a middleware when it was given up."""
-    tracker = Tracker(kept._ledger, kept)
+    tracker = ArrivalTracker(kept._ledger, kept)
     (ticket,) = tracker.arrive([Arrival("a", None, "note", "q")])
     attempt = Attempt(ticket)
     tracker.settle(attempt)

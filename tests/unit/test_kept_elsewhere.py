@@ -10,6 +10,7 @@ import pytest
 from support.databases import migrated_file
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import (
     Begin,
@@ -26,7 +27,7 @@ from asynctask.errors import JobInterrupted
 from asynctask.ledger.processes import engine_identity, is_engine, recover_events
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.standalone import Arrival
-from asynctask.middleware.tracker import Attempt, Tracker
+from asynctask.middleware.tracker import Attempt
 
 RUNNING = Row(Status.WORKING, reserved=True, process="dramatiq@host:1:ab")
 
@@ -38,7 +39,7 @@ class Engine:
         migrated_file(folder / "a.db")
         self.app = AsyncTask(database_url=f"sqlite:///{folder}/a.db", data_dir=str(folder), environ={})
         self._recorder = Recorder(self.app.ledger)
-        self.tracker = Tracker(self.app.ledger, self._recorder)
+        self.tracker = ArrivalTracker(self.app.ledger, self._recorder)
 
     def begin(self) -> Attempt:
         return Attempt(self.tracker.arrive([Arrival("job", None, "enrol", "default")])[0])

@@ -6,8 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from asynctask.runtime.borrower import Durations
-from asynctask.runtime.pool import Lines
+from asynctask.runtime.pool import Durations, Lines
 
 
 def job(
@@ -126,7 +125,7 @@ def test_suspects_have_a_line_of_their_own_and_take_a_place_of_their_task() -> N
     lines.limit(7, 1)
     first, second, third = (job(name, task=7, is_suspect=name != "c") for name in "abc")
     lines.put([first, second, third])
-    assert (len(lines), lines.suspects, lines.by_task()) == (1, 1, {7: 3})
+    assert (len(lines), lines.suspects, len(lines.unbegun())) == (1, 1, 3)
     suspect: Any = lines.take_suspect()
     assert suspect is first
     assert (lines.permits(7), lines.suspects) == ((1, 1, 2), 0)
@@ -143,27 +142,24 @@ def test_what_is_dropped_leaves_its_place_to_the_next() -> None:
     lines.limit(7, 1)
     lines.put([job("a", task=7), job("b", task=7), job("c", task=8)])
     assert [each.name for each in lines.drop(lambda each: each.name == "a")] == ["a"]
-    assert lines.by_task() == {7: 1, 8: 1}
+    assert lines.ready_by_task() == {7: 1, 8: 1}
     assert names(lines, 2) == ["c", "b"]
     lines.put([job(str(n)) for n in range(4)])
     assert [each.name for each in lines.drop(lines.first(1))] == ["1", "2", "3"]
 
 
-def test_after_the_end_what_is_borrowed_late_goes_to_no_thread_and_back_with_the_rest() -> None:
-    """Taken out: the jobs that came late, in `Lines.put`. A thread took them, and gave each back by itself."""
-    lines, ended = Lines(), list[int]()
+def test_after_the_end_what_comes_late_goes_to_no_thread_and_back_with_the_rest() -> None:
+    """Taken out: the check of `Lines.take` for that. A thread took each, and gave it back by itself."""
+    lines = Lines()
     lines.limit(7, 1)
     lines.put([job("a", task=7), job("b", task=7), job("c"), job("s", is_suspect=True)])
-    assert sorted(each.name for each in lines.empty(lambda: ended.append(len(lines)))) == ["a", "b", "c", "s"]
-    assert ended == [3], "in the same step, before they are out"
+    lines.close()
+    assert sorted(each.name for each in lines.drop(lambda each: True)) == ["a", "b", "c", "s"]
     assert (len(lines), lines.suspects, lines.permits(7)) == (0, 0, (1, 0, 0))
-    lines.put([job("late", 1), job("place", 1, task=7), job("suspect", is_suspect=True), job("fetched", is_borrowed=False)])
-    assert (len(lines), lines.suspects, lines.permits(7)) == (3, 0, (1, 0, 0))
-    assert names(lines, 1) == ["fetched"]
+    lines.put([job("late", 1), job("place", 1, task=7), job("suspect", is_suspect=True)])
     lines.end(1, of_suspects=1)
     assert (lines.take(), lines.take_suspect()) == (None, None)
-    assert [each.name for each in lines.drop(lambda each: each.name == "place")] == ["place"]
-    assert [each.name for each in lines.drop(lambda each: True)] == ["late", "suspect"]
+    assert [each.name for each in lines.drop(lambda each: True)] == ["suspect", "late", "place"]
     assert (len(lines), lines.suspects) == (0, 0)
     assert lines.drop(lambda each: True) == [], "each comes back once"
 

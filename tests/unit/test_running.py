@@ -9,13 +9,14 @@ import pytest
 from support.clocks import SettableClock
 
 from asynctask import AsyncTask
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Copy
 from asynctask.core.transitions import Begin
 from asynctask.integrations.base import EngineProcess
 from asynctask.job import CurrentJob
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
-from asynctask.middleware.tracker import Attempt, Running, Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, Running, Ticket
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import Isolation
 from asynctask.testing import wait_for
@@ -104,7 +105,7 @@ class Watched(Recorder):
 
 def test_a_job_is_at_work_until_the_recorder_has_its_outcome(app: AsyncTask) -> None:
     recorder = Watched(app)
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     recorder.at_work = tracker.running.all
     ended, released = map(Attempt, tracker.arrive([Arrival(name, None, "note", "q") for name in ("a", "b")]))
     for attempt in (ended, released):
@@ -117,7 +118,7 @@ def test_a_job_is_at_work_until_the_recorder_has_its_outcome(app: AsyncTask) -> 
 
 def test_who_asks_for_jobs_first_and_for_outcomes_then_sees_each_job_in_one_of_them(app: AsyncTask) -> None:
     recorder = Recorder(app.ledger)  # nothing is committed: what it has, it keeps
-    tracker = Tracker(app.ledger, recorder)
+    tracker = ArrivalTracker(app.ledger, recorder)
     attempts = [Attempt(each) for each in tracker.arrive([Arrival(f"{n}", None, "note", "q") for n in range(300)])]
     begun, missed, over = 0, list[tuple[int, int]](), threading.Event()
 

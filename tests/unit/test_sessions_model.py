@@ -21,9 +21,10 @@ from asynctask.errors import Conflict
 from asynctask.ledger import control, lending, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem
-from asynctask.ledger.lending import Job, OwnClaim, OwnLoan, OwnLoans
+from asynctask.ledger.lending import Job
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.tasks import NewTask, try_close
+from asynctask.runtime.loans import OwnClaim, OwnLoan, OwnLoans
 
 SESSIONS = ("a", "b", "c", None)
 PICK = st.integers(0, 7)

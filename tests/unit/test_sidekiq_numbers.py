@@ -13,7 +13,7 @@ from support.ruby_floats import newer, older
 from asynctask.brokers.admin import Entry, pushed_again
 from asynctask.brokers.base import Copy, Held
 from asynctask.clock import SECOND, micros
-from asynctask.dispatch.outbox import buried
+from asynctask.sidekiq.copies import buried
 from asynctask.sidekiq.envelope import sealed_for_set
 from asynctask.sidekiq.payload import dump, parse, write_time
 from asynctask.sidekiq.sharing import after_failure

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from asynctask.database.batches import given
-from asynctask.dispatch.outbox import options_of, tracked_copy
 from asynctask.integrations.base import pushed_job
 from asynctask.ledger.lending import Job
+from asynctask.sidekiq.copies import options_of, tracked_copy
 from asynctask.sidekiq.payload import parse
 
 NOW = 1_763_800_001_250_000

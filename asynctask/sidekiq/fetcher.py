@@ -1,31 +1,33 @@
-"""The fetcher: takes jobs from the broker in batches, reads them, and acknowledges what is recorded.
+"""The fetcher: takes jobs from Redis in batches, reads them, and acknowledges what is recorded.
 
 A fetched copy is a job that runs here, a tracked job of a worker that this process does not know, which waits in the
-ledger for another, an untracked job of others (:class:`~asynctask.runtime.execution.Hook`), or no job at all.
+ledger for another, an untracked job of others (:meth:`~asynctask.sidekiq.sharing.Sharing.leave`), or no job at all.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
+from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Broker, Copy
-from asynctask.clock import SECOND, Clock, backoff_s
+from asynctask.clock import Clock, backoff_s
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
-from asynctask.dispatch.outbox import job_of, pushed_at
+from asynctask.dispatch.demand import Rate, fetched_ahead
 from asynctask.errors import InputError, Unavailable
-from asynctask.job import CurrentJob
 from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.middleware.tracker import ATTEMPT, NO_TICKET, Attempt, Ticket, Tracker
-from asynctask.runtime.execution import Execution, Hook
-from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
-from asynctask.sidekiq.activejob import worker_name
-from asynctask.worker import Worker
+from asynctask.middleware.tracker import Attempt, Ticket, Tracker
+from asynctask.runtime.execution import Execution
+from asynctask.runtime.intake import MAX_UNRECORDED, Intake, bind, put_off
+from asynctask.runtime.pool import STALE_S, Pool
+from asynctask.sidekiq.copies import pushed_at
+
+AHEAD_S: Final = 0.1
+"""Seconds of work that a process fetches ahead, beside jobs for its idle threads and for the duration of a fetch: long jobs
+are not hoarded, and short ones are ready when the next fetch begins."""
 
 LATENCY_S: Final = 0.5
 """A longer fetch is an exception, and no reason to fetch more ahead."""
@@ -33,15 +35,10 @@ LATENCY_S: Final = 0.5
 HOARD: Final = 10
 """With more ready jobs than this multiple of what it would fetch now, a process gives back what it cannot begin soon."""
 
-DEFER_S: Final = 5
-"""Seconds after which a tracked job of a worker that this process does not know is dispatched again, to any process that
-fetches it: another may know it, as during a deploy."""
-
 PAUSES_S: Final = 0.4
 """Seconds between two questions which queues are paused, while jobs run: others may begin without another fetch."""
 
 MAX_FETCH: Final = 1_000
-MAX_UNRECORDED: Final = 5_000
 _IDLE_WAIT_S: Final = 5.0  # a push ends the wait; this covers a lost notification
 _PACE_S: Final = 0.005
 
@@ -62,7 +59,7 @@ class Fetcher:
         clock: Clock,
         pool: Pool,
         held: HeldCopies,
-        intake: Intake,
+        arrivals: Arrivals,
         quiet: threading.Event,
         order: Callable[[], Sequence[str]],
         unrecorded: Callable[[], int],
@@ -73,15 +70,18 @@ class Fetcher:
         self._broker = broker
         self._clock = clock
         self._pool = pool
-        self._held = held
-        self._intake = intake
+        self.held = held
+        self.arrivals = arrivals
         self._tracker = tracker
         self._quiet = quiet
         self._order = order
         self._unrecorded = unrecorded
+        self.rate = Rate(clock, pool.concurrency)
         self._doubt = Doubt(clock)
         self._asked = 0.0  # time of the last fetch, on the monotonic clock
         self._ask_pauses_at = 0.0  # on the monotonic clock
+        self._filled_at = 0.0  # when fetched jobs were lined up last, on the monotonic clock
+        self.paused: frozenset[str] = frozenset()  # queues, at the broker
         self._latency = 0.0  # seconds from the request for jobs until they can begin, smoothed
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.fetcher")
@@ -97,7 +97,7 @@ class Fetcher:
         if self._thread is not None:
             self._thread.join(5)
         try:
-            self._broker.drop(self._identity, self._held.take_done())
+            self._broker.drop(self._identity, self.held.take_done())
         except Unavailable as error:  # recovery drops them: their outcomes are recorded
             self._log.warning("acknowledge_put_off", error=str(error))
 
@@ -137,7 +137,7 @@ class Fetcher:
     def _settle_doubt(self) -> None:
         """Puts back what the broker or the ledger gave this process but never arrived here."""
         if self._doubt.is_due():
-            unarrived = [copy for copy in self._broker.held_by(self._identity) if copy not in self._held]
+            unarrived = [copy for copy in self._broker.held_by(self._identity) if copy not in self.held]
             if unarrived:
                 self._log.warning("copies_unarrived", count=len(unarrived))
                 self._broker.put_back(self._identity, unarrived)
@@ -146,43 +146,53 @@ class Fetcher:
     def _follow_pauses(self) -> None:
         """Asks which queues are paused, unless it is known. Raises Unavailable."""
         now = self._clock.monotonic()
-        if now >= self._ask_pauses_at:
-            self._pool.pause(self._broker.operations.paused(self._pool.queues))
-            self._ask_pauses_at = now + PAUSES_S
+        if now < self._ask_pauses_at:
+            return
+        paused = frozenset(self._broker.operations.paused(sorted(self._order())))
+        new, self.paused = paused - self.paused, paused
+        if new:  # what lies ready goes back, each queue's in its order
+            self._pool.give_back(self._pool.lines.drop(lambda each: each.copy.queue in new))
+        self._ask_pauses_at = now + PAUSES_S
 
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough are ready, so that fetches stay few and large."""
         pool = self._pool
         pool.low.clear()
-        pool.shorten_line()
-        if pool.closed or not pool.may_start() or self._unrecorded() > MAX_UNRECORDED:
+        if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
-        busy, ready = pool.busy, pool.ready
-        rate = pool.measured()
+        busy, ready = pool.busy, pool.lines.ready
+        rate = self.rate.update(*pool.worked, dry=not busy and not len(pool.lines))
         idle = pool.concurrency - busy
         wanted = min(MAX_FETCH, fetched_ahead(idle, rate, self._latency))
-        pool.mark = wanted // 2
-        if ready > wanted and pool.is_stale:
-            pool.keep(wanted)
+        pool.low.mark = wanted // 2
+        if ready > wanted and self._clock.monotonic() - self._filled_at >= STALE_S:
+            self._keep(wanted)
         elif ready > HOARD * wanted + pool.concurrency:
-            pool.keep(wanted + pool.concurrency)
-        ready = pool.ready
-        return wanted - ready if ready <= pool.mark else 0
+            self._keep(wanted + pool.concurrency)
+        ready = pool.lines.ready
+        return wanted - ready if ready <= pool.low.mark else 0
+
+    def _keep(self, count: int) -> None:
+        """Gives all but ``count`` fetched jobs back, if jobs became long: others can begin them. Raises Unavailable."""
+        lines = self._pool.lines
+        is_beyond = lines.first(count)
+        self._pool.give_back(lines.drop(lambda each: not each.is_borrowed and is_beyond(each)))
 
     def _can_wait(self) -> bool:
         """Whether a few acknowledgements alone are not worth a round trip yet."""
-        return self._clock.monotonic() - self._asked < AHEAD_S and self._held.waiting < MANY_DONE
+        return self._clock.monotonic() - self._asked < AHEAD_S and self.held.waiting < MANY_DONE
 
     def _exchange(self, limit: int) -> Sequence[Copy]:
         """Acknowledges what is recorded and fetches up to ``limit`` jobs, in one round trip. Raises BrokerUnavailable."""
         self._asked = self._clock.monotonic()
-        done = self._held.take_done()
+        done = self.held.take_done()
         try:
-            copies = self._broker.exchange(self._identity, done, self._pool.fetched_from(self._order()), limit)
+            queues = [queue for queue in self._order() if queue not in self._pool.gate.paused]
+            copies = self._broker.exchange(self._identity, done, queues, limit)
         except Exception:
-            self._held.keep_done(done)
+            self.held.keep_done(done)
             raise
-        self._held.exchanged(done, copies)
+        self.held.exchanged(done, copies)
         if copies:
             self._on_claimed(len(copies))
         return copies
@@ -191,7 +201,7 @@ class Fetcher:
         # Every commit, including our own, ends the wait: a busy process must not fetch after each.
         self._quiet.wait(_PACE_S if self._pool.busy else 0)
         # Not for long while jobs are ready, because they may take long.
-        ready = self._pool.ready
+        ready = self._pool.lines.ready
         seconds = AHEAD_S if ready > self._pool.concurrency else STALE_S if ready else _IDLE_WAIT_S
         if self._pool.busy:
             seconds = min(seconds, max(0.0, self._ask_pauses_at - self._clock.monotonic()))
@@ -200,9 +210,9 @@ class Fetcher:
     def _begin(self, copies: Sequence[Copy]) -> None:
         """Begins a fetched batch in the ledger and passes it to the pool. Raises :class:`Unavailable`."""
         try:
-            executions = self._intake.take(copies)
+            executions = self.arrivals.take(copies)
         except Unavailable:
-            self._held.forget(copies)  # none of these may begin: they go back as soon as the broker answers
+            self.held.forget(copies)  # none of these may begin: they go back as soon as the broker answers
             raise
         except Exception:
             self._log.exception("batch_not_begun", count=len(copies))
@@ -217,7 +227,9 @@ class Fetcher:
                 deferred.append(each)
             else:
                 ready.append(each)
-        self._pool.put(ready)
+        self._filled_at = self._clock.monotonic()
+        self.paused -= {each.copy.queue for each in ready}  # they gave these just now
+        self._pool.line_up(ready)
         if deferred:
             self._put_off(deferred)
 
@@ -227,10 +239,10 @@ class Fetcher:
         try:
             put_off(self._tracker, deferred)
         except Unavailable:
-            self._held.forget([each.copy for each in deferred])
+            self.held.forget([each.copy for each in deferred])
             raise
         for each in deferred:
-            self._held.done(each.copy)
+            self.held.done(each.copy)
 
     def _begin_singly(self, copies: Sequence[Copy]) -> None:
         """Begins one by one, so that one failing job does not keep its neighbours; it stays in this process's list."""
@@ -238,21 +250,8 @@ class Fetcher:
             try:
                 self._begin([copy])
             except Unavailable:
-                self._held.forget(copies[position:])
+                self.held.forget(copies[position:])
                 raise
-
-
-def put_off(tracker: Tracker, deferred: Sequence[Execution]) -> None:
-    """Makes tracked jobs of workers that this process does not know wait in the ledger for another process, without
-    spending a retry. Raises :class:`Unavailable`."""
-    names = sorted({job.name[:100] for job in deferred})
-    get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
-    until = tracker.now() + DEFER_S * SECOND
-    tracker.put_off([(job, _why_put_off(job)) for job in deferred if job.has_event], until)
-
-
-def _why_put_off(job: Execution) -> str:
-    return f"Waiting for a worker: no process that took it knows {job.name[:200]!r}. Start one that registers it"
 
 
 # -- exchanges without an answer
@@ -286,29 +285,28 @@ class Doubt:
 # -- what a fetched copy is
 
 
-class Intake:
+class Others(Protocol):
+    """Which fetched jobs are others' and what they are; see :class:`asynctask.sidekiq.sharing.Sharing`."""
+
+    def leave(self, untracked: Sequence[Execution]) -> Sequence[Execution]: ...
+
+    def arrival(self, execution: Execution) -> tuple[Arrival, str | None]: ...
+
+    def bury(self, copy: Copy, now: int, reason: str | None = None) -> None: ...
+
+
+class Arrivals:
     """Reads fetched copies: each is a job for a worker of this process, a job of others, or no job at all.
 
-    Arguments: ``held``, the copies of this process; ``hook`` is asked about jobs of others; ``quiet`` is set when
-    the process stops.
+    Arguments: ``held``, the copies of this process; ``others`` is asked about jobs of others.
     """
 
-    def __init__(
-        self,
-        *,
-        tracker: Tracker,
-        clock: Clock,
-        workers: Mapping[str, Worker],
-        held: HeldCopies,
-        hook: Hook,
-        quiet: threading.Event,
-    ) -> None:
+    def __init__(self, *, tracker: ArrivalTracker, clock: Clock, intake: Intake, held: HeldCopies, others: Others) -> None:
         self._tracker = tracker
         self._clock = clock
-        self._workers = workers
+        self._intake = intake
         self._held = held
-        self._hook = hook
-        self._quiet = quiet
+        self._others = others
         self._log = get_logger("asynctask.intake")
 
     def take(self, copies: Sequence[Copy]) -> list[Execution]:
@@ -322,32 +320,22 @@ class Intake:
 
     def _leave(self, untracked: Sequence[Execution]) -> set[int]:
         """Leaves the jobs of others to them; returns these (by ``id``). Raises BrokerUnavailable."""
-        left = self._hook.leave(untracked) if untracked else ()
+        left = self._others.leave(untracked) if untracked else ()
         if left:
             self._held.forget([each.copy for each in left])
         return {id(each) for each in left}
-
-    def borrowed(self, given: Sequence[tuple[Copy, Ticket | None]]) -> list[Execution]:
-        """Jobs that the ledger has lent to this process, each with its ticket."""
-        found = []
-        for copy, ticket in given:
-            execution = self._assign(copy)
-            if execution is not None and ticket is not None:
-                _bind(execution, ticket)
-                found.append(execution)
-        return found
 
     def _begin(self, executions: Sequence[Execution]) -> set[int]:
         """Gives each tracked one its ticket; returns (by ``id``) those that no Event can store, which have ended with that
         reason."""
         fenced = [each for each in executions if each.copy.attempt > 0]
         others = [each for each in executions if each.copy.attempt == 0 and each.is_tracked]
-        tickets = self._tracker.begin([each.copy.key for each in fenced], fetched=True) if fenced else ()
+        tickets = self._tracker.begin_fetched([each.copy.key for each in fenced]) if fenced else ()
         for each, ticket in zip(fenced, tickets, strict=True):
             if ticket is None:
                 others.append(each)
             else:
-                _bind(each, ticket)
+                bind(each, ticket)
         return self._begin_unknown(others) if others else set()
 
     def _begin_unknown(self, executions: Sequence[Execution]) -> set[int]:
@@ -363,7 +351,7 @@ class Intake:
         for (each, arrival, unfit), ticket in zip(arrivals, self._tickets(arrivals), strict=True):
             if ticket is not None:
                 self._run_again(each, arrival, ticket)
-                _bind(each, ticket)
+                bind(each, ticket)
             if ticket is None or (unfit is not None and self._refuse(each.copy, ticket, f"it cannot be recorded: {unfit}")):
                 refused.add(id(each))
         return refused
@@ -371,7 +359,7 @@ class Intake:
     def _arrival(self, execution: Execution) -> tuple[Arrival, str | None]:
         copy = execution.copy
         if copy.attempt == 0:
-            return self._hook.arrival(execution)
+            return self._others.arrival(execution)
         args = execution.conceal(execution.payload["args"])
         return Arrival(copy.jid, copy.attempt, execution.name, copy.queue, args), None
 
@@ -406,37 +394,21 @@ class Intake:
         (ticket,) = self._tracker.begin([execution.copy.key])
         if ticket is None:
             return False
-        _bind(execution, ticket)
+        bind(execution, ticket)
         return ticket.verdict is Begin.RUN and old.record.knobs == ticket.record.knobs
 
     def _assign(self, copy: Copy) -> Execution | None:
         try:
-            payload = job_of(copy)
+            return self._intake.execution(copy)
         except ValueError as error:
             self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error)[:500])
             self._give_up(copy, error)
             return None
-        worker = self._workers.get(worker_name(payload))
-        local: dict[str, Any] = {}
-        job = CurrentJob(
-            copy.jid,
-            task_id=copy.task_id,
-            attempt=max(1, copy.attempt),
-            queue=copy.queue,
-            payload=dict(payload),
-            should_stop=partial(self._must_stop, local),
-            local=local,
-        )
-        return Execution(NO_TICKET, job=job, copy=copy, payload=payload, worker=worker)
-
-    def _must_stop(self, local: Mapping[str, Any]) -> bool:
-        attempt: Attempt | None = local.get(ATTEMPT)
-        return self._quiet.is_set() or (attempt is not None and attempt.is_lost)
 
     def _give_up(self, copy: Copy, error: ValueError) -> None:
         """Ends a copy that is no job: if it is tracked, its Event, because nobody would look into ``dead`` for it."""
         if copy.attempt == 0:
-            self._hook.bury(copy, self._clock.now())
+            self._others.bury(copy, self._clock.now())
             self._held.forget([copy])
             return
         (ticket,) = self._tracker.arrive([Arrival(copy.jid, copy.attempt, "", copy.queue)])
@@ -458,12 +430,74 @@ class Intake:
         BrokerUnavailable."""
         copy = execution.copy
         self._log.error("job_refused", jid=clean(copy.jid), queue=clean(copy.queue), reason=reason[:500])
-        self._hook.bury(copy, self._clock.now(), reason)
+        self._others.bury(copy, self._clock.now(), reason)
         self._held.forget([copy])
 
 
-def _bind(execution: Execution, ticket: Ticket) -> None:
-    execution.ticket = ticket
-    execution.job.task_id = ticket.task_id
-    execution.job.attempt = ticket.attempt
-    execution.bind(execution.job)
+# -- which copies are here
+
+MANY_DONE: Final = 500
+"""Number of copies to acknowledge from which the fetcher is woken, however busy the process is."""
+
+
+class HeldCopies:
+    """The copies that the broker holds for this process: those that arrived and have not left, and those of them that may
+    be acknowledged."""
+
+    def __init__(self, broker: Broker, pool: Pool) -> None:
+        self._broker = broker
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._done: list[Copy] = []
+        self._handles: set[Any] = set()  # of whatever kind the broker's are
+        self._woken = False  # whether the fetcher was woken for these: once until it takes them
+
+    def __contains__(self, copy: Copy) -> bool:
+        with self._lock:
+            return copy.handle in self._handles
+
+    @property
+    def waiting(self) -> int:
+        """How many may be acknowledged."""
+        return len(self._done)
+
+    def done(self, copy: Copy) -> None:
+        """The copy may be acknowledged, with the next exchange. An idle process makes one at once."""
+        waiting = self._add(copy)
+        # A flush ends hundreds of jobs; waking the fetcher for each would cost more.
+        if not self._woken and (waiting >= MANY_DONE or not self._pool.busy):
+            self._woken = True
+            self._broker.wake()
+
+    def acknowledge(self, copy: Copy) -> None:
+        """The copy may be acknowledged at once: it never became an execution."""
+        self._add(copy)
+        self._broker.wake()
+
+    def _add(self, copy: Copy) -> int:
+        with self._lock:
+            self._done.append(copy)
+            return len(self._done)
+
+    def take_done(self) -> list[Copy]:
+        """Takes the copies that the caller acknowledges now."""
+        self._woken = False
+        with self._lock:
+            taken, self._done = self._done, []
+            return taken
+
+    def keep_done(self, copies: Sequence[Copy]) -> None:
+        """Returns copies that could not be acknowledged; they come first the next time."""
+        with self._lock:
+            self._done[:0] = copies
+
+    def exchanged(self, done: Sequence[Copy], copies: Sequence[Copy]) -> None:
+        """``done`` were acknowledged and ``copies`` arrived."""
+        with self._lock:
+            self._handles.difference_update(copy.handle for copy in done)
+            self._handles.update(copy.handle for copy in copies)
+
+    def forget(self, copies: Sequence[Copy]) -> None:
+        """The copies went back or into a set, or count as never arrived."""
+        with self._lock:
+            self._handles.difference_update(copy.handle for copy in copies)

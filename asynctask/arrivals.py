@@ -1,0 +1,159 @@
+"""Begin of what comes through a queue that is not the ledger's: an engine's, or one of Redis.
+
+A copy there is a hint: its Event may be over, held by somebody else, or not there at all. A job that arrives without a
+fence is kept, delivered and retried by its engine: the outcome of any copy counts while the Event is open, the engine alone
+decides on another attempt, and the job never waits in the ledger for the dispatcher.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from asynctask.core.states import Status
+from asynctask.core.transitions import Begin, pause_s
+from asynctask.errors import IdInUse, InputError
+from asynctask.ledger import foreign
+from asynctask.ledger.base import dumps
+from asynctask.ledger.events import EventRecord, Failure
+from asynctask.ledger.processes import engine_of
+from asynctask.ledger.recorder import Kind, Outcome
+from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, reopen
+from asynctask.middleware.tracker import INTERRUPTED, Attempt, Ticket, Tracker
+
+_NO_EVENT: Final = (
+    "it is dropped unrun: another ledger dispatched it, or this one was restored or purged since; give all programs of a"
+    " queue one database_url, or other ledgers other queues"
+)
+
+
+class ArrivalTracker(Tracker):
+    """The tracker of a process that gets jobs from foreign queues."""
+
+    # -- begin
+
+    def begin_fetched(self, keys: Sequence[tuple[str, int | None]]) -> list[Ticket | None]:
+        """As :meth:`begin`, from a queue that is no engine's: a copy of what a process holds by now, or nobody, is
+        dropped."""
+        tickets = self.begin(keys)
+        strays = self._strays([each.record for each in tickets if each is not None])
+        if not strays:
+            return tickets
+        return [
+            replace(each, verdict=Begin.DROP) if each is not None and each.event_id in strays else each for each in tickets
+        ]
+
+    def _strays(self, records: Sequence[EventRecord]) -> set[int]:
+        """Those of these Events that wait, and that no foreign queue holds."""
+        waiting = [each for each in records if each.row.status is Status.ENQUEUE and each.row.due_at is None]
+        claimed = {each.id: each.row.process for each in waiting if each.row.process is not None}
+        in_loans = [each for each in waiting if each.id not in claimed and each.task_id is not None]
+        lenders: Mapping[int, str] = {}
+        if in_loans:
+            with self._ledger.database.read() as connection:
+                lenders = foreign.holders(connection, in_loans)
+        held = {**claimed, **{each.id: lenders.get(each.id) for each in in_loans}}
+        return {i for i, holder in held.items() if holder is None or not foreign.is_queue(holder)}
+
+    def arrive(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
+        """Tickets for jobs of which the ledger may not know, in order: one without an Event (pushed by hand, or by another
+        program) gets a stand-alone one. Raises LedgerUnavailable, and InputError as :meth:`enqueue`.
+
+        A copy with an attempt was dispatched by a ledger that has its Event. If this one has not, the copy is another
+        ledger's, or older than a restored backup or a purge: it is dropped. Its own ledger, if there is one, finds it lost.
+        """
+        keys = [(arrival.job_id, arrival.attempt) for arrival in arrivals]
+        tickets = self.begin(keys)
+        if None in tickets:
+            self.enqueue(
+                [each for each, ticket in zip(arrivals, tickets, strict=True) if ticket is None and not each.attempt]
+            )
+            tickets = self.begin(keys)
+        return [
+            self._dropped(arrival) if ticket is None else _unless_late(ticket, arrival)
+            for arrival, ticket in zip(arrivals, tickets, strict=True)
+        ]
+
+    def _dropped(self, arrival: Arrival) -> Ticket:
+        self._log.error(
+            "copy_of_no_event", job_id=arrival.job_id, attempt=arrival.attempt, worker=arrival.worker_name,
+            queue=arrival.queue, hint=_NO_EVENT,
+        )  # fmt: skip
+        return Ticket.made(Begin.DROP, arrival.job_id, attempt=arrival.attempt or 1)
+
+    def reopen(self, arrival: Arrival, is_new: Callable[[str | None], bool]) -> bool:
+        """Opens the ended Event of a lone job for another job under its id, if ``is_new`` says so of the Event's options;
+        the ledger dispatches it now. Returns whether it did. Raises LedgerUnavailable."""
+        now = self._ledger.now()
+        reopened = reopen(self._ledger, arrival, due_at=now, is_new=is_new)
+        if reopened:
+            self._recorder.due(now)
+        return reopened
+
+    def enqueue(self, arrivals: Sequence[Arrival]) -> None:
+        """Creates stand-alone Events for jobs that are in their engine's queue already; skips known ids. Raises
+        :class:`~asynctask.errors.InputError` for values that the database cannot store."""
+        engine = engine_of(self._ledger.identity)
+        enqueue(self._ledger, arrivals, options=None if engine is None else {ENGINE: engine})
+
+    # -- settle
+
+    def outcome(
+        self,
+        attempt: Attempt,
+        retry_at: int | None,
+        discarded: str | None = None,
+        then: Callable[[bool], None] | None = None,
+    ) -> Outcome:
+        result = attempt.result
+        if attempt.ticket.elsewhere and result is not None and result.kind is Kind.INTERRUPTED and retry_at is None:
+            # Our runtime always repeats interrupted jobs; another engine may give them up.
+            failure = Failure(INTERRUPTED, self._ledger.catalogue("interrupted"))
+            attempt.result = replace(result, kind=Kind.RAISED, failure=failure)
+        return super().outcome(attempt, retry_at, discarded, then)
+
+    def _paused(self, ticket: Ticket, retry_at: int) -> int:
+        """An engine delays its own jobs."""
+        return retry_at if ticket.elsewhere else super()._paused(ticket, retry_at)
+
+
+def _unless_late(ticket: Ticket, arrival: Arrival) -> Ticket:
+    """The ticket of a copy; a late one of an earlier run under its id is dropped."""
+    sent_at = ticket.record.created_at if ticket.is_lone else 0
+    if ticket.attempt > 1 and arrival.sent_at is not None and arrival.sent_at < sent_at:
+        return replace(ticket, verdict=Begin.DROP)
+    return ticket
+
+
+def send_itself(attempt: Attempt, run: NextRun) -> None:
+    """Notes that a running job sends another run under its own id: its Event then waits for that run instead of ending.
+
+    The ledger keeps a job of a Task, and dispatches the next run; the engine must send none. A lone job is sent by its
+    engine, which has no bound for those that do so without a delay: this one waits here, see
+    :func:`~asynctask.core.transitions.pause_s`. Raises :class:`~asynctask.errors.IdInUse` for a callback, and InputError
+    for arguments that the ledger cannot keep.
+    """
+    ticket = attempt.ticket
+    if ticket.record.callback_of is not None:
+        raise IdInUse(
+            f"{ticket.job_id} is a callback, which ends with its Task: send with another id, or raise to be retried"
+        )
+    if not ticket.is_lone:
+        try:
+            size = len(run.columns(is_lone=False, tries=0)["options"].encode())
+        except TypeError as error:
+            why = f"the ledger cannot keep what {ticket.job_id} sends under its own id ({error}): send JSON values"
+            raise InputError(why, code="not_json") from None
+        if size > MAX_OPTIONS:
+            why = f"what {ticket.job_id} sends under its own id has {size:,} bytes, the most is {MAX_OPTIONS:,}"
+            raise InputError(f"{why}: store the data elsewhere and send its location", code="too_large")
+    else:
+        try:
+            dumps([run.args, run.kwargs])
+        except TypeError:  # the engine has another serializer
+            run = run._replace(args=(), kwargs={}, signature=[])
+        if ticket.elsewhere and (pause := pause_s(run.delay_s, ticket.retries)) > run.delay_s:
+            threading.Event().wait(pause)
+    attempt.next_run = run
