@@ -200,10 +200,10 @@ def length(paths: Iterable[Path]) -> int:
 
 def main() -> int:
     """Prints the table."""
-    most, count = max((count, name) for name, count in fields().items())[::-1]
+    most, largest = max((most, name) for name, most in fields().items())
     print(f"{len(modules())} modules, {length(modules().values()):,} lines with comments and docstrings;")
     print(f"of these the kernel: {len(kernel())} modules, {length(kernel().values()):,} lines, {len(numbers())} numbers;")
-    print(f"its largest class is {most}, with {count} fields.\n")
+    print(f"its largest class is {largest}, with {most} fields.\n")
     print("| way | files | functions named here | their lines | with what they call there | lines of the files |")
     print("|---|--:|--:|--:|--:|--:|")
     for title, count in counts().items():

@@ -19,8 +19,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.lending import Job
-from asynctask.ledger.standalone import AGAIN, discard
-from asynctask.ledger.untracked import MEMBERS
+from asynctask.ledger.standalone import AGAIN, MEMBERS, discard
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
