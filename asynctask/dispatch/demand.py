@@ -83,9 +83,8 @@ class Rates:
         ended, passed = max(0, look.left - look.idle), now - look.since
         if passed >= LOOK_S or (passed >= LEAST_S and ended > look.threads):
             seen = ended / passed * (1 if waits else ALWAYS_DRY if look.is_dry else DRY)
-            self._rates[queue] = max(
-                seen, (seen + self._rates.get(queue, 0.0)) / 2
-            )  # a look is short: up at once, down slowly
+            # Up at once, down slowly: a look is short.
+            self._rates[queue] = max(seen, (seen + self._rates.get(queue, 0.0)) / 2)
             self._looks[queue] = _Look(now, now, look.threads, 0, waits)  # who takes one now has ended another
         return self._rates.get(queue, 0.0)
 
