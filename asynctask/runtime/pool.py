@@ -694,10 +694,8 @@ class Pool:
         return [each for each in self._isolation.running() if not each.abandoned]
 
     def busy_for(self) -> float | None:
-        """Seconds for which the ready jobs last; None while no job runs."""
-        if not self._isolation:
-            return None
-        return 0.0
+        """See :class:`asynctask.ledger.recorder.Recorder`: the next job may depend on the outcome of another."""
+        return 0.0 if self._isolation else None
 
     @property
     def worked(self) -> tuple[int, float]:
