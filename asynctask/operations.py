@@ -41,9 +41,9 @@ from asynctask.job import refuse_work
 from asynctask.ledger import lending, queries, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
-from asynctask.ledger.base import loads, loads_shown
+from asynctask.ledger.base import loads
 from asynctask.ledger.foreign import engine_of
-from asynctask.ledger.queries import Take
+from asynctask.ledger.queries import Take, loads_shown
 from asynctask.messages import masked
 from asynctask.sidekiq.payload import read_time
 from asynctask.task import Services

@@ -26,7 +26,7 @@ from asynctask.database import batches
 from asynctask.database.engine import Database, DatabaseTime
 from asynctask.database.retrying import LOCKED, code_of, repeatable
 from asynctask.database.tables import as_dict, duties, tasks
-from asynctask.messages import SECRET, Catalogue, masked
+from asynctask.messages import Catalogue
 
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` of a large Task: the number of processes that count without contention."""
@@ -156,12 +156,6 @@ def dumps(value: Any) -> str:
 def loads(text: str | bytes | None) -> Any:
     """The value of JSON text; None for None."""
     return None if text is None else orjson.loads(text)
-
-
-def loads_shown(text: str | None) -> Any:
-    """The value of the JSON text of a job's arguments as people see it; None for None."""
-    value = loads(text)
-    return value if text is None or SECRET not in text else masked(value)
 
 
 def stamp(at: int, status: str, message: str, attempt: int, row: int | None = None) -> dict[str, Any]:

@@ -11,8 +11,6 @@ from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, Reason, State, Status
 from asynctask.core.transitions import (
-    MAX_INTERVAL_S,
-    Tolerance,
     Turn,
     at_rest,
     cancel,
@@ -35,7 +33,6 @@ SLICE = 10_000
 """Largest number of rows that one transaction updates; fewer on SQLite, where it holds the only write lock."""
 
 _SQLITE_SLICE = 500
-_KNOBS = ("parallel", "interval", "priority", "tolerated_failures", "title")
 _ENDED = ("failed", "error", "cancelled")
 _COLUMNS = {"interval": "interval_s"}
 """Columns of knobs whose name differs."""
@@ -196,15 +193,13 @@ def _to_reopen(
 
 @repeatable
 def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = "") -> dict[str, Any]:
-    """Sets knobs: ``parallel`` (None: no limit), ``interval`` (seconds), ``priority``, ``tolerated_failures`` (as
-    :class:`~asynctask.core.transitions.Tolerance` reads it; None: no limit), ``title``. Returns the Task's columns before
-    the change.
+    """Sets knobs, as :func:`asynctask.lists.options.checked_knobs` returns them. Returns the Task's columns before the
+    change.
 
     A Task that paused itself is resumed if its failures are tolerated now.
 
-    Raises :class:`Conflict` if the Task has ended, :class:`InputError` for an unknown knob or an invalid value.
+    Raises :class:`Conflict` if the Task has ended.
     """
-    changes = _checked(changes)
     values = {_COLUMNS.get(name, name): value for name, value in changes.items()}
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
@@ -237,36 +232,6 @@ def _go_on(connection: Connection, ledger: Ledger, task: dict[str, Any], who: st
     task_rows.turn(connection, ledger, task, _resumed_state(task), Reason.RESUMED, state_reason=None)
     progress.measure_anew(connection, task["id"], ledger.now())
     task_rows.log(connection, ledger, task["id"], "resumed", {"tolerated_failures": task["tolerated_failures"]}, who)
-
-
-def _checked(changes: dict[str, Any]) -> dict[str, Any]:
-    if unknown := set(changes).difference(_KNOBS):
-        raise InputError(f"no such knob: {', '.join(sorted(unknown))}; there are {', '.join(sorted(_KNOBS))}")
-    if not changes:
-        raise InputError(f"nothing to change; give one of {', '.join(sorted(_KNOBS))}")
-    parallel = changes.get("parallel")
-    if parallel is not None and (
-        not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= 100_000
-    ):
-        raise InputError("parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task")
-    if "interval" in changes:
-        interval = changes["interval"]
-        if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 <= interval <= MAX_INTERVAL_S:
-            raise InputError(f"interval must be a number of seconds from 0 to {MAX_INTERVAL_S}; 0 for none")
-    if "priority" in changes:
-        priority = changes["priority"]
-        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
-            raise InputError("priority must be a whole number from -1000000 to 1000000; smaller runs first")
-    if "title" in changes and (not isinstance(changes["title"], str) or len(changes["title"]) > 255):
-        raise InputError("title must be text of at most 255 characters")
-    if not is_storable(changes.get("title", "")):
-        raise InputError("title holds a NUL or half a character (a lone surrogate): take it out")
-    if (tolerated := changes.get("tolerated_failures")) is not None:
-        try:
-            return {**changes, "tolerated_failures": str(Tolerance.parse(tolerated))}
-        except ValueError as error:
-            raise InputError(f"tolerated_failures {error}; null for no limit") from None
-    return dict(changes)
 
 
 # -- turning rows in slices

@@ -45,7 +45,6 @@ from asynctask.ledger.events import (
     group_of,
     move_counts,
     read_events,
-    read_tasks_events,
     rows_of,
     total_counts,
 )
@@ -158,7 +157,7 @@ def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:
     """The counts according to the rows, and the number of slices that disagree with their marks."""
     counts, after, untold = Delta(), 0, 0
     while True:
-        page = read_tasks_events(connection, task_id, after, after + _PAGE, limit=_PAGE)
+        page = read_events(connection, (_e.task_id == task_id) & (_e.seq >= after) & (_e.seq < after + _PAGE))
         for record in page:
             untold += record.row.items > 1 and not _agrees(record)
             counts.add(difference(None, record.row))

@@ -294,14 +294,6 @@ def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
     return batches.locked(connection, sa.select(_e.id).where(condition).order_by(_e.id))
 
 
-def read_tasks_events(
-    connection: Connection, task_id: int, low: int, high: int, *, limit: int = 10_000
-) -> list[EventRecord]:
-    """Events of one Task with ``low <= seq < high``, by ``seq``."""
-    statement = _READ.where(_e.task_id == task_id, _e.seq >= low, _e.seq < high).order_by(_e.seq).limit(limit)
-    return [_record(found) for found in batches.fetch(connection, statement)]
-
-
 def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Sequence[Write] = ()) -> list[W]:
     """Writes every change whose decision still holds, and every end, in the caller's write transaction.
 

@@ -49,11 +49,11 @@ from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import corrections, lending, processes
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, loads_shown, stamp
+from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
 from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import close_after
-from asynctask.messages import is_storable
+from asynctask.messages import SECRET, is_storable, masked
 
 _t, _e, _x, _n, _l = tasks.c, events.c, task_errors.c, task_tallies.c, loans.c
 
@@ -112,6 +112,12 @@ class ListedEvent(TypedDict):
     checkpoint: Annotated[Any, "The last checkpoint, from which its next attempt continues."]
     progress: Annotated[JobProgress | None, "How far it said to be, in units of its own."]
     stopping: Annotated[bool, "A person stopped it, and its worker has not let go of it yet."]
+
+
+def loads_shown(text: str | None) -> Any:
+    """The value of the JSON text of a job's arguments as people see it; None for None."""
+    value = loads(text)
+    return value if text is None or SECRET not in text else masked(value)
 
 
 def _event_object(row: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem
 from asynctask.iterable import AUTO, MAX_CHUNK
 from asynctask.lists.problems import fault, from_pydantic
+from asynctask.messages import is_storable
 from asynctask.worker import as_callback
 
 NUL_FREE: Final = r"^[^\x00]*$"
@@ -220,3 +221,43 @@ def _option_problem(error: Any) -> Problem:
             return fault(None, name, "unknown_option", "option.near", {"near": near[0]}, value)
         return fault(None, name, "unknown_option", "option.known", {"names": ", ".join(Options.model_fields)}, value)
     return replace(from_pydantic(None, name, error, value), code="invalid_option")
+
+
+# -- the knobs of a Task that runs
+
+KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
+
+
+def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """These changes of a Task's knobs: ``parallel`` (None: no limit), ``interval`` (seconds), ``priority``,
+    ``tolerated_failures`` (as :class:`~asynctask.core.transitions.Tolerance` reads it; None: no limit), ``title``.
+
+    Raises :class:`InputError` for an unknown knob or an invalid value.
+    """
+    if unknown := set(changes).difference(KNOBS):
+        raise InputError(f"no such knob: {', '.join(sorted(unknown))}; there are {', '.join(sorted(KNOBS))}")
+    if not changes:
+        raise InputError(f"nothing to change; give one of {', '.join(sorted(KNOBS))}")
+    parallel = changes.get("parallel")
+    if parallel is not None and (
+        not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= 100_000
+    ):
+        raise InputError("parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task")
+    if "interval" in changes:
+        interval = changes["interval"]
+        if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 <= interval <= MAX_INTERVAL_S:
+            raise InputError(f"interval must be a number of seconds from 0 to {MAX_INTERVAL_S}; 0 for none")
+    if "priority" in changes:
+        priority = changes["priority"]
+        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
+            raise InputError("priority must be a whole number from -1000000 to 1000000; smaller runs first")
+    if "title" in changes and (not isinstance(changes["title"], str) or len(changes["title"]) > 255):
+        raise InputError("title must be text of at most 255 characters")
+    if not is_storable(changes.get("title", "")):
+        raise InputError("title holds a NUL or half a character (a lone surrogate): take it out")
+    if (tolerated := changes.get("tolerated_failures")) is not None:
+        try:
+            return {**changes, "tolerated_failures": str(Tolerance.parse(tolerated))}
+        except ValueError as error:
+            raise InputError(f"tolerated_failures {error}; null for no limit") from None
+    return dict(changes)

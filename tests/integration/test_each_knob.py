@@ -23,7 +23,7 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Held
 from asynctask.cli.root import build
 from asynctask.clock import SECOND
 from asynctask.errors import InputError
-from asynctask.ledger import control
+from asynctask.lists.options import KNOBS
 from asynctask.operations import Operations
 from asynctask.runtime.launcher import Launcher
 from asynctask.task import TaskHandle
@@ -570,7 +570,7 @@ def names_in_the_program(app: AsyncTask) -> set[str]:
     routes = {f"{verb.upper()} {path}" for path, verbs in document["paths"].items() for verb in verbs if verb != "get"}
     methods = {f"{of.__name__}.{name}" for of in (Operations, TaskHandle) for name in vars(of) if not name.startswith("_")}
     commands = {f"asynctask {name}" for name, _ in commands_of(build())}
-    return routes | methods | commands | {f"knob {name}" for name in control._KNOBS}
+    return routes | methods | commands | {f"knob {name}" for name in KNOBS}
 
 
 def commands_of(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
