@@ -7,6 +7,7 @@ have these with it. A job of the ledger is named by its job id, one in Redis by 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,6 @@ from asynctask.brokers.base import BIGINT, DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import interval_of, next_round
-from asynctask.dispatch.demand import Performing, workers_wanted
 from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
@@ -1004,6 +1004,45 @@ def _is_registered_nowhere(processes: Iterable[Mapping[str, Any]], queue: str, w
     return bool(named) and all(names is not None and worker not in names for names in named)
 
 
+# -- how many worker processes are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Performing:
+    """A live worker process by its last heartbeat: running jobs, threads, jobs per second (0: unknown), and whether it is
+    quiet."""
+
+    busy: int
+    concurrency: int
+    rate: float
+    is_quiet: bool = False
+
+
+def workers_wanted(
+    waiting: int, processes: Sequence[Performing], target_s: float, limited: Sequence[tuple[int, int]] = ()
+) -> int:
+    """How many worker processes would finish within ``target_s`` seconds what waits in a queue.
+
+    ``waiting``: jobs of that queue; ``limited``: for each Task with a ``parallel``, its part of ``waiting``, and
+    ``parallel``: it counts for no more threads than it may use. A process without a measured rate counts with the average
+    of the others; if none is measured, one process is wanted if anything waits. The result is at most a thread per job, and
+    at least the number of processes with running jobs. Quiet processes do not count: they are about to end.
+    """
+    staying = [each for each in processes if not each.is_quiet]
+    busy = sum(1 for each in staying if each.busy)
+    if waiting <= 0:
+        return busy
+    rates = [each.rate for each in staying if each.rate > 0]
+    if not rates:
+        return max(1, busy)
+    jobs_each = sum(rates) / len(rates) * target_s
+    threads_each = sum(max(1, each.concurrency) for each in staying) / len(staying)
+    needed = (waiting - sum(jobs for jobs, _ in limited)) / jobs_each
+    needed += sum(min(jobs / jobs_each, parallel / threads_each) for jobs, parallel in limited)
+    most = (waiting + sum(each.busy for each in staying)) / threads_each
+    return max(1, busy, math.ceil(min(needed, most)))
+
+
 # -- queues as JSON
 
 
@@ -1013,7 +1052,7 @@ def _performing(processes: Iterable[Mapping[str, Any]], now: int) -> dict[str, l
     for each in processes:
         if not each["concurrency"] or each["lease_until"] <= now:
             continue
-        rate = float(_info(each).get("pace", each["rate"]))
+        rate = float(_info(each).get("pace", 0.0))
         one = Performing(int(each["busy"]), int(each["concurrency"]), rate, bool(each["quiet"]))
         for name in set(loads(each["queues"])):
             found.setdefault(name, []).append(one)

@@ -71,40 +71,16 @@ class Control:
         if set(changes) & {"parallel", "interval", "priority"}:
             self.withdrawn(task_id)
 
-    @property
-    def withdraws(self) -> bool:
-        """Whether jobs of Tasks may lie in a broker, for workers in other languages."""
-        return self._broker is not None
-
     def withdrawn(self, task_id: int) -> bool:
-        """As :meth:`withdraw`; False if the broker does not answer now."""
+        """Removes the Task's waiting copies from Redis; False if it does not answer now."""
         try:
-            self.withdraw(task_id)
+            while self._broker is not None and (keys := self._broker.withdraw(task_id, _WITHDRAW)):
+                control.give_back_copies(self._ledger, keys)
+                foreign.trim(self._ledger, queue_holder(None))
         except BrokerUnavailable as error:
             self._log.warning("withdraw_put_off", task_id=task_id, error=str(error))
             return False
         return True
-
-    def withdraw(self, task_id: int) -> int:
-        """Removes the Task's waiting copies from the broker; returns their number."""
-        count = 0
-        while self._broker is not None:
-            keys = self._broker.withdraw(task_id, _WITHDRAW)
-            control.give_back_copies(self._ledger, keys)
-            count += len(keys)
-            if len(keys) < _WITHDRAW:
-                break
-        if count:
-            foreign.trim(self._ledger, queue_holder(None))
-        return count
-
-    def recall(self, task_id: int) -> None:
-        """Withdraws copies of a Task that was paused or cancelled, or got another priority, while they were on their way.
-
-        Closes a cancelled Task here if nothing else of it is open: there may be no worker that would close it.
-        """
-        if self.withdrawn(task_id):
-            try_close(self._ledger, task_id)
 
     def turn(self, task_id: int, seconds: float = _TURN_FOR_S) -> bool:
         """Updates rows of a cancel or retry for this long; returns whether it is done."""

@@ -4,22 +4,25 @@ A foreign queue is an attached engine's, or one of Redis that workers in another
 as a worker process does, pushes them, and hands them over to the queue (:mod:`asynctask.ledger.foreign`). It pushes only as
 many as will be used soon. So a knob takes effect within a second, the engine's broker stays small, and losing it loses
 nothing. The application's own worker processes borrow for themselves.
+
+:class:`Dispatcher` says when a round runs, and who leads; :class:`Round` is what one does.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import Final
 
 from asynctask.brokers.base import Broker
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.demand import MOST_BORROWED, Capacity, Credit, Demand, Load, QueueRates, Shares
+from asynctask.dispatch.demand import Credit, Rates, Shares, Threads, wanted
 from asynctask.dispatch.outbox import EngineQueues, Outbox, Router
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import foreign, leases, lending
@@ -30,37 +33,32 @@ from asynctask.ledger.processes import is_engine, performing
 from asynctask.logs import get_logger
 from asynctask.sidekiq.copies import PushFilter
 
-# Seconds between two rounds
+SHORTEST_S: Final = 0.05
+"""Seconds between two rounds, at least. Small Tasks submitted meanwhile wait for the next round."""
 
-SHORTEST_S = 0.05
-"""The minimum, however little work is kept in the queues. Small Tasks submitted meanwhile wait for the next round."""
+ACTIVE_S: Final = 0.2
+"""Seconds between two rounds of a leader, at most: the jobs of each round have to last longer."""
 
-ACTIVE_S = 0.2
-"""Of a leader, at most, and after a round that pushed nothing: the jobs of each round have to last longer."""
+IDLE_S: Final = 1.0
+"""Seconds until the next check whether another process still leads."""
 
-IDLE_S = 1.0
-"""Until the next check whether another process still leads."""
+QUIET_S: Final = 60.0
+"""Seconds until the next round with nothing left to dispatch; new work ends the pause."""
 
-QUIET_S = 60.0
-"""With nothing left to dispatch; new work ends the pause."""
-
-# Other times
-
-OBSERVE_S = 0.4
-"""Between two queries of the other processes while rounds go on: a heartbeat comes once a second at most."""
-
-TURN_S = 0.25
-"""Time that a round dispatches in one queue before it continues in the next; then the Tasks are read again."""
-
-HELD_S = 0.5
-"""Until a Task whose row another transaction had locked is retried, at most."""
+MOST_BORROWED: Final = 1_000
+"""Jobs of one borrow."""
 
 
-_Send = Callable[[int, int | None], int]
-"""Dispatches up to this many jobs of one source, at another priority if one is given; returns the number dispatched."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """Jobs of a Task, or all single jobs of a priority. ``group``: those that share alike, an owner's Tasks together, or
+    each by itself. ``send`` dispatches up to so many jobs, at another priority if one is given; returns the number
+    dispatched."""
 
-_Sources = dict[Hashable, dict[Hashable, _Send]]
-"""Sources of jobs, grouped by those that share alike: an owner's Tasks together, or each by itself."""
+    priority: int
+    group: Hashable
+    key: Hashable
+    send: Callable[[int, int | None], int]
 
 
 class Dispatcher:
@@ -88,29 +86,23 @@ class Dispatcher:
         fair_by_owner: bool = False,
         background_share: float = 0.0,
     ) -> None:
-        self._ledger = ledger.under(foreign.pusher(ledger.identity))
+        self._ledger = ledger
         self._engines = engines
         self._is_shared = broker is not None
-        self._router = Router(broker, engines, ledger.clock)
-        self._outgoing = outgoing
-        self._ahead_s = ahead_s
+        self.queues = Round(
+            ledger,
+            Router(broker, engines, ledger.clock),
+            Control(ledger, broker),
+            outgoing,
+            ahead_s=ahead_s,
+            fair_by_owner=fair_by_owner,
+            background_share=background_share,
+            leads=self._leads,
+            expect=self.expect,
+        )
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
-        self._local: Callable[[], Load] | None = None
-        self._control = Control(ledger, broker)
-        self._outboxes: dict[str | None, Outbox] = {}  # by engine; None: of the own broker
-        self._leaderships: dict[str | None, leases.Leadership] = {}
-        self._left: set[str | None] = set()  # the engines for which the last round left something
+        self._leaderships: dict[str | None, leases.Leadership] = {}  # by engine; None: of the own broker
         self._round_lock = threading.Lock()
-        self._workers: Sequence[Mapping[str, object]] = []  # the processes that perform jobs, by their last heartbeats
-        self._observed_until = 0.0
-        self._fair_by_owner = fair_by_owner
-        self._shares = Shares()
-        self._credit = Credit(background_share)
-        self._turn_until = 0.0  # until when this round dispatches in the current queue
-        self._is_cut = False  # the last round ended before everything that was wanted was dispatched
-        self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
-        self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
-        self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
         self._stopping = False
         self._users = 0
@@ -120,8 +112,6 @@ class Dispatcher:
         self._round_at = -1e9  # when the last round began
         self._next_at = 0.0  # when the next round of a leader begins
         self._due: int | None = None
-        self._has_held = False  # the row of a Task that had something was locked
-        self._held_rounds = 0  # rounds, one after the other, that found rows locked
         self.rounds = 0
         self.dispatched = 0  # jobs pushed by these rounds
         self._log = get_logger("asynctask.dispatcher")
@@ -150,12 +140,11 @@ class Dispatcher:
             if self._thread is not None:
                 self._thread.join(10)
 
-    def attach(self, local: Callable[[], Load] | None, ledger: Ledger | None = None) -> None:
-        """Sets what this process of an engine can use; None: it no longer performs jobs. ``ledger``: the one that it is
-        registered in, if that is not the application's; before :meth:`start`."""
-        self._local = local
-        if ledger is not None:
-            self._ledger = ledger.under(foreign.pusher(ledger.identity))
+    def attach(self, ledger: Ledger) -> None:
+        """Sets the ledger that the process of an engine is registered in, if that is not the application's; before
+        :meth:`start`."""
+        self._ledger = ledger
+        self.queues.attach(ledger)
 
     @property
     def serves(self) -> bool:
@@ -172,6 +161,12 @@ class Dispatcher:
         """Runs a round for what was submitted, in this process's thread if it has one; others are notified by the
         ledger."""
         if self._has_thread:
+            self.nudge()
+
+    def ended(self) -> None:
+        """A job of this process has ended, and no other runs here: if this process leads, and a queue was empty at each
+        look, its workers may wait for more."""
+        if self.queues.rates.is_any_dry() and any(each.held for each in list(self._leaderships.values())):
             self.nudge()
 
     @property
@@ -202,8 +197,7 @@ class Dispatcher:
             self._wake.wait(pause)
             self._wake.clear()
         with self._round_lock:
-            for outbox in self._outboxes.values():
-                outbox.leave()
+            self.queues.leave()
             for leadership in self._leaderships.values():
                 leadership.resign()
 
@@ -216,16 +210,16 @@ class Dispatcher:
         leads = any(each.held for each in self._leaderships.values()) and now >= self._next_at
         if not (self._nudged or due or leads):
             return min(self._go_on(), self._until_due())
-        if not self._is_cut and now < self._round_at + SHORTEST_S:  # one round for all that come together
+        if now < self._round_at + SHORTEST_S:  # one round for all that come together
             return self._round_at + SHORTEST_S - now
-        anew, self._nudged = self._nudged or due, False
+        self._nudged = False
         if due:
             self._due = None
-        pushed = self._round(anew=anew)
+        pushed = self.round()
         if due:
             self._expect_next()
         # From start to start, because the jobs last no longer if a round is slow.
-        self._next_at = now if self._is_cut else now + (self._pause_s if pushed else ACTIVE_S)
+        self._next_at = now + (self._pause_s if pushed else ACTIVE_S)
         return min(self._go_on(), self._until_due())
 
     def _expect_next(self) -> None:
@@ -238,9 +232,9 @@ class Dispatcher:
         """Acquires, renews or ends leadership by what is left. Returns the wait until the next round."""
         wait = QUIET_S
         with self._round_lock:  # a round of another thread may acquire it
-            for engine in self._left | self._leaderships.keys():
+            for engine in self.queues.left | self._leaderships.keys():
                 leadership = self._leadership(engine)
-                if engine not in self._left:
+                if engine not in self.queues.left:
                     if leadership.held:
                         leadership.resign()
                         self._nudged = True  # others may have left work to this process until now
@@ -259,47 +253,80 @@ class Dispatcher:
     def _until_due(self) -> float:
         return QUIET_S if self._due is None else max(0.0, (self._due - self._ledger.now()) / SECOND)
 
-    # -- one round
-
     def round(self) -> int:
-        """Runs one round, or as many as needed: observes the workers, settles the outbox, borrows and pushes what is
-        wanted. Returns the number of jobs pushed.
+        """Runs one round. Returns the number of jobs pushed.
 
         Raises :class:`Unavailable` if the ledger or the broker does not answer; any other error is logged and costs only
         its part of the round.
         """
-        pushed = self._round(anew=True)
-        while self._is_cut:
-            pushed += self._round(anew=False)
-        return pushed
-
-    def _round(self, *, anew: bool) -> int:
         if not self.serves:
             return 0
         with self._round_lock:
             self._round_at = self._ledger.clock.monotonic()
-            if anew or self._round_at >= self._observed_until:
-                self._observe()
-            self._has_held = False
-            pushed = self._settle()
-            pushed += self._part(self._dispatch)
+            pushed = self.queues.run()
             self.rounds += 1
             self.dispatched += pushed
-            self._held_rounds = self._held_rounds + 1 if self._has_held else 0
-            if self._has_held:
-                again_s = min(HELD_S, SHORTEST_S * 2 ** min(self._held_rounds - 1, 9))
-                self.expect(self._ledger.now() + micros(again_s))
-            if self._left and threading.current_thread() is not self._thread:
+            if self.queues.left and threading.current_thread() is not self._thread:
                 self._wake.set()  # a leader has to continue
             return pushed
 
-    def _observe(self) -> None:
-        """Queries the other processes."""
-        until = self._ledger.clock.monotonic() + OBSERVE_S
-        with self._ledger.database.read() as connection:
-            found = performing(connection, self._ledger.now())
-        self._workers = [process for process in found if is_engine(str(process["identity"]))]
-        self._observed_until = until
+    def _leads(self, engine: str | None) -> bool:
+        """Whether this round dispatches what is more than wanted: one process at a time does, because no round knows what
+        others have borrowed and not pushed."""
+        leadership = self._leadership(engine)
+        if self._has_thread:
+            return leadership.acquire(least_s=ACTIVE_S, anew=True) is None
+        return not leadership.query_elsewhere()  # the leader has to continue
+
+
+class Round:
+    """What a round does: it settles what is on its way, asks how many jobs each queue can use, borrows and pushes them.
+
+    Arguments: as of :class:`Dispatcher`; ``leads`` says whether this process dispatches to an engine what is more than
+    wanted; ``expect`` is called with the time (microseconds) of the next round of a Task.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        router: Router,
+        control: Control,
+        outgoing: PushFilter | None,
+        *,
+        ahead_s: float,
+        fair_by_owner: bool,
+        background_share: float,
+        leads: Callable[[str | None], bool],
+        expect: Callable[[int], None],
+    ) -> None:
+        self._router = router
+        self._control = control
+        self._outgoing = outgoing
+        self._ahead_s = ahead_s
+        self._fair_by_owner = fair_by_owner
+        self._leads = leads
+        self._expect = expect
+        self._outboxes: dict[str | None, Outbox] = {}  # by engine
+        self._shares = Shares()
+        self._credit = Credit(background_share)
+        self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
+        self.rates = Rates(ledger.clock)
+        self.left: set[str | None] = set()  # the engines for which the last round left something
+        self._log = get_logger("asynctask.dispatcher")
+        self.attach(ledger)
+
+    def attach(self, ledger: Ledger) -> None:
+        """Sets the ledger, as the process that dispatches."""
+        self._ledger = ledger.under(foreign.pusher(ledger.identity))
+
+    def leave(self) -> None:
+        """Gives back what is not pushed."""
+        for outbox in self._outboxes.values():
+            outbox.leave()
+
+    def run(self) -> int:
+        """Runs one; returns the number of jobs pushed. Raises :class:`Unavailable`."""
+        return self._settle() + self._part(self._dispatch)
 
     def _outbox_of(self, queue: str) -> Outbox:
         engine = engine_of(queue)
@@ -328,78 +355,75 @@ class Dispatcher:
             self._log.exception("dispatch_failed")
             return 0
 
-    def _reaches(self, queue: str) -> bool:
-        return self._router.reaches(queue) and (self._is_shared or engine_of(queue) is not None)
+    def _threads(self) -> dict[str, Threads]:
+        """The threads of the queues that this process reaches.
 
-    def _capacity(self) -> Capacity:
-        loads_ = [
-            Load(
-                str(w["identity"]),
-                loads(str(w["queues"])),
-                int(str(w["concurrency"])) - int(str(w["busy"])),
-                float(str(w["rate"])),
-                int(str(w["concurrency"])),
-            )
-            for w in self._workers
-            if not w["quiet"]
-        ]
-        if self._local is not None:
-            own = self._local()
-            loads_ = [load for load in loads_ if load.identity != own.identity] + [own]
-        return Capacity(loads_, self._reaches)
+        Of processes in other languages so many are busy as they report; of engines, whose heartbeats are too seldom, as
+        many as Events name them: those of jobs that run longer than a tenth of a second.
+        """
+        with self._ledger.database.read() as connection:
+            rows = [row for row in performing(connection, self._ledger.now()) if is_engine(str(row["identity"]))]
+            named = foreign.working(connection, [str(row["identity"]) for row in rows])
+        found: dict[str, Threads] = defaultdict(Threads)
+        for row in rows:
+            queues = {queue for queue in loads(str(row["queues"])) if self._router.reaches(queue)}
+            of_engine = any(engine_of(queue) is not None for queue in queues)
+            busy = named.get(str(row["identity"]), 0) if of_engine else int(row["busy"])
+            for queue in queues if not row["quiet"] else ():
+                found[queue].add(int(row["concurrency"]), busy)
+        return found
 
     def _dispatch(self) -> int:
-        self._is_cut, self._left = False, set()
-        used = self._capacity()
-        offers, alone = self._offered(used) if used.queues else ([], [])
+        self.left = set()
+        threads = self._threads()
+        offers, alone = self._offered(threads) if threads else ([], [])
         if not (offers or alone):
             return 0
-        waiting = self._router.waiting(used.queues)
-        soon = {
-            queue: count for queue, count in used.soon(waiting, self._rates, self._ahead_s).items() if self._reaches(queue)
-        }
-        room = Demand(soon, waiting, used.free)
+        waiting = {queue: sum(counts.values()) for queue, counts in self._router.waiting(threads.keys()).items()}
+        reached = {queue: its for queue, its in threads.items() if self._router.reaches(queue)}
+        room = wanted(reached, waiting, self.rates, self._ahead_s)
         found = self._sources(offers, alone)
         open_ = self._open(room, offers, alone)
         led = {engine: self._leads(engine) for engine in {engine_of(queue) for queue in open_}}
         for queue in open_:
             if not led[engine_of(queue)]:
                 del found[queue]
-        sent = {queue: self._dispatch_queue(room, queue, sources) for queue, sources in found.items() if sources}
-        for queue in soon:
-            waits, went = sum(waiting.get(queue, {}).values()), sent.get(queue, 0)
-            # A remainder left on purpose is no longer wanted: the rate depends on whether all wanted jobs went.
-            self._rates.note(queue, waits, went, went + room.left(queue), used.free[queue], used.threads[queue])
+        sent = {
+            queue: self._dispatch_queue(room[queue], queue, sources) for queue, sources in found.items() if room.get(queue)
+        }
+        for queue in room:
+            self.rates.note(queue, waiting.get(queue, 0) + sent.get(queue, 0), threads[queue])
         # A Task whose round was borrowed is not left over: it set the time of its next one.
         left = {job.queue for job in alone} | {offer.queue for offer in offers if not offer.has_rounds}
-        self._left = {engine_of(queue) for queue in left}
+        self.left = {engine_of(queue) for queue in left}
         return sum(sent.values())
 
-    def _offered(self, used: Capacity) -> tuple[Sequence[Offer], Sequence[Alone]]:
-        for engine in {engine_of(queue) for queue in used.queues}:
+    def _offered(self, threads: Mapping[str, Threads]) -> tuple[Sequence[Offer], Sequence[Alone]]:
+        for engine in {engine_of(queue) for queue in threads}:
             foreign.trim(self._ledger, queue_holder(engine))
         with self._ledger.database.read() as connection:
-            offers = lending.pick(connection, self._ledger, used.queues, after=self._last_served, place=self._place)
+            offers = lending.pick(connection, self._ledger, threads.keys(), after=self._last_served)
             paused = lending.paused_queues(connection)
             # Jobs for a queue that nobody works stay in the ledger, and delay nothing else.
-            return offers, lending.alone_due(connection, self._ledger.now(), used.wanting - paused)
+            using = {queue for queue, its in threads.items() if its.idle or self.rates.known(queue)}
+            return offers, lending.alone_due(connection, self._ledger.now(), using - paused)
 
-    def _sources(self, offers: Sequence[Offer], alone: Sequence[Alone]) -> dict[str, dict[int, _Sources]]:
-        """The sources of jobs, by queue and priority. All single jobs of a priority count as one Task."""
-        found: dict[str, dict[int, _Sources]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
+    def _sources(self, offers: Sequence[Offer], alone: Sequence[Alone]) -> dict[str, list[_Source]]:
+        """The sources of jobs, by queue. All single jobs of a priority count as one Task."""
+        found: dict[str, list[_Source]] = defaultdict(list)
         single: dict[tuple[str, int], list[int]] = defaultdict(list)
         for job in alone:
             single[job.queue, job.priority].append(job.event_id)
         for (queue, priority), ids in single.items():
             key = "alone", queue, priority
-            found[queue][priority][key][key] = partial(self._send_alone, ids, queue)
+            found[queue].append(_Source(priority, key, key, partial(self._send_alone, ids, queue)))
         for offer in offers:
             group: Hashable = ("owner", offer.owner) if self._fair_by_owner else offer.task_id
-            found[offer.queue][offer.priority][group][offer.task_id] = partial(self._send_task, offer)
-        self._shares.keep({key for by in found.values() for at, groups in by.items() for key in _keys(at, groups)})
+            found[offer.queue].append(_Source(offer.priority, group, offer.task_id, partial(self._send_task, offer)))
+        self._shares.keep({key for sources in found.values() for each in sources for key in (each.group, each.key)})
         return found
 
-    def _open(self, room: Demand, offers: Sequence[Offer], alone: Sequence[Alone]) -> set[str]:
+    def _open(self, room: Mapping[str, int], offers: Sequence[Offer], alone: Sequence[Alone]) -> set[str]:
         """The queues of which more may be ready than is wanted. Of the others every job is wanted, and concurrent rounds
         push each of these once."""
         ready: dict[tuple[str, int], float] = defaultdict(float)
@@ -410,78 +434,39 @@ class Dispatcher:
             read[offer.queue] += 1
             ready[offer.queue, offer.priority] += (offer.is_plain and offer.left) or math.inf
         full = {queue for queue, count in read.items() if count >= lending.PAGE}
-        return full | {queue for (queue, _), count in ready.items() if count > room.left(queue)}
+        return full | {queue for (queue, _), count in ready.items() if count > room.get(queue, 0)}
 
-    def _leads(self, engine: str | None) -> bool:
-        """Whether this round dispatches what is more than wanted: one process at a time does, because no round knows what
-        others have borrowed and not pushed."""
-        leadership = self._leadership(engine)
-        if self._has_thread:
-            return leadership.acquire(least_s=ACTIVE_S, anew=True) is None
-        return not leadership.query_elsewhere()  # the leader has to continue
-
-    def _dispatch_queue(self, room: Demand, queue: str, sources: Mapping[int, _Sources]) -> int:
-        """Dispatches priorities in order; first what the queue owes to larger priorities."""
-        self._turn_until = self._ledger.clock.monotonic() + TURN_S
-        first, *others = sorted(sources)
-        if not others:
+    def _dispatch_queue(self, room: int, queue: str, sources: list[_Source]) -> int:
+        """Dispatches priorities in order, before them what the queue owes to larger ones; sources of one priority share
+        alike."""
+        sent, smallest = 0, min(each.priority for each in sources)
+        share = max(1, room // len({each.group for each in sources if each.priority == smallest}))
+        if all(each.priority == smallest for each in sources):
             self._credit.forget(queue)
-            return self._share(room, queue, first, sources[first])
-        later: _Sources = {(priority, key): found for priority in others for key, found in sources[priority].items()}
-        behind = self._share(room, queue, first, later, self._credit.owed(queue))
-        sent = self._share(room, queue, first, sources[first])
-        for priority in others:
-            if not self._is_over():  # those of a smaller priority had what they can use
-                behind += self._share(room, queue, priority, sources[priority])
-        self._credit.note(queue, sent + behind, behind)
-        return sent + behind
+        while sources and sent < room:
+            first = min(each.priority for each in sources)
+            later = [each for each in sources if each.priority > first]
+            owed = self._credit.owed(queue) if later else 0
+            source = self._next(later if owed else [each for each in sources if each.priority == first])
+            count = min(share, room - sent, owed or room, MOST_BORROWED)
+            got = self._part(partial(source.send, count, first if owed else None))
+            if got < count:
+                sources.remove(source)
+            for key in {source.group, source.key}:
+                self._shares.served(key, got)
+            if got and isinstance(source.key, int):
+                self._last_served[queue, source.priority] = source.key
+            if later or source.priority > smallest:
+                self._credit.note(queue, got, got if source.priority > smallest else 0)
+            sent += got
+        self._settle()
+        return sent
 
-    def _is_over(self) -> bool:
-        return self._ledger.clock.monotonic() >= self._turn_until
-
-    def _share(self, room: Demand, queue: str, priority: int, groups: _Sources, owed: int | None = None) -> int:
-        """Sources of one priority share alike. ``owed``: they are of larger priorities, and this many of their jobs go
-        now."""
-        sent_here, at = 0, None if owed is None else priority
-        groups = {key: sources for key, sources in groups.items() if sources}
-        while groups and (wanted := self._wanted(room, queue, owed, sent_here)) > 0:
-            share = max(1, wanted // len(groups))
-            for group in self._shares.order(groups):
-                if sent_here and self._is_over():
-                    self._is_cut = True
-                    self._settle()
-                    return sent_here
-                sources = groups[group]
-                source = self._shares.order(sources)[0]
-                wanted = self._wanted(room, queue, owed, sent_here)
-                count = min(share, wanted, MOST_BORROWED)
-                sent = self._part(partial(sources[source], count, at)) if count > 0 else 0
-                self._renew(queue)
-                self._note_served(room, queue, priority, group, source, sent)
-                sent_here += sent
-                if sent < count or sent == 0:
-                    del sources[source]
-                if not sources:
-                    del groups[group]
-            self._settle()
-        return sent_here
-
-    def _renew(self, queue: str) -> None:
-        """Renews leadership: a round of many Tasks may last longer than the lease."""
-        leadership = self._leadership(engine_of(queue))
-        if leadership.held:
-            leadership.acquire(least_s=ACTIVE_S)
-
-    def _wanted(self, room: Demand, queue: str, owed: int | None, sent: int) -> int:
-        wanted = room.left(queue)
-        return wanted if owed is None else min(wanted, owed - sent)
-
-    def _note_served(self, room: Demand, queue: str, priority: int, group: Hashable, source: Hashable, sent: int) -> None:
-        room.take(queue, sent)
-        for key in {group, source}:
-            self._shares.served(key, sent)
-        if sent and isinstance(source, int):
-            self._last_served[queue, priority] = source
+    def _next(self, sources: Sequence[_Source]) -> _Source:
+        """The source whose turn it is: of the group that got the fewest jobs, the one that did."""
+        group = self._shares.order(dict.fromkeys(each.group for each in sources))[0]
+        by_key = {each.key: each for each in sources if each.group == group}
+        return by_key[self._shares.order(by_key)[0]]
 
     def _send_task(self, offer: Offer, count: int, at: int | None) -> int:
         now, holder, limited = self._ledger.now(), queue_holder(engine_of(offer.queue)), offer.limit is not None
@@ -489,8 +474,9 @@ class Dispatcher:
             count = foreign.lease(self._ledger, holder, offer.task_id, count)
         found = lending.borrow(self._ledger, offer, count)
         if found.next_at is not None and found.next_at > now:
-            self.expect(found.next_at)
-        self._has_held |= found.is_locked
+            self._expect(found.next_at)
+        if found.is_locked:
+            self._expect(now + micros(ACTIVE_S))
         if found.count:
             self._outbox_of(offer.queue).add(found, now, offer.task_id, limited=limited, at=at)
             return found.count
@@ -511,9 +497,3 @@ class Dispatcher:
             self._outbox_of(queue).add(found, now, at=at)
             sent += found.count
         return sent
-
-
-def _keys(priority: int, groups: _Sources) -> Iterator[Hashable]:
-    for group, sources in groups.items():
-        yield from (group, (priority, group))
-        yield from sources

@@ -20,6 +20,7 @@ from asynctask.ledger.control import give_back_copies
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.lending import Borrowed, Loan, queue_holder
 from asynctask.ledger.standalone import discard, put_off_elsewhere
+from asynctask.ledger.tasks import try_close
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.sidekiq.copies import PushFilter, tracked_copy
@@ -101,7 +102,7 @@ class Router:
         """Whether this process can push to a queue: its engine is attached here, and its broker answered last time."""
         engine = engine_of(queue)
         if engine is None:
-            return True
+            return self._broker is not None
         return engine in self._engines and self._clock.monotonic() >= self._away_until.get(engine, 0.0)
 
     def knows(self, queue: str, worker: str) -> bool:
@@ -191,8 +192,7 @@ class Outbox:
         self._put = push
         self._outgoing = outgoing
         self._control = control
-        self._unasked: list[Copy] = []  # borrowed, before the client middleware
-        self._unpushed: list[Copy] = []  # after it, but not accepted by the broker
+        self._copies: list[Copy] = []  # borrowed, and not pushed
         self._loans: list[Loan] = []
         self._claimed: dict[int, Key] = {}  # by the id of the Event
         self._limited: Counter[int] = Counter()  # jobs of Tasks with a limit
@@ -220,7 +220,7 @@ class Outbox:
             if task_id is not None:
                 self._priorities.setdefault(task_id, job.priority)
             try:
-                self._unasked.append(tracked_copy(job if at is None else replace(job, priority=at), now))
+                self._copies.append(tracked_copy(job if at is None else replace(job, priority=at), now))
             except Exception as error:
                 self._refuse((job.job_id, job.attempt), error)
 
@@ -244,9 +244,10 @@ class Outbox:
             raise
         self._hand_over()
         tasks, self._priorities = self._priorities, {}
-        if self._control.withdraws and self._is_listed:
+        if self._is_listed:
             for task_id in foreign.changed_tasks(self._ledger, tasks):
-                self._control.recall(task_id)
+                if self._control.withdrawn(task_id):
+                    try_close(self._ledger, task_id)  # of a cancelled Task: there may be no worker that would
         return pushed
 
     @property
@@ -273,17 +274,13 @@ class Outbox:
             give_back_copies(self._ledger, sorted(self._claimed.values()))
         for task_id in self._limited:
             foreign.lease(self._ledger, self._holder, task_id, 0)
-        self._unasked, self._unpushed = [], []
-        self._refused, self._unknown = {}, {}
+        self._copies, self._refused, self._unknown = [], {}, {}
         self._loans, self._claimed, self._limited, self._priorities = [], {}, Counter(), {}
 
     def _push(self) -> int:
-        if self._unasked:
-            asked = self._unasked if self._outgoing is None else self._sift(self._unasked, self._outgoing)
-            self._unpushed += asked
-            self._unasked = []
-        pushed = len(self._sift(self._unpushed, self._pushed)) if self._unpushed else 0
-        self._unpushed = []
+        asked = self._copies if self._outgoing is None else self._sift(self._copies, self._outgoing)
+        pushed = len(self._sift(asked, self._pushed)) if asked else 0
+        self._copies = []
         self._give_up()
         return pushed
 

@@ -32,7 +32,6 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.config import Config
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import EngineQueues, engine_queue, own_name
 from asynctask.errors import IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
@@ -87,9 +86,6 @@ _BROKEN: Final = (
 )
 
 _ERRORS: Final = (Kind.RAISED, Kind.TIMEOUT, Kind.DISCARDED)
-
-_UNKNOWN: Final = 1.0
-"""Jobs per second below which the rate of a process says nothing: it has just begun, or was idle."""
 
 T = TypeVar("T")
 
@@ -696,13 +692,6 @@ class EngineProcess(AppProcess):
         self.chain = recording_chain(app, self.tracker)
         self._clock = app.clock
         self._ids = app.ids
-        self._rate = Rate(app.clock, concurrency)
-        self._measuring = threading.Lock()
-        self._performed = 0
-        self._ended_at = 0.0  # the last job, on the monotonic clock
-        self._worked = False  # since the dispatcher was asked for more
-        self._busy_s = 0.0
-        self._busy_until = 0.0  # that counts the time until then, on the monotonic clock
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self.pid = os.getpid()
@@ -716,7 +705,7 @@ class EngineProcess(AppProcess):
         self.register()
         self.recorder.start()
         self.heartbeat.start()
-        self.dispatcher.attach(self.load, self.ledger)
+        self.dispatcher.attach(self.ledger)
         self.dispatcher.start()
         self.maintenance.start()
         self._stops.start()
@@ -725,8 +714,9 @@ class EngineProcess(AppProcess):
 
     def quiet(self) -> None:
         """Makes ``should_stop()`` true in running jobs: the engine is shutting down."""
-        self._stopping.set()
-        self.dispatcher.attach(None)
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self.heartbeat.soon()  # the dispatchers give it no more jobs
 
     def stop(self) -> None:
         """Commits pending records, stops the parts and removes the process."""
@@ -847,7 +837,7 @@ class EngineProcess(AppProcess):
             if self.tracker.settle(
                 attempt, retry_at=retry_at, discarded=discarded, awaited=True, then=lambda won: done.set()
             ):
-                self._note_performed(attempt)
+                self._ended_one()
                 done.wait()
         finally:
             del self._awaited[done]
@@ -863,7 +853,7 @@ class EngineProcess(AppProcess):
     def settle_later(self, attempt: Attempt, then: Callable[[], None]) -> None:
         """Passes on the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
         self.tracker.settle(attempt, then=lambda won: then())
-        self._note_performed(attempt)
+        self._ended_one()
 
     def recover(self, attempt: Attempt) -> None:
         """Records that the process that performed a job died, while this one, which records it, lives: the ledger or its
@@ -884,20 +874,14 @@ class EngineProcess(AppProcess):
         """An outcome that a thread waits for is written at once, others with those that follow."""
         return None if self._awaited or not self.tracker.running else 0.0
 
-    def load(self) -> Load:
-        """What this process can use now."""
-        free = 0 if self.should_stop else self._concurrency - len(self.tracker.running)
-        return Load(self.ledger.identity, self._queue_names, free, self._rate.per_second, self._concurrency)
-
     def facts(self) -> dict[str, Any]:
         return {
             "busy": len(self.tracker.running),
-            "rate": self._rate.per_second,
             "quiet": int(self.should_stop),
         }
 
     def worked(self) -> tuple[int, float]:
-        return self.recorder.recorded, self._busy_s
+        return self.recorder.recorded, self.tracker.running.busy_s
 
     def obey(self, name: str) -> None:
         if name == processes.LOST:
@@ -905,47 +889,11 @@ class EngineProcess(AppProcess):
         else:
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
 
-    def _note_performed(self, attempt: Attempt) -> None:
-        """Notes that a job has ended. The first ones of a list show the rate of this process: it asks for the next at once,
-        not with the next tick, and others know the rate before the next heartbeat."""
-        with self._measuring:
-            self._performed += 1
-            self._ended_at, self._worked = self._clock.monotonic(), True
-            if attempt.began:
-                self._note_busy(attempt.began, self._ended_at)
-            if self._rate.per_second >= _UNKNOWN or self.tracker.running:
-                return
-            self._rate.update(self._performed, self._busy_s, dry=True)
-        self._ask_for_more()
-        self.heartbeat.soon()
-
-    def _note_busy(self, since: float, now: float) -> None:
-        """Counts the time in which a job runs, or several do, and short pauses before them, in which the engine fetches the
-        next one. Without those, jobs that do nothing would show a multiple of the rate."""
-        is_next = since - self._busy_until < MEASURE_S
-        self._busy_s += now - (self._busy_until if is_next else since)
-        self._busy_until = now
-
-    def _ask_for_more(self) -> None:
-        if not self.should_stop:
-            self._worked = False
-            self.dispatcher.nudge()
+    def _ended_one(self) -> None:
+        if not self.tracker.running and not self.should_stop:
+            self.dispatcher.ended()
 
     def _tick(self) -> None:
         while not self._ended.wait(LONG_S):
             self.tracker.note_long(LONG_S)
             self._stops.look()
-            self._measure()
-
-    def _measure(self) -> None:
-        """Measures the rate, and asks for more jobs if there are none for idle threads."""
-        with self._measuring:
-            began = [attempt.began for attempt in self.tracker.running.all()]
-            now = self._clock.monotonic()
-            if began:
-                self._note_busy(min(began), now)
-            self._rate.update(self._performed, self._busy_s)
-            # Consecutive jobs of one thread have a pause between them, too.
-            is_dry = self._worked and len(began) < self._concurrency and now - self._ended_at >= MEASURE_S
-        if is_dry:
-            self._ask_for_more()

@@ -65,6 +65,18 @@ def _held(connection: Connection, holder: str, task_id: int) -> int:
     return int(connection.scalar(_LENT_TO, given) or 0) + int(connection.scalar(_NAMED, given) or 0)
 
 
+_WORKING: Final = (
+    sa.select(_e.process, sa.func.count())
+    .where(_e.process.in_(sa.bindparam("processes", expanding=True)), *_OPEN)
+    .group_by(_e.process)
+)
+
+
+def working(connection: Connection, processes: Collection[str]) -> dict[str, int]:
+    """How many jobs of each of these processes are known to be at work: those that run for longer than a moment."""
+    return {str(name): int(count) for name, count in connection.execute(_WORKING, {"processes": sorted(processes)})}
+
+
 def engine_of(queue: str) -> str | None:
     """The engine that a queue belongs to (``celery/emails``); None for a queue of the own broker."""
     engine, slash, _ = queue.partition("/")

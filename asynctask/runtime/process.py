@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -22,7 +23,6 @@ from asynctask.clock import Clock, Ids, micros
 from asynctask.config import Config
 from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.demand import Pace
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
@@ -98,6 +98,37 @@ class Parts(Dispatching, Protocol):
     ) -> Hook: ...
 
     def fire(self, event: str, *args: Any) -> None: ...
+
+
+ENOUGH: Final = 50
+"""Jobs over which a :class:`Pace` is measured."""
+
+SHORTEST_S: Final = 0.05
+"""Busy seconds over which a :class:`Pace` is measured, at least, if more jobs ended."""
+
+LEAST_S: Final = 0.0125
+"""Shortest time over which the first few jobs count: they say little about the next thousand."""
+
+
+class Pace:
+    """Jobs per second over the last :data:`ENOUGH` jobs or more, in seconds in which at least one runs.
+
+    Steady for jobs of any length, and kept while nothing runs.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=1_000)  # whenever jobs had ended
+
+    def update(self, count: int, busy_s: float) -> float:
+        """The pace after ``count`` jobs in all, with some job running for ``busy_s`` seconds in all; 0 if it is unknown."""
+        marks = self._marks
+        if count != marks[-1][0]:
+            marks.append((count, busy_s))
+        while len(marks) > 2 and count - marks[1][0] >= ENOUGH and busy_s - marks[1][1] >= SHORTEST_S:
+            marks.popleft()
+        (first, since), (_, until) = marks[0], marks[-1]
+        done = count - first
+        return done / max(until - since, busy_s - until, LEAST_S) if done > 0 else 0.0
 
 
 class AppProcess:

@@ -14,7 +14,6 @@ from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import Clock, backoff_s
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.demand import Rate, fetched_ahead
 from asynctask.errors import InputError, Unavailable
 from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.logs import get_logger
@@ -23,11 +22,15 @@ from asynctask.middleware.tracker import Attempt, Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.intake import MAX_UNRECORDED, Intake, bind, put_off
 from asynctask.runtime.pool import STALE_S, Pool
+from asynctask.runtime.process import Pace
 from asynctask.sidekiq.copies import pushed_at
 
 AHEAD_S: Final = 0.1
 """Seconds of work that a process fetches ahead, beside jobs for its idle threads and for the duration of a fetch: long jobs
 are not hoarded, and short ones are ready when the next fetch begins."""
+
+RECENT_S: Final = 1.0
+"""Seconds after which the pace of jobs that have ended says nothing of the next ones."""
 
 LATENCY_S: Final = 0.5
 """A longer fetch is an exception, and no reason to fetch more ahead."""
@@ -76,7 +79,9 @@ class Fetcher:
         self._quiet = quiet
         self._order = order
         self._unrecorded = unrecorded
-        self.rate = Rate(clock, pool.concurrency)
+        self._pace = Pace()
+        self._performed = 0
+        self._ended_at = 0.0  # when the last jobs had ended, on the monotonic clock
         self._doubt = Doubt(clock)
         self._asked = 0.0  # time of the last fetch, on the monotonic clock
         self._ask_pauses_at = 0.0  # on the monotonic clock
@@ -161,9 +166,8 @@ class Fetcher:
         if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
         busy, ready = pool.busy, pool.lines.ready
-        rate = self.rate.update(*pool.worked, dry=not busy and not len(pool.lines))
-        idle = pool.concurrency - busy
-        wanted = min(MAX_FETCH, fetched_ahead(idle, rate, self._latency))
+        ahead = int(self._rate() * (AHEAD_S + 2 * self._latency))
+        wanted = min(MAX_FETCH, max(0, pool.concurrency - busy) + ahead)
         pool.low.mark = wanted // 2
         if ready > wanted and self._clock.monotonic() - self._filled_at >= STALE_S:
             self._keep(wanted)
@@ -177,6 +181,15 @@ class Fetcher:
         lines = self._pool.lines
         is_beyond = lines.first(count)
         self._pool.give_back(lines.drop(lambda each: not each.is_borrowed and is_beyond(each)))
+
+    def _rate(self) -> float:
+        """The jobs that end per second; 0 if none has ended lately, because the next ones may be long."""
+        performed, busy_s = self._pool.worked
+        now = self._clock.monotonic()
+        if performed != self._performed:
+            self._performed, self._ended_at = performed, now
+        pace = self._pace.update(performed, busy_s)
+        return pace if now - self._ended_at < RECENT_S else 0.0
 
     def _can_wait(self) -> bool:
         """Whether a few acknowledgements alone are not worth a round trip yet."""

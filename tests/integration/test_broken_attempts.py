@@ -16,13 +16,13 @@ import sqlalchemy as sa
 from support import engines
 from support.databases import Databases
 from support.engine_worker import CELERY, DRAMATIQ, RQ, Harness
+from support.foreign import works
 from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.database.tables import events
-from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError, NotFound
 from asynctask.integrations.celery import AGAIN, ATTEMPT
 from asynctask.integrations.rq import FENCE
@@ -38,14 +38,13 @@ BROKEN: Final = (0, -1, 2**31, 2**63, 10**30, True, "1", 1.5, None, [1], {"a": 1
 def taken(app: AsyncTask, broker: Any, queue: str, count: int, patch: pytest.MonkeyPatch) -> tuple[TaskHandle, list[Copy]]:
     """A list, and the copies of its jobs, which are dispatched and lost on their way to the broker."""
     found: list[Copy] = []
-    load = Load("test", [queue], count, 0.0, count)
     with patch.context() as within:
         within.setattr(broker, "push", found.extend)
-        app.dispatcher.attach(lambda: load)
+        works(app, "celery@here:1:a", [queue], count)
         task = app.submit("act", [{"n": n} for n in range(count)])
         app.dispatcher.round()  # no process of the engine runs yet
         assert len(found) == count
-        app.dispatcher.attach(None)
+        works(app, "celery@here:1:a", [queue], 0)
     return task, found
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 from support.borrowing import borrow_alone
-from support.foreign import Shop
+from support.foreign import Shop, works
 from support.untracked import broker_of
 from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, Copy
 from asynctask.core.transitions import POISON_DEATHS
-from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError
 from asynctask.job import CurrentJob
 from asynctask.ledger import processes as recovery
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the s
 
 def using(app: AsyncTask, free: int) -> None:
     """A process in another language can use so many jobs."""
-    app.dispatcher.attach(lambda: Load("ruby@here:1:a", ("default",), free, 0.0, free))
+    works(app, "ruby@here:1:a", ("default",), free)
 
 
 def statuses(world: World, task_id: int) -> dict[str, int]:
@@ -113,7 +112,7 @@ def test_a_task_that_is_cancelled_between_the_borrow_and_the_push_closes_without
     app, user = world.app(), world.app()
     task = user.submit("note", numbers(5))
     using(app, 3)
-    app.dispatcher._router._broker = stopping(app, lambda: user.task(task.id).cancel())
+    app.dispatcher.queues._router._broker = stopping(app, lambda: user.task(task.id).cancel())
     app.dispatcher.round()
     assert broker_of(app).withdraw(task.id, 10) == []
     assert (task.progress()["state"], task.progress()["done"]) == ("cancelled", True)
@@ -129,7 +128,7 @@ def test_a_task_that_is_changed_between_the_borrow_and_the_push_leaves_nothing_i
     task = user.submit("note", numbers(5))
     using(app, 3)
     change = user.task(task.id).pause if knob == "pause" else lambda: user.task(task.id).update(priority=300)
-    app.dispatcher._router._broker = stopping(app, change)
+    app.dispatcher.queues._router._broker = stopping(app, change)
     app.dispatcher.round()
     assert broker_of(app).waiting(["default"]) == {}
     assert task.progress()["control"]["in_flight"] == 0

@@ -15,7 +15,6 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
-from asynctask.dispatch import dispatcher
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.errors import BrokerUnavailable, UnknownWorker
 from asynctask.ledger import foreign, hints, leases, lending
@@ -42,9 +41,7 @@ def statuses(world: World, task_id: int) -> dict[str, int]:
 
 def another(app: AsyncTask, shop: Shop, identity: str = "another") -> Dispatcher:
     """The dispatcher of another process that reaches the same queue."""
-    made = Dispatcher(Ledger(app.ledger.database, identity=identity), app.broker, engines={"shop": shop})
-    made.attach(app.dispatcher._local)
-    return made
+    return Dispatcher(Ledger(app.ledger.database, identity=identity), app.broker, engines={"shop": shop})
 
 
 # -- loans of a queue
@@ -245,10 +242,11 @@ class TestNotPushed:
 
         dead, app = world.app(), world.app()
         Shop(dead, free=3).refuses = lambda copies: Killed()
-        shop = Shop(app, free=100)
+        shop = Shop(app)
         task = dead.submit("sold", numbers(5), parallel=4)
         with pytest.raises(Killed):
             dead.dispatcher.round()
+        shop.uses(100)
         assert places(world) == {foreign.pusher(dead.ledger.identity): 3}
         assert app.dispatcher.round() == 1, "the rest has places"
         maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
@@ -366,32 +364,17 @@ class TestTurns:
         shop.uses(5, "shop/nobody")
         assert app.dispatcher.round() == 5
 
-    def test_a_round_whose_turn_ends_leaves_the_rest_to_the_next(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        app = world.app(background_share=0.0)
-        shop = Shop(app, free=50)
-        (first,) = self.submitted(app, 1, 100, priority=100)
-        (other,) = self.submitted(app, 1, 100, priority=200)
-        monkeypatch.setattr(dispatcher, "TURN_S", 0.0)
-        monkeypatch.setattr(dispatcher, "MOST_BORROWED", 20)
-        assert app.dispatcher._round(anew=True) == 20
-        app.task(first).update(priority=300)
-        shop.takes()
-        assert app.dispatcher._round(anew=True) == 20
-        assert {copy.task_id for copy in shop.takes()} == {other}
-
     def test_one_process_leads_what_is_more_than_wanted(self, world: World) -> None:
         app = world.app()
         shop = Shop(app, free=2)
         self.submitted(app, 1, 50)
         other = another(app, shop)
         other._thread = app.dispatcher._thread = threading.current_thread()
-        assert app.dispatcher._round(anew=True) == 2
+        assert app.dispatcher.round() == 2
         shop.takes()
-        assert other._round(anew=True) == 0, "another leads"
+        assert other.round() == 0, "another leads"
         app.dispatcher._leadership("shop").resign()
-        assert other._round(anew=True) == 2
+        assert other.round() == 2
         app.dispatcher._thread = None
 
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 from support.borrowing import attempts, borrow
-from support.clocks import SettableClock
 from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.arrivals import ArrivalTracker
-from asynctask.dispatch.demand import Rate
-from asynctask.integrations.base import EngineProcess
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Kind, Outcome, Recorder
-from asynctask.ledger.standalone import Arrival
 from asynctask.ledger.tasks import try_close
 from asynctask.middleware.tracker import Attempt
 from asynctask.testing import wait_for
@@ -102,37 +97,6 @@ def test_a_task_that_was_limited_while_its_job_ran_goes_on_after_that(world: Wor
     with recording(recorder):
         tracker.settle(attempt)
         wait_for(lambda: borrow(other.ledger, task.id, 1), "there is room")
-
-
-@pytest.mark.parametrize(("busy", "job_s"), [(10, 0.01), (4, 0.01), (10, 0.002)])
-def test_a_process_is_as_fast_as_its_jobs_although_none_runs_when_it_is_measured(
-    world: World, busy: int, job_s: float
-) -> None:
-    """Of ten hundredths of a second, each of ``busy`` has a job, for ``job_s`` once the engine has fetched it. With too
-    high a rate, too many jobs wait in the queue."""
-    clock = SettableClock()
-    app = world.app()
-    process = EngineProcess(app, "celery", concurrency=1)
-    process._clock, process._rate = clock, Rate(clock, 1)
-    process.tracker._ledger = replace(process.ledger, clock=clock)
-    rates = []
-    for _ in range(20):
-        for name in range(busy):
-            (ticket,) = process.tracker.arrive([Arrival(f"{clock.seconds}-{name}", None, "note", "celery/default")])
-            attempt = Attempt(ticket)
-            clock.seconds += 0.01 - job_s
-            process.tracker.start(attempt)
-            clock.seconds += job_s
-            process.settle_later(attempt, lambda: None)
-        clock.seconds += 0.1 - 0.01 * busy
-        process._measure()
-        rates.append(process.load().rate)
-    assert rates == pytest.approx([100.0] * 20, rel=0.25)
-
-
-def test_a_process_says_how_many_of_its_jobs_may_end_in_one_moment(world: World) -> None:
-    """Without it, ten jobs that took ten seconds each and end together count as a hundred a second."""
-    assert EngineProcess(world.app(), "celery", concurrency=4).load().threads == 4
 
 
 def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

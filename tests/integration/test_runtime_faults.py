@@ -584,7 +584,7 @@ def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
         assert fetcher._latency > 0.01
     finally:
         launcher.stop()
-    monkeypatch.setattr(fetcher.rate, "update", lambda count, busy_s, dry: 1_000.0)
+    monkeypatch.setattr(fetcher, "_rate", lambda: 1_000.0)
     monkeypatch.setattr(launcher.pool.gate, "may_start", lambda: True)
     fetcher._latency = 0.0
     assert fetcher._room() == 2 + 100

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from support.clocks import SettableClock
@@ -12,14 +14,26 @@ from asynctask.brokers.base import Copy
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import outcome
 from asynctask.database.tables import events
-from asynctask.dispatch.demand import Load, QueueRates
+from asynctask.dispatch.demand import Rates
 from asynctask.integrations.base import EngineCapabilities
+from asynctask.ledger import processes
 from asynctask.ledger.events import Change, apply, read_events
 from asynctask.ledger.lending import announce
 from asynctask.ledger.tasks import try_close
 from asynctask.worker import Worker
 
 QUEUE = "shop/default"
+
+
+def works(app: AsyncTask, identity: str, queues: Sequence[str], threads: int) -> None:
+    """A process of this name works these queues; without threads, it has ended."""
+    ledger = replace(app.ledger, identity=identity)
+    processes.forget(ledger, identity)
+    if threads:
+        kind, pid = identity.partition("@")[0], os.getpid()
+        processes.register(
+            ledger, app.host, kind=kind, pid=pid, lease_s=3600.0, concurrency=threads, queues=tuple(queues), info={}
+        )
 
 
 class Shop:
@@ -30,6 +44,7 @@ class Shop:
 
     def __init__(self, app: AsyncTask, *, free: int = 0, workers: Collection[str] = ("sold", "sent")) -> None:
         self.app = app
+        self.process = f"shop@here:1:{app.ids.nonce()}"
         self.queues: dict[str, list[Copy]] = {}
         self.pushed: list[Copy] = []
         self.refuses: Callable[[Sequence[Copy]], BaseException | None] = lambda copies: None
@@ -37,7 +52,7 @@ class Shop:
             name: Worker(name, lambda item: None, queue=QUEUE, engine="shop") for name in workers
         }
         app.attach(self)  # type: ignore[arg-type]
-        app.dispatcher._rates = QueueRates(SettableClock())  # how fast a test takes jobs says nothing
+        app.dispatcher.queues.rates = Rates(SettableClock())  # how fast a test takes jobs says nothing
         self.uses(free)
 
     # -- what the dispatcher calls
@@ -59,7 +74,7 @@ class Shop:
 
     def uses(self, free: int, *queues: str) -> None:
         """Its one process can use so many jobs."""
-        self.app.dispatcher.attach(lambda: Load("shop@here:1:a", queues or (QUEUE,), free, 0.0, free))
+        works(self.app, self.process, queues or (QUEUE,), free)
 
     def takes(self, count: int | None = None) -> list[Copy]:
         """Takes jobs out of its queue."""

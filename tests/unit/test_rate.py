@@ -1,71 +1,57 @@
-"""How fast a process finishes jobs, as it tells those who decide how many to give it."""
+"""How fast jobs end: in a foreign queue, by which jobs are pushed there, and of a process, by which workers are wanted."""
 
 from __future__ import annotations
 
 import pytest
 from support.clocks import SettableClock
 
-from asynctask.dispatch.demand import LEAST_S, MEASURE_S, Pace, Performing, QueueRates, Rate, workers_wanted
+from asynctask.dispatch.demand import LOOK_S, Rates, Threads, wanted
+from asynctask.operations import Performing, workers_wanted
+from asynctask.runtime.process import LEAST_S, Pace
 
 
-@pytest.fixture
-def clock() -> SettableClock:
-    return SettableClock()
+def lies_in(threads: int, seconds: float, *, every_s: float = 0.2, rounds: int = 60) -> list[tuple[int, float]]:
+    """A queue whose threads take so long for a job: what lies there after each round, and the share of time at work."""
+    clock, lies, found = SettableClock(), 0, list[tuple[int, float]]()
+    rates, ends, now = Rates(clock), [0.0] * threads, 0.0
+    for _ in range(rounds):
+        has = Threads()
+        # Of a job the ledger knows a tenth of a second after it has begun.
+        has.add(threads, sum(end - seconds < now - 0.1 and end > now for end in ends))
+        lies += wanted({"q": has}, {"q": lies}, rates, 0.25)["q"]
+        rates.note("q", lies, has)
+        until, idle_s = now + every_s, 0.0
+        while min(ends) < until:
+            thread = ends.index(min(ends))
+            begins = max(ends[thread], now)
+            idle_s += (begins if lies else until) - ends[thread]
+            ends[thread] = begins + seconds if lies else until
+            lies -= lies > 0
+        now, clock.seconds = until, clock.seconds + every_s
+        found.append((lies, 1 - idle_s / threads / every_s))
+    return found
 
 
-def test_jobs_are_counted_by_the_second_in_which_there_are_any(clock: SettableClock) -> None:
-    """Before, one that got five jobs every 20 ms and finished them in one said 250 a second, and was given as many."""
-    rate = Rate(clock)
-    for turn in range(1, 20):
-        clock.seconds += 0.02
-        rate.update(5 * turn, 0.001 * turn)
-    assert rate.per_second > 4 * 250
+@pytest.mark.parametrize("seconds", [0.001, 0.01, 0.1])
+def test_threads_always_have_short_jobs_after_a_moment(seconds: float) -> None:
+    at_work = [share for _, share in lies_in(8, seconds)[8:]]
+    assert sum(at_work) > 0.97 * len(at_work)
 
 
-def test_one_that_ran_dry_says_at_once_how_fast_it_was(clock: SettableClock) -> None:
-    rate = Rate(clock)
-    clock.seconds += MEASURE_S / 10
-    assert rate.update(5, 0.001) == 0.0, "too soon, and more lies ready"
-    assert rate.update(5, 0.001, dry=True) > 0.0
-    assert rate.update(5, 0.001, dry=True) == rate.per_second, "nothing new"
+@pytest.mark.parametrize("seconds", [2.0, 60.0])
+def test_no_more_long_jobs_wait_than_the_threads_take_next(seconds: float) -> None:
+    assert max(lies for lies, _ in lies_in(8, seconds)) <= 8
 
 
-@pytest.mark.parametrize("finished", [1, 5, 100])
-def test_a_handful_of_quick_jobs_is_no_reason_to_take_thousands(clock: SettableClock, finished: int) -> None:
-    rate = Rate(clock)
-    clock.seconds += 0.001
-    rate.update(finished, 0.000_01, dry=True)
-    assert rate.per_second == finished / LEAST_S
-    assert finished < rate.per_second * 0.25 <= 20 * finished
-
-
-def test_long_jobs_that_end_together_are_not_fast(clock: SettableClock) -> None:
-    """Before, ten that had taken ten seconds each gave a rate of 800 a second."""
-    rate, queue = Rate(clock, 10), QueueRates(clock)
-    for turn in range(1, 4):
-        pushed = 20 if turn == 1 else 10  # the threads took ten, and ten wait
-        queue.note("q", 0, pushed, pushed, 0, 10)
-        for tenth in range(101):
-            clock.seconds += 0.1
-            rate.update(10 * (turn - 1), 0.1 * tenth + 10 * (turn - 1))
-            assert queue.rate("q", 10) <= 20.0
-            queue.note("q", 10, 0, 0, 0, 10)
-        rate.update(10 * turn, 10.0 * turn, dry=True)
-        assert rate.per_second <= 3.0 + 1e-6
-    for tick in range(1, 4):
-        clock.seconds += 0.05
-        rate.update(30 + 50 * tick, 30.0 + 0.05 * tick)
-    assert rate.per_second == pytest.approx(1_000.0), "but short ones are, from the first moment"
-
-
-def test_what_is_known_fades_while_nothing_runs(clock: SettableClock) -> None:
-    rate = Rate(clock)
-    clock.seconds += 1.0
-    assert rate.update(1_000, 1.0) == pytest.approx(1_000)
-    for _ in range(20):
-        clock.seconds += MEASURE_S
-        rate.update(1_000, 1.0)
-    assert rate.per_second < 1.0
+def test_a_rate_is_known_for_a_second() -> None:
+    clock = SettableClock()
+    rates = Rates(clock)
+    rates.note("q", 100, Threads())
+    clock.seconds += LOOK_S
+    assert rates.measure("q", 50) == pytest.approx(50)
+    rates.note("q", 50, Threads())
+    clock.seconds += 1.1
+    assert rates.measure("q", 0) == 0.0
 
 
 # -- the pace, by which workers are wanted
@@ -91,6 +77,22 @@ def test_the_pace_follows_the_jobs_of_late() -> None:
     for beat in range(100, 220):
         found = pace.update(500 * 99 + (beat - 99) * 5, 5.0 * beat)
     assert found == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize("finished", [1, 5, 40])
+def test_a_handful_of_quick_jobs_is_no_reason_to_take_thousands(finished: int) -> None:
+    assert Pace().update(finished, 0.000_01) == finished / LEAST_S
+
+
+def test_long_jobs_that_end_together_are_not_fast() -> None:
+    pace = Pace()
+    for turn in range(1, 4):
+        for tenth in range(101):
+            pace.update(10 * (turn - 1), 0.1 * tenth + 10 * (turn - 1))
+        assert pace.update(10 * turn, 10.0 * turn) <= 3.0 + 1e-6
+    for tick in range(1, 5):
+        found = pace.update(30 + 50 * tick, 30.0 + 0.05 * tick)
+    assert found == pytest.approx(1_000.0, rel=0.1), "but short ones are, after a moment"
 
 
 # -- how many worker processes are wanted
