@@ -129,11 +129,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of what is marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name, but
     for a test marked ``each_database``; of what is marked ``one_redis`` on one release; none marked ``full``, and of a
-    class marked ``chosen`` those that it names."""
+    class marked ``chosen`` those that it names. What is left of a test with parameters on several kinds is spread."""
     if config.getoption("sqlite_alone"):
         items[:] = [item for item in items if _is_of_sqlite_alone(item)]
     elif not config.getoption("every_database"):
-        items[:] = [item for item in items if _is_drawn(item)]
+        items[:] = _spread([item for item in items if _is_drawn(item)])
 
 
 SERVED = {"databases", "fragile", "rabbit_url", "redis_server", "redis_release", "ruby_desk", "ruby", "browser"}
@@ -172,6 +172,25 @@ def _is_its(item: pytest.Item, called: Any, value: str, among: tuple[str, ...]) 
     """Whether this one of several is drawn by the name of the test, the same one in each run."""
     words = f"{getattr(item, 'originalname', item.name)} {called.id.replace(value, '')}"
     return bool(among[zlib.crc32(words.encode()) % len(among)] == value)
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Without most pairs of a kind of database and other parameters, where a test has all of them: each kind comes at least
+    once, and so does each of the other parameters."""
+    tests: dict[str, list[tuple[pytest.Item, str, str]]] = {}
+    for item in items:
+        called = getattr(item, "callspec", None)
+        kind = str(called.params.get("database_kind", "")) if called else ""
+        test, _, parameters = item.nodeid.partition("[")
+        others = "-".join(word for word in parameters.removesuffix("]").split("-") if word != kind)
+        tests.setdefault(test, []).append((item, kind, others))
+    left_out = set[pytest.Item]()
+    for pairs in tests.values():
+        kinds, others = (list(dict.fromkeys(pair[at] for pair in pairs)) for at in (1, 2))
+        if len(kinds) > 1 and len(pairs) == len(kinds) * len(others):
+            at = [(item, kinds.index(kind), others.index(other)) for item, kind, other in pairs]
+            left_out |= {item for item, k, o in at if k % len(others) != o % len(kinds)}
+    return [item for item in items if item not in left_out]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
