@@ -15,6 +15,7 @@ from hypothesis import settings
 from support.databases import KINDS, Databases, Store
 from support.rabbit import shared_rabbit
 from support.redis_ruby import Desk, RubyDesk
+from support.routes import compile_late
 from support.servers import REDIS_RELEASES, RedisServer
 from support.statements import share_statements
 from support.world import World
@@ -24,6 +25,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 share_statements()
+compile_late()
 
 
 @pytest.fixture(scope="session")
@@ -129,11 +131,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of what is marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name, but
     for a test marked ``each_database``; of what is marked ``one_redis`` on one release; none marked ``full``, and of a
-    class marked ``chosen`` those that it names. What is left of a test with parameters on several kinds is spread."""
+    class marked ``chosen`` those that it names; of what is marked ``one_of`` one value of a parameter. What is left of a
+    test with parameters on several kinds is spread."""
     if config.getoption("sqlite_alone"):
         items[:] = [item for item in items if _is_of_sqlite_alone(item)]
     elif not config.getoption("every_database"):
-        items[:] = _spread([item for item in items if _is_drawn(item)])
+        items[:] = _spread(_one_of([item for item in items if _is_drawn(item)]))
 
 
 SERVED = {"databases", "fragile", "rabbit_url", "redis_server", "redis_release", "ruby_desk", "ruby", "browser"}
@@ -172,6 +175,24 @@ def _is_its(item: pytest.Item, called: Any, value: str, among: tuple[str, ...]) 
     """Whether this one of several is drawn by the name of the test, the same one in each run."""
     words = f"{getattr(item, 'originalname', item.name)} {called.id.replace(value, '')}"
     return bool(among[zlib.crc32(words.encode()) % len(among)] == value)
+
+
+def _one_of(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of what is marked ``one_of`` each test, with each of its other parameters, with one value of those that are named:
+    the first by the name of the test, the next ones in turn."""
+    tests: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        marker = item.get_closest_marker("one_of")
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        names = {"database_kind", *(marker.args if marker else ())}
+        if marker and not names.isdisjoint({*params} - {"database_kind"}):
+            others = sorted((key, repr(value)) for key, value in params.items() if key not in names)
+            tests.setdefault(item.nodeid.partition("[")[0], {}).setdefault(str(others), []).append(item)
+    left_out = set[pytest.Item]()
+    for test, groups in tests.items():
+        for turn, group in enumerate(groups.values(), zlib.crc32(test.encode())):
+            left_out |= {*group} - {group[turn % len(group)]}
+    return [item for item in items if item not in left_out]
 
 
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:

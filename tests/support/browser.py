@@ -20,6 +20,9 @@ ARGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # A process fewer, and one for all pages of a context: each would begin with an empty cache and nothing compiled.
+    "--in-process-gpu",
+    "--process-per-site",
 )
 PATIENCE_MS = 60_000
 
