@@ -42,6 +42,15 @@ DISPATCHERS = (
     "test_no_more_jobs_run_at_once_than_parallel_says",
     "test_no_more_jobs_start_in_an_interval_than_one_round_has",
 )
+# What tests/integration/test_dramatiq.py and test_rq.py say of a job of the engine's, message by message.
+SAID_THERE = (
+    "test_a_success_leaves_its_result_and_its_messages",
+    "test_a_refusal_is_failed_and_not_retried",
+    "test_an_error_is_retried_and_its_retry_finishes_it",
+    "test_a_dead_job_that_a_person_restarts_runs_again",
+    "test_a_lone_job_has_its_event_before_any_worker_runs",
+    "test_a_lone_job_is_retried_as_its_engine_says",
+)
 KILLED_THREE_TIMES = "test_a_list_is_exact_though_its_workers_are_killed_three_times"
 MERGE_IS_KILLED = "test_an_export_whose_worker_is_killed_in_the_merge_is_whole_or_absent"
 
@@ -123,7 +132,9 @@ class TestCeleryOnRabbit(TestCeleryInProcesses):
     server = "rabbitmq"
 
 
-@pytest.mark.chosen(*all_but(*DISPATCHERS), reason="the dispatcher's decisions are tested over Celery in each run")
+@pytest.mark.chosen(
+    *all_but(*DISPATCHERS, *SAID_THERE), reason="the dispatcher's decisions are tested over Celery in each run"
+)
 class TestDramatiq(OnSqlite):
     kind = "dramatiq"
     command = DRAMATIQ
@@ -141,7 +152,7 @@ class TestDramatiqOnRabbit(TestDramatiq):
 
 
 @pytest.mark.chosen(
-    *all_but(*DISPATCHERS, KILLED_THREE_TIMES),
+    *all_but(*DISPATCHERS, *SAID_THERE, KILLED_THREE_TIMES),
     reason="as for Dramatiq; in tests/integration/test_rq.py three processes are killed in each run",
 )
 class TestRq(OnSqlite):

@@ -186,6 +186,7 @@ def test_a_log_of_statements_is_refused_with_what_to_set(tmp_path: Path) -> None
             assert schema.upgrade(mended) == schema.head()
 
 
+@pytest.mark.one_database(reason="what is refused is decided above the database")
 def test_a_newer_schema_is_left_alone_by_an_upgrade_too(database: Database, empty: Store) -> None:
     """Taken out: the look at the revision before Alembic's. The command ended with a traceback."""
     schema.upgrade(database)
@@ -584,6 +585,7 @@ def test_a_schema_of_a_checkout_since_0_1_0_is_left_alone_and_the_way_is_named(
     assert empty.sql("SELECT version_num FROM alembic_version") == [(revision,)]
 
 
+@pytest.mark.one_database(reason="each step is taken on each in a test above")
 def test_a_database_of_the_development_at_0014_goes_on_from_there(database: Database) -> None:
     """The merged migration has the number of the last one that it contains, and ends at its schema."""
     assert schema.upgrade(database, "0014") == "0014"
@@ -726,6 +728,7 @@ def test_a_downgrade_that_broke_off_can_be_run_again(database: Database, at: int
     assert tables(database) <= {"alembic_version", "sqlite_sequence"}
 
 
+@pytest.mark.one_database(reason="what is refused is decided above the database")
 def test_a_database_with_other_tables_is_not_touched_and_the_command_is_named(
     app: Callable[[], AsyncTask], empty: Store, database: Database
 ) -> None:
