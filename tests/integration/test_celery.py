@@ -985,6 +985,7 @@ def test_a_broker_that_breaks_off_during_a_push_is_away(engine: CeleryWorld, mon
         engine.app.engines["celery"].push(copies(engine, 3))
 
 
+@pytest.mark.databases("postgresql", "mariadb", reason="no worker registers while a file is locked")
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_thread_or_a_child_goes_on_before_the_commit_and_the_acknowledgement_does_not(
     engine: CeleryWorld, pool: str
