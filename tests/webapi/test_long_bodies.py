@@ -86,7 +86,7 @@ def test_the_text_of_a_long_list_is_that_of_a_short_one() -> None:
         "-0.0",
         "18446744073709551615",
     ]
-    body = body_of(items * 20_000, title="t")
+    body = body_of(items * examples(6_000, 20_000), title="t")
     found = parse_body(b"\xef\xbb\xbf" + body, Limits())
     assert isinstance(found["items"], JsonItems)
     assert found["items"].text == items_body(json.loads(body)["items"])
