@@ -15,6 +15,7 @@ from hypothesis import settings
 from support.databases import KINDS, Databases, Store
 from support.rabbit import shared_rabbit
 from support.redis_ruby import Desk, RubyDesk
+from support.routes import compile_late
 from support.servers import REDIS_RELEASES, RedisServer
 from support.statements import share_statements
 from support.world import World
@@ -24,6 +25,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 share_statements()
+compile_late()
 
 
 @pytest.fixture(scope="session")
@@ -129,11 +131,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of what is marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name, but
     for a test marked ``each_database``; of what is marked ``one_redis`` on one release; none marked ``full``, and of a
-    class marked ``chosen`` those that it names."""
+    class marked ``chosen`` those that it names; of what is marked ``one_of`` one value of a parameter. What is left of a
+    test with parameters on several kinds is spread."""
     if config.getoption("sqlite_alone"):
         items[:] = [item for item in items if _is_of_sqlite_alone(item)]
     elif not config.getoption("every_database"):
-        items[:] = [item for item in items if _is_drawn(item)]
+        items[:] = _spread(_one_of([item for item in items if _is_drawn(item)]))
 
 
 SERVED = {"databases", "fragile", "rabbit_url", "redis_server", "redis_release", "ruby_desk", "ruby", "browser"}
@@ -169,9 +172,49 @@ def _is_drawn(item: pytest.Item) -> bool:
 
 
 def _is_its(item: pytest.Item, called: Any, value: str, among: tuple[str, ...]) -> bool:
-    """Whether this one of several is drawn by the name of the test, the same one in each run."""
+    """Whether this one of several is drawn by the name of the test, the same one in each run. Of the databases a third of
+    what falls to a server goes to the file, which costs half of what a server does."""
     words = f"{getattr(item, 'originalname', item.name)} {called.id.replace(value, '')}"
-    return bool(among[zlib.crc32(words.encode()) % len(among)] == value)
+    turn, at = divmod(zlib.crc32(words.encode()), len(among))
+    drawn = "sqlite" if "sqlite" in among and turn % 3 == 0 else among[at]
+    return bool(drawn == value)
+
+
+def _one_of(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of what is marked ``one_of`` each test, with each of its other parameters, with one value of those that are named:
+    the first by the name of the test, the next ones in turn."""
+    tests: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        marker = item.get_closest_marker("one_of")
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        names = {"database_kind", *(marker.args if marker else ())}
+        if marker and not names.isdisjoint({*params} - {"database_kind"}):
+            others = sorted((key, repr(value)) for key, value in params.items() if key not in names)
+            tests.setdefault(item.nodeid.partition("[")[0], {}).setdefault(str(others), []).append(item)
+    left_out = set[pytest.Item]()
+    for words, groups in tests.items():
+        for turn, group in enumerate(groups.values(), zlib.crc32(words.encode())):
+            left_out |= {*group} - {group[turn % len(group)]}
+    return [item for item in items if item not in left_out]
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Without most pairs of a kind of database and other parameters, where a test has all of them: each kind comes at least
+    once, and so does each of the other parameters."""
+    tests: dict[str, list[tuple[pytest.Item, str, str]]] = {}
+    for item in items:
+        called = getattr(item, "callspec", None)
+        kind = str(called.params.get("database_kind", "")) if called else ""
+        test, _, parameters = item.nodeid.partition("[")
+        others = "-".join(word for word in parameters.removesuffix("]").split("-") if word != kind)
+        tests.setdefault(test, []).append((item, kind, others))
+    left_out = set[pytest.Item]()
+    for pairs in tests.values():
+        kinds, rest = [*dict.fromkeys(kind for _, kind, _ in pairs)], [*dict.fromkeys(other for _, _, other in pairs)]
+        if len(kinds) > 1 and len(pairs) == len(kinds) * len(rest):
+            at = [(item, kinds.index(kind), rest.index(other)) for item, kind, other in pairs]
+            left_out |= {item for item, k, o in at if k % len(rest) != o % len(kinds)}
+    return [item for item in items if item not in left_out]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,15 @@ class Desk:
         path = self.folder / name
         path.write_text("sku,n\n" + "".join(f"{sku},{n}\n" for sku, n in rows))
         return path
+
+    def registered(self, kind: str) -> int:
+        """How many processes of a kind the ledger knows: to be asked again and again, as no command is."""
+        with (
+            suppress(sqlite3.OperationalError),  # it is being made
+            closing(sqlite3.connect(f"file:{self.folder / 'asynctask.db'}?mode=ro", uri=True)) as database,
+        ):
+            return int(database.execute("SELECT COUNT(*) FROM processes WHERE kind = ?", [kind]).fetchone()[0])
+        return 0
 
     def processes(self) -> dict[int, str]:
         """Every process that belongs to this folder: pid -> command line."""

@@ -363,15 +363,12 @@ def test_up_takes_the_short_flags_of_worker(desk: Desk) -> None:
     flags = ("-p", 2, "-c", 3, "-q", "default", "-q", "slow", "--strict", "-t", 4)
     with desk.started("up", "--port", 0, *flags, "--json") as up:
         assert read_document(up)["processes"] == 2
-        workers = wait_for(lambda: each if len(each := _workers(desk)) == 2 else [], "both workers have started")
+        wait_for(lambda: desk.registered("worker") == 2, "both workers have started")
+        workers = [each for each in desk.json("processes")["processes"] if each["kind"] == "worker"]
         assert {(each["concurrency"], tuple(each["queues"])) for each in workers} == {(3, ("default", "slow"))}
         argv = [line for line in desk.processes().values() if "--queues" in line]
         assert all("--strict-queues" in line and "--shutdown-s 4.0" in line for line in argv)
         assert len(argv) == 2
-
-
-def _workers(desk: Desk) -> list[dict[str, Any]]:
-    return [each for each in desk.json("processes")["processes"] if each["kind"] == "worker"]
 
 
 def test_a_taken_port_is_told_with_what_to_do(desk: Desk) -> None:
@@ -408,7 +405,7 @@ def streams_of(pids: Iterable[int], closed: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("command", "closed"),
-    [("worker", "1"), ("worker -p 2", "012"), ("up", "12"), *examples([], [("worker", "2"), ("up", "0")])],
+    [("up", "012"), *examples([], [("worker", "1"), ("worker -p 2", "012"), ("up", "12"), ("worker", "2"), ("up", "0")])],
 )
 def test_what_stays_runs_without_standard_streams(desk: Desk, command: str, closed: str) -> None:
     count = {"worker": 2, "worker -p 2": 3, "up": 4}[command]  # supervisor and children; the web server has a child
@@ -429,12 +426,12 @@ def test_what_stays_runs_without_standard_streams(desk: Desk, command: str, clos
 
 def test_a_command_does_its_work_without_standard_streams(desk: Desk) -> None:
     table = desk.table("list.csv", numbered(2))
-    streams = ("0", "1", "2", "012")
+    streams = examples(("0", "012"), ("0", "1", "2", "012"))
     for closed in streams:
         assert without(desk, closed, "submit", table, "--worker", "enrol").wait(120) == 0, closed
-    for closed in examples(("1", "012"), streams):
+    for closed in examples(("1",), streams):
         assert without(desk, closed, "show", "1", "--json").wait(120) == 0, closed
-    for closed in examples(("2", "012"), streams):
+    for closed in examples(("2",), streams):
         assert without(desk, closed, "show", "9").wait(120) == 2, f"{closed}: there is none"
     tasks = desk.json("tasks")["tasks"]
     assert [task["counts"]["total"] for task in tasks] == [2] * len(streams)
@@ -444,7 +441,7 @@ def test_a_web_server_runs_without_standard_streams(desk: Desk) -> None:
     process = without(desk, "012", "web", "--port", "0")
     try:
         wait_for(lambda: len(desk.processes()) >= 2, "it has its child")
-        wait_for(lambda: desk.json("processes")["processes"], "it is registered")
+        wait_for(lambda: desk.registered("web"), "it is registered")
         assert streams_of(desk.processes(), "012") == {"/dev/null"}
     finally:
         process.terminate()

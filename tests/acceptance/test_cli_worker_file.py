@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cli_process import Desk, read_document
+from support.drawn import examples
 
 from asynctask.testing import wait_for
 
@@ -36,11 +37,12 @@ def workers(desk: Desk) -> list[dict[str, Any]]:
     return [each for each in desk.json("processes", "--json")["processes"] if each["kind"] == "worker"]
 
 
-@pytest.mark.parametrize(("flags", "count"), [((), 1), (("-e", "production"), 2)])
+@pytest.mark.parametrize(("flags", "count"), examples([(("-e", "production"), 2)], [((), 1), (("-e", "production"), 2)]))
 def test_a_worker_runs_as_the_file_says_and_a_flag_wins(desk: Desk, flags: tuple[str, ...], count: int) -> None:
     with desk.started("worker", "-C", "sidekiq.yml", "-c", 4, *flags, "--json") as process:
         said = read_document(process)
-        found = wait_for(lambda: each if len(each := workers(desk)) == count else [], "they have all started")
+        wait_for(lambda: desk.registered("worker") == count, "they have all started")
+        found = workers(desk)
     assert {name: said[name] for name in ("processes", "concurrency", "queues", "strict_queues", "shutdown_s")} == {
         "processes": count,
         "concurrency": 4,
@@ -54,7 +56,8 @@ def test_a_worker_runs_as_the_file_says_and_a_flag_wins(desk: Desk, flags: tuple
 def test_up_hands_the_file_on_to_its_workers(desk: Desk) -> None:
     with desk.started("up", "-C", "sidekiq.yml", "--port", 0, "--json") as process:
         assert read_document(process)["processes"] == 1
-        (found,) = wait_for(lambda: workers(desk), "the worker has started")
+        wait_for(lambda: desk.registered("worker"), "the worker has started")
+        (found,) = workers(desk)
     assert (found["concurrency"], found["queues"]) == (3, ["default", "slow"])
 
 

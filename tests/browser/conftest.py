@@ -1,8 +1,9 @@
-"""A browser for all tests, a fresh page for each; a page that reports an error of its own fails the test."""
+"""A browser for all tests, a new page for each; a page that reports an error of its own fails the test."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,43 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(accept_downloads=True, viewport={"width": 1200, "height": 900})
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
+def opened(browser: Any) -> Any:
+    """What pages share."""
+    found = browser.new_context(accept_downloads=True, viewport={"width": 1200, "height": 900})
+    found.set_default_timeout(PATIENCE_MS)
+    return found
+
+
+@pytest.fixture(scope="module")
+def context(browser: Any, web_alone: str) -> Iterator[Any]:
+    """What all pages share. One that stays open, and asks for nothing, keeps the process in which the others are shown: to
+    begin another takes most of what a test takes."""
+    with closing(opened(browser)) as found:
+        found.new_page().goto(f"{web_alone.rstrip('/')}/static/words.js")
+        yield found
+
+
+@contextmanager
+def without_fault(page: Any) -> Iterator[Any]:
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda m: faults.append(m.text) if "Content Security Policy" in m.text else None)
     yield page
-    context.close()
+    page.close()
     assert faults == []
+
+
+@pytest.fixture
+def page(context: Any) -> Iterator[Any]:
+    with without_fault(context.new_page()) as found:
+        yield found
+
+
+@pytest.fixture
+def clocked_page(browser: Any) -> Iterator[Any]:
+    """A page that shares nothing: a clock that a test sets is that of all pages of a context."""
+    with closing(opened(browser)) as context, without_fault(context.new_page()) as found:
+        yield found
 
 
 @pytest.fixture

@@ -138,8 +138,9 @@ def test_a_task_that_does_not_move_says_why_until_it_moves(page: Page, shop: Sho
 
 
 def test_a_task_says_why_it_does_not_move_after_five_seconds_and_asks_no_more_often(
-    page: Page, web_alone: str, tmp_path: Path
+    clocked_page: Page, web_alone: str, tmp_path: Path
 ) -> None:
+    page = clocked_page
     hand_in(page, web_alone, sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red")), "gated")
     expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
     shown, task = page.url, f"{web_alone.rstrip('/')}/api/tasks/{page.url.rpartition('/')[2]}"
@@ -375,8 +376,9 @@ def test_the_list_of_tasks_starts_empty_moves_by_itself_and_works_by_keyboard(
     with shop.worker(), shop.web() as (_, said):
         page.goto(said["url"])
         expect(page.get_by_text("Nothing has been handed in yet.")).to_be_visible()
-        other = page.context.new_page()
-        hand_in(other, said["url"], sheet(tmp_path / "p.xlsx", ("A", 1, "x"), ("B", 2, "x")), "gated", Title="By hand")
+        with closing(page.context.new_page()) as other:
+            hand_in(other, said["url"], sheet(tmp_path / "p.xlsx", ("A", 1, "x"), ("B", 2, "x")), "gated", Title="By hand")
+            expect(other).to_have_url(re.compile(r"/tasks/\d+$"))
         entry = page.locator("#tasks li")
         expect(entry).to_have_count(1)
         expect(entry).to_contain_text("By hand")

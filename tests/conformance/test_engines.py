@@ -23,7 +23,6 @@ pytestmark = pytest.mark.needs_redis
 
 # Of the other broker: how it delivers. The rest stands on the dispatcher, which knows no broker of an engine's.
 DELIVERY = (
-    "test_a_success_leaves_its_result_and_its_messages",
     "test_an_error_is_retried_and_its_retry_finishes_it",
     "test_a_worker_that_is_stopped_loses_nothing",
     "test_jobs_of_a_killed_worker_run_again_and_count_once",
@@ -35,11 +34,22 @@ DELIVERY = (
 
 # What the dispatcher decides, whatever the engine is.
 DISPATCHERS = (
+    "test_a_list_without_a_worker_waits_and_can_be_cancelled",
+    "test_a_paused_list_begins_nothing_until_it_is_resumed",
     "test_a_list_of_which_too_many_items_fail_pauses_itself",
     "test_items_of_one_key_run_one_after_the_other_over_two_lists",
     "test_lists_of_one_session_run_one_after_the_other",
     "test_no_more_jobs_run_at_once_than_parallel_says",
     "test_no_more_jobs_start_in_an_interval_than_one_round_has",
+)
+# What tests/integration/test_dramatiq.py and test_rq.py say of a job of the engine's, message by message.
+SAID_THERE = (
+    "test_a_success_leaves_its_result_and_its_messages",
+    "test_a_refusal_is_failed_and_not_retried",
+    "test_an_error_is_retried_and_its_retry_finishes_it",
+    "test_a_dead_job_that_a_person_restarts_runs_again",
+    "test_a_lone_job_has_its_event_before_any_worker_runs",
+    "test_a_lone_job_is_retried_as_its_engine_says",
 )
 KILLED_THREE_TIMES = "test_a_list_is_exact_though_its_workers_are_killed_three_times"
 MERGE_IS_KILLED = "test_an_export_whose_worker_is_killed_in_the_merge_is_whole_or_absent"
@@ -56,7 +66,7 @@ class OnSqlite(EngineConformance):
     kind: ClassVar[str]
     command: ClassVar[Sequence[str]]
     server: ClassVar[str] = "redis"
-    killed_items = examples(240, 10_000)
+    killed_items = examples(120, 10_000)
 
     @pytest.fixture(autouse=True)
     def _servers(self, databases: Databases, request: pytest.FixtureRequest) -> None:
@@ -122,7 +132,9 @@ class TestCeleryOnRabbit(TestCeleryInProcesses):
     server = "rabbitmq"
 
 
-@pytest.mark.chosen(*all_but(*DISPATCHERS), reason="the dispatcher's decisions are tested over Celery in each run")
+@pytest.mark.chosen(
+    *all_but(*DISPATCHERS, *SAID_THERE), reason="the dispatcher's decisions are tested over Celery in each run"
+)
 class TestDramatiq(OnSqlite):
     kind = "dramatiq"
     command = DRAMATIQ
@@ -140,7 +152,7 @@ class TestDramatiqOnRabbit(TestDramatiq):
 
 
 @pytest.mark.chosen(
-    *all_but(*DISPATCHERS, KILLED_THREE_TIMES),
+    *all_but(*DISPATCHERS, *SAID_THERE, KILLED_THREE_TIMES),
     reason="as for Dramatiq; in tests/integration/test_rq.py three processes are killed in each run",
 )
 class TestRq(OnSqlite):

@@ -42,6 +42,7 @@ from asynctask.testing import wait_for
 
 pytestmark = [
     pytest.mark.needs_redis,
+    pytest.mark.one_of("pool", reason="the suite of engines runs on prefork in each run, this file on either"),
     pytest.mark.one_database(reason="what stands on the ledger is the same on each database"),
 ]
 
@@ -548,6 +549,7 @@ def test_a_person_s_retry_of_a_row_that_sent_itself_again_begins_with_its_item(e
     )
 
 
+@pytest.mark.one_of("kind", reason="each step is sent in the same way")
 @KIND
 @pytest.mark.parametrize("by", ["task", "untracked", "chain", "untracked chain"])
 def test_a_job_that_is_replaced_ends_with_the_step_that_has_its_id(engine: CeleryWorld, kind: str, by: str) -> None:
@@ -607,6 +609,7 @@ def test_a_job_that_is_put_back_into_the_queue_is_tried_again(engine: CeleryWorl
     assert texts(event)[1:3] == ["Error: RuntimeError: put back into the queue: not yet", "Waiting for retry"]
 
 
+@pytest.mark.one_of("kind", reason="the state is read in the same way")
 @KIND
 @pytest.mark.parametrize(
     ("state", "status", "text"),
@@ -982,6 +985,7 @@ def test_a_broker_that_breaks_off_during_a_push_is_away(engine: CeleryWorld, mon
         engine.app.engines["celery"].push(copies(engine, 3))
 
 
+@pytest.mark.databases("postgresql", "mariadb", reason="no worker registers while a file is locked")
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_thread_or_a_child_goes_on_before_the_commit_and_the_acknowledgement_does_not(
     engine: CeleryWorld, pool: str

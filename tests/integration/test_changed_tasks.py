@@ -45,6 +45,7 @@ def test_a_task_is_told_once_for_each_change(app: AsyncTask, monkeypatch: pytest
     assert app.changed(marks(first | then)) == {}
 
 
+@pytest.mark.one_database(reason="the look at the changes is that of the first test")
 def test_an_end_of_an_item_and_of_a_callback_is_a_change(app: AsyncTask) -> None:
     task = app.submit("enroll", [{"sku": "A"}], on_complete="tell", on_success="tell")
     found = app.changed({task.id: None})
@@ -64,6 +65,7 @@ def test_an_end_of_an_item_and_of_a_callback_is_a_change(app: AsyncTask) -> None
     )
 
 
+@pytest.mark.one_database(reason="the look at the changes is that of the first test")
 def test_a_task_that_is_not_there_is_told_each_time(app: AsyncTask) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     assert app.changed({task.id + 1: None, task.id + 2: "a mark"}) == dict.fromkeys(

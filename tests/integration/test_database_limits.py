@@ -223,11 +223,11 @@ def test_in_whatever_mode_the_server_is_all_is_done(world: World, server: SqlSer
         app = world.app()
         with world.working(app):
             alone = str(app.workers["note"].perform_async(HOSTILE))
-            task = app.submit("note", mixed(300))
+            task = app.submit("note", mixed(70))
             assert task.wait(120)["done"]
             wait_for(lambda: app.event(alone)["status"] == "finish", "the single job is done")
         assert app.event(alone)["params"] == [HOSTILE]
-        world.check_promises(app, [task.id], 300)
+        world.check_promises(app, [task.id], 70)
 
 
 HOSTILE = {"n": 1, "words": 'x\\y\'z "q" 😀 || -- %s', "n²": 1.0000000000000002}

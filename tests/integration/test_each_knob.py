@@ -644,6 +644,7 @@ WAYS: Final[dict[str, Callable[[Bench], Any]]] = {
 }
 
 
+@pytest.mark.one_of("limit", reason="each way and each broker come up, and so does a limit")
 @pytest.mark.one_database(reason="what the broker is asked is the same beside each database")
 @pytest.mark.parametrize("broker_kind", ["sql", "redis"])
 @each_limit
@@ -670,6 +671,7 @@ def mine(bench: Bench) -> int:
     return sum(n < MANY for n in bench.began)
 
 
+@pytest.mark.one_of("limit", reason="each way and each broker come up, and so does a limit")
 @pytest.mark.one_database(reason="what the broker is asked is the same beside each database")
 @pytest.mark.parametrize("broker_kind", ["redis"])
 @each_limit

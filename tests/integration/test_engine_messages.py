@@ -77,6 +77,7 @@ def test_an_outcome_counts_by_the_event_as_it_is_then(
     assert [written(world, name)[0] for name in ("job", "other")] == [status, "finish"]
 
 
+@pytest.mark.one_database(reason="no statement differs")
 def test_a_late_copy_of_an_earlier_run_is_dropped(process: EngineProcess) -> None:
     first = sent(process, "job")["job"]
     ended(process, Attempt(process.begin(job("job", first))))
@@ -96,6 +97,7 @@ def refused(process: EngineProcess, job_id: str, value: object) -> None:
     assert [each["event"] for each in logs] == ["broken_attempt"]
 
 
+@pytest.mark.one_database(reason="no statement differs")
 def test_a_job_that_runs_wins_over_a_message_without_a_valid_attempt(world: World, process: EngineProcess) -> None:
     """Also one of which nothing is written yet."""
     sent(process, "short", "long")
@@ -142,6 +144,7 @@ def test_an_attempt_is_a_whole_number_that_the_ledger_stores(value: object, show
     assert Fence.parse(value) == (Fence(value) if shown is None else Fence(None, shown))  # type: ignore[arg-type]
 
 
+@pytest.mark.one_database(reason="no statement differs")
 def test_only_what_was_created_is_told(process: EngineProcess) -> None:
     assert set(sent(process, "a")) == {"a"}
     process._clock.seconds += 0.001  # type: ignore[attr-defined]

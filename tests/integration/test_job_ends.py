@@ -316,6 +316,7 @@ BADLY: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.one_of("shape", reason="an exit with a code is tried in every shape")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_job_that_exits_well_is_finished(world: World, shape: str) -> None:
     events = ended(world, world.app(), WELL, shape)
@@ -361,6 +362,7 @@ def test_coroutines_of_other_jobs_outlive_an_exit_in_a_task_of_a_job(world: Worl
     assert waiting.events()[0]["result"] == "through"
 
 
+@pytest.mark.one_of("shape", reason="an exit with a code is tried in every shape")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_exit_can_be_a_refusal_of_the_business(world: World, shape: str) -> None:
     event = ended(world, world.app(), {"leave": leaving(2)}, shape, failed_on=(SystemExit,))["leave"]
@@ -418,6 +420,7 @@ def breaking_later(error: BaseException) -> Callable[[Any], Coroutine[Any, Any, 
     return broken
 
 
+@pytest.mark.one_of("shape", reason="an exit with a code is tried in every shape")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_exception_of_the_systems_kind_is_an_error_like_any(world: World, shape: str) -> None:
     targets: dict[str, Callable[..., Any]] = {name: breaking(error) for name, error in SYSTEMS.items()}

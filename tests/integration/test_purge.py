@@ -75,6 +75,7 @@ def test_what_ended_goes_with_everything_of_it_and_nothing_else_does(world: Worl
     assert app.doctor() == []
 
 
+@pytest.mark.one_database(reason="the statements that remove are those of the first test")
 def test_the_young_stay_and_states_and_owners_choose(world: World) -> None:
     app = world.app()
     finished, cancelled, other = (app.submit("note", numbers(2), owner=owner) for owner in ("a", "a", "b"))
@@ -92,6 +93,7 @@ def test_the_young_stay_and_states_and_owners_choose(world: World) -> None:
         app.purge(0, states=["running"])
 
 
+@pytest.mark.one_database(reason="the statements that remove are those of the first test")
 def test_a_purge_that_ended_half_way_shows_nothing_and_is_continued(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out: the mark, and its check where a Task is read."""
     monkeypatch.setattr(purge, "SLICE", 2)
@@ -129,6 +131,7 @@ def test_a_task_that_is_opened_again_meanwhile_stays(world: World, monkeypatch: 
     assert task.progress()["generation"] == 2
 
 
+@pytest.mark.one_database(reason="the statements that remove are those of the first test")
 def test_a_file_that_cannot_be_removed_keeps_no_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     task = sheet(app)
@@ -141,6 +144,7 @@ def test_a_file_that_cannot_be_removed_keeps_no_task(world: World, monkeypatch: 
     assert app.purge(0) == purge.Purged(tasks=1, events=3, rejects=1, files=0)
 
 
+@pytest.mark.one_database(reason="the statements that remove are those of the first test")
 def test_maintenance_purges_once_a_day_where_it_is_asked_to(world: World) -> None:
     app = world.app()
     moved = [0.0]
@@ -172,6 +176,7 @@ def test_maintenance_purges_once_a_day_where_it_is_asked_to(world: World) -> Non
     assert left(world, second.id) == {}
 
 
+@pytest.mark.one_database(reason="the statements that remove are those of the first test")
 def test_the_command_says_what_it_would_remove_asks_and_removes(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ from asynctask.testing import wait_for
 
 pytestmark = [
     pytest.mark.needs_redis,
+    pytest.mark.one_of("kind", reason="the suite of engines has the one with horses in each run"),
     pytest.mark.one_database(reason="what stands on the ledger is the same on each database"),
 ]
 
@@ -606,6 +607,7 @@ def test_a_send_under_the_id_of_an_open_job_is_refused_before_anything_is_queued
     assert (engine.event("nightly")["status"], engine.event("nightly")["attempt"]) == ("finish", 1)
 
 
+@pytest.mark.one_of("of", reason="each way comes up, and so do both")
 @pytest.mark.parametrize("of", ["lone", "list"])
 @pytest.mark.parametrize("how", ["same", "soon", "now", "plain same", "plain soon", "plain now"])
 def test_a_job_that_sends_itself_again_ends_with_that_run(engine: RqWorld, of: str, how: str) -> None:

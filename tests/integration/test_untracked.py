@@ -60,6 +60,7 @@ def test_they_are_performed_with_what_they_were_sent_and_leave_no_row(world: Wor
     assert app.doctor() == []
 
 
+@pytest.mark.one_database(reason="the statements are those of every job's row")
 def test_smaller_priorities_go_first_and_later_ones_at_their_time(world: World, app: AsyncTask) -> None:
     ran: list[str] = []
     loose = app.worker(name="loose", use_task_event=False)(ran.append)
@@ -119,6 +120,7 @@ def test_what_is_not_kept_goes_and_its_death_is_told(world: World, app: AsyncTas
         wait_for(lambda: not world.sql("SELECT 1 FROM events"), "it is not kept")
 
 
+@pytest.mark.one_database(reason="the statements are those of every job's row")
 def test_a_job_that_records_by_itself_is_tracked_from_then_on(world: World, app: AsyncTask) -> None:
     @app.worker(use_task_event=False)
     def loose() -> None:
@@ -134,6 +136,7 @@ def test_a_job_that_records_by_itself_is_tracked_from_then_on(world: World, app:
     assert event["outcomes"]["finish"] == 1
 
 
+@pytest.mark.one_database(reason="the statements are those of every job's row")
 def test_a_process_without_redis_has_no_fetcher_and_gives_back_what_it_has_not_begun(world: World, app: AsyncTask) -> None:
     began, over = threading.Event(), threading.Event()
 
@@ -154,6 +157,7 @@ def test_a_process_without_redis_has_no_fetcher_and_gives_back_what_it_has_not_b
         wait_for(lambda: gone(world), "another process performs them")
 
 
+@pytest.mark.one_database(reason="the statements are those of every job's row")
 def test_a_pause_of_their_queue_leaves_them_as_they_are(world: World, app: AsyncTask) -> None:
     ran: list[int] = []
     loose = app.worker(name="loose", use_task_event=False)(ran.append)
@@ -166,6 +170,7 @@ def test_a_pause_of_their_queue_leaves_them_as_they_are(world: World, app: Async
         wait_for(lambda: sorted(ran) == list(range(20)), "they go on")
 
 
+@pytest.mark.one_database(reason="the statements are those of every job's row")
 def test_what_no_row_can_keep_is_refused_with_all_that_came_with_it(world: World, app: AsyncTask) -> None:
     loose = app.worker(name="loose", use_task_event=False)(lambda *args: None)
     with pytest.raises(TooLarge, match="hand over where it is"):

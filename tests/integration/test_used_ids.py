@@ -53,6 +53,7 @@ def test_a_push_under_the_id_of_an_ended_job_is_another_run_of_it(world: World) 
     assert event["created_at"] > event["messages"][0]["at"], "it is the job that was sent last"
 
 
+@pytest.mark.one_database(reason="the next run is written as in the first test")
 def test_a_push_under_the_id_of_a_cancelled_job_waits_for_its_time(world: World) -> None:
     app = world.app()
     act = act_of(app)
@@ -110,6 +111,7 @@ def test_a_job_that_pushes_itself_again_ends_with_that_run(world: World, kind: s
     assert texts == ["In progress", "Sent again", "In progress", "Sent again", "In progress", "Done"]
 
 
+@pytest.mark.one_database(reason="the next run is written as in the first test")
 def test_a_paused_list_holds_the_next_run_of_a_job_that_pushed_itself_and_a_cancelled_one_ends_it(world: World) -> None:
     app = world.app()
 
