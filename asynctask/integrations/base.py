@@ -724,6 +724,7 @@ class EngineProcess(AppProcess):
         self.chain = recording_chain(app, self.tracker)
         self._clock = app.clock
         self._ids = app.ids
+        self._ended_at: float | None = None  # the last job of which the dispatcher was not told, on the monotonic clock
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self.pid = os.getpid()
@@ -812,6 +813,7 @@ class EngineProcess(AppProcess):
             done = threading.Event()
             self.tracker.release(Attempt(ticket), lambda won: done.set())
             done.wait()
+            self._ended_one()
         if redelivered and ticket.task_id is not None:
             return replace(ticket, watched=True, is_untouched=False)
         return ticket
@@ -922,10 +924,22 @@ class EngineProcess(AppProcess):
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
 
     def _ended_one(self) -> None:
+        """A job has ended, or went back unrun: its thread may be idle, and its loan over."""
+        self._ended_at = self._clock.monotonic()
         if not self.tracker.running and not self.should_stop:
             self.dispatcher.ended()
+
+    def _tell_dispatcher(self) -> None:
+        """Runs a round a moment after a job has ended, if a thread is idle: only rounds end the loans of a queue."""
+        ended_at = self._ended_at
+        if ended_at is None or len(self.tracker.running) >= self._concurrency:
+            return
+        if self._clock.monotonic() - ended_at >= LONG_S / 2:
+            self._ended_at = None
+            self._dispatcher.nudge()
 
     def _tick(self) -> None:
         while not self._ended.wait(LONG_S):
             self.tracker.note_long(LONG_S)
             self._stops.look()
+            self._tell_dispatcher()
