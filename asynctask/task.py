@@ -23,7 +23,6 @@ from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.progress import Progress
 from asynctask.ledger.queries import ListedEvent, Take
 from asynctask.lists.items import MIXED, ItemShape
-from asynctask.lists.options import checked_knobs
 from asynctask.lists.problems import localised, refusal, revived
 from asynctask.lists.readers import Limits
 from asynctask.lists.uploads import Uploads
@@ -250,5 +249,7 @@ class TaskHandle:
     def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
         """Changes ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10"; None:
         no limit), ``title``; returns the progress. A Task that paused itself continues once its failures are tolerated."""
+        from asynctask.lists.options import checked_knobs  # imports pydantic, which a worker process may not need
+
         self._s.control.update(self.id, checked_knobs(knobs), who)
         return self.progress()

@@ -936,7 +936,7 @@ class EngineProcess(AppProcess):
             return
         if self._clock.monotonic() - ended_at >= LONG_S / 2:
             self._ended_at = None
-            self._dispatcher.nudge()
+            self.dispatcher.nudge()
 
     def _tick(self) -> None:
         while not self._ended.wait(LONG_S):

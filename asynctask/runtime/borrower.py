@@ -26,8 +26,7 @@ from asynctask.ledger.standalone import discard
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import Ticket, Tracker
-from asynctask.runtime.execution import Execution
-from asynctask.runtime.intake import MAX_UNRECORDED, Intake, put_off
+from asynctask.runtime.execution import MAX_UNRECORDED, Execution, Intake, put_off
 from asynctask.runtime.loans import OwnClaim, OwnLoan, OwnLoans
 from asynctask.runtime.pool import Pool, Rank
 from asynctask.runtime.recheck import Recheck, Returns

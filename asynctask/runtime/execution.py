@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asynctask.brokers.base import Copy
-from asynctask.clock import Clock, Ids, micros
+from asynctask.clock import SECOND, Clock, Ids, micros
 from asynctask.core.transitions import Begin
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
@@ -28,10 +28,12 @@ from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import (
+    ATTEMPT,
     NO_TICKET,
     Attempt,
     AttemptLost,
     TaskEventMiddleware,
+    Ticket,
     Tracker,
     failure_of,
     refusal_of,
@@ -40,15 +42,21 @@ from asynctask.middleware.tracker import (
 from asynctask.runtime.loans import OwnLoan
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
 from asynctask.sidekiq.activejob import worker_name
-from asynctask.sidekiq.copies import arguments_of
+from asynctask.sidekiq.copies import arguments_of, job_of
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 if TYPE_CHECKING:
     from asynctask.arrivals import ArrivalTracker
-    from asynctask.runtime.intake import Intake
     from asynctask.runtime.pool import Permits, Pool, Rank
 
 _NOTHING: Mapping[str, Any] = {}
+
+DEFER_S: Final = 5
+"""Seconds after which a tracked job of a worker that this process does not know is due again, for any process: another
+may know it, as during a deploy."""
+
+MAX_UNRECORDED: Final = 5_000
+"""Outcomes that wait for the ledger, from which a process takes no more jobs."""
 
 MAX_STACK = 20_000
 """Largest number of logged characters of the stack of a job that raised; the end is kept, where the error is."""
@@ -205,6 +213,69 @@ class Execution(Attempt):
         if shape is None or not isinstance(args, list) or not args:
             return args
         return [shape.conceal(args[0]), *args[1:]]
+
+
+# -- what a copy becomes, whether the ledger lent its job or a broker gave it
+
+
+class Intake:
+    """Makes executions for the ``workers`` of this process; ``quiet`` is set when the process stops."""
+
+    def __init__(self, workers: Mapping[str, Worker], quiet: threading.Event) -> None:
+        self._workers = workers
+        self._quiet = quiet
+
+    def borrowed(self, given: Sequence[tuple[Copy, Ticket | None]]) -> list[Execution]:
+        """Jobs that the ledger has lent to this process, each with its ticket."""
+        found = []
+        for copy, ticket in given:
+            if ticket is not None:
+                found.append(execution := self.execution(copy))
+                bind(execution, ticket)
+        return found
+
+    def execution(self, copy: Copy) -> Execution:
+        """The job of a copy, without a ticket. Raises ValueError for text that is no job."""
+        payload = job_of(copy)
+        local: dict[str, Any] = {}
+        job = CurrentJob(
+            copy.jid,
+            task_id=copy.task_id,
+            attempt=max(1, copy.attempt),
+            queue=copy.queue,
+            payload=dict(payload),
+            should_stop=partial(self._must_stop, local),
+            local=local,
+        )
+        return Execution(NO_TICKET, job=job, copy=copy, payload=payload, worker=self._workers.get(worker_name(payload)))
+
+    def _must_stop(self, local: Mapping[str, Any]) -> bool:
+        attempt: Attempt | None = local.get(ATTEMPT)
+        return self._quiet.is_set() or (attempt is not None and attempt.is_lost)
+
+
+def bind(execution: Execution, ticket: Ticket) -> None:
+    """Gives a job its ticket."""
+    execution.ticket = ticket
+    execution.job.task_id = ticket.task_id
+    execution.job.attempt = ticket.attempt
+    execution.bind(execution.job)
+
+
+def put_off(tracker: Tracker, deferred: Sequence[Execution]) -> None:
+    """Makes tracked jobs of workers that this process does not know wait in the ledger for another process, without
+    spending a retry. Raises :class:`Unavailable`."""
+    names = sorted({job.name[:100] for job in deferred})
+    get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
+    until = tracker.now() + DEFER_S * SECOND
+    tracker.put_off([(job, _why_put_off(job)) for job in deferred if job.has_event], until)
+
+
+def _why_put_off(job: Execution) -> str:
+    return f"Waiting for a worker: no process that took it knows {job.name[:200]!r}. Start one that registers it"
+
+
+# -- what the runtime has of a broker
 
 
 class Hook(Protocol):

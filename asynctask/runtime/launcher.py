@@ -28,8 +28,7 @@ from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger, open_missing_streams
 from asynctask.runtime.borrower import Arrivals, Borrower, Picker
-from asynctask.runtime.execution import Hook, Observers, Performer
-from asynctask.runtime.intake import Intake
+from asynctask.runtime.execution import Hook, Intake, Observers, Performer
 from asynctask.runtime.loans import OwnLoans
 from asynctask.runtime.pool import LONG_S, Gate, Isolation, Low, Pool
 from asynctask.runtime.process import AppProcess, Parts, collect_seldom, recording_chain

@@ -19,8 +19,7 @@ from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import Attempt, Ticket, Tracker
-from asynctask.runtime.execution import Execution
-from asynctask.runtime.intake import MAX_UNRECORDED, Intake, bind, put_off
+from asynctask.runtime.execution import MAX_UNRECORDED, Execution, Intake, bind, put_off
 from asynctask.runtime.pool import STALE_S, Pool
 from asynctask.runtime.process import Pace
 from asynctask.sidekiq.copies import pushed_at

@@ -28,8 +28,7 @@ from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.standalone import Arrival, fitted
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.runtime.execution import Decision, Execution, Follow, decide, text_of
-from asynctask.runtime.intake import Intake
+from asynctask.runtime.execution import Decision, Execution, Follow, Intake, decide, text_of
 from asynctask.runtime.pool import Pool
 from asynctask.runtime.process import memory_bytes
 from asynctask.sidekiq.copies import buried, options_of

@@ -25,7 +25,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, lending, processes
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime.intake import Intake
+from asynctask.runtime.execution import Intake
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")

@@ -22,7 +22,7 @@ from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInte
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
 from asynctask.middleware.tracker import ATTEMPT, Attempt, Phase, Tracker
-from asynctask.runtime import intake, timeouts
+from asynctask.runtime import execution, timeouts
 from asynctask.runtime.execution import MAX_PAUSE_S, Follow, decide
 from asynctask.runtime.launcher import Launcher
 from asynctask.sidekiq.fetcher import AHEAD_S, MAX_FETCH
@@ -139,7 +139,7 @@ def test_an_item_whose_worker_a_process_does_not_know_is_put_off_there_once_and_
 ) -> None:
     """Of a Task with several workers, which a process borrows that performs some. It is due again at once, and that
     process borrows it no more; one that knows its worker does, without a search of maintenance."""
-    monkeypatch.setattr(intake, "DEFER_S", 0)
+    monkeypatch.setattr(execution, "DEFER_S", 0)
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 3_600.0)
     app, old = place.app(), place.app()
     app.worker(name="new", retry=0)(lambda item: 1)
