@@ -174,13 +174,15 @@ def set_on_itself(node: ast.ClassDef) -> Iterator[str]:
 
 
 def numbers() -> dict[str, str]:
-    """The numbers that the modules of the kernel name, and their values as they are written."""
+    """The numbers that the modules of the kernel name, and their values as they are written, but for the bounds of what is
+    accepted or kept (``MAX_...``)."""
     found = {}
     for name, path in kernel().items():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None and is_number(node.value):
                 target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-                found[f"{name}.{ast.unparse(target)}"] = ast.unparse(node.value)
+                if not ast.unparse(target).lstrip("_").startswith("MAX_"):
+                    found[f"{name}.{ast.unparse(target)}"] = ast.unparse(node.value)
     return found
 
 

@@ -8,13 +8,10 @@ from typing import Any
 from asynctask.brokers.base import Broker
 from asynctask.errors import BrokerUnavailable
 from asynctask.ledger import control, foreign
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import BATCH, Ledger
 from asynctask.ledger.lending import queue_holder
 from asynctask.ledger.tasks import try_close
 from asynctask.logs import get_logger
-
-_WITHDRAW = 1_000
-"""Copies taken out of the broker in one step."""
 
 _TURN_FOR_S = 0.5
 """Seconds for which the caller of a cancel or a retry turns rows."""
@@ -74,7 +71,7 @@ class Control:
     def withdrawn(self, task_id: int) -> bool:
         """Removes the Task's waiting copies from Redis; False if it does not answer now."""
         try:
-            while self._broker is not None and (keys := self._broker.withdraw(task_id, _WITHDRAW)):
+            while self._broker is not None and (keys := self._broker.withdraw(task_id, BATCH)):
                 control.give_back_copies(self._ledger, keys)
                 foreign.trim(self._ledger, queue_holder(None))
         except BrokerUnavailable as error:

@@ -85,7 +85,8 @@ class Rates:
             seen = ended / passed * (1 if waits else ALWAYS_DRY if look.is_dry else DRY)
             # Up at once, down slowly: a look is short.
             self._rates[queue] = max(seen, (seen + self._rates.get(queue, 0.0)) / 2)
-            self._looks[queue] = _Look(now, now, look.threads, 0, waits, is_dry=waits == 0)  # who takes one now has ended another
+            # Who takes a job from now on has ended another: no idle thread.
+            self._looks[queue] = _Look(now, now, look.threads, 0, waits, is_dry=waits == 0)
         return self._rates.get(queue, 0.0)
 
     def known(self, queue: str) -> bool:

@@ -182,7 +182,11 @@ def _rest(status: str, message: str, attempt: int) -> str:
     return dumps({"status": status, "message": message, "attempt": attempt})[1:]
 
 
-def chunks(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+BATCH: Final = 1_000
+"""Rows of one statement, or of one transaction that holds SQLite's only write lock."""
+
+
+def chunks(values: Sequence[Any], size: int = BATCH) -> Iterable[Sequence[Any]]:
     """Slices of at most ``size``."""
     return (values[i : i + size] for i in range(0, len(values), size))
 

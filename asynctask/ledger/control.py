@@ -392,6 +392,6 @@ def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[
         return [Change(int(event_id), decide, cancelled=note) for event_id in found]
 
     applied: list[Change] = []
-    for part in chunks(list(attempts), 1_000):
+    for part in chunks(list(attempts)):
         applied += lending.change(ledger, partial(make, jids=part))
     return applied

@@ -285,7 +285,7 @@ def _slice_line(record: EventRecord, row: int, status: str) -> dict[str, Any]:
 
 def _rebuild_list(connection: Connection, task_id: int) -> None:
     stray = connection.execute(sa.select(_x.id).where(_x.task_id == task_id, _stray(task_id))).scalars().all()
-    for part in chunks(stray, 1_000):
+    for part in chunks(stray):
         connection.execute(item_errors.delete().where(_x.id.in_(part)))
     _rebuild_slices(connection, task_id)
     unlisted = connection.execute(
@@ -414,7 +414,7 @@ def _corrections(connection: Connection, task: dict[str, Any], items: int) -> li
 
 def _repair_corrections(connection: Connection, task: dict[str, Any]) -> None:
     c, task_id = task_ancestors.c, task["id"]
-    for part in chunks(_no_item(connection, task_id), 1_000):
+    for part in chunks(_no_item(connection, task_id)):
         connection.execute(resubmitted_rows.update().where(_o.id.in_(part)).values(taken=None))
     missing, stray = _ancestry(connection, task)
     if stray:
@@ -481,7 +481,7 @@ def _loans(ledger: Ledger, repair: bool, task_ids: Sequence[int] | None) -> list
     for task_id, one, process, other, _ in overlaps:
         if task_ids is None or task_id in task_ids:
             processes.take_loan(ledger, int(one) if process is None else int(other))
-    for part in chunks([int(i) for i, task_id in unreached if task_ids is None or task_id in task_ids], 1_000):
+    for part in chunks([int(i) for i, task_id in unreached if task_ids is None or task_id in task_ids]):
         _make_due(ledger, part)
     _add_places(ledger, [(int(i), str(process)) for i, process, *_ in few if task_ids is None or i in task_ids])
     for name in sorted(strangers):

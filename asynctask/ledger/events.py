@@ -38,8 +38,6 @@ again after their end: more would have to run again in one line before the next 
 RESUMABLE: Final = "stopped"
 """``problem`` of a stopped Event: the index finds those that may be started again."""
 
-_BATCH = 1_000
-
 
 _e, _t = events.c, tasks.c
 _ROUND_AT = sa.case((_t.interval_s > 0, _t.round_at))
@@ -305,7 +303,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     """
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()
-    for batch in chunks(changes, _BATCH):
+    for batch in chunks(changes):
         _apply_batch(connection, ledger, batch, moved, now)
     if ends:
         write_unread(connection, ledger, ends, moved, now)

@@ -298,7 +298,7 @@ def _records(connection: Connection, holder: str, queues: Collection[str] | None
     found = {int(i) for each in (of_loans, claimed) for i in connection.execute(each.limit(limit)).scalars()}
     return [
         record
-        for part in chunks(sorted(found)[:limit], 1_000)
+        for part in chunks(sorted(found)[:limit])
         for record in read_events(connection, batches.among(connection, _e.id, part))
     ]
 
@@ -313,7 +313,7 @@ def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
     holders = {queue_holder(engine_of(queue)) for queue in queues}
     with ledger.database.read() as connection:
         found = [record for holder in sorted(holders) for record in _records(connection, holder, queues, 10_000)]
-    for part in chunks([record.id for record in found if not record.row.watched], 1_000):
+    for part in chunks([record.id for record in found if not record.row.watched]):
         _watch(ledger, part)
 
 

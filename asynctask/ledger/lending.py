@@ -1108,7 +1108,7 @@ def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
     rounds, holders = set[int](), list[int]()
     if both := sorted(waits | ended):
         with ledger.database.read() as connection:
-            found = [row for part in chunks(both, 1_000) for row in connection.execute(_WATCHED, {"ids": part})]
+            found = [row for part in chunks(both) for row in connection.execute(_WATCHED, {"ids": part})]
         if tolerant := [int(row.id) for row in found if row.tolerated_failures is not None]:
             task_rows.pause_failing(ledger, tolerant)
         # The next round counts from the start of the last job of this one.

@@ -23,7 +23,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import as_dict, events, loans, places, processes, tasks
 from asynctask.errors import ConfigError
 from asynctask.ledger import lending
-from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads
+from asynctask.ledger.base import BATCH, Ledger, chunks, dumps, each_free, loads
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import is_job_id
 
@@ -329,9 +329,6 @@ def is_dead(host: Host, process: Mapping[str, Any], sightings: Sightings) -> boo
 
 # -- recovery
 
-_PART: Final = 1_000
-"""Events that one transaction recovers."""
-
 
 def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]] = ()) -> list[Change]:
     """Recovers the Events of a dead process: those that name it, those of its loans, and those whose copies it held. Its
@@ -375,7 +372,7 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     with ledger.database.read() as connection:
         claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
         found = connection.execute(claimed).scalars().all()
-    for part in chunks(found, _PART):
+    for part in chunks(found):
         applied += _apply(ledger, [take(i, process=identity) for i in part])
     _shrink_places(ledger, identity)
     lending.announce(ledger, applied)
@@ -472,11 +469,11 @@ def _end_part(
             .where(_e.task_id == loan.task_id, _e.seq >= loan.low, _e.seq < loan.high)
             .where(_e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None), _e.process.is_(None))
             .order_by(_e.seq)
-            .limit(_PART)
+            .limit(BATCH)
         )
         found = connection.execute(held).all()
         applied = apply(connection, ledger, [make(int(i)) for i, _ in found])
-        is_left = len(found) == _PART
+        is_left = len(found) == BATCH
         if is_left:
             connection.execute(loans.update().where(_l.id == loan_id).values(low=int(found[-1].seq) + 1))
         else:

@@ -20,7 +20,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import IdInUse, InputError, JobTimeout
 from asynctask.ledger import lending
-from asynctask.ledger.base import Ledger, chunks, dumps
+from asynctask.ledger.base import BATCH, Ledger, chunks, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note
 from asynctask.ledger.tasks import close_after, lock
 from asynctask.messages import clean
@@ -44,7 +44,6 @@ MAX_OPTIONS: Final = 1_000_000
 """Bytes of the other members of one Event's job."""
 
 _MAX_NAME: Final = 255
-_BATCH: Final = 1_000
 _ALONE: Final = 100
 """Events that every database takes in one statement."""
 
@@ -301,7 +300,7 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     size = 0
     for row in rows:
         length = len(row["params"] or "") + len(row["options"] or "")
-        if part and (len(part) == _BATCH or size + length > MAX_BYTES):
+        if part and (len(part) == BATCH or size + length > MAX_BYTES):
             yield part
             part, size = [], 0
         part.append(row)
@@ -448,7 +447,7 @@ def _change_each(ledger: Ledger, reasons: Mapping[tuple[str, int], str], made: C
         attempts = dict(part)
         return [made(int(i), attempts[jid], reasons[jid, attempts[jid]]) for i, jid in found]
 
-    for part in chunks(sorted(reasons), 1_000):
+    for part in chunks(sorted(reasons)):
         lending.change(ledger, partial(make, part=part))
 
 

@@ -96,7 +96,8 @@ class Recheck:
         unbegun, limited = lines.unbegun(), set(lines.limited())
         found = lending.check(self._ledger, {each.task_id for each in unbegun if each.task_id is not None} | limited)
         self.at = begun_at
-        stopping = found.stopping | self._stopped(found, unbegun)
+        asked = [each for each in found.loans.values() if each.asked is not None]
+        stopping = found.stopping | self._stopped(asked, unbegun)
         held_back = {i for i, task in found.tasks.items() if not _may_begin(task)}
         in_rounds = {i for i, task in found.tasks.items() if task.knobs[2]}
         gone = [loan for loan_id, loan in own.items() if loan_id not in found.loans and loan_id in self._loans.all()]
@@ -134,22 +135,19 @@ class Recheck:
                 pool.release(each)
             else:
                 back.append(each)
+        if asked:  # only now: if an answer is lost, the next check stops them
+            lending.heard(self._ledger, asked)
         self._returns.give_back(back)
         self._give_back_unarrived(found, own, claims)
         self._follow_knobs(found.tasks, limited)
         self._return_surplus(begun_at)
         self._tracker.ask_stops()
 
-    def _stopped(self, found: Check, unbegun: Sequence[Execution]) -> set[int]:
-        """The Events of loans that a user stopped, and that have not begun."""
-        asked = [each for each in found.loans.values() if each.asked is not None]
-        if not asked:
-            return set()
+    def _stopped(self, asked: Sequence[Loan], unbegun: Sequence[Execution]) -> set[int]:
+        """The Events of these loans that a user stopped, and that have not begun."""
         task_ids = {each.task_id for each in asked}
         event_ids = [each.ticket.event_id for each in unbegun if each.is_borrowed and each.task_id in task_ids]
-        stopped = lending.stopping(self._ledger, event_ids)
-        lending.heard(self._ledger, asked)
-        return stopped
+        return lending.stopping(self._ledger, event_ids) if event_ids else set()
 
     def _give_back_unarrived(self, found: Check, own: Mapping[int, OwnLoan], claims: Collection[tuple[int, int]]) -> None:
         """Gives back what the ledger has lent to this process, and this process does not know: the answer to its borrow was
