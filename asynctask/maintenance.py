@@ -359,6 +359,7 @@ _NOTIFIED: Final = 0.25
 """Pause between two queries caused by notifications, as a share of the usual one; the first :data:`_AT_ONCE` have none."""
 
 _AT_ONCE: Final = 2
+"""Notifications after which a query follows at once: the one before may have come too early."""
 
 
 class Schedule:

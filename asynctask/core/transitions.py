@@ -218,7 +218,10 @@ MAX_INTERVAL_S: Final = 604_800
 """The longest interval between two rounds: a week."""
 
 _AHEAD: Final = 1_000_000
+"""Microseconds by which clocks of processes may differ."""
+
 _LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
+"""Bounds of the pause between two checks of a round, microseconds: a twentieth of the interval lies between."""
 
 
 def interval_of(interval_s: float) -> int:
@@ -580,6 +583,7 @@ LEAST_S: Final = 0.1
 """A shorter delay of another try counts as none, in seconds."""
 
 _LONGEST_PAUSE_S: Final = 5.0
+"""Above :data:`LEAST_S`, from which the pause doubles."""
 
 
 def pause_s(asked_s: float, tries: int) -> float:

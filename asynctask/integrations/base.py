@@ -712,7 +712,7 @@ class EngineProcess(AppProcess):
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(
             self.ledger,
-            busy_for=self._busy_for,
+            is_busy=self._is_busy,
             on_due=self.dispatcher.expect,
             figures=self.figures,
             closes_at_once=False,
@@ -868,9 +868,7 @@ class EngineProcess(AppProcess):
         done = threading.Event()
         self._awaited[done] = None
         try:
-            if self.tracker.settle(
-                attempt, retry_at=retry_at, discarded=discarded, awaited=True, then=lambda won: done.set()
-            ):
+            if self.tracker.settle(attempt, retry_at=retry_at, discarded=discarded, then=lambda won: done.set()):
                 self._ended_one()
                 done.wait()
         finally:
@@ -904,9 +902,9 @@ class EngineProcess(AppProcess):
 
     # -- parts
 
-    def _busy_for(self) -> float | None:
+    def _is_busy(self) -> bool:
         """An outcome that a thread waits for is written at once, others with those that follow."""
-        return None if self._awaited or not self.tracker.running else 0.0
+        return not self._awaited and bool(self.tracker.running)
 
     def facts(self) -> dict[str, Any]:
         return {

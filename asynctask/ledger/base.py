@@ -42,7 +42,10 @@ MAX_ID = 2**63 - 1
 
 
 PATIENCE_S: Final = 0.1
+"""Seconds to wait for the row of a Task that a user acts on. Above the duration of this program's transactions."""
+
 AGAIN_S: Final = 1.0
+"""Seconds after a wait in vain in which this process does not wait again. Above :data:`PATIENCE_S`."""
 
 
 class Held:

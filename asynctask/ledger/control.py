@@ -33,6 +33,8 @@ SLICE = 10_000
 """Largest number of rows that one transaction updates; fewer on SQLite, where it holds the only write lock."""
 
 _SQLITE_SLICE = 500
+"""The same on SQLite."""
+
 _ENDED = ("failed", "error", "cancelled")
 _COLUMNS = {"interval": "interval_s"}
 """Columns of knobs whose name differs."""

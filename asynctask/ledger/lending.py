@@ -531,6 +531,8 @@ _SOON: Final = 400_000
 """Microseconds until a Task with keys is looked at again while one that was submitted earlier is being split."""
 
 _LEAST_PASSED: Final = 256
+"""Rows that are read at once to find jobs whose turn it is. Below :data:`_MOST_PASSED`."""
+
 _MOST_PASSED: Final = 2_000
 """Rows that the pointer of a Task with keys passes in one borrow, if hardly any has its turn."""
 

@@ -36,19 +36,15 @@ from asynctask.logs import get_logger
 LINGER_S = 0.005
 """How long an outcome waits for those of other running jobs. A commit takes about a fifth of it, and holds the lock."""
 
-LONGEST_LINGER_S = 0.1
-"""The longest wait, while there is enough work that does not depend on the outcome: see :meth:`Recorder._linger`."""
-
-_LINGERS = 9
-"""The wait as a multiple of the last flush's duration, so that flushing takes a tenth of the time at any cost of a
-commit."""
-
 _MAX_BATCH = 500
+"""Outcomes of one flush."""
+
 _READS = 100
 """Flushes that read every Event first, after a :class:`StaleRead`: jobs that record something while they run come in
 bursts."""
 
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+"""Seconds from one try of a failed flush to the next."""
 
 
 class Kind(Enum):
@@ -99,8 +95,7 @@ class Outcome(Write):
     commit with whether the compare-and-set was won; only then may the job's copy be acknowledged. ``elsewhere``: another
     engine holds the job's copies. They carry no fence, so the open Event's current attempt is meant, and a further attempt
     waits in that engine's queue, not in the ledger. ``stage``: in ``UNREAD``, ``record`` is the untouched Event as read at
-    Begin. ``awaited``: the job waits for this record before it begins, or its Task does, because of its ``parallel``.
-    ``loan``: the loan or claim that its job was borrowed with, if this ends the job for this process. ``marks``: the
+    Begin. ``loan``: the loan or claim that its job was borrowed with, if this ends the job for this process. ``marks``: the
     outcomes of a slice's items. ``worker`` and ``seconds``, for the figures: the job's worker, and how long it ran.
     """
 
@@ -109,7 +104,6 @@ class Outcome(Write):
     retry_at: int | None = None
     then: Callable[[bool], None] | None = None
     elsewhere: bool = False
-    awaited: bool = False
     stage: Stage = Stage.READ
     loan: Held | None = None
     worker: str = ""
@@ -158,24 +152,12 @@ class Outcome(Write):
         return None
 
 
-def lingers_s(busy_for: float | None, flush_s: float) -> float:
-    """How long a pending outcome waits for others, in seconds: 0, or at least :data:`LINGER_S`.
-
-    ``busy_for``: for how many seconds there is work, None if none runs; ``flush_s``: duration of a flush. An idle thread
-    may depend on the outcome, so a long wait is limited to a part of the remaining work's time.
-    """
-    if busy_for is None:
-        return 0.0
-    return max(LINGER_S, min(LONGEST_LINGER_S, _LINGERS * flush_s, 0.75 * busy_for))
-
-
 class Recorder:
     """The group commit of one process.
 
     :meth:`put` never blocks on the database. A thread flushes the outcomes that arrived during the previous flush and,
-    while other jobs run, during a linger of some milliseconds: a lone outcome is written at once, a burst hundreds at a
-    time. ``busy_for`` returns None while no job runs, else for how many seconds there is work that does not depend on an
-    outcome. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
+    while other jobs run (``is_busy``), during :data:`LINGER_S`: a lone outcome is written at once, a burst hundreds at a
+    time. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
     nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
     time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count committed
     outcomes. ``closes_at_once``: a Task that may have ended is closed as soon as no job runs, however recent the last
@@ -186,7 +168,7 @@ class Recorder:
         self,
         ledger: Ledger,
         *,
-        busy_for: Callable[[], float | None] = lambda: None,
+        is_busy: Callable[[], bool] = lambda: False,
         on_due: Callable[[int], None] = lambda at: None,
         figures: Figures | None = None,
         closes_at_once: bool = True,
@@ -194,7 +176,7 @@ class Recorder:
         self._ledger = ledger
         self._closes_at_once = closes_at_once
         self._figures = figures or Figures()
-        self._busy_for = busy_for
+        self._is_busy = is_busy
         self._on_due = on_due
         self._pending: list[Outcome] = []
         self._condition = threading.Condition()
@@ -202,8 +184,6 @@ class Recorder:
         self._flushing = False
         self._reads = 0
         self._closer = TaskCloser(ledger, on_due)
-        self._awaited = False  # a pending outcome is awaited
-        self._flush_s = 0.0  # of the last flush, in seconds
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.recorder")
         self._flushes = True  # no outcome is pending because of a failed flush
@@ -221,12 +201,6 @@ class Recorder:
             # Wakes the thread for the first outcome and for enough; a wake-up for each costs more than the flush.
             if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH:
                 self._condition.notify_all()
-            if not self._awaited:
-                for each in outcomes:
-                    if each.awaited:
-                        self._awaited = True
-                        self._condition.notify_all()
-                        break
 
     @property
     def healthy(self) -> bool:
@@ -264,9 +238,7 @@ class Recorder:
                     self._closer.check()
                     return
                 if batch:
-                    begun = self._ledger.clock.monotonic()
                     self.commit(batch)
-                    self._flush_s = self._ledger.clock.monotonic() - begun
                     tries, self._flushes = 0, True
                 else:
                     self._closer.check_if_due()
@@ -336,20 +308,14 @@ class Recorder:
                 return []
             if not self._pending:
                 return None
-            if linger_s := self._linger():
-                # Other jobs end soon: one transaction for all instead of one each.
-                self._condition.wait_for(lambda: self._awaited or self._is_enough(), linger_s - LINGER_S)
+            if self._is_busy():  # other jobs end soon: one transaction for all instead of one each
                 self._condition.wait_for(self._is_enough, LINGER_S)
             batch, self._pending = self._pending[:_MAX_BATCH], self._pending[_MAX_BATCH:]
-            self._awaited = self._awaited and any(each.awaited for each in self._pending)
             self._flushing = True
             return batch
 
     def _is_enough(self) -> bool:
         return len(self._pending) >= _MAX_BATCH or self._stopping
-
-    def _linger(self) -> float:
-        return lingers_s(self._busy_for(), self._flush_s)
 
     def _give_back(self, batch: Sequence[Outcome]) -> int:
         """Puts the uncommitted outcomes of a batch back in front; returns their number."""
@@ -384,7 +350,7 @@ class Recorder:
             over = [record for each in wave if (record := each.record) and _is_over(record, each.turn)]
             self._closer.ended({record.task_id for record in over})
             self._closer.called({record.callback_of for record in over})
-        if self._closes_at_once and not self._pending and self._busy_for() is None:
+        if self._closes_at_once and not self._pending and not self._is_busy():
             self._closer.check()
         else:
             self._closer.check_if_due()

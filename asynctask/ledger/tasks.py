@@ -919,6 +919,8 @@ MOST_CLOSED: Final = 100
 """Tasks of more jobs are closed one by one, to keep transactions short."""
 
 _CLOSED_AT_ONCE: Final = 200
+"""Small Tasks of one transaction."""
+
 _TO_CLOSE: Final = (
     _t.id, _t.state, _t.generation, _t.generation_sealed, _t.closed_at, _t.turning, _t.session_key, _t.callbacks,
     _t.created_jobs,

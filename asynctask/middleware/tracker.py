@@ -72,17 +72,15 @@ class Ticket:
 
     ``record``: its Event, as far as it was read; ``verdict``: whether its attempt may be performed. ``elsewhere``: kept,
     delivered and retried by its engine, without a fence. ``watched``: a process that held it died, so ``working`` is
-    committed before it begins. ``awaited``: something waits for the commit of its end: a round, a key, a thread.
-    ``of_round``: its Task has an interval, which counts from its start. ``is_untouched``: nothing was written of the Event,
-    so its end may be compared with ``record``. ``loan``: the loan or the claim that it was borrowed with. ``asked``: when
-    the ledger was asked, on the monotonic clock. ``saved``: what earlier attempts saved.
+    committed before it begins. ``of_round``: its Task has an interval, which counts from its start. ``is_untouched``:
+    nothing was written of the Event, so its end may be compared with ``record``. ``loan``: the loan or the claim that it
+    was borrowed with. ``asked``: when the ledger was asked, on the monotonic clock. ``saved``: what earlier attempts saved.
     """
 
     record: EventRecord
     verdict: Begin = Begin.RUN
     elsewhere: bool = False
     watched: bool = False
-    awaited: bool = False
     of_round: bool = False
     is_untouched: bool = False
     loan: Held | None = None
@@ -370,17 +368,12 @@ class Tracker:
             saved = read_saved(connection, [each.event_id for each in chosen])
         return [replace(each, saved=saved[each.event_id]) if each and each.event_id in saved else each for each in tickets]
 
-    def borrowed(
-        self, jobs: Sequence[Job], loan: Held, asked: float, *, awaited: bool = False, of_round: bool = False
-    ) -> list[Ticket]:
-        """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin.
-
-        ``awaited``: something waits for the commit of each end. Raises LedgerUnavailable.
-        """
+    def borrowed(self, jobs: Sequence[Job], loan: Held, asked: float, *, of_round: bool = False) -> list[Ticket]:
+        """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin. Raises
+        LedgerUnavailable."""
         tickets = [
             Ticket(
                 _as_lent(job),
-                awaited=awaited,
                 of_round=of_round,
                 is_untouched=job.attempt == 1 and job.retries == 0 and job.items == 1 and not of_round,
                 loan=loan,
@@ -403,7 +396,6 @@ class Tracker:
             begin(row, attempt, record.task_state),
             elsewhere=fence is None,
             watched=row.watched or is_suspect(row),
-            awaited=record.round_at is not None or record.callback_of is not None,
             of_round=record.round_at is not None,
             is_untouched=untouched(record),
             asked=asked,
@@ -498,7 +490,7 @@ class Tracker:
         return Outcome(
             ticket.event_id, ticket.attempt, Kind.WORKING, notes=notes,
             values=_columns(news, started_at=attempt.started_at, checkpoint=place), then=then, elsewhere=ticket.elsewhere,
-            awaited=done is not None, marks=news.marks, failures=news.failures,
+            marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
     # -- 3. settle
@@ -510,14 +502,12 @@ class Tracker:
         retry_at: int | None = None,
         discarded: str | None = None,
         queue: str | None = None,
-        awaited: bool = False,
         then: Callable[[bool], None] | None = None,
     ) -> bool:
         """Passes the outcome to the group commit. ``then`` is called after the commit, with whether it was won.
 
         ``retry_at`` (microseconds): another attempt follows, in ``queue`` if that is given; ``discarded``: why the engine
-        gave the job up outside its code; ``awaited``: a thread waits for the commit. Idempotent: False if it was settled
-        before.
+        gave the job up outside its code. Idempotent: False if it was settled before.
         """
 
         def make() -> Outcome:
@@ -525,14 +515,14 @@ class Tracker:
             outcome.values |= {} if queue is None else {"queue": queue}
             return outcome
 
-        return self._end(attempt, make, awaited=awaited)
+        return self._end(attempt, make)
 
     def release(self, attempt: Attempt, then: Callable[[bool], None] | None = None, *, is_cancelled: bool = False) -> None:
         """Returns a fetched job to the ledger unrun, or cancels it, with its Task or if ``is_cancelled``. Idempotent."""
         ticket = attempt.ticket
         kind = Kind.CANCELLED if is_cancelled or ticket.verdict is Begin.CANCEL else Kind.GIVEN_BACK
         outcome = Outcome(
-            ticket.event_id, ticket.attempt, kind, then=then, elsewhere=ticket.elsewhere, awaited=ticket.awaited,
+            ticket.event_id, ticket.attempt, kind, then=then, elsewhere=ticket.elsewhere,
             worker=ticket.record.worker_name,
         )  # fmt: skip
         self._end(attempt, lambda: outcome)
@@ -543,14 +533,14 @@ class Tracker:
         if self._end(attempt, lambda: None) and is_held and attempt.ticket.loan is not None:
             attempt.ticket.loan.ended()
 
-    def _end(self, attempt: Attempt, make: Callable[[], Outcome | None], *, awaited: bool = False) -> bool:
+    def _end(self, attempt: Attempt, make: Callable[[], Outcome | None]) -> bool:
         """The one way in which an attempt ends here: the first thread settles it. It leaves those that run when the
         recorder has its outcome, see :class:`Running`. False if it was settled before."""
         with attempt.lock:
             if attempt.phase is Phase.SETTLED:
                 return False
             if (outcome := make()) is not None:
-                outcome.loan, outcome.awaited = attempt.ticket.loan, outcome.awaited or awaited
+                outcome.loan = attempt.ticket.loan
                 self._recorder.put([outcome])
             attempt.phase = Phase.SETTLED
         self.running.remove(attempt)
@@ -612,7 +602,7 @@ class Tracker:
             values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
         return Outcome(
             record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere,
-            ticket.awaited or record.line is not None, Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name,
+            Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name,
             notes=notes, failure=result.failure, values=values, seconds=self._seconds(attempt), marks=news.marks,
             failures=news.failures, record=record if is_unread else None,
         )  # fmt: skip
@@ -649,7 +639,7 @@ class Tracker:
             notes.append(Note(str(status), say(str(status), said)))
         return Outcome(
             ticket.event_id, ticket.attempt, _OF_SLICE[status] if retry_at is None else Kind.RETRY, retry_at, then,
-            awaited=ticket.awaited, worker=ticket.record.worker_name,
+            worker=ticket.record.worker_name,
             failure=None if only is None else Failure(only.code, only.message), seconds=self._seconds(attempt), notes=notes,
             values=_columns(news, started_at=attempt.started_at), marks=news.marks, failures=news.failures,
         )  # fmt: skip

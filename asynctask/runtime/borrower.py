@@ -464,7 +464,6 @@ class _Part(NamedTuple):
     rank: Rank
     jobs: Sequence[Job]
     asked: float
-    awaited: bool
     of_round: bool
     loan: OwnLoan | None
     held: Mapping[str, OwnLoan | OwnClaim]
@@ -498,12 +497,11 @@ class Arrivals:
         """Takes what a borrow gave; returns the number of jobs. Raises Unavailable."""
         if found.limit is not None and found.count:
             self._pool.lines.places(offer.task_id)  # if it got a limit since the query, its jobs wait for places
-        awaited = offer.has_rounds or not (offer.is_plain or offer.has_keys or offer.limit is not None)
         for loan, jobs in found.loans:
             own = self._loans.add(loan, len(jobs))
             for part in _parts(jobs):
                 held = dict.fromkeys((job.job_id for job in part), own)
-                self._parts.append(_Part(rank, part, asked, awaited, offer.has_rounds, own, held))
+                self._parts.append(_Part(rank, part, asked, offer.has_rounds, own, held))
             self._pool.durations.measure(offer.task_id, jobs)
         if found.claimed:
             self.claimed(rank, found.claimed, asked)
@@ -514,7 +512,7 @@ class Arrivals:
         """The same of jobs that were claimed one by one."""
         for part in _parts(jobs):
             held = {job.job_id: self._loans.claim(job.event_id, job.attempt) for job in part}
-            self._parts.append(_Part(rank, part, asked, False, False, None, held))
+            self._parts.append(_Part(rank, part, asked, False, None, held))
         self.line_up()
         return len(jobs)
 
@@ -550,7 +548,7 @@ class Arrivals:
         """Nothing raises once the first of its jobs may begin."""
         tickets: Sequence[Ticket | None]
         if part.loan is not None:
-            tickets = self._tracker.borrowed(part.jobs, part.loan, part.asked, awaited=part.awaited, of_round=part.of_round)
+            tickets = self._tracker.borrowed(part.jobs, part.loan, part.asked, of_round=part.of_round)
         else:
             begun = self._tracker.begin([(job.job_id, job.attempt) for job in part.jobs])
             tickets = [ticket and replace(ticket, loan=part.held[ticket.job_id], asked=part.asked) for ticket in begun]

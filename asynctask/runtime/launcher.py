@@ -39,7 +39,10 @@ PULSE_S = 1.0
 """Seconds between two signs of life to the supervisor, at most. Below :data:`~asynctask.runtime.supervisor.SILENT_S`."""
 
 _FLUSH_S = 5.0
+"""Seconds that the last outcomes have at the end of a process."""
+
 _POLL_S = 0.2
+"""Seconds until a signal that woke nobody is seen. Below :data:`PULSE_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Launcher(AppProcess):
         self._lost = False
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
-        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._expect, figures=self.figures)
+        self.recorder = Recorder(self.ledger, is_busy=lambda: self.pool.busy > 0, on_due=self._expect, figures=self.figures)
         self.tracker = ArrivalTracker(self.ledger, self.recorder)
         self.pool, self.borrower, self.hook = self._made_pool()
         self.performer = self.pool.performer
@@ -304,9 +307,6 @@ class Launcher(AppProcess):
 
     def _may_start(self) -> bool:
         return self.heartbeat.fresh() and self.recorder.healthy and not self._lost
-
-    def _busy_for(self) -> float | None:
-        return self.pool.busy_for()
 
     def _expect(self, at: int) -> None:
         self.borrower.expect(at)

@@ -31,11 +31,13 @@ LONG_S: Final = 0.1
 which the supervisor is told of each that begins. Below :data:`STALE_S`: what people see is no older than what they set."""
 
 _UNWIND_S: Final = 1.0
+"""Seconds for which interrupted jobs may unwind before their threads are given up."""
 
 _TASKS: Final = 1_000
 """Tasks whose duration of a job is remembered."""
 
 _SMOOTH: Final = 0.2
+"""Weight of the last job in that duration."""
 
 Rank = tuple[int, int]
 """The place of a line: by the queue's rank, 0 unless queues are strict, and the priority; the smaller first."""
@@ -692,10 +694,6 @@ class Pool:
     def running(self) -> Sequence[Execution]:
         """The jobs that run now, as they were fetched."""
         return [each for each in self._isolation.running() if not each.abandoned]
-
-    def busy_for(self) -> float | None:
-        """See :class:`asynctask.ledger.recorder.Recorder`: the next job may depend on the outcome of another."""
-        return 0.0 if self._isolation else None
 
     @property
     def worked(self) -> tuple[int, float]:

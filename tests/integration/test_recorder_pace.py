@@ -14,7 +14,7 @@ from asynctask import AsyncTask
 from asynctask.arrivals import ArrivalTracker
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Kind, Outcome, Recorder
+from asynctask.ledger.recorder import Kind, Recorder
 from asynctask.ledger.tasks import try_close
 from asynctask.middleware.tracker import Attempt
 from asynctask.testing import wait_for
@@ -44,29 +44,10 @@ def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[i
     return found
 
 
-@pytest.mark.parametrize(
-    ("busy_for", "flush_s", "linger_s"),
-    [
-        (None, 1.0, 0.0),  # nobody else's outcome will come
-        (0.0, 1.0, LINGER_S),  # other jobs run, but a thread may be idle until this one is recorded
-        (10.0, 0.0, LINGER_S),
-        (10.0, 0.002, 0.018),
-        (10.0, 1.0, LONGEST_LINGER_S),
-        (0.03, 1.0, 0.0225),  # there is to be enough to do when it is written
-    ],
-)
-def test_an_outcome_waits_for_others_while_there_is_enough_to_do(
-    world: World, busy_for: float | None, flush_s: float, linger_s: float
-) -> None:
-    recorder = Recorder(world.app().ledger, busy_for=lambda: busy_for)
-    recorder._flush_s = flush_s
-    assert recorder._linger() == pytest.approx(linger_s)
-
-
 def test_a_task_is_closed_in_time_although_no_outcome_comes_after_its_last(world: World) -> None:
     """While jobs of others run, it is looked now and then, and not after every flush: then somebody must remember."""
     app = world.app()
-    with recording(Recorder(app.ledger, busy_for=lambda: 5.0)) as recorder:
+    with recording(Recorder(app.ledger, is_busy=lambda: True)) as recorder:
         for task_id, tracker, attempt in one_job_each(app, recorder, 3):
             recorded = threading.Event()
             tracker.settle(attempt, then=lambda won, recorded=recorded: recorded.set())  # type: ignore[misc]
@@ -76,7 +57,7 @@ def test_a_task_is_closed_in_time_although_no_outcome_comes_after_its_last(world
 
 def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_closed(world: World) -> None:
     app = world.app()
-    recorder = Recorder(app.ledger, busy_for=lambda: 5.0)
+    recorder = Recorder(app.ledger, is_busy=lambda: True)
     jobs = one_job_each(app, recorder, 2)
     with recording(recorder):
         for _, tracker, attempt in jobs:
@@ -143,38 +124,7 @@ def test_a_look_that_fails_ends_no_thread(world: World, monkeypatch: pytest.Monk
         wait_for(lambda: app.task(last).progress()["done"], "the next Task is closed")
 
 
-def test_an_outcome_of_which_its_task_waits_ends_the_long_wait(world: World) -> None:
-    """A Task with a ``parallel`` starts its next job when one is recorded: a storm of others must not hold it up."""
-    recorder = Recorder(world.app().ledger, busy_for=lambda: 1_000.0)
-    taken: list[int] = []
-    # Without the one that is awaited it would wait for an hour, and this test for ever.
-    recorder._linger = lambda: 3_600.0  # type: ignore[method-assign]
-    taker = threading.Thread(target=lambda: taken.append(len(recorder._next_batch() or [])), daemon=True)
-    taker.start()
-    recorder.put([Outcome(1, 1, Kind.FINISH)])
-    recorder.put([Outcome(2, 1, Kind.FINISH)])
-    assert taken == []
-    recorder.put([Outcome(3, 1, Kind.FINISH, awaited=True)])
-    taker.join(120)
-    assert taken == [3]
-    assert not recorder._awaited, "the one that was awaited is taken"
-
-
-def test_the_jobs_of_a_task_with_keys_are_awaited_and_those_of_others_are_not(world: World) -> None:
-    app = world.app()
-    recorder = Recorder(app.ledger)
-    tracker = ArrivalTracker(app.ledger, recorder)
-    for key, expected in (("n", True), (None, False)):
-        task = app.submit("note", [{"n": 1}, {"n": 2}], key=key)
-        for attempt in attempts(tracker, borrow(app.ledger, task.id, 2)):
-            attempt.finish(None)
-            tracker.settle(attempt)
-        assert [each.awaited for each in recorder._pending] == [expected, expected]
-        recorder._pending.clear()
-        recorder._awaited = False
-
-
-def test_a_job_that_may_not_begin_before_it_is_recorded_is_awaited(world: World) -> None:
+def test_a_job_under_which_a_process_died_does_not_begin_before_it_is_recorded(world: World) -> None:
     """A process died under it: its thread stands still until ``working`` is in the ledger."""
     app = world.app()
     recorder = Recorder(app.ledger)
@@ -187,7 +137,7 @@ def test_a_job_that_may_not_begin_before_it_is_recorded_is_awaited(world: World)
     starting = threading.Thread(target=tracker.start, args=(attempt,), daemon=True)
     starting.start()
     wait_for(lambda: recorder.waiting, "it waits to be recorded")
-    assert [(each.kind, each.awaited) for each in recorder._pending] == [(Kind.WORKING, True)]
+    assert [each.kind for each in recorder._pending] == [Kind.WORKING]
     with recording(recorder):
         starting.join(120)
         assert not starting.is_alive()
