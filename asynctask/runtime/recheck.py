@@ -121,20 +121,8 @@ class Recheck:
         is_news = held_back or in_rounds or gone or taken_back or stopping or found.paused
         dropped = lines.recall(must_not_begin) if is_news else []
         pool.gate.checked(begun_at, found.paused)
-        back: list[Execution] = []
-        for each in dropped:
-            each.is_recalled = True
-            task = None if each.task_id is None else found.tasks.get(each.task_id)
-            if is_lost(each):
-                lines.release(each)
-                self._tracker.forget(each)  # recovery has raised its attempt
-            elif task is not None and task.state == State.CANCELLED:
-                each.ticket = replace(each.ticket, verdict=Begin.CANCEL)
-                pool.release(each)
-            elif each.ticket.event_id in stopping:
-                pool.release(each)
-            else:
-                back.append(each)
+        cancelled = {i for i, task in found.tasks.items() if task.state == State.CANCELLED}
+        back = [each for each in dropped if not self._is_settled(each, is_lost(each), cancelled, stopping)]
         if asked:  # only now: if an answer is lost, the next check stops them
             lending.heard(self._ledger, asked)
         self._returns.give_back(back)
@@ -142,6 +130,24 @@ class Recheck:
         self._follow_knobs(found.tasks, limited)
         self._return_surplus(begun_at)
         self._tracker.ask_stops()
+
+    def _is_settled(
+        self, dropped: Execution, is_lost: bool, cancelled: Collection[int | None], stopping: Collection[int]
+    ) -> bool:
+        """Settles a job that may not begin, unless it goes back: it was taken from this process, its Task was cancelled, or a
+        user stopped it."""
+        dropped.is_recalled = True
+        if is_lost:
+            self._pool.lines.release(dropped)
+            self._tracker.forget(dropped)  # recovery has raised its attempt
+            return True
+        is_cancelled = dropped.task_id in cancelled
+        if is_cancelled:
+            dropped.ticket = replace(dropped.ticket, verdict=Begin.CANCEL)
+        if is_cancelled or dropped.ticket.event_id in stopping:
+            self._pool.release(dropped)
+            return True
+        return False
 
     def _stopped(self, asked: Sequence[Loan], unbegun: Sequence[Execution]) -> set[int]:
         """The Events of these loans that a user stopped, and that have not begun."""
