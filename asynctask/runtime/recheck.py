@@ -134,8 +134,8 @@ class Recheck:
     def _is_settled(
         self, dropped: Execution, is_lost: bool, cancelled: Collection[int | None], stopping: Collection[int]
     ) -> bool:
-        """Settles a job that may not begin, unless it goes back: it was taken from this process, its Task was cancelled, or a
-        user stopped it."""
+        """Settles a job that may not begin, unless it goes back: it was taken from this process, its Task was cancelled, or
+        a user stopped it."""
         dropped.is_recalled = True
         if is_lost:
             self._pool.lines.release(dropped)
