@@ -217,7 +217,7 @@ def test_workers_are_wanted_by_the_rate_that_the_heartbeats_say(world: World) ->
     (found,) = app.operations.queues()
     assert found["workers_wanted"] == 1, "nobody knows how fast they are"
     processes.register(app.ledger, app.host, kind="worker", pid=1, lease_s=60, concurrency=4, queues=["default"])
-    processes.beat(app.ledger, lease_s=60, busy=4, rate=0.5)
+    processes.beat(app.ledger, lease_s=60, busy=4, info='{"pace": 0.5}')
     (found,) = app.operations.queues(target_s=50)
     assert (found["rate_per_s"], found["workers_wanted"], found["processes"]) == (0.5, 4, 1)
     for wrong in (0, 0.5, 86_401, float("nan")):

@@ -74,7 +74,7 @@ def test_so_is_a_request_refused(client: Client) -> None:
     assert "500,000 values" in answer.json["detail"]
 
 
-def test_the_text_of_a_long_list_is_that_of_a_short_one() -> None:
+def test_the_text_of_a_long_list_is_that_of_a_short_one(early: None) -> None:
     """An Idempotency-Key stands for it, whichever release or way it came."""
     items = [
         '{"b" : 1.50, "a":"\\u00e9\\n\\"x"}',
