@@ -2,11 +2,12 @@
 
 An engine (the own runtime, Dramatiq, ...) takes these steps for a job:
 
-1. :meth:`Tracker.begin` with the fetched batch, or :meth:`Tracker.arrive` for jobs that the ledger may not know: a
-:class:`Ticket` each, which says whether to run it. 2. :meth:`Tracker.start` with its :class:`Attempt` when the job is
-performed. 3. :meth:`Attempt.finish`, :meth:`Attempt.fail` or :meth:`Attempt.raised` with its :class:`Result`. Nothing is
-written yet. 4. :meth:`Tracker.settle` once the engine has decided on a retry: hands the outcome to the group commit, which
-calls ``then`` after the commit. Only then may the engine acknowledge the job.
+1. :meth:`Tracker.borrowed` for what the ledger has lent, or :meth:`Tracker.begin` for what a queue gave
+(:class:`asynctask.arrivals.ArrivalTracker`): a :class:`Ticket` each, which says whether to run it. 2. :meth:`Tracker.start`
+with its :class:`Attempt` when the job is performed. 3. :meth:`Attempt.finish`, :meth:`Attempt.fail` or
+:meth:`Attempt.raised` with its :class:`Result`. Nothing is written yet. 4. :meth:`Tracker.settle` once the engine has
+decided on a retry: hands the outcome to the group commit, which calls ``then`` after the commit. Only then may the engine
+acknowledge the job.
 """
 
 from __future__ import annotations
