@@ -28,10 +28,10 @@ OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 _HEAD: Final = "0016"
 _MERGED: Final = {"0003": "0002"}
 """Revisions whose migration is part of a later one, with the one where that begins. 0.1.0 is at 0003, which set the
-fillfactor of ``events`` on PostgreSQL; 0014 sets it too."""
+fillfactor of ``events`` on PostgreSQL; 0016 sets it too."""
 
-_UNRELEASED: Final = frozenset(f"{number:04}" for number in range(4, 14))
-"""Revisions between 0.1.0 and 0014, which only checkouts had."""
+_UNRELEASED: Final = frozenset(f"{number:04}" for number in range(4, 16))
+"""Revisions between 0.1.0 and 0016, which only checkouts had."""
 
 _VERSION_TABLE: Final = "alembic_version"
 # Every column: the table of another program may have others.
@@ -248,9 +248,9 @@ def _refuse_unknown(at: str | None, database: Database) -> None:
 
     if at in _UNRELEASED:
         raise SchemaOutdated(
-            f"the database {_shown(database)} is at schema {at}, which only checkouts between 0.1.0 and 0014 had:"
-            " run `asynctask db upgrade` of the last of them (`git checkout $(git rev-list -1 HEAD --"
-            " migrations/versions/0013_first_goes.py)~`), after which this version takes it, or use a new database"
+            f"the database {_shown(database)} is at schema {at}, which only checkouts between 0.1.0 and 0016 had:"
+            " run `asynctask db upgrade` of two of them (`git checkout`: docs/databases.md says which), after which this"
+            " version takes it, or use a new database"
         )
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()} | set(_MERGED)
     if at is not None and at not in known:

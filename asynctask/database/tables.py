@@ -351,7 +351,6 @@ processes: Final = Table(
     Column("held_jobs", Json),  # and the Events whose jobs it began last
     _count("concurrency"),
     _count("busy"),
-    Column("rate", Float, nullable=False, server_default=text("0")),
     Column("rss", BigInteger),
     _count("quiet"),
     Column("signal", String(8)),

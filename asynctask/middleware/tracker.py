@@ -23,6 +23,7 @@ import orjson
 from asynctask.clock import SECOND, micros
 from asynctask.core.states import TERMINAL, Status
 from asynctask.core.transitions import Begin, Row, begin, is_foreign, is_suspect, pause_s
+from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, NotPerformed
 from asynctask.iterable import News, Slice
@@ -564,6 +565,7 @@ class Tracker:
     def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> list[Change]:
         with self._ledger.database.write() as connection:
             changes = [put_off(self._ledger, each.event_id, each.attempt, clean(why), until) for each, why in tickets]
+            notify(connection)  # other rows of the Task may be due already, so its hints are no news
             return apply(connection, self._ledger, changes)
 
     def outcome(

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asynctask.brokers.base import Copy
-from asynctask.clock import SECOND, Clock, Ids, micros
+from asynctask.clock import Clock, Ids, micros
 from asynctask.core.transitions import Begin
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.iterable import Slice
@@ -50,10 +50,6 @@ if TYPE_CHECKING:
     from asynctask.runtime.pool import Permits, Pool, Rank
 
 _NOTHING: Mapping[str, Any] = {}
-
-DEFER_S: Final = 5
-"""Seconds after which a tracked job of a worker that this process does not know is due again, for any process: another
-may know it, as during a deploy."""
 
 MAX_UNRECORDED: Final = 5_000
 """Outcomes that wait for the ledger, from which a process takes no more jobs."""
@@ -262,12 +258,12 @@ def bind(execution: Execution, ticket: Ticket) -> None:
     execution.bind(execution.job)
 
 
-def put_off(tracker: Tracker, deferred: Sequence[Execution]) -> None:
-    """Makes tracked jobs of workers that this process does not know wait in the ledger for another process, without
-    spending a retry. Raises :class:`Unavailable`."""
+def put_off(tracker: Tracker, deferred: Sequence[Execution], seconds: float = 0.0) -> None:
+    """Makes tracked jobs of workers that this process does not know wait in the ledger for this long, without spending a
+    retry; then a process that knows them borrows them, as during a deploy. Raises :class:`Unavailable`."""
     names = sorted({job.name[:100] for job in deferred})
     get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
-    until = tracker.now() + DEFER_S * SECOND
+    until = tracker.now() + micros(seconds)
     tracker.put_off([(job, _why_put_off(job)) for job in deferred if job.has_event], until)
 
 

@@ -40,6 +40,10 @@ HOARD: Final = 10
 PAUSES_S: Final = 0.4
 """Seconds between two questions which queues are paused, while jobs run: others may begin without another fetch."""
 
+DEFER_S: Final = 5.0
+"""Seconds after which a tracked job of a worker that this process does not know is due again: the dispatcher may push it to
+the same queue."""
+
 MAX_FETCH: Final = 1_000
 _IDLE_WAIT_S: Final = 5.0  # a push ends the wait; this covers a lost notification
 _PACE_S: Final = 0.005
@@ -249,7 +253,7 @@ class Fetcher:
         """Makes tracked jobs of workers that this process does not know wait in the ledger, without spending a retry.
         Raises :class:`Unavailable`."""
         try:
-            put_off(self._tracker, deferred)
+            put_off(self._tracker, deferred, DEFER_S)
         except Unavailable:
             self.held.forget([each.copy for each in deferred])
             raise

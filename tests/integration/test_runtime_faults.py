@@ -18,11 +18,13 @@ from support.untracked import broker_of
 
 from asynctask import AsyncTask, NormalException, current_job, maintenance
 from asynctask.brokers.base import RETRY, Copy
+from asynctask.database.notify import notify
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
+from asynctask.middleware import tracker
 from asynctask.middleware.tracker import ATTEMPT, Attempt, Phase, Tracker
-from asynctask.runtime import execution, timeouts
+from asynctask.runtime import timeouts
 from asynctask.runtime.execution import MAX_PAUSE_S, Follow, decide
 from asynctask.runtime.launcher import Launcher
 from asynctask.sidekiq.fetcher import AHEAD_S, MAX_FETCH
@@ -138,9 +140,11 @@ def test_an_item_whose_worker_a_process_does_not_know_is_put_off_there_once_and_
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a Task with several workers, which a process borrows that performs some. It is due again at once, and that
-    process borrows it no more; one that knows its worker does, without a search of maintenance."""
-    monkeypatch.setattr(execution, "DEFER_S", 0)
+    process borrows it no more; one that knows its worker does, without a search of maintenance. It is notified, though the
+    hints of the Task may be no news, because another row is due already."""
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 3_600.0)
+    notified: list[Any] = []
+    monkeypatch.setattr(tracker, "notify", lambda connection: notified.append(connection) or notify(connection))
     app, old = place.app(), place.app()
     app.worker(name="new", retry=0)(lambda item: 1)
     for each in (app, old):
@@ -154,6 +158,8 @@ def test_an_item_whose_worker_a_process_does_not_know_is_put_off_there_once_and_
     assert (event["status"], event["attempt"], event["retries"]) == ("enqueue", 2, 0)
     (message,) = event["messages"]
     assert "no process that took it knows 'new'" in message["message"]
+    assert place.sql(f"SELECT COUNT(*) FROM events WHERE due_at > {app.ledger.now()}") == [(0,)]
+    assert len(notified) == 1
     with place.working(app):
         assert task.wait(timeout=120)["counts"]["finish"] == 2
 

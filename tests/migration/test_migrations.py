@@ -28,7 +28,6 @@ from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.database.tables import full_metadata, metadata
 from asynctask.errors import ConfigError, SchemaOutdated
-from asynctask.ledger.events import PLACES_EACH
 from asynctask.testing import wait_for
 from benchmarks.servers import MariaServer
 
@@ -246,6 +245,11 @@ def revisions() -> list[str]:
     return [each.revision for each in reversed(list(script.walk_revisions()))]
 
 
+@pytest.mark.databases("sqlite", reason="it reads the migrations alone")
+def test_an_installation_of_0_1_0_upgrades_by_one_migration() -> None:
+    assert revisions() == ["0001", "0002", schema.head()]
+
+
 def test_every_single_step_can_be_taken_back_and_again(database: Database) -> None:
     before = "base"
     for revision in revisions():
@@ -431,10 +435,9 @@ def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_l
         sql(f"INSERT INTO events {events} VALUES ({marks})", n + 1, f"j{n}", 1, n, status, 0, attempt, due, process, None)
     for n, (status, attempt, due, process, look) in enumerate(alone, 20):
         sql(f"INSERT INTO events {events} VALUES ({marks})", n, f"j{n}", None, None, status, 0, attempt, due, process, look)
-    for n, attempt in ((0, 1), (99, 0)):
-        sql("INSERT INTO jobs (jid, attempt, queue, priority, payload) VALUES (?, ?, 'q', 5, '{}')", f"j{n}", attempt)
+    sql("INSERT INTO jobs (jid, attempt, queue, priority, payload) VALUES ('j0', 1, 'q', 5, '{}')")
 
-    schema.upgrade(database, "0014")
+    schema.upgrade(database)
     soon = [
         (i, attempt, due if due in (None, 77, BLOCKED) else "now")
         for i, attempt, due in rows("id, attempt, due_at", "events")
@@ -445,7 +448,6 @@ def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_l
     assert soon == [(i, *expected[i]) for i in sorted(expected)]
     assert [i for i, process in rows("id, process", "events") if process] == [4, 24], "of those that run alone"
     assert rows("id, ready, due_next", "tasks") == [(1, 5, 77), (2, None, None), (3, None, None)]
-    assert rows("jid", "jobs") == [("j99",)]
     sql("INSERT INTO loans (task_id, low, high, process, at) VALUES (1, 9, 11, 'p', 1)")
     sql("UPDATE tasks SET next_seq = 11 WHERE id = 1")
     sql(f"UPDATE events SET due_at = {BLOCKED} WHERE id = 3")
@@ -462,14 +464,14 @@ def test_what_was_in_a_queue_waits_in_the_ledger_after_the_upgrade_and_what_is_l
     }
     assert rows("id, ready, due_next", "tasks") == [(1, None, 77), (2, None, None), (3, None, None)]
     assert rows("task_id, dispatched, returned", "task_tallies") == [(1, 1, 0), (2, 0, 0), (3, 0, 0)]
-    assert schema.upgrade(database, "0014") == "0014"
+    assert schema.upgrade(database) == schema.head()
 
 
 def test_untracked_jobs_in_every_state_wait_in_the_ledger_after_the_upgrade_and_in_their_table_after_the_way_back(
     database: Database,
 ) -> None:
     """Taken out: any of the states."""
-    schema.upgrade(database, "0015")
+    schema.upgrade(database, "0002")
     created, failed, later = 1_700_000_000_000_000, 1_700_000_100_000_000, 4_000_000_000_000_000
 
     sql, rows = partial(write, database), partial(read, database)
@@ -494,7 +496,7 @@ def test_untracked_jobs_in_every_state_wait_in_the_ledger_after_the_upgrade_and_
         " 'working', 0, 'gone')"
     )
 
-    schema.upgrade(database, "0016")
+    schema.upgrade(database)
     assert "jobs" not in tables(database)
     found = rows("job_id, items, status, attempt, retries, watched, deaths, due_at, problem, finished_at", "events")
     waits = {row[0]: (row[7] if row[7] in (None, later) else "now") for row in found}
@@ -519,7 +521,7 @@ def test_untracked_jobs_in_every_state_wait_in_the_ledger_after_the_upgrade_and_
     assert options.startswith('{"priority":7,'), "the borrow reads its beginning"
     assert json.loads(options)["members"] == {"retry": 3, "tags": ["x"]}
 
-    schema.downgrade(database, "0015")
+    schema.downgrade(database, "0002")
     assert rows("job_id, items", "events") == [("h-known", 1)]
     assert rows("jid, attempt, priority, held_in, waits", "jobs") == [
         ("a-waits", 0, 7, None, 15), ("b-held", 0, 7, None, 15), ("c-later", 0, 7, "schedule", None),
@@ -570,7 +572,7 @@ def test_the_hints_of_a_task_are_what_the_program_would_say(database: Database) 
 
 
 @pytest.mark.one_database(reason="what is refused is decided above the database")
-@pytest.mark.parametrize("revision", examples(["0004", "0013"], [f"{number:04}" for number in range(4, 14)]))
+@pytest.mark.parametrize("revision", examples(["0004", "0015"], [f"{number:04}" for number in range(4, 16)]))
 def test_a_schema_of_a_checkout_since_0_1_0_is_left_alone_and_the_way_is_named(
     database: Database, empty: Store, revision: str
 ) -> None:
@@ -583,38 +585,6 @@ def test_a_schema_of_a_checkout_since_0_1_0_is_left_alone_and_the_way_is_named(
         ):
             act(database)
     assert empty.sql("SELECT version_num FROM alembic_version") == [(revision,)]
-
-
-@pytest.mark.one_database(reason="each step is taken on each in a test above")
-def test_a_database_of_the_development_at_0014_goes_on_from_there(database: Database) -> None:
-    """The merged migration has the number of the last one that it contains, and ends at its schema."""
-    assert schema.upgrade(database, "0014") == "0014"
-    with pytest.raises(SchemaOutdated, match=r"at schema 0014.*run `asynctask db upgrade`"):
-        schema.check(database)
-    assert schema.upgrade(database) == schema.head()
-    schema.check(database)
-
-
-def test_places_in_lines_of_keys_leave_room_for_what_runs_again(database: Database, empty: Store) -> None:
-    """Also if the upgrade broke off in between: no place is moved twice. Taken out of 0015: either statement."""
-    schema.upgrade(database, "0014")
-    columns = "(id, worker_name, queue, state, priority, split_state, created_at, updated_at, next_seq, created_jobs)"
-    for task_id in (3, 5):
-        empty.sql(f"INSERT INTO tasks {columns} VALUES (?, 'w', 'q', 'running', 5, 'sealed', 0, 0, 5, 5)", (task_id,))
-    columns = "(id, job_id, task_id, seq, status, created_at, attempt, line)"
-    for number, status in enumerate(["enqueue", "enqueue", "working", "enqueue", "finish"], 1):
-        empty.sql(f"INSERT INTO events {columns} VALUES (?, ?, 3, ?, ?, 0, 1, 7)", (number, f"j{number}", number, status))
-    for number, place in enumerate([6, 7, 0], 1):  # in the list; retried by a user, and waiting; the same, and at work
-        empty.sql("INSERT INTO key_places (event_id, line, place) VALUES (?, 7, ?)", (number, place))
-    mend = breaks(database, 1, ("INSERT INTO key_places",))  # between the two statements
-    with pytest.raises(RuntimeError):
-        schema.upgrade(database)
-    mend()
-    schema.upgrade(database)
-    each, places = PLACES_EACH, "SELECT event_id, place FROM key_places ORDER BY event_id"
-    assert empty.sql(places) == [(1, 3 * each), (2, 3 * each + 1), (3, 0), (4, 5 * each + 1)]
-    schema.downgrade(database, "0014")
-    assert empty.sql(places) == [(1, 6), (2, 7), (3, 0), (4, 11)]
 
 
 @pytest.mark.databases("sqlite", reason="on a server a person says when tables are made")
