@@ -45,7 +45,7 @@ from asynctask.logs import get_logger
 from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
-from asynctask.runtime.supervisor import Pulse
+from asynctask.supervisor import Pulse
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
 from asynctask.submission import Submission, check_fields
 from asynctask.task import TaskHandle, checked_statuses

@@ -39,7 +39,7 @@ from asynctask.messages import Catalogue
 from asynctask.middleware.chain import Chain
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
-from asynctask.runtime.supervisor import LIFELINE
+from asynctask.supervisor import LIFELINE
 from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Submitter
 from asynctask.task import Services

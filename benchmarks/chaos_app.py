@@ -19,7 +19,7 @@ from asynctask.clock import SystemClock, micros
 from asynctask.database.tables import tasks
 from asynctask.errors import Unavailable
 from asynctask.ledger import progress
-from asynctask.runtime.supervisor import watch_parent
+from asynctask.supervisor import watch_parent
 from benchmarks.chaos_jobs import Book, build
 
 __all__ = ["app"]

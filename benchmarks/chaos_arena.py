@@ -20,7 +20,7 @@ from asynctask import AsyncTask
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
 from asynctask.errors import Unavailable
-from asynctask.runtime.supervisor import LIFELINE
+from asynctask.supervisor import LIFELINE
 from asynctask.testing import wait_for
 from asynctask.testing.servers import MissingServer, free_port, redis_command
 from benchmarks.chaos_jobs import build

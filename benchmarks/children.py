@@ -22,7 +22,7 @@ from asynctask import AsyncTask
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
 from asynctask.logs import log_to_stderr
-from asynctask.runtime.supervisor import LIFELINE, watch_parent
+from asynctask.supervisor import LIFELINE, watch_parent
 from benchmarks.common import Place, Unaccounted
 from benchmarks.processes import started
 from benchmarks.redis_servers import RedisPlace

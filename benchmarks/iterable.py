@@ -28,7 +28,7 @@ from typing import Any
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
-from asynctask.runtime.supervisor import LIFELINE
+from asynctask.supervisor import LIFELINE
 from benchmarks import common
 from benchmarks.children import ROOT, await_worker
 from benchmarks.common import Place, Result, Unaccounted

@@ -28,7 +28,7 @@ from asynctask.config import socket_path
 from asynctask.errors import Unavailable
 from asynctask.ledger.progress import Changed
 from asynctask.logs import get_logger
-from asynctask.runtime.supervisor import Child, Wakeup, check_socket, listen
+from asynctask.supervisor import Child, Wakeup, check_socket, listen
 from webapi import create_app
 from webapi.context import Slots
 from webapi.front import IN_MEMORY, Front, Notifier, log_request

@@ -142,7 +142,7 @@ class _Run:
     def services_on(self, engine: str) -> Iterator[None]:
         """A Redis, the web server and the workers of an engine, in the same way. Raises :class:`ConfigError` where there is
         no redis-server."""
-        from asynctask.runtime.supervisor import ChildSpec, supervising
+        from asynctask.supervisor import ChildSpec, supervising
         from asynctask.testing.servers import MissingServer, RedisServer
 
         module, command = f"{engine}_promotions", ENGINES[engine]
@@ -164,7 +164,7 @@ class _Run:
     @contextmanager
     def _running(self, argv: Sequence[str], environ: Mapping[str, str], *passed: int) -> Iterator[None]:
         """A supervisor, until the end of the block; ``passed``: descriptors that it holds while it lives."""
-        from asynctask.runtime.supervisor import LIFELINE
+        from asynctask.supervisor import LIFELINE
 
         log = self._folder / "services.log"
         theirs, ours = os.pipe()  # closed by the kernel however this process dies, which stops the services

@@ -26,7 +26,7 @@ from asynctask.config import ENV_PREFIX, Config, socket_path
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
-from asynctask.runtime.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, check_socket, watch_parent
+from asynctask.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, check_socket, watch_parent
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound

@@ -33,10 +33,10 @@ from asynctask.runtime.loans import OwnLoans
 from asynctask.runtime.pool import LONG_S, Gate, Isolation, Low, Pool
 from asynctask.runtime.process import AppProcess, Parts, collect_seldom, recording_chain
 from asynctask.runtime.recheck import Recheck, Returns
-from asynctask.runtime.supervisor import SILENT_S, Pulse, Wakeup
+from asynctask.supervisor import SILENT_S, Pulse, Wakeup
 
 PULSE_S = 1.0
-"""Seconds between two signs of life to the supervisor, at most. Below :data:`~asynctask.runtime.supervisor.SILENT_S`."""
+"""Seconds between two signs of life to the supervisor, at most. Below :data:`~asynctask.supervisor.SILENT_S`."""
 
 _FLUSH_S = 5.0
 """Seconds that the last outcomes have at the end of a process."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from support.forked import Program, run_program
 
-from asynctask.runtime.supervisor import LIFELINE
+from asynctask.supervisor import LIFELINE
 
 MARK = "CLI_TEST_FOLDER"
 

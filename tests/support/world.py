@@ -25,7 +25,7 @@ from support.forked import Program, run_program
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.ledger.processes import list_processes
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.supervisor import LIFELINE
+from asynctask.supervisor import LIFELINE
 from asynctask.testing import wait_for
 
 SUPPORT = Path(__file__).parent

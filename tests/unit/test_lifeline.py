@@ -9,11 +9,11 @@ import sys
 import threading
 from contextlib import closing
 
-from asynctask.runtime.supervisor import PULSE, Pulse, Wakeup
+from asynctask.supervisor import PULSE, Pulse, Wakeup
 
 IN_ITS_OWN_WAIT = """
 import os, signal, sys, threading
-from asynctask.runtime.supervisor import Wakeup
+from asynctask.supervisor import Wakeup
 
 wakeup = Wakeup()
 signal.signal(signal.SIGTERM, lambda number, frame: wakeup.set())

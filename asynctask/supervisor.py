@@ -1,7 +1,8 @@
 """The supervisor: starts processes, replaces dead ones, renews leases of those that cannot, and ends them all.
 
-A small process, ``python -m asynctask.runtime.supervisor``, which replaces a command of the command line (:func:`become`):
-it imports neither the application nor a database driver, because it stays beside every worker process. If a job keeps the
+A small process, ``python -m asynctask.supervisor``, which replaces a command of the command line (:func:`become`). It knows
+processes and no jobs, and supervises web servers, too. It imports neither the application nor a database driver, because it
+stays beside every worker process. If a job keeps the
 interpreter of a worker process from running anything else, another process renews its lease (:class:`Renewals`), started
 then and ended with the need.
 """
@@ -360,7 +361,7 @@ class _Renewer:
             if self._monotonic() < self._not_before:
                 return
             self._not_before = self._monotonic() + _AGAIN_S
-            argv = [sys.executable, "-m", "asynctask.runtime.supervisor", _RENEW]
+            argv = [sys.executable, "-m", "asynctask.supervisor", _RENEW]
             self._process = subprocess.Popen(argv, env=dict(self._environ), stdin=subprocess.PIPE, start_new_session=True)
         order = json.dumps([lease._asdict() for lease in leases]) + "\n"
         try:
@@ -482,7 +483,7 @@ def supervising(
         "shutdown_s": shutdown_s,
         "announcement": announcement,
     }
-    return [sys.executable, "-m", "asynctask.runtime.supervisor", *words], {_PLAN: json.dumps(plan)}
+    return [sys.executable, "-m", "asynctask.supervisor", *words], {_PLAN: json.dumps(plan)}
 
 
 def main(environ: MutableMapping[str, str]) -> int:
