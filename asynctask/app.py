@@ -45,9 +45,9 @@ from asynctask.logs import get_logger
 from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
-from asynctask.supervisor import Pulse
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
 from asynctask.submission import Submission, check_fields
+from asynctask.supervisor import Pulse
 from asynctask.task import TaskHandle, checked_statuses
 from asynctask.wiring import OnDemand
 from asynctask.worker import (

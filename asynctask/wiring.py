@@ -39,9 +39,9 @@ from asynctask.messages import Catalogue
 from asynctask.middleware.chain import Chain
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
-from asynctask.supervisor import LIFELINE
 from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Submitter
+from asynctask.supervisor import LIFELINE
 from asynctask.task import Services
 from asynctask.worker import Worker
 
