@@ -18,6 +18,8 @@ from support.servers import RedisServer
 from asynctask.brokers.base import Broker
 from asynctask.sidekiq.broker import RedisBroker
 
+pytestmark = pytest.mark.full(reason="it proves the suites, not the program")
+
 BROKEN = [kind for kind in kinds_of(Whole) if kind.caught_by]
 
 

@@ -34,6 +34,8 @@ from asynctask.testing import engine_suite, wait_for
 from asynctask.testing.engine_suite import EngineConformance, EngineHarness
 from asynctask.worker import Worker
 
+pytestmark = pytest.mark.full(reason="it proves the suite, not the program")
+
 Break = Callable[[pytest.MonkeyPatch], None]
 
 

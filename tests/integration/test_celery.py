@@ -1182,7 +1182,10 @@ def test_an_id_may_be_a_uuid(engine: CeleryWorld) -> None:
 
 def test_a_person_cannot_have_the_last_step_run_again_with_the_arguments_of_the_first(engine: CeleryWorld) -> None:
     engine.worker("prefork")
-    event = run(engine, "lone", "replaced", {"by": "broken chain"})
+    job_id = engine.task("replaced").delay({"by": "late broken chain"}).id
+    wait_for(lambda: engine.event(job_id)["params"] is None, "what replaces it is recorded before that fails")
+    engine.world.open_gate()
+    event = engine.ended(job_id)
     assert event["params"] is None
     with pytest.raises(Conflict, match="its arguments were not kept"):
         engine.app.operations.act_on_job(event["job_id"], "restart")

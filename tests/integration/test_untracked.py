@@ -12,6 +12,7 @@ from support.untracked import dead
 from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
+from asynctask.clock import SECOND
 from asynctask.errors import InputError, NotFound, TooLarge
 from asynctask.job import CurrentJob
 from asynctask.testing import wait_for
@@ -62,14 +63,16 @@ def test_they_are_performed_with_what_they_were_sent_and_leave_no_row(world: Wor
 
 @pytest.mark.one_database(reason="the statements are those of every job's row")
 def test_smaller_priorities_go_first_and_later_ones_at_their_time(world: World, app: AsyncTask) -> None:
-    ran: list[str] = []
-    loose = app.worker(name="loose", use_task_event=False)(ran.append)
+    ran: dict[str, int] = {}
+    loose = app.worker(name="loose", use_task_event=False)(lambda name: ran.setdefault(name, app.ledger.now()))
     for name, priority in (("c", 340), ("a", 120), ("b", 240), ("d", 340)):
         loose.set(priority=priority, members={"long": "x" * 400}).perform_async(name)
-    loose.perform_in(1.0, "later")
+    sent = app.ledger.now()
+    loose.set(priority=400).perform_in(1.0, "later")
     with world.working(app, concurrency=1):
         wait_for(lambda: gone(world), "all are done")
-    assert ran == ["a", "b", "c", "d", "later"]
+    assert list(ran) == ["a", "b", "c", "d", "later"]
+    assert ran["later"] - sent >= SECOND
 
 
 def test_a_raise_is_retried_in_its_queue_of_retries_and_the_last_one_is_dead(world: World, app: AsyncTask) -> None:

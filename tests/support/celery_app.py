@@ -229,6 +229,7 @@ def declare_again(task: Any, shop: Shop) -> None:
             "untracked chain": noted.s(7) | quiet.s(),
             "group": group(noted.s(7), noted.s(8)),
             "broken chain": breaks.s(7) | noted.s(),
+            "late broken chain": self.app.tasks["breaks_late"].s(7) | noted.s(),
             "broken": breaks.s(7),
         }
         raise self.replace(steps[item["by"]])
@@ -237,6 +238,11 @@ def declare_again(task: Any, shop: Shop) -> None:
     def quiet(number: int) -> int:
         shop.note("noted", number)
         return number
+
+    @task(name="breaks_late", use_task_event=False)
+    def breaks_late(number: int) -> None:
+        wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
+        raise ValueError("no")
 
     @task(name="breaks", use_task_event=False)
     def breaks(number: int) -> None:

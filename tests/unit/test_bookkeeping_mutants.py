@@ -20,6 +20,8 @@ from asynctask.core.readiness import Gate, Hints
 from asynctask.core.states import OPEN, TERMINAL, State, Status
 from asynctask.core.transitions import Begin, Delta, Row, Turn, begin, may_close
 
+pytestmark = pytest.mark.full(reason="it proves the model, not the program")
+
 REAL: dict[str, Any] = {
     name: value for module in (core, readiness) for name, value in vars(module).items() if callable(value)
 }
