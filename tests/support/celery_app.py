@@ -241,7 +241,7 @@ def declare_again(task: Any, shop: Shop) -> None:
 
     @task(name="breaks_late", use_task_event=False)
     def breaks_late(number: int) -> None:
-        wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
+        wait_for((shop.folder / "gate").exists, "the gate opens", 120, every=0.01)
         raise ValueError("no")
 
     @task(name="breaks", use_task_event=False)
