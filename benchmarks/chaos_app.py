@@ -44,23 +44,18 @@ def poll() -> None:
     """Writes each progress that differs from the one before, until it is ended."""
     before: dict[int, str] = {}
     open_tasks = sa.select(tasks.c.id).where(tasks.c.finished_at.is_(None)).order_by(tasks.c.id).limit(500)
-    sealed = sa.select(tasks.c.id, tasks.c.generation_sealed)
     pause = threading.Event()
     watch_parent(os.environ, lambda: os.kill(os.getpid(), signal.SIGKILL))
     while not pause.wait(POLL_S):
         try:
             with app.ledger.database.read() as connection:
                 ids = set(connection.execute(open_tasks).scalars()) | set(before)
-                # Asked before the progress: a generation that is sealed stays so.
-                seals = dict(connection.execute(sealed.where(tasks.c.id.in_(ids))).tuples().all())
                 found = progress.progress(connection, sorted(ids), app.ledger.now()) if ids else []
         except Unavailable:
             continue
         for each in found:
-            is_sealed = seals.get(each["task_id"]) == each["generation"]
             said = {"id": each["task_id"], "generation": each["generation"], "done": each["progress"]["done"],
-                    "over": each["done"], "counts": each["counts"], "sealed": is_sealed,
-                    "percent": each["progress"]["percent"]}  # fmt: skip
+                    "over": each["done"], "counts": each["counts"], "percent": each["progress"]["percent"]}  # fmt: skip
             line = json.dumps(said)
             if before.get(each["task_id"]) != line:
                 book.note("P", line)

@@ -1,7 +1,7 @@
 """Jobs of one Task that many processes borrow and record at once, and what that costs.
 
     python -m benchmarks.claim [-n N] [--processes 15,30,60,120] [--seconds S] [--work-ms W] [--batch B]
-                               [--keys K] [--server KIND | --database-url U] [--json]
+                               [--keys K] [--snapshot] [--server KIND | --database-url U] [--json]
 
 A Task has N jobs that wait. Then so many light processes borrow from it for S seconds: each takes what keeps it busy for a
 third of a second (or --batch), spends W milliseconds on each job, and records them in one transaction before it borrows
@@ -13,6 +13,9 @@ time, locked by an UPDATE of the first row by priority and time, deleted by its 
 
 Each job must come exactly once: recorded by one process or waiting still, or there is no figure. "ours" is the number of
 jobs a second at the most processes.
+
+With ``--snapshot`` another transaction keeps a snapshot of the tables all the time, as a backup does: no version of a row
+that is written meanwhile can be removed.
 
 A quick look takes -n 10000 --processes 2,4 --seconds 1, a figure -n 1000000 and the rest as it is.
 """
@@ -29,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--work-ms", type=float, default=20.0, help="what each job takes (default 20)")
     parser.add_argument("--batch", type=int, default=0, help="jobs of a borrow (default: as the rate asks)")
     parser.add_argument("--keys", type=int, default=0, help="give the jobs so many different keys (default: none)")
+    parser.add_argument("--snapshot", action="store_true", help="another transaction keeps a snapshot all the time")
     parser.add_argument("--no-peer", action="store_true", help="leave the peer out")
     return common.run(parser, argv, measure)
 
@@ -74,15 +78,17 @@ def measure(options: argparse.Namespace) -> Result:
     found: dict[str, dict[int, dict[str, float]]] = {side: {} for side in sides}
     with common.place(options) as place:
         tables = {side: Table(place, side, options.keys) for side in sides}
-        for count in counts:
-            for side in sides:
-                found[side][count] = _stage(options, place, tables[side], count)
+        with _snapshot(place) if options.snapshot else nullcontext():
+            for count in counts:
+                for side in sides:
+                    found[side][count] = _stage(options, place, tables[side], count)
         settings: dict[str, Any] = {
             **common.setting(options),
             "work_ms": options.work_ms,
             "seconds": options.seconds,
             "batch": options.batch or "what keeps a process busy for a third of a second; at most 1,000",
             "tasks": 1,
+            "snapshot": options.snapshot,
             **{f"{side}_{count}": found[side][count] for side in sides for count in counts},
         }
     ours = found["ours"][counts[-1]]["per_s"]
@@ -91,6 +97,16 @@ def measure(options: argparse.Namespace) -> Result:
     if beside is not None:
         settings["peer"] = "one UPDATE of the first row by priority and time for each job, as DelayedJob does"
     return Result("claim", options.n, ours, beside, ours / beside if beside else None, "jobs/s", settings)
+
+
+@contextmanager
+def _snapshot(place: Place) -> Iterator[None]:
+    """Keeps a snapshot of all tables open."""
+    if place.kind == "sqlite":
+        raise common.Refused("--snapshot: a server's")
+    with closing(Database(place.database_url)) as database, database.snapshot() as connection:
+        connection.exec_driver_sql("SELECT COUNT(*) FROM tasks").all()
+        yield
 
 
 def _counts(options: argparse.Namespace) -> list[int]:

@@ -708,3 +708,10 @@ def test_names_that_differ_in_a_letters_case_or_a_space_are_different(world: Wor
     ids = {task_rows.create(app.ledger, each, lease_s=60)[0] for each in new}
     assert len(ids) == len(new)
     assert [task_rows.create(app.ledger, each, lease_s=60)[1] for each in new] == [False] * len(new)
+
+
+@pytest.mark.databases("sqlite", reason="the settings of a server are its administrator's")
+def test_what_sqlite_commits_is_on_the_disk_when_a_machine_dies(world: World) -> None:
+    with world.app().ledger.database.write() as connection:
+        settings = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("synchronous", "journal_mode")]
+    assert settings == [2, "wal"], "each commit waits for the disk"
