@@ -169,6 +169,11 @@ class Dispatcher:
         if self.queues.rates.is_any_dry() and any(each.held for each in list(self._leaderships.values())):
             self.nudge()
 
+    def is_led_elsewhere(self, engine: str | None) -> bool:
+        """Whether another process, as far as this one knows, dispatches what is left for an engine."""
+        leadership = self._leaderships.get(engine)
+        return leadership is not None and leadership.elsewhere
+
     @property
     def _has_thread(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

@@ -813,7 +813,7 @@ class EngineProcess(AppProcess):
             done = threading.Event()
             self.tracker.release(Attempt(ticket), lambda won: done.set())
             done.wait()
-            self._ended_one()
+            self._ended_one(ticket)
         if redelivered and ticket.task_id is not None:
             return replace(ticket, watched=True, is_untouched=False)
         return ticket
@@ -869,7 +869,7 @@ class EngineProcess(AppProcess):
         self._awaited[done] = None
         try:
             if self.tracker.settle(attempt, retry_at=retry_at, discarded=discarded, then=lambda won: done.set()):
-                self._ended_one()
+                self._ended_one(attempt.ticket)
                 done.wait()
         finally:
             del self._awaited[done]
@@ -885,7 +885,7 @@ class EngineProcess(AppProcess):
     def settle_later(self, attempt: Attempt, then: Callable[[], None]) -> None:
         """Passes on the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
         self.tracker.settle(attempt, then=lambda won: then())
-        self._ended_one()
+        self._ended_one(attempt.ticket)
 
     def recover(self, attempt: Attempt) -> None:
         """Records that the process that performed a job died, while this one, which records it, lives: the ledger or its
@@ -921,18 +921,20 @@ class EngineProcess(AppProcess):
         else:
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
 
-    def _ended_one(self) -> None:
-        """A job has ended, or went back unrun: its thread may be idle, and its loan over."""
-        self._ended_at = self._clock.monotonic()
+    def _ended_one(self, ticket: Ticket) -> None:
+        """A job has ended, or went back unrun: its thread may be idle, and its loan over. A lone one has no loan."""
+        if not ticket.is_lone:
+            self._ended_at = self._clock.monotonic()
         if not self.tracker.running and not self.should_stop:
             self.dispatcher.ended()
 
     def _tell_dispatcher(self) -> None:
-        """Runs a round a moment after a job has ended, if a thread is idle: only rounds end the loans of a queue."""
+        """Runs a round a moment after a job has ended, if a thread is idle: only rounds end the loans of a queue. While
+        another process leads, its rounds do."""
         ended_at = self._ended_at
         if ended_at is None or len(self.tracker.running) >= self._concurrency:
             return
-        if self._clock.monotonic() - ended_at >= LONG_S / 2:
+        if self._clock.monotonic() - ended_at >= LONG_S / 2 and not self.dispatcher.is_led_elsewhere(self._engine):
             self._ended_at = None
             self.dispatcher.nudge()
 

@@ -139,6 +139,11 @@ class Leadership:
         """Whether this process leads."""
         return self._held_until > 0
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process leads, by what the last query said."""
+        return self._ledger.clock.monotonic() < self._elsewhere_until
+
     def acquire(self, *, least_s: float, anew: bool = False) -> float | None:
         """Acquires or renews the duty for :data:`LEADER_LEASE_S`. Raises LedgerUnavailable.
 
