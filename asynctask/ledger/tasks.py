@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -30,7 +29,7 @@ from asynctask.database.tables import (
     task_tallies,
     tasks,
 )
-from asynctask.errors import Conflict, InputError, NotFound, Unavailable
+from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import corrections, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
 from asynctask.ledger.events import EventRecord, lock_order, move_counts, total_counts
@@ -562,9 +561,6 @@ def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
 #
 # For lists that fit one slice. Such a Task is sealed when it becomes visible: no split, no lease, nothing to resume.
 
-MOST_ROWS: Final = 1_000
-"""Rows of one transaction; a list with as many is written alone."""
-
 _INSERT: Final = tasks.insert().returning(_t.id, sort_by_parameter_order=True)
 _LOG_COLUMNS: Final = ("task_id", "at", "who", "action", "detail")
 
@@ -592,7 +588,7 @@ class NewWhole:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The result of :meth:`GroupSubmit.create`. ``row``: the columns as written, for
+    """The result of :func:`create_whole`. ``row``: the columns as written, for
     :func:`~asynctask.ledger.progress.first_progress`; None if the Task was created before under the same idempotency
     key."""
 
@@ -601,73 +597,11 @@ class Whole:
     row: dict[str, Any] | None
 
 
-@dataclass(slots=True)
-class _Submission:
-    whole: NewWhole
-    made: Whole | None = None
-    error: BaseException | None = None
+def create_whole(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
+    """Creates these Tasks in one transaction, or none; one alone may have been submitted before, see :func:`create`.
 
-
-@dataclass
-class GroupSubmit:
-    """The group commit of submissions: those that arrive during a commit are written together by the next.
-
-    Each caller waits for its own Task and gets the result of that one alone.
+    Several raise :class:`~sqlalchemy.exc.IntegrityError` if an idempotency key among them was used before.
     """
-
-    ledger: Ledger
-    _waiting: list[_Submission] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _commit_lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def create(self, whole: NewWhole) -> Whole:
-        """Creates a Task with its items.
-
-        Returns the first submission's Task, not ``created``, if the owner used the idempotency key before with the same
-        body. Raises :class:`InputError` (422) if it was used with another body, and LedgerUnavailable.
-        """
-        own = _Submission(whole)
-        with self._lock:
-            self._waiting.append(own)
-        with self._commit_lock:
-            if own.made is None and own.error is None:
-                self._write(self._take_waiting())
-        if own.error is not None:
-            raise own.error
-        assert own.made is not None
-        return own.made
-
-    def _take_waiting(self) -> list[_Submission]:
-        """All waiting submissions, the caller's own among them: it holds the commit lock."""
-        with self._lock:
-            taken, self._waiting = self._waiting, []
-        return taken
-
-    def _write(self, taken: list[_Submission]) -> None:
-        while taken:
-            count = rows = 0
-            for each in taken:
-                rows += each.whole.rows
-                if count and rows > MOST_ROWS:
-                    break
-                count += 1
-            self._write_batch(taken[:count])
-            del taken[:count]
-
-    def _write_batch(self, batch: list[_Submission]) -> None:
-        try:
-            for each, made in zip(batch, _create(self.ledger, [each.whole for each in batch]), strict=True):
-                each.made = made
-        except BaseException as error:
-            if len(batch) == 1 or isinstance(error, Unavailable):
-                for each in batch:
-                    each.error = error
-                return
-            for each in batch:  # one of them is at fault: writes each alone
-                self._write_batch([each])
-
-
-def _create(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
     try:
         return _insert(ledger, wholes)
     except exc.IntegrityError:
