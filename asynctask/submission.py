@@ -477,7 +477,8 @@ class Submitter:
             self._log.warning("split_put_off", task_id=task_id, error=str(error))
         except Exception as error:
             self._log.exception("split_failed", task_id=task_id)
-            task_rows.fail_split(self._ledger, task_id, f"internal_error: {type(error).__name__}")
+            why = f"internal_error: {type(error).__name__}"
+            task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why)
 
     def check_for_parent(self, worker: Worker, kept: Mapping[str, Any]) -> bytes:
         """The response of a child process that checks a list: see :class:`Checker`."""

@@ -423,34 +423,21 @@ def _check_split_held(ledger: Ledger, task: dict[str, Any]) -> None:
 
 
 @repeatable
-def seal(ledger: Ledger, task_id: int) -> None:
-    """Marks the list as complete: the generation closes once all its items are terminal. Raises :class:`SplitLost`."""
-    with ledger.database.write() as connection:
-        task = lock(connection, task_id)
-        _check_split_held(ledger, task)
-        _end_split(connection, ledger, task, "sealed", None, Reason.SEALED)
-
-
-@repeatable
-def refuse_list(ledger: Ledger, task_id: int, planned: int) -> None:
-    """Ends the split of a strict list of ``planned`` rows of which some were refused, so nothing was accepted.
-
-    Raises :class:`SplitLost`.
-    """
-    with ledger.database.write() as connection:
-        task = lock(connection, task_id)
-        _check_split_held(ledger, task)
-        assert task["created_jobs"] == 0, "a strict list is taken as a whole or not at all"
-        _end_split(connection, ledger, task, "sealed", None, Reason.ROWS_REJECTED, planned=planned)
-
-
-@repeatable
-def fail_split(
-    ledger: Ledger, task_id: int, reason: str, *, detail: dict[str, Any] | None = None, anyone: bool = False
+def end_split(
+    ledger: Ledger,
+    task_id: int,
+    reason: Reason,
+    *,
+    why: str | None = None,
+    planned: int | None = None,
+    detail: dict[str, Any] | None = None,
+    anyone: bool = False,
 ) -> None:
-    """Ends a split for good; created jobs continue, and the Task says why it is incomplete.
+    """Ends a split: from then on the generation closes once all its items are terminal. Raises :class:`SplitLost`.
 
-    ``detail``: ``text`` and ``params`` of the reason, for translation, and its ``errors``; kept in the Task's log.
+    ``reason``: ``SEALED``, the list is complete; ``ROWS_REJECTED``, rows of a strict list of ``planned`` rows were refused,
+    so nothing was accepted; ``SPLIT_FAILED``, it broke off, and the Task says ``why`` it is incomplete. Created jobs
+    continue. ``detail``: ``text`` and ``params`` of ``why``, for translation, and its ``errors``; kept in the Task's log.
     ``anyone``: the caller is maintenance, which found the expired lease of a split that cannot be resumed.
     """
     with ledger.database.write() as connection:
@@ -461,39 +448,41 @@ def fail_split(
             _check_split_held(ledger, task)
         elif task["split_state"] != "splitting" or (task["split_until"] or 0) > ledger.now():
             return
-        _end_split(connection, ledger, task, "failed", reason[:1024], Reason.SPLIT_FAILED, detail=detail)
+        _end_split(connection, ledger, task, reason, why, planned, detail)
 
 
 def _end_split(
     connection: Connection,
     ledger: Ledger,
     task: dict[str, Any],
-    split_state: str,
-    why: str | None,
     reason: Reason,
-    *,
+    why: str | None = None,
     planned: int | None = None,
     detail: dict[str, Any] | None = None,
 ) -> None:
+    strict, failed = reason is Reason.ROWS_REJECTED, reason is Reason.SPLIT_FAILED
+    assert not (strict and task["created_jobs"]), "a strict list is taken as a whole or not at all"
+    why = None if why is None else why[:1024]
     values: dict[str, Any] = {
-        "split_state": split_state, "split_reason": why, "split_by": None, "split_until": None, "generation_sealed": 1,
+        "split_state": "failed" if failed else "sealed", "split_reason": why, "split_by": None, "split_until": None,
+        "generation_sealed": 1,
     }  # fmt: skip
-    if split_state == "sealed":
+    if not failed:
         values["planned"] = task["created"] + task["rejected"] if planned is None else planned
     now = ledger.now()
     if task["created_jobs"] == 0 and task["state"] in (State.SPLITTING, State.PAUSED):
         # Nothing to run and nothing to wait for: rejected.
-        strict = reason is Reason.ROWS_REJECTED
         state_reason = why or nothing_taken(reason, task["rejected"])
         values |= {"closed_at": now, "finished_at": now, "state_reason": state_reason[:255]}
         turn(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
     elif task["state"] == State.SPLITTING:
-        turn(connection, ledger, task, State.RUNNING, reason, state_reason="split_failed" if why else None, **values)
+        turn(connection, ledger, task, State.RUNNING, reason, state_reason=str(reason) if failed else None, **values)
     else:
         connection.execute(
             tasks.update().where(_t.id == task["id"]).values({**values, "version": _t.version + 1, "updated_at": now})
         )
-    log(connection, ledger, task["id"], f"split {split_state}", {"reason": why, **(detail or {})} if why else None)
+    said = {"reason": why, **(detail or {})} if why else None
+    log(connection, ledger, task["id"], f"split {values['split_state']}", said)
 
 
 @repeatable
@@ -532,7 +521,7 @@ def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None 
         tries = task["split_tries"] + (not own)
         if tries > MAX_SPLIT_TRIES:
             why = f"split_gave_up: {MAX_SPLIT_TRIES} processes ended at row {task['split_cursor']}; is the file too large?"
-            _end_split(connection, ledger, task, "failed", why, Reason.SPLIT_FAILED)
+            _end_split(connection, ledger, task, Reason.SPLIT_FAILED, why)
             return None
         values = {"split_by": ledger.identity, "split_until": now + micros(lease_s), "split_tries": tries}
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
