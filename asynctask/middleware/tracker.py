@@ -107,7 +107,7 @@ class Ticket:
         """One of which no more than this is known here."""
         row = Row(Status.ENQUEUE, attempt, retries=retries, deaths=deaths, reserved=True)
         record = EventRecord(
-            event_id, job_id, task_id, None, row, None, None, None, None, "", "", None, 1, callback_of=callback_of
+            event_id, job_id, task_id, None, row, None, None, None, "", "", None, 1, callback_of=callback_of
         )
         return cls(record, verdict, elsewhere, saved=Saved(checkpoint, None, None))
 
@@ -687,7 +687,7 @@ def _as_lent(job: Job) -> EventRecord:
     is_first = job.attempt == 1 and job.retries == 0 and job.items == 1
     row = _FIRST if is_first else Row(Status.ENQUEUE, job.attempt, retries=job.retries, reserved=True, items=job.items)
     return EventRecord(
-        job.event_id, job.job_id, job.task_id, job.seq, row, None, job.row, None, None, job.worker_name, job.queue, None,
+        job.event_id, job.job_id, job.task_id, job.seq, row, None, job.row, None, job.worker_name, job.queue, None,
         job.slots, line=job.line,
     )  # fmt: skip
 

@@ -518,7 +518,7 @@ def test_two_processes_keep_the_order_over_many_tasks(world: World) -> None:
 @pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
 @pytest.mark.each_database(reason="each locks in its own way")
 def test_no_two_of_a_line_are_lent_at_once_whoever_borrows_ends_retries_and_submits(world: World) -> None:
-    """No lock is over all lines. Taken out: what is blocked after a borrow at the pointer, the lock in `_enter_lines`."""
+    """No lock is over all lines. Taken out: what is blocked after a borrow at the pointer, the lock in `_move_in_lines`."""
     first = world.app()
     tasks = [first.submit("shaky", items(*[n % 3 for n in range(12)]), key="serial") for _ in range(3)]
     held: dict[str, int] = {}
