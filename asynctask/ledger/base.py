@@ -13,7 +13,6 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -167,22 +166,6 @@ def stamp(at: int, status: str, message: str, attempt: int, row: int | None = No
     if row is not None:
         entry["row"] = row
     return entry
-
-
-def stamps(at: str, notes: Iterable[tuple[str, str, int | None, int | None]], attempt: int) -> list[str]:
-    """Messages of a job of one item as of :func:`stamp`, each as JSON text.
-
-    ``at``: the time of writing in RFC 3339; ``notes``: status, message, own time in microseconds or None, and no row, each.
-    """
-    return [
-        f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own, _ in notes
-    ]
-
-
-@lru_cache(maxsize=256)
-def _rest(status: str, message: str, attempt: int) -> str:
-    # Cached: many messages have the same text.
-    return dumps({"status": status, "message": message, "attempt": attempt})[1:]
 
 
 BATCH: Final = 1_000

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import from_datetime, rfc3339
+from asynctask.clock import from_datetime
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import MARKS, Delta, Row, Turn, is_kept, marks_of
 from asynctask.database import batches
@@ -22,8 +22,8 @@ from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, key_places, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
-from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp, stamps
-from asynctask.messages import KEEP_FIRST, append
+from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp
+from asynctask.messages import append
 
 MAX_GROUPS = 100
 """Groups of failure messages kept for one Task; further ones are counted under "other"."""
@@ -417,8 +417,7 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
     if after.status is Status.STOPPED:
         notes = _stopped_notes(ledger, notes)
     if notes:
-        new = [stamp(note.at or now, note.status, note.message, before.attempt, note.row) for note in notes]
-        record.messages = dumps(append(loads(record.messages) or [], new))
+        record.messages = _added(record.messages, notes, before.attempt, now)
     over = after.status in TERMINAL
     values = {
         "b_id": record.id,
@@ -449,6 +448,12 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
         if name != "started_at" or record.started_at is None or value is None:
             values[f"v_{name}"] = value
     return values
+
+
+def _added(messages: str | None, notes: Sequence[Note], attempt: int, now: int) -> str:
+    """``added_messages`` with these messages of an attempt."""
+    new = [stamp(at or now, status, message, attempt, row) for status, message, at, row in notes]
+    return dumps(append(loads(messages) or (), new))
 
 
 def _stopped_notes(ledger: Ledger, notes: Sequence[Note]) -> list[Note]:
@@ -657,7 +662,6 @@ def write_unread(
     """
     alike: dict[tuple[Any, ...], _EndBatch] = {}
     counted: dict[tuple[int | None, int, int], list[Any]] = {}
-    now_text = rfc3339(now)
     for end in sorted(ends, key=attrgetter("event_id")):  # the lock order everywhere
         record, turn = end.record, end.turn
         assert record is not None
@@ -669,7 +673,7 @@ def write_unread(
             group = alike[key] = _EndBatch(turn, problem, tuple(end.values))
         attempt = turn.after.attempt
         row: dict[str, Any] = {"b_id": record.id, "b_attempt": attempt}
-        row["v_added_messages"] = _first_messages(end.notes, attempt, now, now_text)
+        row["v_added_messages"] = _added(None, end.notes, attempt, now)
         for name, value in end.values.items():
             row[f"v_{name}"] = value
         group.rows.append(row)
@@ -682,13 +686,6 @@ def write_unread(
     for (task_id, slots, _), (turn, times) in counted.items():
         if task_id is not None:
             moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta, times)
-
-
-def _first_messages(notes: Sequence[Note], attempt: int, now: int, now_text: str) -> str:
-    """``added_messages`` of an Event that had none."""
-    if len(notes) > KEEP_FIRST:
-        return dumps(append((), [stamp(note.at or now, note.status, note.message, attempt, note.row) for note in notes]))
-    return f"[{','.join(stamps(now_text, notes, attempt))}]"
 
 
 def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None:
