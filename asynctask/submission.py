@@ -18,13 +18,12 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.queries import other_language
-from asynctask.ledger.sessions import MAX_KEY
 from asynctask.ledger.tasks import NewCallback, NewTask, NewWhole, SplitLost, Whole, create_whole
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
-from asynctask.lists.rows import ListSource, all_good, checked, open_list
+from asynctask.lists.rows import MAX_KEY, ListSource, all_good, checked, open_list
 from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json

@@ -19,7 +19,6 @@ An Event whose Task's pointer passed it before its turn waits with ``due_at``
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -195,9 +194,6 @@ def promote_alone(ledger: Ledger, key: str) -> bool:
 
 # -- keys: items with equal values of a field run one after the other
 
-MAX_KEY: Final = 255
-"""Largest number of characters of a key."""
-
 _BY_LINE: Final = "FORCE INDEX (ix_key_places_line)"
 """For MariaDB, which takes a line for a large part of a table that is new, and would read all of it for each line."""
 
@@ -234,21 +230,6 @@ def _at_pointer() -> Any:
 
 # One statement: among busy threads, each takes as long as many rows.
 _GATE: Final = sa.select(_SPLITTING.scalar_subquery(), _at_pointer().scalar_subquery())
-
-
-def key_text(value: Any) -> str | None:
-    """The key in a value of an item: a text without blanks around it, or a number as text, so 7, 7.0 and "7" are one key.
-
-    None for other values, and for a text that is empty or longer than :data:`MAX_KEY`.
-    """
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        value = int(value)
-    if isinstance(value, str):
-        text = value.strip()
-    else:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        text = str(value) if number else ""
-    return text if 0 < len(text) <= MAX_KEY else None
 
 
 def line_of(worker_name: str, key: str) -> int:
