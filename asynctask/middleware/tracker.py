@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
 
@@ -43,7 +43,7 @@ from asynctask.ledger.events import (
 )
 from asynctask.ledger.lending import Held, Job
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
-from asynctask.ledger.standalone import NextRun, put_off
+from asynctask.ledger.standalone import put_off
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
@@ -184,6 +184,19 @@ class Phase(Enum):
     SETTLED = "settled"  # the recorder has its outcome, or it has none: nothing more is recorded of it
 
 
+class SentRun(Protocol):
+    """Another run of a job, which the job has sent under its own id: see :class:`asynctask.arrivals.NextRun`."""
+
+    @property
+    def delay_s(self) -> float:
+        """It starts no sooner."""
+        ...
+
+    def columns(self, *, is_lone: bool, tries: int) -> dict[str, Any]:
+        """The columns of the Event that change with it."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt of a job in this process: what the ledger said of it, how far it has come, and what came of it.
@@ -205,7 +218,7 @@ class Attempt:
     started_at: int | None = None
     began: float = 0.0
     saved_at: float = 0.0
-    next_run: NextRun | None = None
+    next_run: SentRun | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bind(self, job: CurrentJob) -> None:
