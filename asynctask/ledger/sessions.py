@@ -6,10 +6,9 @@ priority) and ``session_place``. A Task with nothing left but jobs waiting for a
 line again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
-of it (``key_places``) until it has ended. The first in a line goes, and stays the first until it has ended: nothing comes
-into a line before what may have been lent. The Tasks with keys are committed in the order of their ids
-(:func:`asynctask.ledger.events.lock_order`), each waits while an earlier one is split, and an Event that runs again after
-its end comes last, and waits while a list that was there before it is split
+of it (``key_places``) until it has ended, and the first in a line goes. Nothing comes into a line before what may have been
+lent: the Tasks with keys are committed in the order of their ids (:func:`asynctask.ledger.events.lock_order`), an Event
+that runs again after its end comes last, and each waits while a list is split whose items come before it
 (:func:`asynctask.core.readiness.has_turn`). So whoever reads that an Event is the first of its line needs no lock.
 
 An Event whose Task's pointer passed it before its turn waits with ``due_at``
@@ -82,8 +81,8 @@ def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> 
 def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
     """Gives a free session to the first Task in its line, in the caller's transaction. Returns that Task's id.
 
-    Smaller priority first, then first come. None if the session is held or nobody waits. If another transaction
-    has locked the first Task's row, a later ``lending.catch_up`` promotes it: no Task overtakes it.
+    None if the session is held or nobody waits. If another transaction has locked the first Task's row, a later
+    ``lending.catch_up`` promotes it: no Task overtakes it.
     """
     if connection.execute(sa.select(_t.id).where(_t.session_holder == key)).first() is not None:
         return None
@@ -311,8 +310,7 @@ class Turns(NamedTuple):
 
 def turns(asking: Collection[Asking], before: int | None) -> Turns:
     """The turns of these Events. In its transaction the caller lends those that go, and has the others
-    :func:`postpone`; after it, :func:`free` looks at the lines of those that wait, for those before them may have ended
-    meanwhile. An Event without a key goes always."""
+    :func:`postpone`; after it, :func:`free` looks at the lines of those that wait. An Event without a key goes always."""
     found = Turns(set(), {}, set())
     for each in asking:
         if each.line is None or has_turn(each.id, each.place or 0, each.first or each.id, before):

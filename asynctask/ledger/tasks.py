@@ -699,8 +699,7 @@ def _known_total(task: Mapping[str, Any]) -> int | None:
 def pause_failing(ledger: Ledger, task_ids: Iterable[int] | None = None) -> list[int]:
     """Pauses those Tasks, of ``task_ids`` or of all, with more failed items than they tolerate; returns their ids.
 
-    A Task whose row another transaction holds is left to maintenance, and so is one with rows left to update: a retry takes
-    the failures back.
+    A Task with rows left to update is left to maintenance: a retry takes the failures back.
     """
     given = {} if task_ids is None else {"ids": list(task_ids)}
     with ledger.database.read() as connection:
@@ -751,8 +750,8 @@ def _pause_failing(ledger: Ledger, task_id: int) -> bool:
 
 # -- closing: once per generation, after a flush or by maintenance
 #
-# Checked in a transaction after the one that commits outcomes: inside it, concurrent processes would each see the other's
-# job open, and none would close.
+# Checked in a transaction after the one that commits outcomes, of callbacks too: inside it, concurrent processes would each
+# see the other's job open, and none would close. A Task whose row another transaction holds is left to maintenance.
 
 
 def candidates(connection: Connection, task_ids: Iterable[int] | None = None) -> dict[int, int]:
@@ -778,10 +777,7 @@ def _candidates(some: bool) -> Any:
 
 @repeatable
 def try_close(ledger: Ledger, task_id: int) -> bool:
-    """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did.
-
-    A Task whose row another transaction holds is left to maintenance.
-    """
+    """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did."""
     with ledger.database.read() as connection:
         task = get(connection, task_id)
         if task["closed_at"] is not None or not _may_close(connection, task) or _open_rows(connection, task_id):
@@ -1012,9 +1008,7 @@ def turn_unless_cancelled(
 def try_finish(ledger: Ledger, task_id: int) -> bool:
     """Makes a closed Task done if all its callbacks have ended. Returns whether this caller did.
 
-    A callback that did not end in ``finish`` makes it ``callback_failed``. Call it in a transaction after the one that
-    ended a callback: inside, two processes would each see the other's open. A Task whose row another transaction holds is
-    left to maintenance.
+    A callback that did not end in ``finish`` makes it ``callback_failed``.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
