@@ -10,18 +10,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin, pause_s
+from asynctask.database.batches import MAX_BYTES
 from asynctask.errors import IdInUse, InputError
 from asynctask.ledger import foreign
 from asynctask.ledger.base import dumps
 from asynctask.ledger.events import EventRecord, Failure
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Kind, Outcome
-from asynctask.ledger.standalone import ENGINE, MAX_OPTIONS, Arrival, NextRun, enqueue, reopen
+from asynctask.ledger.standalone import ENGINE, Arrival, enqueue, reopen
+from asynctask.messages import clean
 from asynctask.middleware.tracker import INTERRUPTED, Attempt, Ticket, Tracker
+from asynctask.sidekiq.copies import AGAIN
+
+MAX_PARAMS: Final = MAX_BYTES
+"""Bytes of the parameters of one Event."""
+
+MAX_OPTIONS: Final = 1_000_000
+"""Bytes of the other members of one Event's job."""
+
+_MAX_NAME: Final = 255
+_SHOWN: Final = 500
 
 _NO_EVENT: Final = (
     "it is dropped unrun: another ledger dispatched it, or this one was restored or purged since; give all programs of a"
@@ -125,6 +137,85 @@ def _unless_late(ticket: Ticket, arrival: Arrival) -> Ticket:
     if ticket.attempt > 1 and arrival.sent_at is not None and arrival.sent_at < sent_at:
         return replace(ticket, verdict=Begin.DROP)
     return ticket
+
+
+# -- what fits an Event
+
+
+def fitted(job: Arrival) -> tuple[Arrival, str | None]:
+    """A job of another program adapted to fit an Event, and a description of the changes; None without changes.
+
+    Names are truncated and cleaned; arguments that cannot be stored are dropped, and the reason quotes their beginning.
+    """
+    worker_name, queue = clean(job.worker_name)[:_MAX_NAME], clean(job.queue)[:_MAX_NAME]
+    params, reasons = job.params, []
+    if worker_name != job.worker_name:
+        reasons.append(f"the name of its worker {_unfit_name(job.worker_name)}")
+    if queue != job.queue:
+        reasons.append(f"the name of its queue {_unfit_name(job.queue)}")
+    unfit = _unfit_params(params)
+    if unfit is not None:
+        params = None
+        reasons.append(unfit)
+    if job.options is not None and (size := len(job.options.encode())) > MAX_OPTIONS:
+        job, params = replace(job, options=None), None  # without its options it would be another job
+        reasons.append(f"the members beside its arguments have {size:,} bytes, the most is {MAX_OPTIONS:,}")
+    if not reasons:
+        return job, None
+    return replace(job, worker_name=worker_name, queue=queue, params=params), "; ".join(reasons)
+
+
+def _unfit_name(name: str) -> str:
+    if len(name) > _MAX_NAME:
+        return f"has {len(name):,} characters, the most is {_MAX_NAME}"
+    return "holds a character that a database cannot keep"
+
+
+def _unfit_params(params: Any) -> str | None:
+    try:
+        size = len(dumps(params).encode())
+    except TypeError as error:  # the encoder's error for all: long integers, depth, lone surrogates
+        return f"the ledger cannot keep its arguments ({error}): {repr(params)[:_SHOWN]}"
+    if size > MAX_PARAMS:
+        return (
+            f"its arguments have {size:,} bytes, the most is {MAX_PARAMS:,}: store the data elsewhere and send its location"
+        )
+    return None
+
+
+# -- the next run of a job that sends itself again
+
+
+class NextRun(NamedTuple):
+    """What a running job has sent under its own id: the job's next run.
+
+    ``worker_name`` and ``queue`` (by the ledger's name), JSON-ready ``args`` and ``kwargs``; ``delay_s``: it starts no
+    sooner; ``retries``: how many of its tries its engine counts as retries. ``signature``: an engine's own form of one or
+    several jobs, of which one has the id.
+    """
+
+    worker_name: str
+    queue: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    delay_s: float = 0.0
+    retries: int = 0
+    signature: Any = None
+
+    def columns(self, *, is_lone: bool, tries: int) -> dict[str, Any]:
+        """The columns of the Event that change with it. ``tries``: the Event's count of tries then.
+
+        A lone job becomes the job that was sent; if its arguments are not known, it has none, and a person cannot have it
+        run again. A row of a list stays the row: its item remains in ``params``.
+        """
+        if is_lone:
+            columns = {"worker_name": clean(self.worker_name)[:_MAX_NAME], "queue": clean(self.queue)[:_MAX_NAME]}
+            params: Any = {"args": list(self.args), "kwargs": dict(self.kwargs)} if self.kwargs else list(self.args)
+            is_known = self.signature is None and not _unfit_params(params)
+            return {**columns, "params": dumps(params) if is_known else None}
+        run: dict[str, Any] = {"class": self.worker_name, "args": list(self.args), "kwargs": dict(self.kwargs)}
+        run |= {"before": tries - self.retries, "signature": self.signature}
+        return {"options": dumps({AGAIN: run}), "queue": clean(self.queue)[:_MAX_NAME]}
 
 
 def send_itself(attempt: Attempt, run: NextRun) -> None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from asynctask.brokers.base import DEAD, Broker, Copy, Held, Key
+from asynctask.core.states import Reason
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.outbox import EngineQueues, Router
@@ -257,12 +258,8 @@ class Maintenance:
             stalled = task_rows.stalled_splits(connection, self._ledger.now())
         for task_id, again in stalled:
             if not again:
-                task_rows.fail_split(
-                    self._ledger,
-                    task_id,
-                    "the program that handed in the items ended before it had handed in all",
-                    anyone=True,
-                )
+                why = "the program that handed in the items ended before it had handed in all"
+                task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why, anyone=True)
             elif self._resume_split is not None and not is_held(self._ledger, task_id):
                 self._resume_split(task_id)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from asynctask.arrivals import send_itself
+from asynctask.arrivals import NextRun, send_itself
 from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held, refuse_unstorable
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.config import Config
@@ -27,7 +27,7 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, plain_json
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import ATTEMPT, Attempt
-from asynctask.sidekiq.copies import build, encoded, passes
+from asynctask.sidekiq.copies import build, encoded, passes, untracked_options
 from asynctask.sidekiq.payload import When, check, due_at, dump, flat, normalise, write_time
 from asynctask.wiring import Core
 from asynctask.worker import Worker, is_model
@@ -106,7 +106,7 @@ class Pushing:
             _check_text(worker, job)
         if own_id is not None and let_through and (running := _running(own_id)) is not None:
             args_of, delay_s = let_through[0].payload["args"], max(0, (due or now) - now) / SECOND
-            send_itself(running, standalone.NextRun(worker.name, let_through[0].queue, args_of, delay_s=delay_s))
+            send_itself(running, NextRun(worker.name, let_through[0].queue, args_of, delay_s=delay_s))
             return [str(own_id)]
         sent = standalone.send(
             core.ledger,
@@ -259,7 +259,7 @@ def _row_of(job: Mapping[str, Any], priority: int) -> standalone.Arrival:
     problems = [] if standalone.is_job_id(jid) else [Problem(None, "jid", "bad_length", _JID, jid[:64])]
     refuse_unstorable(Copy(jid, 0, job["queue"], dump(job), priority), problems)
     members = {name: value for name, value in job.items() if name not in _COLUMNS}
-    options = standalone.options_of(members, priority)
+    options = untracked_options(members, priority)
     return standalone.Arrival(jid, 1, job["class"], job["queue"], job["args"], options, is_tracked=False)
 
 

@@ -7,24 +7,23 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from asynctask.core.states import Reason
 from asynctask.core.transitions import CALLBACKS, MERGE
-from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem
+from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem, Unavailable
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import NewItem, dumps, loads
+from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.queries import other_language
-from asynctask.ledger.sessions import MAX_KEY
-from asynctask.ledger.tasks import GroupSubmit, NewCallback, NewTask, NewWhole, SplitLost, Whole
+from asynctask.ledger.tasks import NewCallback, NewTask, NewWhole, SplitLost, Whole, create_whole
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
-from asynctask.lists.rows import ListSource, all_good, checked, open_list
+from asynctask.lists.rows import MAX_KEY, ListSource, all_good, checked, open_list
 from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 INLINE_BYTES = 1_000_000
 """Largest list that is split in a thread of the process that accepted it; larger ones are split in a child process."""
 
+MOST_ROWS: Final = 1_000
+"""Rows of one transaction; a list with as many is written alone."""
 
 SLOW_S = 60.0
 """Seconds after a slow validation during which lists of that worker are not validated before the response."""
@@ -57,6 +58,72 @@ class Submission:
     created: bool
     problems: tuple[Problem, ...] | None
     progress: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    whole: NewWhole
+    made: Whole | None = None
+    error: BaseException | None = None
+
+
+class GroupSubmit:
+    """The group commit of submissions: those that arrive during a commit are written together by the next.
+
+    Each caller waits for its own Task and gets the result of that one alone.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._waiting: list[_Waiting] = []
+        self._lock = threading.Lock()
+        self._commit_lock = threading.Lock()
+
+    def create(self, whole: NewWhole) -> Whole:
+        """Creates a Task with its items.
+
+        Returns the first submission's Task, not ``created``, if the owner used the idempotency key before with the same
+        body. Raises :class:`InputError` (422) if it was used with another body, and LedgerUnavailable.
+        """
+        own = _Waiting(whole)
+        with self._lock:
+            self._waiting.append(own)
+        with self._commit_lock:
+            if own.made is None and own.error is None:
+                self._write(self._take_waiting())
+        if own.error is not None:
+            raise own.error
+        assert own.made is not None
+        return own.made
+
+    def _take_waiting(self) -> list[_Waiting]:
+        """All waiting submissions, the caller's own among them: it holds the commit lock."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        return taken
+
+    def _write(self, taken: list[_Waiting]) -> None:
+        while taken:
+            count = rows = 0
+            for each in taken:
+                rows += each.whole.rows
+                if count and rows > MOST_ROWS:
+                    break
+                count += 1
+            self._write_batch(taken[:count])
+            del taken[:count]
+
+    def _write_batch(self, batch: list[_Waiting]) -> None:
+        try:
+            for each, made in zip(batch, create_whole(self._ledger, [each.whole for each in batch]), strict=True):
+                each.made = made
+        except BaseException as error:
+            if len(batch) == 1 or isinstance(error, Unavailable):
+                for each in batch:
+                    each.error = error
+                return
+            for each in batch:  # one of them is at fault: writes each alone
+                self._write_batch([each])
 
 
 class Submitter:
@@ -409,7 +476,8 @@ class Submitter:
             self._log.warning("split_put_off", task_id=task_id, error=str(error))
         except Exception as error:
             self._log.exception("split_failed", task_id=task_id)
-            task_rows.fail_split(self._ledger, task_id, f"internal_error: {type(error).__name__}")
+            why = f"internal_error: {type(error).__name__}"
+            task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why)
 
     def check_for_parent(self, worker: Worker, kept: Mapping[str, Any]) -> bytes:
         """The response of a child process that checks a list: see :class:`Checker`."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from asynctask import AsyncTask
 from asynctask.clock import SECOND
+from asynctask.core.states import Reason
 from asynctask.core.transitions import Turn, stop
 from asynctask.ledger import lending, progress
 from asynctask.ledger import tasks as task_rows
@@ -58,7 +59,7 @@ def _create(ledger: Ledger, n: int) -> int:
     for start in range(0, n, PAGE):
         items = [NewItem(dumps({"n": i}), i + 1) for i in range(start, min(n, start + PAGE))]
         task_rows.add_slice(ledger, task_id, items, [], after=start, cursor=start + len(items), lease_s=LEASE_S)
-    task_rows.seal(ledger, task_id)
+    task_rows.end_split(ledger, task_id, Reason.SEALED)
     return task_id
 
 

@@ -38,7 +38,7 @@ from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write
 from asynctask.ledger import processes
 from asynctask.ledger.base import MAX_ID, dumps
 from asynctask.ledger.recorder import Kind, Recorder
-from asynctask.ledger.standalone import AGAIN, ENGINE, Arrival, reopen, send, send_from_ledger
+from asynctask.ledger.standalone import ENGINE, Arrival, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape, Refused, UnfitItem
 from asynctask.lists.readers import RawRow
@@ -48,7 +48,7 @@ from asynctask.messages import clean, revealed
 from asynctask.middleware.tracker import Attempt, Phase, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
-from asynctask.sidekiq.copies import CALLBACK_OF, decode
+from asynctask.sidekiq.copies import AGAIN, CALLBACK_OF, decode
 from asynctask.worker import Worker, describe, is_model
 
 EARLY_S: Final = 0.5
@@ -188,7 +188,7 @@ class PushedJob:
     ``attempt`` is its fence, which must travel with it; None for a lone job. ``retries``: the number of its retries.
     ``sent``: of a lone job, for the header :data:`SENT`. ``replaces``: it is what a job of a Task sent
     under its id, and not its item; ``signature``: to be sent in its place, see
-    :class:`~asynctask.ledger.standalone.NextRun`.
+    :class:`~asynctask.arrivals.NextRun`.
     """
 
     job_id: str

@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import orjson
 
-from asynctask.arrivals import send_itself
+from asynctask.arrivals import NextRun, send_itself
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
 from asynctask.core.transitions import Begin, pause_s
@@ -80,14 +80,7 @@ from asynctask.integrations.recording import (
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.events import Note
 from asynctask.ledger.recorder import Kind
-from asynctask.ledger.standalone import (
-    Arrival,
-    NextRun,
-    discard,
-    end_elsewhere,
-    is_job_id,
-    put_off_elsewhere,
-)
+from asynctask.ledger.standalone import Arrival, discard, end_elsewhere, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Attempt, Result, Ticket, Tracker

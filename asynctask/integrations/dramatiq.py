@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import uuid4
 
-from asynctask.arrivals import send_itself
+from asynctask.arrivals import NextRun, send_itself
 from asynctask.brokers.base import Copy
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
@@ -69,9 +69,9 @@ from asynctask.integrations.base import (
 )  # fmt: skip
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger.base import chunks
-from asynctask.ledger.standalone import Arrival, NextRun, is_job_id
+from asynctask.ledger.standalone import Arrival, is_job_id
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Attempt
+from asynctask.middleware.tracker import Attempt, SentRun
 from asynctask.worker import Worker
 
 try:
@@ -402,7 +402,7 @@ class _Message(Attempt):
     worker: Worker
     called: bool = False  # the actor's function was called
     performing: bool = False  # it has not returned yet
-    sent_run: NextRun | None = None  # its next run, once the broker has it
+    sent_run: SentRun | None = None  # its next run, once the broker has it
     retry_sent: bool = False
 
     @property

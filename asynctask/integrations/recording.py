@@ -31,6 +31,7 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
+from asynctask.arrivals import NextRun
 from asynctask.clock import Clock, micros
 from asynctask.core.transitions import Begin
 from asynctask.errors import JobTimeout, Unavailable
@@ -38,7 +39,7 @@ from asynctask.integrations.base import AWAY_S, LONG_S, PUT_OFF_S, EngineProcess
 from asynctask.job import CurrentJob
 from asynctask.ledger.events import Failure, Note
 from asynctask.ledger.recorder import Kind
-from asynctask.ledger.standalone import Arrival, NextRun
+from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Attempt, Phase, Result, Ticket
 from asynctask.runtime.process import collect_seldom
@@ -669,7 +670,7 @@ def _report_of(attempt: Attempt) -> dict[str, Any]:
             [list(note) for note in result.notes],
             result.is_final,
         ],
-        "next_run": None if attempt.next_run is None else list(attempt.next_run),
+        "next_run": list(attempt.next_run) if isinstance(attempt.next_run, NextRun) else None,
         "messages": [] if attempt.job is None else attempt.job.take_messages(),
         "place": None if attempt.job is None else attempt.job.take_place(),
     }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from asynctask.arrivals import ArrivalTracker
+from asynctask.arrivals import ArrivalTracker, fitted
 from asynctask.brokers.base import Key
 from asynctask.clock import rfc3339
 from asynctask.config import QUEUE_NAME
@@ -29,7 +29,7 @@ from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.events import EventRecord, Failure, Note, untouched
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
-from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fitted, is_job_id, last_message_is
+from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, is_job_id, last_message_is
 from asynctask.lists.items import MIXED
 from asynctask.logs import get_logger
 from asynctask.messages import clean

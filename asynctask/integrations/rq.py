@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, cast
 
-from asynctask.arrivals import send_itself
+from asynctask.arrivals import NextRun, send_itself
 from asynctask.brokers.base import Copy
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
@@ -61,7 +61,7 @@ from asynctask.integrations.base import (
 )
 from asynctask.integrations.recording import Collecting, Performer, Recording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
-from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, NextRun, end_elsewhere, is_job_id
+from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import Attempt, Tracker
 from asynctask.runtime.process import collect_seldom, recording_chain
 from asynctask.worker import Worker, declared_name
@@ -422,7 +422,7 @@ class RqEngine:
     def scheduled_for(self, job: Any, at: datetime) -> None:
         """Notes when the next run of the running job is to start."""
         performed = self._performs(job)
-        if performed is not None and (run := performed.next_run) is not None:
+        if performed is not None and isinstance(run := performed.next_run, NextRun):
             performed.next_run = run._replace(delay_s=max(0.0, (at - now()).total_seconds()))
 
     def not_sent(self, job: Any, error: Exception) -> None:

@@ -1,10 +1,10 @@
 """The basis of the ledger's functions: the :class:`Ledger`, JSON text, messages, and locks on Tasks' rows.
 
-Background work (dispatcher, recorder, maintenance) must not wait for a locked Task row: one row that a session at the
-database's prompt, or a process stopped inside a transaction, keeps locked would delay every other Task. It waits
-:data:`PATIENCE_S`, longer than this program's transactions take, at most once in :data:`AGAIN_S` for rows that it could not
-lock, and retries them later. A user's call waits without limit (:func:`asynctask.ledger.tasks.lock`). One statement locks
-several rows in the order of their ids and skips locked ones. SQLite has one writer at a time and no row locks.
+Background work (dispatcher, recorder, maintenance) does not wait long for the row of a Task (:func:`try_lock`): one that a
+session at the database's prompt, or a stopped process, keeps locked would delay every other Task. What it could not do it
+retries later, from :class:`Held` or by maintenance. A user's call waits without limit
+(:func:`asynctask.ledger.tasks.lock`). One statement locks several rows in the order of their ids and skips locked ones.
+SQLite has one writer at a time and no row locks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -42,7 +41,7 @@ MAX_ID = 2**63 - 1
 
 
 PATIENCE_S: Final = 0.1
-"""Seconds to wait for the row of a Task that a user acts on. Above the duration of this program's transactions."""
+"""Seconds that :func:`try_lock` waits. Above the duration of this program's transactions."""
 
 AGAIN_S: Final = 1.0
 """Seconds after a wait in vain in which this process does not wait again. Above :data:`PATIENCE_S`."""
@@ -167,22 +166,6 @@ def stamp(at: int, status: str, message: str, attempt: int, row: int | None = No
     if row is not None:
         entry["row"] = row
     return entry
-
-
-def stamps(at: str, notes: Iterable[tuple[str, str, int | None, int | None]], attempt: int) -> list[str]:
-    """Messages of a job of one item as of :func:`stamp`, each as JSON text.
-
-    ``at``: the time of writing in RFC 3339; ``notes``: status, message, own time in microseconds or None, and no row, each.
-    """
-    return [
-        f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own, _ in notes
-    ]
-
-
-@lru_cache(maxsize=256)
-def _rest(status: str, message: str, attempt: int) -> str:
-    # Cached: many messages have the same text.
-    return dumps({"status": status, "message": message, "attempt": attempt})[1:]
 
 
 BATCH: Final = 1_000

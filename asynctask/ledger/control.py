@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -41,50 +41,32 @@ _COLUMNS = {"interval": "interval_s"}
 
 
 @repeatable
-def _change_state(
-    ledger: Ledger,
-    task_id: int,
-    who: str,
-    action: str,
-    allowed: Callable[[Connection, dict[str, Any]], tuple[State, Reason] | None],
-) -> bool:
-    """Locks the Task and applies the transition that ``allowed`` returns (None: nothing to do). Returns whether anything
-    changed."""
-    with ledger.database.write() as connection:
-        task = task_rows.lock(connection, task_id)
-        edge = allowed(connection, task)
-        if edge is None:
-            return False
-        task_rows.turn(connection, ledger, task, *edge, state_reason=None)
-        if edge[1] is Reason.RESUMED:
-            progress.measure_anew(connection, task_id, ledger.now())
-        task_rows.log(connection, ledger, task_id, action, None, who)
-    return True
-
-
 def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
     """Stops the start of jobs until resumed; running jobs continue. Idempotent; returns whether it changed anything.
 
     Raises :class:`Conflict` if the Task has ended.
     """
-
-    def allowed(connection: Connection, task: dict[str, Any]) -> tuple[State, Reason] | None:
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
         if task["state"] == State.PAUSED:
-            return None
+            return False
         if task["state"] not in (State.SPLITTING, State.RUNNING):
             raise Conflict(f"Task {task_id} is {task['state']}; only a splitting or running Task can be paused")
-        return State.PAUSED, Reason.PAUSED
+        task_rows.turn(connection, ledger, task, State.PAUSED, Reason.PAUSED, state_reason=None)
+        task_rows.log(connection, ledger, task_id, "paused", None, who)
+    return True
 
-    return _change_state(ledger, task_id, who, "paused", allowed)
 
-
+@repeatable
 def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Lets a paused Task start jobs again. Idempotent; raises :class:`Conflict` if the Task has ended, or if more items
-    failed than it tolerates: it would pause itself again."""
+    """Lets a paused Task start jobs again. Idempotent; returns whether it changed anything.
 
-    def allowed(connection: Connection, task: dict[str, Any]) -> tuple[State, Reason] | None:
+    Raises :class:`Conflict` if the Task has ended, or if more items failed than it tolerates: it would pause itself again.
+    """
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
         if task["state"] in (State.SPLITTING, State.RUNNING):
-            return None
+            return False
         if task["state"] != State.PAUSED:
             raise Conflict(f"Task {task_id} is {task['state']}; only a paused Task can be resumed")
         left = task_rows.tolerated_left(connection, task)
@@ -93,13 +75,15 @@ def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
                 f"more items of Task {task_id} failed than its tolerated_failures ({task['tolerated_failures']}) allows;"
                 " raise that, or set no limit (null; on the command line, none), and the Task goes on; or retry the items"
             )
-        return _resumed_state(task), Reason.RESUMED
+        _resume(connection, ledger, task, None, who)
+    return True
 
-    return _change_state(ledger, task_id, who, "resumed", allowed)
 
-
-def _resumed_state(task: dict[str, Any]) -> State:
-    return State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING
+def _resume(connection: Connection, ledger: Ledger, task: dict[str, Any], detail: dict[str, Any] | None, who: str) -> None:
+    state = State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING
+    task_rows.turn(connection, ledger, task, state, Reason.RESUMED, state_reason=None)
+    progress.measure_anew(connection, task["id"], ledger.now())
+    task_rows.log(connection, ledger, task["id"], "resumed", detail, who)
 
 
 @repeatable
@@ -221,19 +205,12 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
             notify(connection)
         both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # what it was, and is
         task_rows.log(connection, ledger, task_id, "changed", both, who)
-        if "tolerated_failures" in values and task["state_reason"] == Reason.TOO_MANY_FAILURES:
-            _go_on(connection, ledger, now, who)
+        paused_itself = task["state"] == State.PAUSED and task["state_reason"] == Reason.TOO_MANY_FAILURES
+        if paused_itself and "tolerated_failures" in values:
+            left = task_rows.tolerated_left(connection, now)
+            if left is None or left >= 0:
+                _resume(connection, ledger, now, {"tolerated_failures": now["tolerated_failures"]}, who)
     return task
-
-
-def _go_on(connection: Connection, ledger: Ledger, task: dict[str, Any], who: str) -> None:
-    """Resumes a Task that paused itself, if its failures are tolerated now."""
-    left = task_rows.tolerated_left(connection, task)
-    if task["state"] != State.PAUSED or (left is not None and left < 0):
-        return
-    task_rows.turn(connection, ledger, task, _resumed_state(task), Reason.RESUMED, state_reason=None)
-    progress.measure_anew(connection, task["id"], ledger.now())
-    task_rows.log(connection, ledger, task["id"], "resumed", {"tolerated_failures": task["tolerated_failures"]}, who)
 
 
 # -- turning rows in slices

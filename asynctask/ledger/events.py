@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import from_datetime, rfc3339
+from asynctask.clock import from_datetime
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import MARKS, Delta, Row, Turn, is_kept, marks_of
 from asynctask.database import batches
@@ -22,8 +22,8 @@ from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, key_places, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
-from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp, stamps
-from asynctask.messages import KEEP_FIRST, append
+from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp
+from asynctask.messages import append
 
 MAX_GROUPS = 100
 """Groups of failure messages kept for one Task; further ones are counted under "other"."""
@@ -45,7 +45,7 @@ _READ = (
     sa.select(
         _e.id, _e.job_id, _e.task_id, _e.seq, _e.status, _e.attempt, _e.due_at, _e.retries, _e.deaths, _e.watched,
         _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
-        _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
+        _e.started_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
         sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel, _ROUND_AT,
         _t.priority, _t.interval_s, _e.callback_of, _e.line, _e.stopping, _e.marks, _e.last_row, _e.created_at,
         _e.queue.is_not(None),
@@ -90,7 +90,7 @@ class EventRecord:
     ``round_at``: of a Task with an interval, when the jobs of its last round may start. ``callback_of``: the Task whose
     callback it is. ``line``: of those with a key, see :mod:`asynctask.ledger.sessions`. ``knobs``: those of its Task that
     determine when its jobs start. ``created_at``: when it was made, or sent again after its end. ``is_resent``: a job of a
-    Task that has sent itself again, see :func:`asynctask.ledger.standalone.next_run`.
+    Task that has sent itself again, see :func:`asynctask.arrivals.send_itself`.
     """
 
     id: int
@@ -101,7 +101,6 @@ class EventRecord:
     messages: str | None
     first_row: int | None
     started_at: int | None
-    finished_at: int | None
     worker_name: str
     queue: str
     task_state: str | None
@@ -216,8 +215,8 @@ class StaleRead(TransactionConflict):
 def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
-        n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
-        parallel, round_at, priority, interval_s, callback_of, line, stopping, marks, last_row, created_at, has_queue,
+        n_cancelled, process, messages, first_row, started_at, worker_name, queue, state, next_seq, slots, parallel,
+        round_at, priority, interval_s, callback_of, line, stopping, marks, last_row, created_at, has_queue,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
@@ -225,8 +224,8 @@ def _record(found: Any) -> EventRecord:
         process, bool(watched), bool(stopping), marks,
     )  # fmt: skip
     return EventRecord(
-        id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
-        slots or 1, round_at, callback_of, line, last_row, (priority, parallel, interval_s), created_at,
+        id_, job_id, task_id, seq, row, messages, first_row, started_at, worker_name, queue, state, slots or 1,
+        round_at, callback_of, line, last_row, (priority, parallel, interval_s), created_at,
         task_id is not None and bool(has_queue),
     )  # fmt: skip
 
@@ -307,8 +306,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
         _apply_batch(connection, ledger, batch, moved, now)
     if ends:
         write_unread(connection, ledger, ends, moved, now)
-    _leave_lines(connection, [*changes, *ends])
-    _enter_lines(connection, changes)
+    _move_in_lines(connection, [*changes, *ends])
     # Lock order of every transaction: all events first, then their counters.
     _write_failures(connection, ledger, [*changes, *ends])
     move_counts(connection, moved, now)
@@ -322,35 +320,25 @@ def _is_lone_and_due(change: Write, now: int) -> bool:
     return due is not None and due <= now and change.record is not None and change.record.task_id is None
 
 
-def _leave_lines(connection: Connection, changes: Sequence[Write]) -> None:
-    """Takes Events that end out of the lines of their keys; who is next, :func:`sessions.free` finds after the commit."""
-    ended = [
-        each.event_id
-        for each in changes
-        if each.record is not None and each.record.line is not None and each.turn and each.turn.after.status in TERMINAL
-    ]
+def _move_in_lines(connection: Connection, changes: Sequence[Write]) -> None:
+    """Takes Events that end out of the lines of their keys; who is next, :func:`sessions.free` finds after the commit.
+    Those that run again after their end get the last places."""
+    ended, again = list[int](), list[int]()
+    for change in changes:
+        if change.record is None or change.record.line is None or (turn := change.turn) is None:
+            continue
+        if turn.after.status in TERMINAL:
+            ended.append(change.event_id)
+        elif turn.before is not None and turn.before.status in TERMINAL:
+            again.append(change.event_id)
     if ended:
         _LEAVE.execute(connection, ended)
-
-
-_LEAVE: Final = batches.ByValues(key_places.c.event_id, key_places.delete().where)
-
-
-def _enter_lines(connection: Connection, changes: Sequence[Write]) -> None:
-    """Gives Events that run again after their end the last places in the lines of their keys."""
-    again = [
-        each.event_id
-        for each in changes
-        if each.record is not None
-        and each.record.line is not None
-        and each.turn
-        and each.turn.before is not None
-        and each.turn.before.status in TERMINAL
-        and each.turn.after.status not in TERMINAL
-    ]
     if again:
         lock_order(connection)
         _ENTER.execute(connection, again)
+
+
+_LEAVE: Final = batches.ByValues(key_places.c.event_id, key_places.delete().where)
 
 
 def _entered(its: Any) -> Any:
@@ -429,8 +417,7 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
     if after.status is Status.STOPPED:
         notes = _stopped_notes(ledger, notes)
     if notes:
-        new = [stamp(note.at or now, note.status, note.message, before.attempt, note.row) for note in notes]
-        record.messages = dumps(append(loads(record.messages) or [], new))
+        record.messages = _added(record.messages, notes, before.attempt, now)
     over = after.status in TERMINAL
     values = {
         "b_id": record.id,
@@ -461,6 +448,12 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
         if name != "started_at" or record.started_at is None or value is None:
             values[f"v_{name}"] = value
     return values
+
+
+def _added(messages: str | None, notes: Sequence[Note], attempt: int, now: int) -> str:
+    """``added_messages`` with these messages of an attempt."""
+    new = [stamp(at or now, status, message, attempt, row) for status, message, at, row in notes]
+    return dumps(append(loads(messages) or (), new))
 
 
 def _stopped_notes(ledger: Ledger, notes: Sequence[Note]) -> list[Note]:
@@ -669,7 +662,6 @@ def write_unread(
     """
     alike: dict[tuple[Any, ...], _EndBatch] = {}
     counted: dict[tuple[int | None, int, int], list[Any]] = {}
-    now_text = rfc3339(now)
     for end in sorted(ends, key=attrgetter("event_id")):  # the lock order everywhere
         record, turn = end.record, end.turn
         assert record is not None
@@ -681,7 +673,7 @@ def write_unread(
             group = alike[key] = _EndBatch(turn, problem, tuple(end.values))
         attempt = turn.after.attempt
         row: dict[str, Any] = {"b_id": record.id, "b_attempt": attempt}
-        row["v_added_messages"] = _first_messages(end.notes, attempt, now, now_text)
+        row["v_added_messages"] = _added(None, end.notes, attempt, now)
         for name, value in end.values.items():
             row[f"v_{name}"] = value
         group.rows.append(row)
@@ -694,13 +686,6 @@ def write_unread(
     for (task_id, slots, _), (turn, times) in counted.items():
         if task_id is not None:
             moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta, times)
-
-
-def _first_messages(notes: Sequence[Note], attempt: int, now: int, now_text: str) -> str:
-    """``added_messages`` of an Event that had none."""
-    if len(notes) > KEEP_FIRST:
-        return dumps(append((), [stamp(note.at or now, note.status, note.message, attempt, note.row) for note in notes]))
-    return f"[{','.join(stamps(now_text, notes, attempt))}]"
 
 
 def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None:

@@ -1098,7 +1098,6 @@ _WATCHED: Final = sa.select(
     _t.interval_s,
     _t.session_holder,
     _t.tolerated_failures,
-    _t.ready,
     _t.generation_sealed,
     _t.next_seq,
     _t.created_jobs,

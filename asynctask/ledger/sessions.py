@@ -6,10 +6,9 @@ priority) and ``session_place``. A Task with nothing left but jobs waiting for a
 line again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
-of it (``key_places``) until it has ended. The first in a line goes, and stays the first until it has ended: nothing comes
-into a line before what may have been lent. The Tasks with keys are committed in the order of their ids
-(:func:`asynctask.ledger.events.lock_order`), each waits while an earlier one is split, and an Event that runs again after
-its end comes last, and waits while a list that was there before it is split
+of it (``key_places``) until it has ended, and the first in a line goes. Nothing comes into a line before what may have been
+lent: the Tasks with keys are committed in the order of their ids (:func:`asynctask.ledger.events.lock_order`), an Event
+that runs again after its end comes last, and each waits while a list is split whose items come before it
 (:func:`asynctask.core.readiness.has_turn`). So whoever reads that an Event is the first of its line needs no lock.
 
 An Event whose Task's pointer passed it before its turn waits with ``due_at``
@@ -19,7 +18,6 @@ An Event whose Task's pointer passed it before its turn waits with ``due_at``
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -83,8 +81,8 @@ def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> 
 def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
     """Gives a free session to the first Task in its line, in the caller's transaction. Returns that Task's id.
 
-    Smaller priority first, then first come. None if the session is held or nobody waits. If another transaction
-    has locked the first Task's row, a later ``lending.catch_up`` promotes it: no Task overtakes it.
+    None if the session is held or nobody waits. If another transaction has locked the first Task's row, a later
+    ``lending.catch_up`` promotes it: no Task overtakes it.
     """
     if connection.execute(sa.select(_t.id).where(_t.session_holder == key)).first() is not None:
         return None
@@ -195,9 +193,6 @@ def promote_alone(ledger: Ledger, key: str) -> bool:
 
 # -- keys: items with equal values of a field run one after the other
 
-MAX_KEY: Final = 255
-"""Largest number of characters of a key."""
-
 _BY_LINE: Final = "FORCE INDEX (ix_key_places_line)"
 """For MariaDB, which takes a line for a large part of a table that is new, and would read all of it for each line."""
 
@@ -234,21 +229,6 @@ def _at_pointer() -> Any:
 
 # One statement: among busy threads, each takes as long as many rows.
 _GATE: Final = sa.select(_SPLITTING.scalar_subquery(), _at_pointer().scalar_subquery())
-
-
-def key_text(value: Any) -> str | None:
-    """The key in a value of an item: a text without blanks around it, or a number as text, so 7, 7.0 and "7" are one key.
-
-    None for other values, and for a text that is empty or longer than :data:`MAX_KEY`.
-    """
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        value = int(value)
-    if isinstance(value, str):
-        text = value.strip()
-    else:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        text = str(value) if number else ""
-    return text if 0 < len(text) <= MAX_KEY else None
 
 
 def line_of(worker_name: str, key: str) -> int:
@@ -330,8 +310,7 @@ class Turns(NamedTuple):
 
 def turns(asking: Collection[Asking], before: int | None) -> Turns:
     """The turns of these Events. In its transaction the caller lends those that go, and has the others
-    :func:`postpone`; after it, :func:`free` looks at the lines of those that wait, for those before them may have ended
-    meanwhile. An Event without a key goes always."""
+    :func:`postpone`; after it, :func:`free` looks at the lines of those that wait. An Event without a key goes always."""
     found = Turns(set(), {}, set())
     for each in asking:
         if each.line is None or has_turn(each.id, each.place or 0, each.first or each.id, before):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -30,7 +29,7 @@ from asynctask.database.tables import (
     task_tallies,
     tasks,
 )
-from asynctask.errors import Conflict, InputError, NotFound, Unavailable
+from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import corrections, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
 from asynctask.ledger.events import EventRecord, lock_order, move_counts, total_counts
@@ -424,34 +423,21 @@ def _check_split_held(ledger: Ledger, task: dict[str, Any]) -> None:
 
 
 @repeatable
-def seal(ledger: Ledger, task_id: int) -> None:
-    """Marks the list as complete: the generation closes once all its items are terminal. Raises :class:`SplitLost`."""
-    with ledger.database.write() as connection:
-        task = lock(connection, task_id)
-        _check_split_held(ledger, task)
-        _end_split(connection, ledger, task, "sealed", None, Reason.SEALED)
-
-
-@repeatable
-def refuse_list(ledger: Ledger, task_id: int, planned: int) -> None:
-    """Ends the split of a strict list of ``planned`` rows of which some were refused, so nothing was accepted.
-
-    Raises :class:`SplitLost`.
-    """
-    with ledger.database.write() as connection:
-        task = lock(connection, task_id)
-        _check_split_held(ledger, task)
-        assert task["created_jobs"] == 0, "a strict list is taken as a whole or not at all"
-        _end_split(connection, ledger, task, "sealed", None, Reason.ROWS_REJECTED, planned=planned)
-
-
-@repeatable
-def fail_split(
-    ledger: Ledger, task_id: int, reason: str, *, detail: dict[str, Any] | None = None, anyone: bool = False
+def end_split(
+    ledger: Ledger,
+    task_id: int,
+    reason: Reason,
+    *,
+    why: str | None = None,
+    planned: int | None = None,
+    detail: dict[str, Any] | None = None,
+    anyone: bool = False,
 ) -> None:
-    """Ends a split for good; created jobs continue, and the Task says why it is incomplete.
+    """Ends a split: from then on the generation closes once all its items are terminal. Raises :class:`SplitLost`.
 
-    ``detail``: ``text`` and ``params`` of the reason, for translation, and its ``errors``; kept in the Task's log.
+    ``reason``: ``SEALED``, the list is complete; ``ROWS_REJECTED``, rows of a strict list of ``planned`` rows were refused,
+    so nothing was accepted; ``SPLIT_FAILED``, it broke off, and the Task says ``why`` it is incomplete. Created jobs
+    continue. ``detail``: ``text`` and ``params`` of ``why``, for translation, and its ``errors``; kept in the Task's log.
     ``anyone``: the caller is maintenance, which found the expired lease of a split that cannot be resumed.
     """
     with ledger.database.write() as connection:
@@ -462,39 +448,41 @@ def fail_split(
             _check_split_held(ledger, task)
         elif task["split_state"] != "splitting" or (task["split_until"] or 0) > ledger.now():
             return
-        _end_split(connection, ledger, task, "failed", reason[:1024], Reason.SPLIT_FAILED, detail=detail)
+        _end_split(connection, ledger, task, reason, why, planned, detail)
 
 
 def _end_split(
     connection: Connection,
     ledger: Ledger,
     task: dict[str, Any],
-    split_state: str,
-    why: str | None,
     reason: Reason,
-    *,
+    why: str | None = None,
     planned: int | None = None,
     detail: dict[str, Any] | None = None,
 ) -> None:
+    strict, failed = reason is Reason.ROWS_REJECTED, reason is Reason.SPLIT_FAILED
+    assert not (strict and task["created_jobs"]), "a strict list is taken as a whole or not at all"
+    why = None if why is None else why[:1024]
     values: dict[str, Any] = {
-        "split_state": split_state, "split_reason": why, "split_by": None, "split_until": None, "generation_sealed": 1,
+        "split_state": "failed" if failed else "sealed", "split_reason": why, "split_by": None, "split_until": None,
+        "generation_sealed": 1,
     }  # fmt: skip
-    if split_state == "sealed":
+    if not failed:
         values["planned"] = task["created"] + task["rejected"] if planned is None else planned
     now = ledger.now()
     if task["created_jobs"] == 0 and task["state"] in (State.SPLITTING, State.PAUSED):
         # Nothing to run and nothing to wait for: rejected.
-        strict = reason is Reason.ROWS_REJECTED
         state_reason = why or nothing_taken(reason, task["rejected"])
         values |= {"closed_at": now, "finished_at": now, "state_reason": state_reason[:255]}
         turn(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
     elif task["state"] == State.SPLITTING:
-        turn(connection, ledger, task, State.RUNNING, reason, state_reason="split_failed" if why else None, **values)
+        turn(connection, ledger, task, State.RUNNING, reason, state_reason=str(reason) if failed else None, **values)
     else:
         connection.execute(
             tasks.update().where(_t.id == task["id"]).values({**values, "version": _t.version + 1, "updated_at": now})
         )
-    log(connection, ledger, task["id"], f"split {split_state}", {"reason": why, **(detail or {})} if why else None)
+    said = {"reason": why, **(detail or {})} if why else None
+    log(connection, ledger, task["id"], f"split {values['split_state']}", said)
 
 
 @repeatable
@@ -533,7 +521,7 @@ def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None 
         tries = task["split_tries"] + (not own)
         if tries > MAX_SPLIT_TRIES:
             why = f"split_gave_up: {MAX_SPLIT_TRIES} processes ended at row {task['split_cursor']}; is the file too large?"
-            _end_split(connection, ledger, task, "failed", why, Reason.SPLIT_FAILED)
+            _end_split(connection, ledger, task, Reason.SPLIT_FAILED, why)
             return None
         values = {"split_by": ledger.identity, "split_until": now + micros(lease_s), "split_tries": tries}
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
@@ -562,9 +550,6 @@ def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
 #
 # For lists that fit one slice. Such a Task is sealed when it becomes visible: no split, no lease, nothing to resume.
 
-MOST_ROWS: Final = 1_000
-"""Rows of one transaction; a list with as many is written alone."""
-
 _INSERT: Final = tasks.insert().returning(_t.id, sort_by_parameter_order=True)
 _LOG_COLUMNS: Final = ("task_id", "at", "who", "action", "detail")
 
@@ -592,7 +577,7 @@ class NewWhole:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The result of :meth:`GroupSubmit.create`. ``row``: the columns as written, for
+    """The result of :func:`create_whole`. ``row``: the columns as written, for
     :func:`~asynctask.ledger.progress.first_progress`; None if the Task was created before under the same idempotency
     key."""
 
@@ -601,73 +586,11 @@ class Whole:
     row: dict[str, Any] | None
 
 
-@dataclass(slots=True)
-class _Submission:
-    whole: NewWhole
-    made: Whole | None = None
-    error: BaseException | None = None
+def create_whole(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
+    """Creates these Tasks in one transaction, or none; one alone may have been submitted before, see :func:`create`.
 
-
-@dataclass
-class GroupSubmit:
-    """The group commit of submissions: those that arrive during a commit are written together by the next.
-
-    Each caller waits for its own Task and gets the result of that one alone.
+    Several raise :class:`~sqlalchemy.exc.IntegrityError` if an idempotency key among them was used before.
     """
-
-    ledger: Ledger
-    _waiting: list[_Submission] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _commit_lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def create(self, whole: NewWhole) -> Whole:
-        """Creates a Task with its items.
-
-        Returns the first submission's Task, not ``created``, if the owner used the idempotency key before with the same
-        body. Raises :class:`InputError` (422) if it was used with another body, and LedgerUnavailable.
-        """
-        own = _Submission(whole)
-        with self._lock:
-            self._waiting.append(own)
-        with self._commit_lock:
-            if own.made is None and own.error is None:
-                self._write(self._take_waiting())
-        if own.error is not None:
-            raise own.error
-        assert own.made is not None
-        return own.made
-
-    def _take_waiting(self) -> list[_Submission]:
-        """All waiting submissions, the caller's own among them: it holds the commit lock."""
-        with self._lock:
-            taken, self._waiting = self._waiting, []
-        return taken
-
-    def _write(self, taken: list[_Submission]) -> None:
-        while taken:
-            count = rows = 0
-            for each in taken:
-                rows += each.whole.rows
-                if count and rows > MOST_ROWS:
-                    break
-                count += 1
-            self._write_batch(taken[:count])
-            del taken[:count]
-
-    def _write_batch(self, batch: list[_Submission]) -> None:
-        try:
-            for each, made in zip(batch, _create(self.ledger, [each.whole for each in batch]), strict=True):
-                each.made = made
-        except BaseException as error:
-            if len(batch) == 1 or isinstance(error, Unavailable):
-                for each in batch:
-                    each.error = error
-                return
-            for each in batch:  # one of them is at fault: writes each alone
-                self._write_batch([each])
-
-
-def _create(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
     try:
         return _insert(ledger, wholes)
     except exc.IntegrityError:
@@ -776,8 +699,7 @@ def _known_total(task: Mapping[str, Any]) -> int | None:
 def pause_failing(ledger: Ledger, task_ids: Iterable[int] | None = None) -> list[int]:
     """Pauses those Tasks, of ``task_ids`` or of all, with more failed items than they tolerate; returns their ids.
 
-    A Task whose row another transaction holds is left to maintenance, and so is one with rows left to update: a retry takes
-    the failures back.
+    A Task with rows left to update is left to maintenance: a retry takes the failures back.
     """
     given = {} if task_ids is None else {"ids": list(task_ids)}
     with ledger.database.read() as connection:
@@ -828,8 +750,8 @@ def _pause_failing(ledger: Ledger, task_id: int) -> bool:
 
 # -- closing: once per generation, after a flush or by maintenance
 #
-# Checked in a transaction after the one that commits outcomes: inside it, concurrent processes would each see the other's
-# job open, and none would close.
+# Checked in a transaction after the one that commits outcomes, of callbacks too: inside it, concurrent processes would each
+# see the other's job open, and none would close. A Task whose row another transaction holds is left to maintenance.
 
 
 def candidates(connection: Connection, task_ids: Iterable[int] | None = None) -> dict[int, int]:
@@ -855,10 +777,7 @@ def _candidates(some: bool) -> Any:
 
 @repeatable
 def try_close(ledger: Ledger, task_id: int) -> bool:
-    """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did.
-
-    A Task whose row another transaction holds is left to maintenance.
-    """
+    """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did."""
     with ledger.database.read() as connection:
         task = get(connection, task_id)
         if task["closed_at"] is not None or not _may_close(connection, task) or _open_rows(connection, task_id):
@@ -1089,9 +1008,7 @@ def turn_unless_cancelled(
 def try_finish(ledger: Ledger, task_id: int) -> bool:
     """Makes a closed Task done if all its callbacks have ended. Returns whether this caller did.
 
-    A callback that did not end in ``finish`` makes it ``callback_failed``. Call it in a transaction after the one that
-    ended a callback: inside, two processes would each see the other's open. A Task whose row another transaction holds is
-    left to maintenance.
+    A callback that did not end in ``finish`` makes it ``callback_failed``.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)

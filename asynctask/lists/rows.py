@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import tempfile
 from array import array
@@ -22,7 +23,6 @@ from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.corrections import find_corrected, originals, row_problem
-from asynctask.ledger.sessions import MAX_KEY, key_text
 from asynctask.lists.coerce import BETWEEN, COMMA, POINT, Notation, Unclear, coercer_for, flags_of, plain_notation
 from asynctask.lists.items import Binding, ItemShape, MixedShape, Refused, listed
 from asynctask.lists.problems import MAX_ROWS, fault, revived, rows_rejected, say
@@ -374,6 +374,9 @@ def _typed(value: Any, original: Any) -> Any:
 
 _AT_ONCE: Final = 1_000
 
+MAX_KEY: Final = 255
+"""Largest number of characters of a key."""
+
 
 class _Keyed:
     """A shape that also takes the key of each row, and refuses a row without one."""
@@ -391,7 +394,7 @@ class _Keyed:
         if field is None:
             return row
         value = (row.compared or {}).get(field)
-        text = key_text(value)
+        text = _key_text(value)
         if text is not None:
             # Not dataclasses.replace(), which takes as long as all the rest.
             return NewItem(
@@ -404,6 +407,21 @@ class _Keyed:
         shown = None if absent else shorten(jsonable(value) if isinstance(value, str) else dumps(jsonable(value)))
         problem = fault(row.row, column, *why, {"limit": MAX_KEY}, shown)
         return replace(self._shape.refused(raw, [problem], binding), number=row.number)
+
+
+def _key_text(value: Any) -> str | None:
+    """The key in a value of an item: a text without blanks around it, or a number as text, so 7, 7.0 and "7" are one key.
+
+    None for other values, and for a text that is empty or longer than :data:`MAX_KEY`.
+    """
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        value = int(value)
+    if isinstance(value, str):
+        text = value.strip()
+    else:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        text = str(value) if number else ""
+    return text if 0 < len(text) <= MAX_KEY else None
 
 
 def encoding_option(name: str) -> str:

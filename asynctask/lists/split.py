@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from asynctask.clock import Clock
+from asynctask.core.states import Reason
 from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.iterable import MAX_SLICE_BYTES as MAX_JOB_BYTES
 from asynctask.iterable import chunk_of, pack
@@ -129,19 +130,20 @@ class Splitter:
                     if opened.planned is not None:
                         task_rows.plan(self._ledger, task_id, opened.planned)
                     if source.strict and not created and (count := self._refused(task_id, whole(opened), names, after)):
-                        task_rows.refuse_list(self._ledger, task_id, count)
+                        task_rows.end_split(self._ledger, task_id, Reason.ROWS_REJECTED, planned=count)
                         self._clear(task_id, source)
                         return
                     rows = read(opened, after)
                     self._split(task_id, _still_good(rows) if source.strict else rows, names, after, chunks)
-                task_rows.seal(self._ledger, task_id)
+                task_rows.end_split(self._ledger, task_id, Reason.SEALED)
             except InputError as error:
                 detail: dict[str, Any] = {}
                 if error.text or error.params:
                     detail = {"text": error.text, "params": error.params}
                 if error.errors:
                     detail["errors"] = [{"row": each.row, **stored(each)} for each in error.errors[:KEPT_FAULTS]]
-                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", detail=detail or None)
+                why = f"{error.code}: {error}"
+                task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why, detail=detail or None)
         self._clear(task_id, source)
         self._on_slice()
 
@@ -166,9 +168,10 @@ class Splitter:
             except (SplitLost, LedgerUnavailable):
                 raise
             except BaseException as error:
-                task_rows.fail_split(self._ledger, task_id, clean(f"the items ended with {type(error).__name__}: {error}"))
+                why = clean(f"the items ended with {type(error).__name__}: {error}")
+                task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why)
                 raise
-            task_rows.seal(self._ledger, task_id)
+            task_rows.end_split(self._ledger, task_id, Reason.SEALED)
         self._on_slice()
 
     # -- lists that fit one slice

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
 
@@ -43,7 +43,7 @@ from asynctask.ledger.events import (
 )
 from asynctask.ledger.lending import Held, Job
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
-from asynctask.ledger.standalone import NextRun, put_off
+from asynctask.ledger.standalone import put_off
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
@@ -107,7 +107,7 @@ class Ticket:
         """One of which no more than this is known here."""
         row = Row(Status.ENQUEUE, attempt, retries=retries, deaths=deaths, reserved=True)
         record = EventRecord(
-            event_id, job_id, task_id, None, row, None, None, None, None, "", "", None, 1, callback_of=callback_of
+            event_id, job_id, task_id, None, row, None, None, None, "", "", None, 1, callback_of=callback_of
         )
         return cls(record, verdict, elsewhere, saved=Saved(checkpoint, None, None))
 
@@ -184,6 +184,19 @@ class Phase(Enum):
     SETTLED = "settled"  # the recorder has its outcome, or it has none: nothing more is recorded of it
 
 
+class SentRun(Protocol):
+    """Another run of a job, which the job has sent under its own id: see :class:`asynctask.arrivals.NextRun`."""
+
+    @property
+    def delay_s(self) -> float:
+        """It starts no sooner."""
+        ...
+
+    def columns(self, *, is_lone: bool, tries: int) -> dict[str, Any]:
+        """The columns of the Event that change with it."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt of a job in this process: what the ledger said of it, how far it has come, and what came of it.
@@ -205,7 +218,7 @@ class Attempt:
     started_at: int | None = None
     began: float = 0.0
     saved_at: float = 0.0
-    next_run: NextRun | None = None
+    next_run: SentRun | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bind(self, job: CurrentJob) -> None:
@@ -687,7 +700,7 @@ def _as_lent(job: Job) -> EventRecord:
     is_first = job.attempt == 1 and job.retries == 0 and job.items == 1
     row = _FIRST if is_first else Row(Status.ENQUEUE, job.attempt, retries=job.retries, reserved=True, items=job.items)
     return EventRecord(
-        job.event_id, job.job_id, job.task_id, job.seq, row, None, job.row, None, None, job.worker_name, job.queue, None,
+        job.event_id, job.job_id, job.task_id, job.seq, row, None, job.row, None, job.worker_name, job.queue, None,
         job.slots, line=job.line,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.lending import Job
-from asynctask.ledger.standalone import AGAIN, MEMBERS, discard
+from asynctask.ledger.standalone import discard
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
@@ -115,6 +115,12 @@ CALLBACK_OF: Final = "callback_of"
 CAME: Final = "came"
 """The one option of an Event whose job another program pushed: its original members, as text."""
 
+AGAIN: Final = "again"
+"""The one option of a job of a Task that has sent itself again: its next run, see :class:`~asynctask.arrivals.NextRun`."""
+
+_MEMBERS: Final = "members"
+"""The option with the further members of an untracked job's payload."""
+
 _CAME_FIRST: Final = f'{{"{CAME}":'
 
 
@@ -163,13 +169,19 @@ def tracked_copy(ready: Job, now: int) -> Copy:
 def _untracked(ready: Job, now: int) -> Copy:
     """The copy of a claimed untracked job: the payload that it would have in Redis, its retries included."""
     said = _options(ready.options or "{}")
-    job = {"retry": True, "queue": ready.queue, "class": ready.worker_name, "args": None, **said.get(MEMBERS, {})}
+    job = {"retry": True, "queue": ready.queue, "class": ready.worker_name, "args": None, **said.get(_MEMBERS, {})}
     job |= {"queue": ready.queue, "args": orjson.Fragment(ready.params or "[]"), "jid": ready.job_id}
     job |= {"created_at": write_time(ready.created_at), "enqueued_at": write_time(now)}
     if ready.retries:
         job |= {"retry_count": ready.retries - 1, "failed_at": write_time(ready.started_at or ready.created_at)}
     text = orjson.dumps(job).decode()
     return Copy(ready.job_id, ready.attempt, ready.queue, text, int(said.get("priority") or 0))
+
+
+def untracked_options(members: Mapping[str, Any], priority: int) -> str:
+    """The options of the row of an untracked job, JSON text. ``members``: those of its payload that no column has. The
+    priority comes first, see :func:`asynctask.ledger.lending.options_priority`."""
+    return dumps({"priority": priority, _MEMBERS: members})
 
 
 def _sent_again(ready: Job, run: Mapping[str, Any], now: int) -> Copy:

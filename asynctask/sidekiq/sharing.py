@@ -20,12 +20,12 @@ from typing import Any, Final
 
 import orjson
 
-from asynctask.arrivals import ArrivalTracker
+from asynctask.arrivals import ArrivalTracker, fitted
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Held, Presence, Running, why_left
 from asynctask.clock import SECOND, Clock, Ids, backoff_s, micros
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob, interrupted
-from asynctask.ledger.standalone import Arrival, fitted
+from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.runtime.execution import Decision, Execution, Follow, Intake, decide, text_of

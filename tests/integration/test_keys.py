@@ -20,6 +20,7 @@ from support.drawn import examples
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.core.states import Reason
 from asynctask.core.transitions import BLOCKED
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import lending, sessions
@@ -133,7 +134,7 @@ def test_a_job_that_runs_again_waits_for_a_list_that_is_still_split(world: World
     row = [NewItem('{"n":1,"serial":"a"}', 1, key="serial\0a")]
     task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
     (first,) = lend(app, app.task(split))
-    task_rows.seal(app.ledger, split)
+    task_rows.end_split(app.ledger, split, Reason.SEALED)
     due = "SELECT due_next FROM tasks WHERE id = ?"
     wait_for(lambda: world.one(due, task.id) <= app.ledger.now(), "it is looked at again", timeout=2)
     assert lend(app, task) == []
@@ -169,7 +170,7 @@ def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: Wor
     assert numbers_of(lend(app, other)) == [20], "of another worker"
     row = [NewItem('{"n":0,"serial":"a"}', 1, key="serial\0a")]
     task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
-    task_rows.seal(app.ledger, split)
+    task_rows.end_split(app.ledger, split, Reason.SEALED)
     due = "SELECT due_next FROM tasks WHERE id = ?"
     wait_for(lambda: world.one(due, later.id) <= app.ledger.now(), "it is looked at again", timeout=2)
     assert run_out(app, later, app.task(split)) == [[0], [10]]
@@ -517,7 +518,7 @@ def test_two_processes_keep_the_order_over_many_tasks(world: World) -> None:
 @pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
 @pytest.mark.each_database(reason="each locks in its own way")
 def test_no_two_of_a_line_are_lent_at_once_whoever_borrows_ends_retries_and_submits(world: World) -> None:
-    """No lock is over all lines. Taken out: what is blocked after a borrow at the pointer, the lock in `_enter_lines`."""
+    """No lock is over all lines. Taken out: what is blocked after a borrow at the pointer, the lock in `_move_in_lines`."""
     first = world.app()
     tasks = [first.submit("shaky", items(*[n % 3 for n in range(12)]), key="serial") for _ in range(3)]
     held: dict[str, int] = {}

@@ -14,6 +14,7 @@ from support.databases import Store
 from support.hooks import noting
 
 from asynctask import AsyncTask
+from asynctask.core.states import Reason
 from asynctask.errors import ConfigError, Conflict, InputError
 from asynctask.ledger import doctor, processes
 from asynctask.ledger import tasks as task_rows
@@ -57,7 +58,7 @@ def test_a_program_is_told_when_not_all_of_its_items_were_taken(app: AsyncTask) 
 
     def taken_for_dead() -> bool:
         processes.forget(app.ledger, app.ledger.identity, dead=True)
-        task_rows.fail_split(other, 1, "taken for dead", anyone=True)
+        task_rows.end_split(other, 1, Reason.SPLIT_FAILED, why="taken for dead", anyone=True)
         return bool(app.task(1).progress()["split"]["state"] == "failed")
 
     def items() -> Iterator[int]:
@@ -112,7 +113,7 @@ def test_a_split_outlives_deaths_that_have_nothing_to_do_with_it(app: AsyncTask)
         ledger = replace(app.ledger, identity=f"p{n}")
         assert task_rows.claim_split(ledger, task_id, lease_s=0.0) is not None
     task_rows.add_slice(ledger, task_id, [NewItem("{}", 1)], [], after=0, cursor=1, lease_s=60)
-    task_rows.seal(ledger, task_id)
+    task_rows.end_split(ledger, task_id, Reason.SEALED)
     assert app.task(task_id).progress()["split"]["state"] == "sealed"
 
 

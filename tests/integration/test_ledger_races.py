@@ -63,7 +63,7 @@ def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
     task_id, _ = task_rows.create(ledger, new, lease_s=60)
     items = [NewItem("{}", n) for n in range(1, count + 1)]
     task_rows.add_slice(ledger, task_id, items, [], after=0, cursor=count, lease_s=60)
-    task_rows.seal(ledger, task_id)
+    task_rows.end_split(ledger, task_id, Reason.SEALED)
     return task_id
 
 

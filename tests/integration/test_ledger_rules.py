@@ -12,6 +12,7 @@ import pytest
 from support.world import SUPPORT, World
 
 from asynctask import AsyncTask
+from asynctask.core.states import Reason
 from asynctask.errors import ConfigError, InputError
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem
@@ -72,7 +73,7 @@ def test_rows_that_repeat_an_earlier_one_are_rejected_and_the_others_run(world: 
 
 
 @pytest.mark.parametrize(
-    ("point", "chunk_size"), [("before:add_slice:1", 1), ("after:add_slice:2", 4), ("before:seal:1", 1)]
+    ("point", "chunk_size"), [("before:add_slice:1", 1), ("after:add_slice:2", 4), ("before:end_split:1", 1)]
 )
 def test_whoever_takes_a_split_over_knows_the_rows_before_it(world: World, point: str, chunk_size: int) -> None:
     """The process is killed; rows 31 to 45 repeat rows that it split, and rows that nobody split yet."""
@@ -178,7 +179,7 @@ def test_nothing_of_a_strict_list_is_written_before_its_last_row_was_found_good(
     assert sum(made) == 0
 
 
-@pytest.mark.parametrize("point", ["before:add_slice:1", "after:add_slice:1", "after:add_slice:2", "before:refuse_list:1"])
+@pytest.mark.parametrize("point", ["before:add_slice:1", "after:add_slice:1", "after:add_slice:2", "before:end_split:1"])
 def test_a_strict_list_is_refused_as_a_whole_whoever_ends_its_validation(world: World, point: str) -> None:
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     items = [{"n": n // 2 if n > 20 else n} for n in range(60)]
@@ -194,7 +195,7 @@ def test_a_strict_list_is_refused_as_a_whole_whoever_ends_its_validation(world: 
     assert app.doctor() == []
 
 
-@pytest.mark.parametrize("point", ["before:add_slice:1", "after:add_slice:2", "before:seal:1"])
+@pytest.mark.parametrize("point", ["before:add_slice:1", "after:add_slice:2", "before:end_split:1"])
 def test_a_good_strict_list_is_taken_whole_whoever_ends_its_split(world: World, point: str) -> None:
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     task_id = killed_in_its_split(world, app, point, numbers(45), {"unique": ["n"], "strict": True})
@@ -210,20 +211,20 @@ def test_a_paused_strict_list_is_refused_and_a_cancelled_one_is_cancelled(
     app = world.app()
     for verb, state in (("pause", "rejected"), ("cancel", "cancelled")):
         asleep, wake = threading.Event(), threading.Event()
-        real = task_rows.refuse_list
+        real = task_rows.end_split
 
-        def refuse_list(*args: Any, asleep: Any = asleep, wake: Any = wake, real: Any = real) -> None:
+        def end_split(*args: Any, asleep: Any = asleep, wake: Any = wake, real: Any = real, **more: Any) -> None:
             asleep.set()
             wake.wait(120)
-            real(*args)
+            real(*args, **more)
 
-        monkeypatch.setattr(task_rows, "refuse_list", refuse_list)
+        monkeypatch.setattr(task_rows, "end_split", end_split)
         task = app.submit_items("order", bad_at(25, 7), strict=True, wait_s=0.0).task
         assert asleep.wait(120)
         assert getattr(task, verb)()
         wake.set()
         wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("split-")], "the split ended")
-        monkeypatch.setattr(task_rows, "refuse_list", real)
+        monkeypatch.setattr(task_rows, "end_split", real)
         assert task.progress()["state"] == state
         assert rows_of(world, task.id) == []
 
@@ -286,10 +287,10 @@ def test_a_splitter_that_was_passed_refuses_no_list(world: World) -> None:
     )
     assert task_rows.claim_split(two.ledger, task_id, lease_s=60, of=one.ledger.identity) is not None
     with pytest.raises(SplitLost):
-        task_rows.refuse_list(one.ledger, task_id, 5)
+        task_rows.end_split(one.ledger, task_id, Reason.ROWS_REJECTED, planned=5)
     task_rows.add_slice(two.ledger, task_id, [NewItem('{"n":1}', 1)], [], after=0, cursor=1, lease_s=60)
     with pytest.raises(AssertionError):
-        task_rows.refuse_list(two.ledger, task_id, 5)
+        task_rows.end_split(two.ledger, task_id, Reason.ROWS_REJECTED, planned=5)
 
 
 # -- dry runs

@@ -10,6 +10,7 @@ import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask
+from asynctask.core.states import Reason
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import NewItem
@@ -74,15 +75,15 @@ def test_of_two_processes_that_fight_for_a_split_the_loser_adds_nothing(world: W
     assert task_rows.claim_split(two.ledger, task_id, lease_s=60, of=one.ledger.identity) is not None
     for late in (
         lambda: task_rows.add_slice(one.ledger, task_id, items, [], after=1, cursor=2, lease_s=60),
-        lambda: task_rows.seal(one.ledger, task_id),
-        lambda: task_rows.fail_split(one.ledger, task_id, "no"),
+        lambda: task_rows.end_split(one.ledger, task_id, Reason.SEALED),
+        lambda: task_rows.end_split(one.ledger, task_id, Reason.SPLIT_FAILED, why="no"),
     ):
         with pytest.raises(SplitLost):
             late()
     task_rows.add_slice(two.ledger, task_id, [NewItem('{"n":2}', 2)], [], after=1, cursor=2, lease_s=60)
-    task_rows.seal(two.ledger, task_id)
+    task_rows.end_split(two.ledger, task_id, Reason.SEALED)
     with pytest.raises(SplitLost, match="sealed already"):
-        task_rows.seal(two.ledger, task_id)
+        task_rows.end_split(two.ledger, task_id, Reason.SEALED)
     assert rows_of(world, task_id) == [1, 2]
     assert one.doctor() == []
 

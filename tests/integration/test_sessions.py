@@ -11,6 +11,7 @@ from support.borrowing import borrow
 from support.world import World
 
 from asynctask import AsyncTask, maintenance
+from asynctask.core.states import Reason
 from asynctask.errors import InputError
 from asynctask.ledger import control, doctor, lending
 from asynctask.ledger import tasks as task_rows
@@ -140,7 +141,7 @@ def test_cancelled_and_rejected_tasks_pass_on(world: World) -> None:
     empty, _ = task_rows.create(app.ledger, task_rows.NewTask("note", "default", 1, session="t"), lease_s=60)
     waiting = app.submit("note", numbers(0, 1), session="t")
     assert reason(waiting) == "waiting_for_session", "a Task that is being split holds its session"
-    task_rows.seal(app.ledger, empty)
+    task_rows.end_split(app.ledger, empty, Reason.SEALED)
     assert reason(waiting) is None
 
 

@@ -19,10 +19,11 @@ from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.ledger import tasks
 from asynctask.ledger.base import NewItem, Reject
 from asynctask.ledger.recorder import TaskCloser
-from asynctask.ledger.tasks import GroupSubmit, NewTask, NewWhole
+from asynctask.ledger.tasks import NewTask, NewWhole
 from asynctask.lists import split
 from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.split import MAX_WHOLE_BYTES
+from asynctask.submission import GroupSubmit
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")

@@ -11,8 +11,8 @@ from support.databases import Store
 from support.redis_world import RedisWorld
 
 from asynctask import AsyncTask
+from asynctask.arrivals import MAX_OPTIONS, MAX_PARAMS
 from asynctask.errors import InputError, NotFound
-from asynctask.ledger.standalone import MAX_OPTIONS, MAX_PARAMS
 from asynctask.testing import wait_for
 
 # what is pushed, on top of a sound job -> what its Event says

@@ -74,7 +74,7 @@ class Trap:
 
 PLACES: dict[str, list[tuple[Any, str]]] = {
     "insert": [(tasks, "add_slice")],
-    "seal": [(tasks, "seal")],
+    "seal": [(tasks, "end_split")],
     "borrow": [(lending, "borrow")],
     "give_back": [(lending, "give_back")],
     "claim_alone": [(lending, "claim_alone")],

@@ -12,7 +12,8 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, SCHEDULE, Broker, Copy, Held
 from asynctask.clock import rfc3339
 from asynctask.database.tables import events
-from asynctask.ledger.standalone import Arrival, enqueue, options_of
+from asynctask.ledger.standalone import Arrival, enqueue
+from asynctask.sidekiq.copies import untracked_options
 
 
 def broker_of(app: AsyncTask) -> Broker:
@@ -61,5 +62,7 @@ def dead(app: AsyncTask) -> list[str]:
 def _arrival(copy: Copy) -> Arrival:
     job = orjson.loads(copy.payload)
     members = {name: value for name, value in job.items() if name not in ("class", "args", "jid", "queue", "created_at")}
-    options = options_of({name: value for name, value in members.items() if not name.startswith("error_")}, copy.priority)
+    options = untracked_options(
+        {name: value for name, value in members.items() if not name.startswith("error_")}, copy.priority
+    )
     return Arrival(copy.jid, 1, job["class"], copy.queue, job["args"], options, is_tracked=False)

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.drawn import examples
 
 from asynctask.clock import SECOND
+from asynctask.core.states import Reason
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import Conflict
@@ -101,13 +102,13 @@ class Lines(RuleBasedStateMachine):
             items = [NewItem("{}", n) for n in range(count)]
             task_rows.add_slice(self.ledger, task_id, items, [], after=0, cursor=count, lease_s=1e6)
         if parallel % 2:
-            task_rows.seal(self.ledger, task_id)
+            task_rows.end_split(self.ledger, task_id, Reason.SEALED)
 
     @rule(pick=PICK)
     def seal(self, pick: int) -> None:
         task_id = self.one(pick, lambda row: row["split_state"] == "splitting")
         if task_id is not None:
-            task_rows.seal(self.ledger, task_id)
+            task_rows.end_split(self.ledger, task_id, Reason.SEALED)
             try_close(self.ledger, task_id)
 
     @rule(pick=PICK)
@@ -234,7 +235,7 @@ class Lines(RuleBasedStateMachine):
                 if row["state"] == "paused":
                     control.resume(self.ledger, row["id"])
                 if row["split_state"] == "splitting":
-                    task_rows.seal(self.ledger, row["id"])
+                    task_rows.end_split(self.ledger, row["id"], Reason.SEALED)
                     try_close(self.ledger, row["id"])  # as whoever seals it does: all of it may be over already
             for _ in range(40 * (1 + len(self.tasks))):
                 if all(row["finished_at"] is not None for row in self.rows()):
