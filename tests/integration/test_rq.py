@@ -437,6 +437,8 @@ def test_a_job_whose_worker_and_horse_are_killed_is_tried_again_when_rq_finds_it
     worker.kill()
     os.kill(int(horse), signal.SIGKILL)
     worker.wait()
+    lives = "SELECT COUNT(*) FROM processes WHERE lease_until > ?"
+    wait_for(lambda: engine.world.one(lives, engine.app.ledger.now()) == 0, "the recording process ends with them")
     registry = engine.engine.queue(engine.jobs.queue).started_job_registry
     for entry in engine.jobs.redis.zrange(registry.key, 0, -1):
         engine.jobs.redis.zadd(registry.key, {entry: 1})  # RQ takes it for abandoned a minute later

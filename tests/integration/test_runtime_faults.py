@@ -144,7 +144,12 @@ def test_an_item_whose_worker_a_process_does_not_know_is_put_off_there_once_and_
     hints of the Task may be no news, because another row is due already."""
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 3_600.0)
     notified: list[Any] = []
-    monkeypatch.setattr(tracker, "notify", lambda connection: notified.append(connection) or notify(connection))
+
+    def notified_by(connection: Any) -> None:
+        notified.append(connection)
+        notify(connection)
+
+    monkeypatch.setattr(tracker, "notify", notified_by)
     app, old = place.app(), place.app()
     app.worker(name="new", retry=0)(lambda item: 1)
     for each in (app, old):
