@@ -12,7 +12,8 @@ count at least what is on its way, in the queue, or with its workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -26,9 +27,9 @@ from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger.base import Ledger, chunks, lock_now
-from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events
+from asynctask.ledger.events import Change, EventRecord, Note, read_events
 from asynctask.ledger.hints import in_session
-from asynctask.ledger.lending import LENDERS, PLACES, announce, is_queue_holder, queue_holder
+from asynctask.ledger.lending import LENDERS, PLACES, change, is_queue_holder, queue_holder
 
 _t, _e, _l, _p = tasks.c, events.c, loans.c, places.c
 
@@ -313,38 +314,21 @@ def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
     holders = {queue_holder(engine_of(queue)) for queue in queues}
     with ledger.database.read() as connection:
         found = [record for holder in sorted(holders) for record in _records(connection, holder, queues, 10_000)]
+
+    def make(_: Connection, part: Sequence[int]) -> list[Change]:
+        return [Change(event_id, lambda record: watch(record.row)) for event_id in part]
+
     for part in chunks([record.id for record in found if not record.row.watched]):
-        _watch(ledger, part)
-
-
-@repeatable
-def _watch(ledger: Ledger, event_ids: Sequence[int]) -> None:
-    with ledger.database.write() as connection:
-        apply(connection, ledger, [Change(event_id, lambda record: watch(record.row)) for event_id in event_ids])
+        change(ledger, partial(make, part=part))
 
 
 def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Change]:
     """Returns rows, (event id, attempt), to the ledger that the foreign queue did not hold in two checks."""
-    applied = _redispatch_lost(ledger, lost)
-    announce(ledger, applied)
-    return applied
+    attempts, note = dict(lost), Note("enqueue", ledger.catalogue("redispatched"))
 
-
-@repeatable
-def _redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Change]:
-    with ledger.database.write() as connection:
-        now = ledger.now()
-        changes = [
-            Change(event_id, _redispatch_if(attempt, now), notes=[Note("enqueue", ledger.catalogue("redispatched"))])
-            for event_id, attempt in lost
-        ]
-        return apply(connection, ledger, changes)
-
-
-def _redispatch_if(attempt: int, now: int) -> Callable[[EventRecord], Turn | None]:
     def decide(record: EventRecord) -> Turn | None:
-        if record.row.attempt != attempt:
+        if record.row.attempt != attempts[record.id]:
             return None
-        return redispatch(record.row, record.task_state, now=now)
+        return redispatch(record.row, record.task_state, now=ledger.now())
 
-    return decide
+    return change(ledger, lambda _: [Change(event_id, decide, notes=[note]) for event_id in attempts])

@@ -369,13 +369,17 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
         begun = frozenset(loads(connection.scalar(sa.select(_p.held_jobs).where(_p.identity == identity))) or ())
     take = partial(_take, ledger, identity=identity, begun=begun)
     applied = _end_its_loans(ledger, identity, partial(take, process=None))
+    lending.announce(ledger, applied)
     with ledger.database.read() as connection:
         claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
         found = connection.execute(claimed).scalars().all()
+
+    def make(_: Connection, part: Sequence[int]) -> list[Change]:
+        return [take(i, process=identity) for i in part]
+
     for part in chunks(found):
-        applied += _apply(ledger, [take(i, process=identity) for i in part])
+        applied += lending.change(ledger, partial(make, part=part))
     _shrink_places(ledger, identity)
-    lending.announce(ledger, applied)
     return applied
 
 
@@ -486,12 +490,6 @@ def _end_places(ledger: Ledger, identity: str) -> None:
     with ledger.database.write() as connection:
         connection.execute(places.delete().where(_n.process == identity))
         notify(connection)
-
-
-@repeatable
-def _apply(ledger: Ledger, changes: Sequence[Change]) -> list[Change]:
-    with ledger.database.write() as connection:
-        return apply(connection, ledger, changes)
 
 
 @repeatable
