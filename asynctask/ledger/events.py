@@ -170,9 +170,9 @@ def problem_of(turn: Turn, failure: Failure | None) -> str | None:
 class Write(ABC):
     """What is to be written of one Event, and what :func:`apply` made of it.
 
-    If it wins, ``notes`` are added to ``added_messages``, and ``cancelled`` if the transition cancels. ``values``: further
-    columns to set (:data:`_KEPT`, and ``started_at`` of an Event that has none, or None); ``failure``: for a transition
-    that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
+    If it wins, ``notes`` are added to ``added_messages``, with that of a cancel or a stop. ``values``: further columns to
+    set (:data:`_KEPT`, and ``started_at`` of an Event that has none, or None); ``failure``: for a transition that ends
+    ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
 
     :func:`apply` sets ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then, None if it
     is gone.
@@ -180,7 +180,6 @@ class Write(ABC):
 
     event_id: int = field(kw_only=False)
     notes: Sequence[Note] = ()
-    cancelled: Note | None = None
     failure: Failure | None = None
     failures: Mapping[int, ItemFailure] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -424,8 +423,9 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
     assert turn.before is not None
     before, after = turn.before, turn.after
     notes = change.notes
-    if change.cancelled is not None and turn.reason is Reason.CANCELLED:
-        notes = [*notes, change.cancelled]
+    # An attempt that came to its end, of a slice with cancelled items, or was recorded from outside, has its own.
+    if turn.reason is Reason.CANCELLED and after.attempt > before.attempt:
+        notes = [*notes, Note("cancelled", ledger.catalogue("cancelled"))]
     if after.status is Status.STOPPED:
         notes = _stopped_notes(ledger, notes)
     if notes:

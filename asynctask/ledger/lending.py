@@ -32,7 +32,7 @@ from sqlalchemy.engine import Connection
 from asynctask.core import readiness
 from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
-from asynctask.core.transitions import BLOCKED, Delta, Row, Turn, at_once, cancel, claim, interval_of
+from asynctask.core.transitions import BLOCKED, Delta, Row, Turn, at_once, claim, interval_of
 from asynctask.core.transitions import give_back as give_back_one
 from asynctask.database import batches
 from asynctask.database.notify import notify
@@ -42,7 +42,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import hints, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now
-from asynctask.ledger.events import Change, EventRecord, Note, Write, apply, move_counts
+from asynctask.ledger.events import Change, EventRecord, Write, apply, move_counts
 from asynctask.logs import get_logger
 
 PAGE: Final = 100
@@ -805,17 +805,17 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> dict[int, b
 
 
 def unclaim(ledger: Ledger, claims: Mapping[int, int]) -> None:
-    """Gives back claimed Events (id -> attempt) that never arrived here: the answer to their claim was lost. Raises
+    """Gives back held Events (id -> attempt) that nobody begins: the answer to their claim was lost, or their copies were
+    taken out of a foreign queue. An attempt that waits for no ``due_at`` has the holder that it had. Raises
     LedgerUnavailable."""
 
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
-        if row.process != ledger.identity or row.status is not Status.ENQUEUE or row.attempt != claims[record.id]:
+        if row.attempt != claims[record.id] or row.status is not Status.ENQUEUE or row.due_at is not None:
             return None
-        return cancel(row) if record.task_state == State.CANCELLED else give_back_one(row, now=ledger.now())
+        return give_back_one(row, record.task_state, now=ledger.now())
 
-    note = Note("cancelled", ledger.catalogue("cancelled"))
-    change(ledger, lambda connection: [Change(event_id, decide, cancelled=note) for event_id in sorted(claims)])
+    change(ledger, lambda connection: [Change(event_id, decide) for event_id in sorted(claims)])
 
 
 @repeatable

@@ -14,8 +14,8 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
-from asynctask.core.states import Reason, State, Status
-from asynctask.core.transitions import Row, Turn, cancel, give_back, held_elsewhere, is_foreign, recover, working
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import Row, Turn, give_back, held_elsewhere, is_foreign, recover, working
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database, Reading, database_now, read_time
 from asynctask.database.notify import notify
@@ -405,14 +405,12 @@ def _take(
             return None
         if is_begun:
             return working(row, identity)
-        if record.task_state == State.CANCELLED:
-            return cancel(row)
-        turn = give_back(row, now=ledger.now())
+        turn = give_back(row, record.task_state, now=ledger.now())
         return turn._replace(after=turn.after._replace(watched=True))
 
     is_begun = event_id in begun
     notes = [Note("working", ledger.catalogue("working"))] if is_begun else []
-    return Change(event_id, decide, notes=notes, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
+    return Change(event_id, decide, notes=notes)
 
 
 @repeatable
@@ -551,9 +549,7 @@ def _recovered(ledger: Ledger, change: Change, record: EventRecord, beside: Sequ
 
 def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
     say = ledger.catalogue
-    if turn.reason is Reason.CANCELLED:
-        return [Note("cancelled", say("cancelled"))]
-    if turn.before is None or turn.before.status is not Status.WORKING:
+    if turn.reason is Reason.CANCELLED or turn.before is None or turn.before.status is not Status.WORKING:
         return []  # it may never have begun, so no message about a lost worker
     lost = [Note("error", say("worker_lost"))]
     if turn.reason is Reason.POISON:

@@ -845,8 +845,7 @@ def _hurry_change(ledger: Ledger, event_id: int) -> Change:
 
 
 def _cancel_change(ledger: Ledger, event_id: int) -> Change:
-    notes = [Note("cancelled", ledger.catalogue("cancelled"))]
-    return Change(event_id, lambda seen: cancel(seen.row) if _waits(seen) else None, notes=notes)
+    return Change(event_id, lambda seen: cancel(seen.row) if _waits(seen) else None)
 
 
 def _kill_change(ledger: Ledger, event_id: int) -> Change:
@@ -877,10 +876,9 @@ def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, 
         holds_attempt = seen.row.attempt == attempts[seen.job_id] and seen.row.status is Status.ENQUEUE
         return cancel(seen.row) if holds_attempt and seen.row.due_at is None else None
 
-    notes = [Note("cancelled", ledger.catalogue("cancelled"))]
     with ledger.database.write() as connection:
         records = read_events(connection, among(connection, _e.job_id, list(job_ids)))
-        applied = apply(connection, ledger, [Change(record.id, decide, notes=notes) for record in records])
+        applied = apply(connection, ledger, [Change(record.id, decide) for record in records])
         _log(connection, ledger, applied, "cancelled", who)
     return applied
 
@@ -899,9 +897,7 @@ def _cancel_resting(ledger: Ledger, event_id: int, who: str) -> list[Change]:
         def decide(seen: EventRecord) -> Turn | None:
             return cancel(seen.row) if seen.row.status is Status.ENQUEUE and at_rest(seen.row, on_loan) else None
 
-        applied = apply(
-            connection, ledger, [Change(event_id, decide, notes=[Note("cancelled", ledger.catalogue("cancelled"))])]
-        )
+        applied = apply(connection, ledger, [Change(event_id, decide)])
         _log(connection, ledger, applied, "cancelled", who)
     return applied
 
