@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -480,13 +481,22 @@ def _loans(ledger: Ledger, repair: bool, task_ids: Sequence[int] | None) -> list
         return chosen
     for task_id, one, process, other, _ in overlaps:
         if task_ids is None or task_id in task_ids:
-            processes.take_loan(ledger, int(one) if process is None else int(other))
+            _take_loan(ledger, int(one) if process is None else int(other))
     for part in chunks([int(i) for i, task_id in unreached if task_ids is None or task_id in task_ids]):
         _make_due(ledger, part)
     _add_places(ledger, [(int(i), str(process)) for i, process, *_ in few if task_ids is None or i in task_ids])
     for name in sorted(strangers):
         processes.recover_events(ledger, name)
     return chosen
+
+
+def _take_loan(ledger: Ledger, loan_id: int) -> None:
+    """Takes a loan from whoever has it: its rows are due from now on, under a new attempt."""
+    with ledger.database.read() as connection:
+        found = connection.execute(sa.select(_l.process).where(_l.id == loan_id)).one_or_none()
+    if found is not None:
+        due = partial(processes.take, ledger, process=None)
+        lending.announce(ledger, processes.end_whole(ledger, found[0], loan_id, due))
 
 
 @repeatable
@@ -497,7 +507,7 @@ def _make_due(ledger: Ledger, event_ids: Sequence[int]) -> None:
         for task_id in sorted(connection.execute(sa.select(_e.task_id).where(named).distinct()).scalars()):
             task_rows.lock(connection, int(task_id))
         still = [int(i) for i, _ in connection.execute(_UNREACHED.where(named)).all()]
-        applied = apply(connection, ledger, [processes.make_due(ledger, event_id) for event_id in still])
+        applied = apply(connection, ledger, [processes.take(ledger, event_id, process=None) for event_id in still])
     lending.announce(ledger, applied)
 
 

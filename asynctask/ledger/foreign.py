@@ -29,7 +29,7 @@ from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger.base import Ledger, chunks, lock_now
 from asynctask.ledger.events import Change, EventRecord, Note, read_events
 from asynctask.ledger.hints import in_session
-from asynctask.ledger.lending import LENDERS, PLACES, change, is_queue_holder, queue_holder
+from asynctask.ledger.lending import LENDERS, PLACES, change, queue_holder
 
 _t, _e, _l, _p = tasks.c, events.c, loans.c, places.c
 
@@ -98,11 +98,6 @@ def pusher(identity: str) -> str:
 def process_of(holder: str) -> str:
     """The process of a :func:`pusher`; any other holder as it is."""
     return holder.removesuffix(_PUSHER)
-
-
-def is_queue(holder: str) -> bool:
-    """Whether a holder is a foreign queue, or a dispatcher that has pushed to one and not handed over yet."""
-    return is_queue_holder(holder) or holder.endswith(_PUSHER)
 
 
 def pushers(connection: Connection) -> set[str]:
@@ -260,23 +255,6 @@ def changed_tasks(ledger: Ledger, pushed: Mapping[int, int | None]) -> list[int]
         for i, state, priority in found
         if not may_start(state) or (pushed[int(i)] is not None and priority != pushed[int(i)])
     ]
-
-
-def holders(connection: Connection, records: Collection[EventRecord]) -> dict[int, str]:
-    """Who holds the loans in which these Events lie, by the ids of the Events; of those in a loan of nobody none."""
-    of_tasks = {record.task_id for record in records if record.task_id is not None}
-    if not of_tasks:
-        return {}
-    lent = sa.select(_l.task_id, _l.low, _l.high, _l.process).where(
-        batches.among(connection, _l.task_id, sorted(of_tasks)), _l.process.is_not(None)
-    )
-    found = connection.execute(lent).all()
-    return {
-        record.id: str(process)
-        for record in records
-        for task_id, low, high, process in found
-        if record.seq is not None and record.task_id == task_id and low <= record.seq < high
-    }
 
 
 # -- what a queue lost: jobs that it was handed, and lacks in two searches

@@ -367,15 +367,15 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     recorded, and short jobs that it had begun, run again. Returns the changes."""
     with ledger.database.read() as connection:
         begun = frozenset(loads(connection.scalar(sa.select(_p.held_jobs).where(_p.identity == identity))) or ())
-    take = partial(_take, ledger, identity=identity, begun=begun)
-    applied = _end_its_loans(ledger, identity, partial(take, process=None))
+    its = partial(take, ledger, identity=identity, begun=begun)
+    applied = _end_its_loans(ledger, identity, partial(its, process=None))
     lending.announce(ledger, applied)
     with ledger.database.read() as connection:
         claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
         found = connection.execute(claimed).scalars().all()
 
     def make(_: Connection, part: Sequence[int]) -> list[Change]:
-        return [take(i, process=identity) for i in part]
+        return [its(i, process=identity) for i in part]
 
     for part in chunks(found):
         applied += lending.change(ledger, partial(make, part=part))
@@ -383,15 +383,10 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     return applied
 
 
-def make_due(ledger: Ledger, event_id: int) -> Change:
-    """The change of an Event that was held by a loan: it waits from now on, under a new attempt."""
-    return _take(ledger, event_id, process=None)
-
-
-def _take(
+def take(
     ledger: Ledger, event_id: int, *, process: str | None, identity: str | None = None, begun: Collection[int] = ()
 ) -> Change:
-    """Takes a row from whoever held it, by a loan (``process`` None) or by its name.
+    """Takes a row from whoever held it, by a loan (``process`` None) or by its name: it is due again, under a new attempt.
 
     It may run there: whoever begins it next records that before, and what has begun is not taken a second time. What
     ``identity`` has ``begun`` is recorded so.
@@ -428,24 +423,16 @@ def _shrink_places(ledger: Ledger, identity: str) -> None:
         notify(connection)
 
 
-def take_loan(ledger: Ledger, loan_id: int) -> list[Change]:
-    """Takes a loan from whoever has it: its rows are due from now on, under a new attempt."""
-    with ledger.database.read() as connection:
-        found = connection.execute(sa.select(_l.process).where(_l.id == loan_id)).one_or_none()
-    applied = [] if found is None else _end_whole(ledger, found[0], loan_id, partial(make_due, ledger))
-    lending.announce(ledger, applied)
-    return applied
-
-
 def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[int], Change]) -> list[Change]:
     """Ends the loans of a process, each with the changes of the Events that it holds by them."""
     with ledger.database.read() as connection:
         its = sa.select(_l.id).where(_l.process == identity).order_by(_l.id)
         found = [int(i) for i in connection.execute(its).scalars()]
-    return [change for loan_id in found for change in _end_whole(ledger, identity, loan_id, make)]
+    return [change for loan_id in found for change in end_whole(ledger, identity, loan_id, make)]
 
 
-def _end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]) -> list[Change]:
+def end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]) -> list[Change]:
+    """Ends a loan part by part, see :func:`_end_part`."""
     applied, is_left = list[Change](), True
     while is_left:
         changes, is_left = _end_part(ledger, identity, loan_id, make)

@@ -47,7 +47,7 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import corrections, lending, processes
+from asynctask.ledger import corrections, foreign, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
 from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
@@ -916,6 +916,28 @@ def holder(connection: Connection, event_id: int) -> str | None:
         return None
     named = row[2] if row[2] is not None else row[3]
     return "" if named is None and row.task_id is None else named
+
+
+def lenders(connection: Connection, records: Collection[EventRecord]) -> dict[int, str]:
+    """Who holds the loans in which these Events lie, by the ids of the Events; of those in a loan of nobody none."""
+    of_tasks = {record.task_id for record in records if record.task_id is not None}
+    if not of_tasks:
+        return {}
+    lent = sa.select(_l.task_id, _l.low, _l.high, _l.process).where(
+        among(connection, _l.task_id, sorted(of_tasks)), _l.process.is_not(None)
+    )
+    found = connection.execute(lent).all()
+    return {
+        record.id: str(process)
+        for record in records
+        for task_id, low, high, process in found
+        if record.seq is not None and record.task_id == task_id and low <= record.seq < high
+    }
+
+
+def is_queue(holder: str) -> bool:
+    """Whether a holder is a foreign queue, or a dispatcher that has pushed to one and not handed over yet."""
+    return lending.is_queue_holder(holder) or foreign.process_of(holder) != holder
 
 
 def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], action: str, who: str) -> None:
