@@ -18,7 +18,7 @@ from asynctask.iterable import places_of
 from asynctask.ledger import corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
-from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events, rows_of
+from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 
 _t, _e, _x, _g, _l = tasks.c, events.c, item_errors.c, task_errors.c, loans.c
@@ -302,10 +302,7 @@ def _turn_end(task: dict[str, Any]) -> dict[str, Any]:
     return {**done, "generation_sealed": 1}
 
 
-_WAITS: Final = sa.exists().where(
-    _e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high, _e.status == str(Status.ENQUEUE),
-    _e.due_at.is_(None), _e.process.is_(None),
-)  # fmt: skip
+_WAITS: Final = sa.exists().where(*IN_LOAN, UNHELD)
 """Whether a row waits in a free loan: its holder gave it back after the pass had left it to the holder."""
 
 

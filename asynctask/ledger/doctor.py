@@ -40,6 +40,8 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads, try_lock
 from asynctask.ledger.events import (
     COUNTS,
+    IN_LOAN,
+    UNHELD,
     EventRecord,
     Failure,
     apply,
@@ -439,7 +441,7 @@ _UNREACHED: Final = (
     .join(tasks, _t.id == _e.task_id)
     .where(_t.finished_at.is_(None), _t.state != str(State.CANCELLED), _e.seq < _t.next_seq)
     .where(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None), _e.process.is_(None))
-    .where(~sa.exists().where(_l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq))
+    .where(~sa.exists().where(*IN_LOAN))
     .order_by(_e.task_id, _e.id)
 )
 _FEW_PLACES: Final = (
@@ -580,10 +582,7 @@ _UNREACHABLE: Final = (
 )
 """Tasks with open items that no hint and no loan reaches; a claim may."""
 
-_UNHELD: Final = sa.exists().where(
-    _e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), _e.due_at.is_(None), _e.process.is_(None),
-    _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]),
-)  # fmt: skip
+_HAS_UNHELD: Final = sa.exists().where(_e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), UNHELD)
 
 
 def mend(ledger: Ledger, limit: int = 1_000) -> int:
@@ -610,7 +609,7 @@ def _free_unreachable(ledger: Ledger, task_id: int) -> None:
         task = try_lock(connection, ledger, task_id)
         if task is None or connection.execute(_UNREACHABLE.where(_t.id == task_id)).first() is None:
             return
-        if not connection.scalar(sa.select(_UNHELD), {"of": task_id, "high": task["next_seq"]}):
+        if not connection.scalar(sa.select(_HAS_UNHELD), {"of": task_id, "high": task["next_seq"]}):
             return
         values = {"task_id": task_id, "low": 0, "high": task["next_seq"], "process": None, "at": ledger.now()}
         connection.execute(loans.insert(), values)

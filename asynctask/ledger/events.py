@@ -20,7 +20,7 @@ from asynctask.core.transitions import MARKS, Delta, Row, Turn, is_kept, marks_o
 from asynctask.database import batches
 from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
-from asynctask.database.tables import events, item_errors, key_places, task_errors, task_tallies, tasks
+from asynctask.database.tables import events, item_errors, key_places, loans, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
@@ -39,7 +39,18 @@ RESUMABLE: Final = "stopped"
 """``problem`` of a stopped Event: the index finds those that may be started again."""
 
 
-_e, _t = events.c, tasks.c
+_e, _t, _l = events.c, tasks.c, loans.c
+
+IN_LOAN: Final = (_l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq)
+"""Whether an Event lies in a loan."""
+
+IS_OPEN: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
+"""Whether an Event waits or runs."""
+
+UNHELD: Final = IS_OPEN & _e.due_at.is_(None) & _e.process.is_(None)
+"""Whether an open Event waits for no time, and names no process: only a loan that it lies in holds it. One in ``working``
+is one that a program outside has recorded so: it stays the holder's."""
+
 _ROUND_AT = sa.case((_t.interval_s > 0, _t.round_at))
 _READ = (
     sa.select(

@@ -27,48 +27,31 @@ from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger.base import Ledger, chunks, lock_now
-from asynctask.ledger.events import Change, EventRecord, Note, read_events
+from asynctask.ledger.events import IN_LOAN, IS_OPEN, UNHELD, Change, EventRecord, Note, read_events
 from asynctask.ledger.hints import in_session
-from asynctask.ledger.lending import LENDERS, PLACES, change, queue_holder
+from asynctask.ledger.lending import PLACES, PUSHER, change, has_places, holders, queue_holder
 
 _t, _e, _l, _p = tasks.c, events.c, loans.c, places.c
 
-_OPEN: Final = (_e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None))
-_UNBEGUN: Final = (_e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high, _e.process.is_(None), *_OPEN)
-"""The rows of a loan that no process has begun, as far as the ledger knows."""
-
 
 def _of_unbegun(which: Any) -> Any:
-    return sa.select(which).where(*_UNBEGUN).correlate(loans).scalar_subquery()
+    return sa.select(which).where(*IN_LOAN, UNHELD).correlate(loans).scalar_subquery()
 
 
 _OF_HOLDER: Final = sa.select(
     _l.id, _l.task_id, _l.low, _l.high, _of_unbegun(sa.func.min(_e.seq)), _of_unbegun(sa.func.max(_e.seq))
 ).where(_l.process == sa.bindparam("holder"))
-_LENT_TO: Final = (
-    sa.select(sa.func.count())
-    .select_from(loans.join(events, sa.and_(*_UNBEGUN)))
-    .where(_l.task_id == sa.bindparam("of"), _l.process == sa.bindparam("holder"))
-)
-# The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
-_NAMED: Final = (
-    sa.select(sa.func.count())
-    .select_from(events)
-    .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
-    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"), *_OPEN)
-    .where(sa.or_(_e.process == sa.bindparam("holder"), _e.process.like("%@%")))
-)
 
 
-def _held(connection: Connection, holder: str, task_id: int) -> int:
-    """How many jobs of a Task lie in a foreign queue, or with its workers."""
-    given = {"of": task_id, "holder": holder}
-    return int(connection.scalar(_LENT_TO, given) or 0) + int(connection.scalar(_NAMED, given) or 0)
+def _held(found: Mapping[str, int], holder: str) -> int:
+    """How many jobs of a Task lie in a foreign queue, or with its workers. ``found``: the Task's
+    :func:`~asynctask.ledger.lending.holders`."""
+    return sum(count for name, count in found.items() if name == holder or ("@" in name and not has_places(name)))
 
 
 _WORKING: Final = (
     sa.select(_e.process, sa.func.count())
-    .where(_e.process.in_(sa.bindparam("processes", expanding=True)), *_OPEN)
+    .where(_e.process.in_(sa.bindparam("processes", expanding=True)), IS_OPEN, _e.due_at.is_(None))
     .group_by(_e.process)
 )
 
@@ -86,24 +69,22 @@ def engine_of(queue: str) -> str | None:
 
 # -- who pushes
 
-_PUSHER: Final = "+d"
-
 
 def pusher(identity: str) -> str:
     """The holder of what the dispatcher of a process has borrowed and not handed over; the process itself may perform jobs,
     and knows its own loans."""
-    return f"{identity}{_PUSHER}"
+    return f"{identity}{PUSHER}"
 
 
 def process_of(holder: str) -> str:
     """The process of a :func:`pusher`; any other holder as it is."""
-    return holder.removesuffix(_PUSHER)
+    return holder.removesuffix(PUSHER)
 
 
 def pushers(connection: Connection) -> set[str]:
     """The dispatchers that have something now. What one has for longer than a push lasts was lost on its way: the answer to
     its borrow never came."""
-    named = [sa.select(column).where(column.like(f"%{_PUSHER}")).distinct() for column in (_l.process, _e.process)]
+    named = [sa.select(column).where(column.like(f"%{PUSHER}")).distinct() for column in (_l.process, _e.process)]
     return {str(holder) for each in named for holder in connection.execute(each).scalars()}
 
 
@@ -130,24 +111,24 @@ def lease(ledger: Ledger, holder: str, task_id: int, want: int) -> int:
         if task is None:
             return 0
         had = {str(process): int(n) for process, n in connection.execute(PLACES, {"of": task_id})}
+        found = holders(connection, task_id, exactly=True)
         own = had.pop(ledger.identity, 0)
-        held = _settle_places(connection, holder, task_id, had.pop(holder, None))
+        held = _settle_places(connection, holder, task_id, had.pop(holder, None), found)
         limit = at_once(task["parallel"], interval_of(task["interval_s"]))
-        holders = {str(process) for process in connection.execute(LENDERS, {"of": task_id}).scalars()}
         n = 0
-        is_open = holders <= {*had, holder, ledger.identity}
+        is_open = set(filter(has_places, found)) <= {*had, ledger.identity}
         if limit is not None and is_open and may_start(task["state"], in_session(task)):
             n = max(0, min(want, limit - held - sum(had.values())))
         _set_places(connection, ledger.identity, task_id, own or None, n)
     return n
 
 
-def _settle_places(connection: Connection, holder: str, task_id: int, had: int | None) -> int:
+def _settle_places(connection: Connection, holder: str, task_id: int, had: int | None, found: Mapping[str, int]) -> int:
     """Sets the places of a queue, of a locked Task, to what it holds; returns them.
 
     Only under the Task's lock, and only if nothing was handed over since they were read: they never fall below the truth.
     """
-    count = _held(connection, holder, task_id)
+    count = _held(found, holder)
     return count if _set_places(connection, holder, task_id, had, count) else max(count, had or 0)
 
 
@@ -209,7 +190,7 @@ def trim(ledger: Ledger, holder: str) -> None:
         has_limit = sa.or_(_t.parallel.is_not(None), _t.interval_s > 0)
         limited = sa.select(_t.id).where(batches.among(connection, _t.id, sorted(lent_of - had.keys())), has_limit)
         new = [int(i) for i in connection.execute(limited).scalars()] if lent_of - had.keys() else []
-        changed = [i for i in sorted({*had, *new}) if _held(connection, holder, i) != had.get(i, 0)]
+        changed = [i for i in sorted({*had, *new}) if _held(holders(connection, i, exactly=True), holder) != had.get(i, 0)]
     over = [int(i) for i, _, _, _, first, _ in found if first is None]
     cut = [
         (int(i), int(first), int(last) + 1)
@@ -238,7 +219,8 @@ def _count_places(ledger: Ledger, holder: str, task_id: int) -> None:
         if lock_now(connection, task_id) is None:
             return
         had = connection.scalar(PLACES.with_only_columns(_p.n).where(_p.process == holder), {"of": task_id})
-        _settle_places(connection, holder, task_id, None if had is None else int(had))
+        found = holders(connection, task_id, exactly=True)
+        _settle_places(connection, holder, task_id, None if had is None else int(had), found)
 
 
 _RECALLED: Final = sa.select(_t.id, _t.state, _t.priority).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
@@ -268,7 +250,7 @@ def held_in_queues(connection: Connection, holder: str, limit: int = 10_000) -> 
 
 def _records(connection: Connection, holder: str, queues: Collection[str] | None, limit: int) -> list[EventRecord]:
     waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_(None)
-    of_loans = sa.select(_e.id).join(loans, (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high))
+    of_loans = sa.select(_e.id).join(loans, sa.and_(*IN_LOAN))
     of_loans = of_loans.where(_l.process == holder, waits, _e.process.is_(None))
     claimed = sa.select(_e.id).where(_e.process == holder, waits)
     if queues is not None:
@@ -289,9 +271,9 @@ def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
     An engine does not report which, and delivers them again by itself. Without the mark, a job that ends its process before
     its start is recorded would be delivered for ever; the start of a marked job is recorded first.
     """
-    holders = {queue_holder(engine_of(queue)) for queue in queues}
+    named = {queue_holder(engine_of(queue)) for queue in queues}
     with ledger.database.read() as connection:
-        found = [record for holder in sorted(holders) for record in _records(connection, holder, queues, 10_000)]
+        found = [record for holder in sorted(named) for record in _records(connection, holder, queues, 10_000)]
 
     def make(_: Connection, part: Sequence[int]) -> list[Change]:
         return [Change(event_id, lambda record: watch(record.row)) for event_id in part]

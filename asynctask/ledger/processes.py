@@ -24,7 +24,7 @@ from asynctask.database.tables import as_dict, events, loans, places, processes,
 from asynctask.errors import ConfigError
 from asynctask.ledger import lending
 from asynctask.ledger.base import BATCH, Ledger, chunks, dumps, each_free, loads
-from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.events import UNHELD, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import is_job_id
 
 _p, _e, _t, _l, _n = processes.c, events.c, tasks.c, loans.c, places.c
@@ -456,7 +456,7 @@ def _end_part(
         held = (
             sa.select(_e.id, _e.seq)
             .where(_e.task_id == loan.task_id, _e.seq >= loan.low, _e.seq < loan.high)
-            .where(_e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None), _e.process.is_(None))
+            .where(UNHELD)
             .order_by(_e.seq)
             .limit(BATCH)
         )

@@ -50,7 +50,7 @@ from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import corrections, foreign, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
-from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.events import IN_LOAN, IS_OPEN, RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import SECRET, is_storable, masked
@@ -730,9 +730,8 @@ def _waiting_in_loans(connection: Connection, task_ids: Sequence[int]) -> dict[i
     """Of these Tasks, the jobs in loans, given back ones included, that are not known to have begun."""
     if not task_ids:
         return {}
-    in_range = (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high)
     waits = (_e.status == Status.ENQUEUE) & _e.due_at.is_(None) & _e.process.is_(None)
-    found = sa.select(_l.task_id, sa.func.count()).select_from(loans.join(events, in_range))
+    found = sa.select(_l.task_id, sa.func.count()).select_from(loans.join(events, sa.and_(*IN_LOAN)))
     found = found.where(among(connection, _l.task_id, task_ids), waits).group_by(_l.task_id)
     return {int(i): int(count) for i, count in connection.execute(found)}
 
@@ -905,11 +904,9 @@ def _cancel_resting(ledger: Ledger, event_id: int, who: str) -> list[Change]:
 def holder(connection: Connection, event_id: int) -> str | None:
     """The process or the foreign queue that holds a job, by a claim or a loan; an empty text for a lone job whose engine
     keeps it; None for one that nobody holds."""
-    of_loan = sa.select(_l.process).where(
-        _l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq, _l.process.is_not(None)
-    )
+    of_loan = sa.select(_l.process).where(*IN_LOAN, _l.process.is_not(None))
     found = sa.select(_e.task_id, _e.due_at, _e.process, of_loan.limit(1).scalar_subquery()).where(
-        _e.id == event_id, _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
+        _e.id == event_id, IS_OPEN
     )
     row = connection.execute(found).one_or_none()
     if row is None or row.due_at is not None:
