@@ -101,10 +101,11 @@ def end_empty(ledger: Ledger, holder: str) -> None:
 
 @repeatable
 def lease(ledger: Ledger, holder: str, task_id: int, want: int) -> int:
-    """Takes up to ``want`` places of a Task with a limit for jobs that this process is about to push to a foreign queue.
+    """Takes places of a Task with a limit for up to ``want`` jobs that this process is about to borrow for a foreign queue,
+    beside those that it has borrowed and not handed over.
 
-    Returns how many it has then: 0 if none is free, the Task may not start, or another transaction holds its row. Those
-    that it does not need go back with ``want`` 0. Raises LedgerUnavailable.
+    Returns for how many: 0 if none is free, the Task may not start, or another transaction holds its row. Those that it
+    does not need go back with ``want`` 0. Raises LedgerUnavailable.
     """
     with ledger.database.write() as connection:
         task = lock_now(connection, task_id)
@@ -112,15 +113,15 @@ def lease(ledger: Ledger, holder: str, task_id: int, want: int) -> int:
             return 0
         had = {str(process): int(n) for process, n in connection.execute(PLACES, {"of": task_id})}
         found = holders(connection, task_id, exactly=True)
-        own = had.pop(ledger.identity, 0)
+        own, on_way = had.pop(ledger.identity, 0), found[ledger.identity]
         held = _settle_places(connection, holder, task_id, had.pop(holder, None), found)
         limit = at_once(task["parallel"], interval_of(task["interval_s"]))
-        n = 0
+        n = on_way
         is_open = set(filter(has_places, found)) <= {*had, ledger.identity}
         if limit is not None and is_open and may_start(task["state"], in_session(task)):
-            n = max(0, min(want, limit - held - sum(had.values())))
+            n = max(on_way, min(on_way + want, limit - held - sum(had.values())))
         _set_places(connection, ledger.identity, task_id, own or None, n)
-    return n
+    return n - on_way
 
 
 def _settle_places(connection: Connection, holder: str, task_id: int, had: int | None, found: Mapping[str, int]) -> int:
