@@ -42,9 +42,9 @@ from asynctask.ledger.events import (
     COUNTS,
     IN_LOAN,
     UNHELD,
+    Change,
     EventRecord,
     Failure,
-    apply,
     group_of,
     move_counts,
     read_events,
@@ -485,7 +485,7 @@ def _loans(ledger: Ledger, repair: bool, task_ids: Sequence[int] | None) -> list
         if task_ids is None or task_id in task_ids:
             _take_loan(ledger, int(one) if process is None else int(other))
     for part in chunks([int(i) for i, task_id in unreached if task_ids is None or task_id in task_ids]):
-        _make_due(ledger, part)
+        lending.change(ledger, partial(_unreached, ledger=ledger, event_ids=part))
     _add_places(ledger, [(int(i), str(process)) for i, process, *_ in few if task_ids is None or i in task_ids])
     for name in sorted(strangers):
         processes.recover_events(ledger, name)
@@ -497,20 +497,16 @@ def _take_loan(ledger: Ledger, loan_id: int) -> None:
     with ledger.database.read() as connection:
         found = connection.execute(sa.select(_l.process).where(_l.id == loan_id)).one_or_none()
     if found is not None:
-        due = partial(processes.take, ledger, process=None)
-        lending.announce(ledger, processes.end_whole(ledger, found[0], loan_id, due))
+        processes.end_whole(ledger, found[0], loan_id, partial(processes.take, ledger, process=None))
 
 
-@repeatable
-def _make_due(ledger: Ledger, event_ids: Sequence[int]) -> None:
-    """Rows that nothing reaches, read again under the locks of their Tasks."""
-    with ledger.database.write() as connection:
-        named = batches.among(connection, _e.id, list(event_ids))
-        for task_id in sorted(connection.execute(sa.select(_e.task_id).where(named).distinct()).scalars()):
-            task_rows.lock(connection, int(task_id))
-        still = [int(i) for i, _ in connection.execute(_UNREACHED.where(named)).all()]
-        applied = apply(connection, ledger, [processes.take(ledger, event_id, process=None) for event_id in still])
-    lending.announce(ledger, applied)
+def _unreached(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) -> list[Change]:
+    """Makes rows due that nothing reaches, read again under the locks of their Tasks."""
+    named = batches.among(connection, _e.id, list(event_ids))
+    for task_id in sorted(connection.execute(sa.select(_e.task_id).where(named).distinct()).scalars()):
+        task_rows.lock(connection, int(task_id))
+    still = connection.execute(_UNREACHED.where(named)).all()
+    return [processes.take(ledger, int(event_id), process=None) for event_id, _ in still]
 
 
 @repeatable

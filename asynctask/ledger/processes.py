@@ -339,11 +339,16 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
     """
     applied: list[Change] = []
     attempts = dict(sorted(copies))  # of two copies of a job, the later attempt
-    for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
-        applied += _recover_part(ledger, identity, ids, attempts)
+
+    def make(connection: Connection, part: Sequence[int]) -> list[Change]:
+        begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
+        at_work = {record.id: record.row for record in read_events(connection, begun)}
+        return [_recovery(ledger, event_id, identity, attempts, at_work) for event_id in part]
+
+    for part in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
+        applied += lending.change(ledger, partial(make, part=part))
     applied += _end_its_loans(ledger, identity, partial(_recovery, ledger, identity=None))
     _end_places(ledger, identity)
-    lending.announce(ledger, applied)
     return applied
 
 
@@ -369,7 +374,6 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
         begun = frozenset(loads(connection.scalar(sa.select(_p.held_jobs).where(_p.identity == identity))) or ())
     its = partial(take, ledger, identity=identity, begun=begun)
     applied = _end_its_loans(ledger, identity, partial(its, process=None))
-    lending.announce(ledger, applied)
     with ledger.database.read() as connection:
         claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
         found = connection.execute(claimed).scalars().all()
@@ -432,11 +436,12 @@ def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[int], Change])
 
 
 def end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]) -> list[Change]:
-    """Ends a loan part by part, see :func:`_end_part`."""
+    """Ends a loan part by part, see :func:`_end_part`, and settles what that makes possible."""
     applied, is_left = list[Change](), True
     while is_left:
         changes, is_left = _end_part(ledger, identity, loan_id, make)
         applied += changes
+    lending.announce(ledger, applied)
     return applied
 
 
@@ -475,14 +480,6 @@ def _end_places(ledger: Ledger, identity: str) -> None:
     with ledger.database.write() as connection:
         connection.execute(places.delete().where(_n.process == identity))
         notify(connection)
-
-
-@repeatable
-def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Change]:
-    with ledger.database.write() as connection:
-        begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
-        at_work = {record.id: record.row for record in read_events(connection, begun)}
-        return apply(connection, ledger, [_recovery(ledger, event_id, identity, attempts, at_work) for event_id in ids])
 
 
 def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[int]]:
