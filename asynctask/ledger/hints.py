@@ -1,5 +1,4 @@
-"""The hints of a Task, ``tasks.ready`` and ``tasks.due_next``: :func:`settle` alone decides them for a Task that is there,
-by :mod:`asynctask.core.readiness`, under the lock of the Task's row.
+"""Reads what decides the hints of a Task (:mod:`asynctask.core.readiness`), and writes them: :func:`settle`.
 
 A new Task gets them in its insert, and one that has ended has none.
 """

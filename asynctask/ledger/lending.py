@@ -1,19 +1,19 @@
 """Lending: a process borrows a range of a Task's Events, or claims single ones, in one transaction. Nobody else has them.
 
-A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (``loans``); its Events are not written until
-their outcomes. What lies beyond the pointer ``tasks.next_seq`` is borrowed under the lock of the Task's row, and what was
-given back, a free loan, before it. A **claim** names the process in the Event itself: rows with a ``due_at`` (retries, what
-was recovered or given back one by one, jobs whose key has come free), and jobs without a Task. So a row is held by one of
-both (:func:`asynctask.core.transitions.is_held`), and loans of one Task never overlap. Of a loan of a Task with keys, those
-rows whose turn it is not wait with a ``due_at``, which takes them out of it.
+A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (``loans``), a **claim** the process that an
+Event names; :mod:`asynctask.core.transitions` has their rules. What lies beyond the pointer ``tasks.next_seq`` is borrowed
+under the lock of the Task's row, and what was given back, a free loan, before it. Claimed are rows with a ``due_at``
+(retries, what was recovered or given back one by one, jobs whose key has come free), and jobs without a Task. Loans of one
+Task never overlap. Of a loan of a Task with keys, those rows whose turn it is not wait with a ``due_at``, which takes them
+out of it.
 
 A loan has no clock: it ends with its last outcome (:func:`end_loans`, in the outcome's transaction), is given back
 (:func:`give_back`), or is recovered with its process (:func:`asynctask.ledger.processes.recover_events`). A foreign queue
 is a holder, too (:mod:`asynctask.ledger.foreign`).
 
-``tasks.ready`` and ``tasks.due_next`` say which Tasks are worth a borrow; only :mod:`asynctask.ledger.hints` writes them,
-under the lock of the Task's row. Writers of outcomes do not lock Tasks: they have the hints settled
-after their commit (:func:`announce`), and keep those of a locked row for later (:func:`catch_up`).
+The hints of a Task (:mod:`asynctask.core.readiness`) say whether it is worth a borrow. Writers of outcomes do not lock
+Tasks: they have the hints settled after their commit (:func:`announce`), and keep those of a locked row for later
+(:func:`catch_up`).
 """
 
 from __future__ import annotations
