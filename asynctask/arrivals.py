@@ -16,7 +16,7 @@ from asynctask.core.states import Status
 from asynctask.core.transitions import Begin, pause_s
 from asynctask.database.batches import MAX_BYTES
 from asynctask.errors import IdInUse, InputError
-from asynctask.ledger import foreign
+from asynctask.ledger import queries
 from asynctask.ledger.base import dumps
 from asynctask.ledger.events import EventRecord, Failure
 from asynctask.ledger.processes import engine_of
@@ -65,9 +65,9 @@ class ArrivalTracker(Tracker):
         lenders: Mapping[int, str] = {}
         if in_loans:
             with self._ledger.database.read() as connection:
-                lenders = foreign.holders(connection, in_loans)
+                lenders = queries.lenders(connection, in_loans)
         held = {**claimed, **{each.id: lenders.get(each.id) for each in in_loans}}
-        return {i for i, holder in held.items() if holder is None or not foreign.is_queue(holder)}
+        return {i for i, holder in held.items() if holder is None or not queries.is_queue(holder)}
 
     def arrive(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
         """Tickets for jobs of which the ledger may not know, in order: one without an Event (pushed by hand, or by another

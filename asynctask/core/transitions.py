@@ -401,8 +401,10 @@ def ending(row: Row, status: Status, reason: Reason) -> Turn:
     return outcome(row, status, reason)
 
 
-def give_back(row: Row, *, now: int) -> Turn:
-    """Returns a copy, fetched or waiting in the broker, to the ledger unrun; it may be dispatched at once."""
+def give_back(row: Row, state: str | None, *, now: int) -> Turn:
+    """Returns a job that nobody begins now to the ledger, where it waits from ``now``, or cancels it with its Task."""
+    if state == State.CANCELLED:
+        return cancel(row)
     return _wait_again(row, Reason.GIVEN_BACK, due_at=now)
 
 

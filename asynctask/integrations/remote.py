@@ -213,7 +213,7 @@ class RemoteTracker:
         with self._ledger.database.read() as connection:
             apart = queries.engines(connection, lone) if lone else {}
             shared = queries.own_queues(connection, self._ledger.now())
-            lent = foreign.holders(connection, known.values())
+            lent = queries.lenders(connection, known.values())
         barred: dict[str, _Bar] = {}
         doubtful: dict[Key, EventRecord] = {}
         for record in records:
@@ -237,7 +237,7 @@ class RemoteTracker:
             return _held("it waits in the ledger, and was given to nobody")
         if row.status is Status.ENQUEUE and row.due_at is not None:
             return _held("it waits in the ledger, and was given to nobody")
-        if holder in (None, self._ledger.holder) or processes.is_engine(holder) or foreign.is_queue(holder):
+        if holder in (None, self._ledger.holder) or processes.is_engine(holder) or queries.is_queue(holder):
             return None
         return _held(f"the process {holder} of the application has it")
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, Reason, State, Status
-from asynctask.core.transitions import (
-    Turn,
-    at_rest,
-    cancel,
-    explicit_retry,
-    give_back,
-)
+from asynctask.core.transitions import Turn, at_rest, cancel, explicit_retry
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, loans, task_errors, tasks
@@ -25,7 +18,7 @@ from asynctask.iterable import places_of
 from asynctask.ledger import corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
-from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events, rows_of
+from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 
 _t, _e, _x, _g, _l = tasks.c, events.c, item_errors.c, task_errors.c, loans.c
@@ -286,10 +279,7 @@ def _turn_end(task: dict[str, Any]) -> dict[str, Any]:
     return {**done, "generation_sealed": 1}
 
 
-_WAITS: Final = sa.exists().where(
-    _e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high, _e.status == str(Status.ENQUEUE),
-    _e.due_at.is_(None), _e.process.is_(None),
-)  # fmt: skip
+_WAITS: Final = sa.exists().where(*IN_LOAN, UNHELD)
 """Whether a row waits in a free loan: its holder gave it back after the pass had left it to the holder."""
 
 
@@ -343,7 +333,7 @@ def _turn_change(
             """What a process holds is cancelled by that, or keeps its outcome."""
             return cancel(record.row) if at_rest(record.row, lending.is_lent(lent, record.seq)) else None
 
-        return Change(event_id, cancel_at_rest, notes=[Note("cancelled", ledger.catalogue("cancelled"))])
+        return Change(event_id, cancel_at_rest)
     chosen = frozenset(task["turn_statuses"].split(","))
     now = ledger.now()
 
@@ -355,22 +345,11 @@ def _turn_change(
     return Change(event_id, reopen, notes=[Note("enqueue", ledger.catalogue("retried"))])
 
 
-def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Change]:
+def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> None:
     """Returns rows to waiting, or cancels them, whose copies (job id, attempt) were removed from a foreign queue
     before they ran."""
-    attempts, note = dict(copies), Note("cancelled", ledger.catalogue("cancelled"))
-
-    def decide(seen: EventRecord) -> Turn | None:
-        row = seen.row
-        if row.attempt != attempts[seen.job_id] or row.status is not Status.ENQUEUE or row.due_at is not None:
-            return None
-        return cancel(row) if seen.task_state == State.CANCELLED else give_back(row, now=ledger.now())
-
-    def make(connection: Connection, jids: Sequence[str]) -> list[Change]:
-        found = connection.execute(sa.select(_e.id).where(_e.job_id.in_(jids))).scalars().all()
-        return [Change(int(event_id), decide, cancelled=note) for event_id in found]
-
-    applied: list[Change] = []
+    attempts = dict(copies)
     for part in chunks(list(attempts)):
-        applied += lending.change(ledger, partial(make, jids=part))
-    return applied
+        with ledger.database.read() as connection:
+            found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_(part))).all()
+        lending.unclaim(ledger, {int(event_id): attempts[job_id] for event_id, job_id in found})

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,9 +40,11 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads, try_lock
 from asynctask.ledger.events import (
     COUNTS,
+    IN_LOAN,
+    UNHELD,
+    Change,
     EventRecord,
     Failure,
-    apply,
     group_of,
     move_counts,
     read_events,
@@ -438,7 +441,7 @@ _UNREACHED: Final = (
     .join(tasks, _t.id == _e.task_id)
     .where(_t.finished_at.is_(None), _t.state != str(State.CANCELLED), _e.seq < _t.next_seq)
     .where(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None), _e.process.is_(None))
-    .where(~sa.exists().where(_l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq))
+    .where(~sa.exists().where(*IN_LOAN))
     .order_by(_e.task_id, _e.id)
 )
 _FEW_PLACES: Final = (
@@ -480,25 +483,30 @@ def _loans(ledger: Ledger, repair: bool, task_ids: Sequence[int] | None) -> list
         return chosen
     for task_id, one, process, other, _ in overlaps:
         if task_ids is None or task_id in task_ids:
-            processes.take_loan(ledger, int(one) if process is None else int(other))
+            _take_loan(ledger, int(one) if process is None else int(other))
     for part in chunks([int(i) for i, task_id in unreached if task_ids is None or task_id in task_ids]):
-        _make_due(ledger, part)
+        lending.change(ledger, partial(_unreached, ledger=ledger, event_ids=part))
     _add_places(ledger, [(int(i), str(process)) for i, process, *_ in few if task_ids is None or i in task_ids])
     for name in sorted(strangers):
         processes.recover_events(ledger, name)
     return chosen
 
 
-@repeatable
-def _make_due(ledger: Ledger, event_ids: Sequence[int]) -> None:
-    """Rows that nothing reaches, read again under the locks of their Tasks."""
-    with ledger.database.write() as connection:
-        named = batches.among(connection, _e.id, list(event_ids))
-        for task_id in sorted(connection.execute(sa.select(_e.task_id).where(named).distinct()).scalars()):
-            task_rows.lock(connection, int(task_id))
-        still = [int(i) for i, _ in connection.execute(_UNREACHED.where(named)).all()]
-        applied = apply(connection, ledger, [processes.make_due(ledger, event_id) for event_id in still])
-    lending.announce(ledger, applied)
+def _take_loan(ledger: Ledger, loan_id: int) -> None:
+    """Takes a loan from whoever has it: its rows are due from now on, under a new attempt."""
+    with ledger.database.read() as connection:
+        found = connection.execute(sa.select(_l.process).where(_l.id == loan_id)).one_or_none()
+    if found is not None:
+        processes.end_whole(ledger, found[0], loan_id, partial(processes.take, ledger, process=None))
+
+
+def _unreached(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) -> list[Change]:
+    """Makes rows due that nothing reaches, read again under the locks of their Tasks."""
+    named = batches.among(connection, _e.id, list(event_ids))
+    for task_id in sorted(connection.execute(sa.select(_e.task_id).where(named).distinct()).scalars()):
+        task_rows.lock(connection, int(task_id))
+    still = connection.execute(_UNREACHED.where(named)).all()
+    return [processes.take(ledger, int(event_id), process=None) for event_id, _ in still]
 
 
 @repeatable
@@ -570,10 +578,7 @@ _UNREACHABLE: Final = (
 )
 """Tasks with open items that no hint and no loan reaches; a claim may."""
 
-_UNHELD: Final = sa.exists().where(
-    _e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), _e.due_at.is_(None), _e.process.is_(None),
-    _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]),
-)  # fmt: skip
+_HAS_UNHELD: Final = sa.exists().where(_e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), UNHELD)
 
 
 def mend(ledger: Ledger, limit: int = 1_000) -> int:
@@ -600,7 +605,7 @@ def _free_unreachable(ledger: Ledger, task_id: int) -> None:
         task = try_lock(connection, ledger, task_id)
         if task is None or connection.execute(_UNREACHABLE.where(_t.id == task_id)).first() is None:
             return
-        if not connection.scalar(sa.select(_UNHELD), {"of": task_id, "high": task["next_seq"]}):
+        if not connection.scalar(sa.select(_HAS_UNHELD), {"of": task_id, "high": task["next_seq"]}):
             return
         values = {"task_id": task_id, "low": 0, "high": task["next_seq"], "process": None, "at": ledger.now()}
         connection.execute(loans.insert(), values)

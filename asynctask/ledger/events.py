@@ -20,7 +20,7 @@ from asynctask.core.transitions import MARKS, Delta, Row, Turn, is_kept, marks_o
 from asynctask.database import batches
 from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
-from asynctask.database.tables import events, item_errors, key_places, task_errors, task_tallies, tasks
+from asynctask.database.tables import events, item_errors, key_places, loans, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp
 from asynctask.messages import append
@@ -39,7 +39,18 @@ RESUMABLE: Final = "stopped"
 """``problem`` of a stopped Event: the index finds those that may be started again."""
 
 
-_e, _t = events.c, tasks.c
+_e, _t, _l = events.c, tasks.c, loans.c
+
+IN_LOAN: Final = (_l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq)
+"""Whether an Event lies in a loan."""
+
+IS_OPEN: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
+"""Whether an Event waits or runs."""
+
+UNHELD: Final = IS_OPEN & _e.due_at.is_(None) & _e.process.is_(None)
+"""Whether an open Event waits for no time, and names no process: only a loan that it lies in holds it. One in ``working``
+is one that a program outside has recorded so: it stays the holder's."""
+
 _ROUND_AT = sa.case((_t.interval_s > 0, _t.round_at))
 _READ = (
     sa.select(
@@ -169,9 +180,9 @@ def problem_of(turn: Turn, failure: Failure | None) -> str | None:
 class Write(ABC):
     """What is to be written of one Event, and what :func:`apply` made of it.
 
-    If it wins, ``notes`` are added to ``added_messages``, and ``cancelled`` if the transition cancels. ``values``: further
-    columns to set (:data:`_KEPT`, and ``started_at`` of an Event that has none, or None); ``failure``: for a transition
-    that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
+    If it wins, ``notes`` are added to ``added_messages``, with that of a cancel or a stop. ``values``: further columns to
+    set (:data:`_KEPT`, and ``started_at`` of an Event that has none, or None); ``failure``: for a transition that ends
+    ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
 
     :func:`apply` sets ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then, None if it
     is gone.
@@ -179,7 +190,6 @@ class Write(ABC):
 
     event_id: int = field(kw_only=False)
     notes: Sequence[Note] = ()
-    cancelled: Note | None = None
     failure: Failure | None = None
     failures: Mapping[int, ItemFailure] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -412,8 +422,9 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
     assert turn.before is not None
     before, after = turn.before, turn.after
     notes = change.notes
-    if change.cancelled is not None and turn.reason is Reason.CANCELLED:
-        notes = [*notes, change.cancelled]
+    # An attempt that came to its end, of a slice with cancelled items, or was recorded from outside, has its own.
+    if turn.reason is Reason.CANCELLED and after.attempt > before.attempt:
+        notes = [*notes, Note("cancelled", ledger.catalogue("cancelled"))]
     if after.status is Status.STOPPED:
         notes = _stopped_notes(ledger, notes)
     if notes:

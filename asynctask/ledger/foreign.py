@@ -12,7 +12,8 @@ count at least what is on its way, in the queue, or with its workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -26,48 +27,31 @@ from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger.base import Ledger, chunks, lock_now
-from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events
+from asynctask.ledger.events import IN_LOAN, IS_OPEN, UNHELD, Change, EventRecord, Note, read_events
 from asynctask.ledger.hints import in_session
-from asynctask.ledger.lending import LENDERS, PLACES, announce, is_queue_holder, queue_holder
+from asynctask.ledger.lending import PLACES, PUSHER, change, has_places, holders, queue_holder
 
 _t, _e, _l, _p = tasks.c, events.c, loans.c, places.c
 
-_OPEN: Final = (_e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None))
-_UNBEGUN: Final = (_e.task_id == _l.task_id, _e.seq >= _l.low, _e.seq < _l.high, _e.process.is_(None), *_OPEN)
-"""The rows of a loan that no process has begun, as far as the ledger knows."""
-
 
 def _of_unbegun(which: Any) -> Any:
-    return sa.select(which).where(*_UNBEGUN).correlate(loans).scalar_subquery()
+    return sa.select(which).where(*IN_LOAN, UNHELD).correlate(loans).scalar_subquery()
 
 
 _OF_HOLDER: Final = sa.select(
     _l.id, _l.task_id, _l.low, _l.high, _of_unbegun(sa.func.min(_e.seq)), _of_unbegun(sa.func.max(_e.seq))
 ).where(_l.process == sa.bindparam("holder"))
-_LENT_TO: Final = (
-    sa.select(sa.func.count())
-    .select_from(loans.join(events, sa.and_(*_UNBEGUN)))
-    .where(_l.task_id == sa.bindparam("of"), _l.process == sa.bindparam("holder"))
-)
-# The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
-_NAMED: Final = (
-    sa.select(sa.func.count())
-    .select_from(events)
-    .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
-    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"), *_OPEN)
-    .where(sa.or_(_e.process == sa.bindparam("holder"), _e.process.like("%@%")))
-)
 
 
-def _held(connection: Connection, holder: str, task_id: int) -> int:
-    """How many jobs of a Task lie in a foreign queue, or with its workers."""
-    given = {"of": task_id, "holder": holder}
-    return int(connection.scalar(_LENT_TO, given) or 0) + int(connection.scalar(_NAMED, given) or 0)
+def _held(found: Mapping[str, int], holder: str) -> int:
+    """How many jobs of a Task lie in a foreign queue, or with its workers. ``found``: the Task's
+    :func:`~asynctask.ledger.lending.holders`."""
+    return sum(count for name, count in found.items() if name == holder or ("@" in name and not has_places(name)))
 
 
 _WORKING: Final = (
     sa.select(_e.process, sa.func.count())
-    .where(_e.process.in_(sa.bindparam("processes", expanding=True)), *_OPEN)
+    .where(_e.process.in_(sa.bindparam("processes", expanding=True)), IS_OPEN, _e.due_at.is_(None))
     .group_by(_e.process)
 )
 
@@ -85,29 +69,22 @@ def engine_of(queue: str) -> str | None:
 
 # -- who pushes
 
-_PUSHER: Final = "+d"
-
 
 def pusher(identity: str) -> str:
     """The holder of what the dispatcher of a process has borrowed and not handed over; the process itself may perform jobs,
     and knows its own loans."""
-    return f"{identity}{_PUSHER}"
+    return f"{identity}{PUSHER}"
 
 
 def process_of(holder: str) -> str:
     """The process of a :func:`pusher`; any other holder as it is."""
-    return holder.removesuffix(_PUSHER)
-
-
-def is_queue(holder: str) -> bool:
-    """Whether a holder is a foreign queue, or a dispatcher that has pushed to one and not handed over yet."""
-    return is_queue_holder(holder) or holder.endswith(_PUSHER)
+    return holder.removesuffix(PUSHER)
 
 
 def pushers(connection: Connection) -> set[str]:
     """The dispatchers that have something now. What one has for longer than a push lasts was lost on its way: the answer to
     its borrow never came."""
-    named = [sa.select(column).where(column.like(f"%{_PUSHER}")).distinct() for column in (_l.process, _e.process)]
+    named = [sa.select(column).where(column.like(f"%{PUSHER}")).distinct() for column in (_l.process, _e.process)]
     return {str(holder) for each in named for holder in connection.execute(each).scalars()}
 
 
@@ -124,34 +101,35 @@ def end_empty(ledger: Ledger, holder: str) -> None:
 
 @repeatable
 def lease(ledger: Ledger, holder: str, task_id: int, want: int) -> int:
-    """Takes up to ``want`` places of a Task with a limit for jobs that this process is about to push to a foreign queue.
+    """Takes places of a Task with a limit for up to ``want`` jobs that this process is about to borrow for a foreign queue,
+    beside those that it has borrowed and not handed over.
 
-    Returns how many it has then: 0 if none is free, the Task may not start, or another transaction holds its row. Those
-    that it does not need go back with ``want`` 0. Raises LedgerUnavailable.
+    Returns for how many: 0 if none is free, the Task may not start, or another transaction holds its row. Those that it
+    does not need go back with ``want`` 0. Raises LedgerUnavailable.
     """
     with ledger.database.write() as connection:
         task = lock_now(connection, task_id)
         if task is None:
             return 0
         had = {str(process): int(n) for process, n in connection.execute(PLACES, {"of": task_id})}
-        own = had.pop(ledger.identity, 0)
-        held = _settle_places(connection, holder, task_id, had.pop(holder, None))
+        found = holders(connection, task_id, exactly=True)
+        own, on_way = had.pop(ledger.identity, 0), found[ledger.identity]
+        held = _settle_places(connection, holder, task_id, had.pop(holder, None), found)
         limit = at_once(task["parallel"], interval_of(task["interval_s"]))
-        holders = {str(process) for process in connection.execute(LENDERS, {"of": task_id}).scalars()}
-        n = 0
-        is_open = holders <= {*had, holder, ledger.identity}
+        n = on_way
+        is_open = set(filter(has_places, found)) <= {*had, ledger.identity}
         if limit is not None and is_open and may_start(task["state"], in_session(task)):
-            n = max(0, min(want, limit - held - sum(had.values())))
+            n = max(on_way, min(on_way + want, limit - held - sum(had.values())))
         _set_places(connection, ledger.identity, task_id, own or None, n)
-    return n
+    return n - on_way
 
 
-def _settle_places(connection: Connection, holder: str, task_id: int, had: int | None) -> int:
+def _settle_places(connection: Connection, holder: str, task_id: int, had: int | None, found: Mapping[str, int]) -> int:
     """Sets the places of a queue, of a locked Task, to what it holds; returns them.
 
     Only under the Task's lock, and only if nothing was handed over since they were read: they never fall below the truth.
     """
-    count = _held(connection, holder, task_id)
+    count = _held(found, holder)
     return count if _set_places(connection, holder, task_id, had, count) else max(count, had or 0)
 
 
@@ -213,7 +191,7 @@ def trim(ledger: Ledger, holder: str) -> None:
         has_limit = sa.or_(_t.parallel.is_not(None), _t.interval_s > 0)
         limited = sa.select(_t.id).where(batches.among(connection, _t.id, sorted(lent_of - had.keys())), has_limit)
         new = [int(i) for i in connection.execute(limited).scalars()] if lent_of - had.keys() else []
-        changed = [i for i in sorted({*had, *new}) if _held(connection, holder, i) != had.get(i, 0)]
+        changed = [i for i in sorted({*had, *new}) if _held(holders(connection, i, exactly=True), holder) != had.get(i, 0)]
     over = [int(i) for i, _, _, _, first, _ in found if first is None]
     cut = [
         (int(i), int(first), int(last) + 1)
@@ -242,7 +220,8 @@ def _count_places(ledger: Ledger, holder: str, task_id: int) -> None:
         if lock_now(connection, task_id) is None:
             return
         had = connection.scalar(PLACES.with_only_columns(_p.n).where(_p.process == holder), {"of": task_id})
-        _settle_places(connection, holder, task_id, None if had is None else int(had))
+        found = holders(connection, task_id, exactly=True)
+        _settle_places(connection, holder, task_id, None if had is None else int(had), found)
 
 
 _RECALLED: Final = sa.select(_t.id, _t.state, _t.priority).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
@@ -261,23 +240,6 @@ def changed_tasks(ledger: Ledger, pushed: Mapping[int, int | None]) -> list[int]
     ]
 
 
-def holders(connection: Connection, records: Collection[EventRecord]) -> dict[int, str]:
-    """Who holds the loans in which these Events lie, by the ids of the Events; of those in a loan of nobody none."""
-    of_tasks = {record.task_id for record in records if record.task_id is not None}
-    if not of_tasks:
-        return {}
-    lent = sa.select(_l.task_id, _l.low, _l.high, _l.process).where(
-        batches.among(connection, _l.task_id, sorted(of_tasks)), _l.process.is_not(None)
-    )
-    found = connection.execute(lent).all()
-    return {
-        record.id: str(process)
-        for record in records
-        for task_id, low, high, process in found
-        if record.seq is not None and record.task_id == task_id and low <= record.seq < high
-    }
-
-
 # -- what a queue lost: jobs that it was handed, and lacks in two searches
 
 
@@ -289,7 +251,7 @@ def held_in_queues(connection: Connection, holder: str, limit: int = 10_000) -> 
 
 def _records(connection: Connection, holder: str, queues: Collection[str] | None, limit: int) -> list[EventRecord]:
     waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_(None)
-    of_loans = sa.select(_e.id).join(loans, (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high))
+    of_loans = sa.select(_e.id).join(loans, sa.and_(*IN_LOAN))
     of_loans = of_loans.where(_l.process == holder, waits, _e.process.is_(None))
     claimed = sa.select(_e.id).where(_e.process == holder, waits)
     if queues is not None:
@@ -310,41 +272,24 @@ def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
     An engine does not report which, and delivers them again by itself. Without the mark, a job that ends its process before
     its start is recorded would be delivered for ever; the start of a marked job is recorded first.
     """
-    holders = {queue_holder(engine_of(queue)) for queue in queues}
+    named = {queue_holder(engine_of(queue)) for queue in queues}
     with ledger.database.read() as connection:
-        found = [record for holder in sorted(holders) for record in _records(connection, holder, queues, 10_000)]
+        found = [record for holder in sorted(named) for record in _records(connection, holder, queues, 10_000)]
+
+    def make(_: Connection, part: Sequence[int]) -> list[Change]:
+        return [Change(event_id, lambda record: watch(record.row)) for event_id in part]
+
     for part in chunks([record.id for record in found if not record.row.watched]):
-        _watch(ledger, part)
-
-
-@repeatable
-def _watch(ledger: Ledger, event_ids: Sequence[int]) -> None:
-    with ledger.database.write() as connection:
-        apply(connection, ledger, [Change(event_id, lambda record: watch(record.row)) for event_id in event_ids])
+        change(ledger, partial(make, part=part))
 
 
 def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Change]:
     """Returns rows, (event id, attempt), to the ledger that the foreign queue did not hold in two checks."""
-    applied = _redispatch_lost(ledger, lost)
-    announce(ledger, applied)
-    return applied
+    attempts, note = dict(lost), Note("enqueue", ledger.catalogue("redispatched"))
 
-
-@repeatable
-def _redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Change]:
-    with ledger.database.write() as connection:
-        now = ledger.now()
-        changes = [
-            Change(event_id, _redispatch_if(attempt, now), notes=[Note("enqueue", ledger.catalogue("redispatched"))])
-            for event_id, attempt in lost
-        ]
-        return apply(connection, ledger, changes)
-
-
-def _redispatch_if(attempt: int, now: int) -> Callable[[EventRecord], Turn | None]:
     def decide(record: EventRecord) -> Turn | None:
-        if record.row.attempt != attempt:
+        if record.row.attempt != attempts[record.id]:
             return None
-        return redispatch(record.row, record.task_state, now=now)
+        return redispatch(record.row, record.task_state, now=ledger.now())
 
-    return decide
+    return change(ledger, lambda _: [Change(event_id, decide, notes=[note]) for event_id in attempts])

@@ -1,5 +1,4 @@
-"""The hints of a Task, ``tasks.ready`` and ``tasks.due_next``: :func:`settle` alone decides them for a Task that is there,
-by :mod:`asynctask.core.readiness`, under the lock of the Task's row.
+"""Reads what decides the hints of a Task (:mod:`asynctask.core.readiness`), and writes them: :func:`settle`.
 
 A new Task gets them in its insert, and one that has ended has none.
 """
@@ -20,7 +19,7 @@ from asynctask.database import batches
 from asynctask.database.notify import notify
 from asynctask.database.tables import events, loans, tasks
 from asynctask.ledger.base import Ledger, chunks, each_free, loads
-from asynctask.ledger.events import has_begun, last_start, read_events
+from asynctask.ledger.events import IN_LOAN, has_begun, last_start, read_events
 
 _t, _e, _l = tasks.c, events.c, loans.c
 _FACTS: Final = sa.select(
@@ -94,7 +93,7 @@ def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
 
 # -- rounds of a Task with an interval
 
-_IS_LENT: Final = sa.exists().where(_l.task_id == _e.task_id, _l.process.is_not(None), _l.low <= _e.seq, _l.high > _e.seq)
+_IS_LENT: Final = sa.exists().where(*IN_LOAN, _l.process.is_not(None))
 _ROUND: Final = sa.select(
     sa.func.max(_e.started_at),
     sa.func.count(

@@ -1,19 +1,19 @@
 """Lending: a process borrows a range of a Task's Events, or claims single ones, in one transaction. Nobody else has them.
 
-A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (``loans``); its Events are not written until
-their outcomes. What lies beyond the pointer ``tasks.next_seq`` is borrowed under the lock of the Task's row, and what was
-given back, a free loan, before it. A **claim** names the process in the Event itself: rows with a ``due_at`` (retries, what
-was recovered or given back one by one, jobs whose key has come free), and jobs without a Task. So a row is held by one of
-both (:func:`asynctask.core.transitions.is_held`), and loans of one Task never overlap. Of a loan of a Task with keys, those
-rows whose turn it is not wait with a ``due_at``, which takes them out of it.
+A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (``loans``), a **claim** the process that an
+Event names; :mod:`asynctask.core.transitions` has their rules. What lies beyond the pointer ``tasks.next_seq`` is borrowed
+under the lock of the Task's row, and what was given back, a free loan, before it. Claimed are rows with a ``due_at``
+(retries, what was recovered or given back one by one, jobs whose key has come free), and jobs without a Task. Loans of one
+Task never overlap. Of a loan of a Task with keys, those rows whose turn it is not wait with a ``due_at``, which takes them
+out of it.
 
 A loan has no clock: it ends with its last outcome (:func:`end_loans`, in the outcome's transaction), is given back
 (:func:`give_back`), or is recovered with its process (:func:`asynctask.ledger.processes.recover_events`). A foreign queue
 is a holder, too (:mod:`asynctask.ledger.foreign`).
 
-``tasks.ready`` and ``tasks.due_next`` say which Tasks are worth a borrow; only :mod:`asynctask.ledger.hints` writes them,
-under the lock of the Task's row. Writers of outcomes do not lock Tasks: they have the hints settled
-after their commit (:func:`announce`), and keep those of a locked row for later (:func:`catch_up`).
+The hints of a Task (:mod:`asynctask.core.readiness`) say whether it is worth a borrow. Writers of outcomes do not lock
+Tasks: they have the hints settled after their commit (:func:`announce`), and keep those of a locked row for later
+(:func:`catch_up`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sqlalchemy.engine import Connection
 from asynctask.core import readiness
 from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
-from asynctask.core.transitions import BLOCKED, Delta, Row, Turn, at_once, cancel, claim, interval_of
+from asynctask.core.transitions import BLOCKED, Delta, Row, Turn, at_once, claim, interval_of
 from asynctask.core.transitions import give_back as give_back_one
 from asynctask.database import batches
 from asynctask.database.notify import notify
@@ -42,7 +42,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import hints, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now
-from asynctask.ledger.events import Change, EventRecord, Note, Write, apply, move_counts
+from asynctask.ledger.events import IN_LOAN, IS_OPEN, UNHELD, Change, EventRecord, Write, apply, move_counts
 from asynctask.logs import get_logger
 
 PAGE: Final = 100
@@ -255,9 +255,7 @@ _IN_RANGE: Final = (
     _e.seq >= sa.bindparam("low"),
     _e.seq < sa.bindparam("high"),
 )
-# One in ``working`` is one that a program outside has recorded so: it stays the holder's.
-_UNHELD: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]) & _e.due_at.is_(None) & _e.process.is_(None)
-_RANGE: Final = sa.select(*_LENT).where(*_IN_RANGE, _UNHELD).order_by(_e.seq)
+_RANGE: Final = sa.select(*_LENT).where(*_IN_RANGE, UNHELD).order_by(_e.seq)
 
 
 @cache
@@ -545,36 +543,37 @@ def _tolerated(connection: Connection, task: Mapping[str, Any], wanted: int) -> 
     """
     room = wanted
     for exactly in (False, True):
-        lent = _lent(connection, task["id"], exactly=exactly)
+        lent = holders(connection, task["id"], exactly=exactly).total()
         room = readiness.tolerated(wanted, task_rows.tolerated_left(connection, task), lent)
         if room == wanted:
             break
     return room
 
 
-_OPEN: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
-_LENT_AT_MOST: Final = sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0)).where(
-    _l.task_id == sa.bindparam("of"), _l.process.is_not(None)
-)
-_LENT_OPEN: Final = (
-    sa.select(sa.func.count())
-    .select_from(loans.join(events, (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high)))
-    .where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None), _UNHELD)
-)
+def _of_loans(count: Any) -> Any:
+    found = sa.select(_l.process, sa.func.sum(count)).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None))
+    return found.group_by(_l.process)
+
+
+_LENT_AT_MOST: Final = _of_loans(_l.high - _l.low)
+# Not a join, which may read all Events of the Task.
+_LENT_OPEN: Final = _of_loans(sa.select(sa.func.count()).where(*IN_LOAN, UNHELD).correlate(loans).scalar_subquery())
 # The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
-_NAMED_OPEN: Final = (
-    sa.select(sa.func.count())
-    .select_from(events)
+_CLAIMED: Final = (
+    sa.select(_e.process, sa.func.count())
     .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
-    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"), _OPEN)
+    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"), IS_OPEN)
+    .group_by(_e.process)
 )
 
 
-def _lent(connection: Connection, task_id: int, *, exactly: bool = False) -> int:
-    """How many jobs of a Task are lent at most, claimed ones included. ``exactly``: without those of its loans that have
+def holders(connection: Connection, task_id: int, *, exactly: bool = False) -> Counter[str]:
+    """Who holds jobs of a Task by loans and claims, and how many at most. ``exactly``: without those of its loans that have
     ended, which costs a read of their ranges: one long job must not count for all that were lent with it."""
-    ranges = _LENT_OPEN if exactly else _LENT_AT_MOST
-    return sum(int(connection.scalar(each, {"of": task_id}) or 0) for each in (ranges, _NAMED_OPEN))
+    found = Counter[str]()
+    for each in (_LENT_OPEN if exactly else _LENT_AT_MOST, _CLAIMED):
+        found.update({str(process): int(count) for process, count in connection.execute(each, {"of": task_id})})
+    return found
 
 
 def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Job]]:
@@ -805,17 +804,17 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> dict[int, b
 
 
 def unclaim(ledger: Ledger, claims: Mapping[int, int]) -> None:
-    """Gives back claimed Events (id -> attempt) that never arrived here: the answer to their claim was lost. Raises
+    """Gives back held Events (id -> attempt) that nobody begins: the answer to their claim was lost, or their copies were
+    taken out of a foreign queue. An attempt that waits for no ``due_at`` has the holder that it had. Raises
     LedgerUnavailable."""
 
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
-        if row.process != ledger.identity or row.status is not Status.ENQUEUE or row.attempt != claims[record.id]:
+        if row.attempt != claims[record.id] or row.status is not Status.ENQUEUE or row.due_at is not None:
             return None
-        return cancel(row) if record.task_state == State.CANCELLED else give_back_one(row, now=ledger.now())
+        return give_back_one(row, record.task_state, now=ledger.now())
 
-    note = Note("cancelled", ledger.catalogue("cancelled"))
-    change(ledger, lambda connection: [Change(event_id, decide, cancelled=note) for event_id in sorted(claims)])
+    change(ledger, lambda connection: [Change(event_id, decide) for event_id in sorted(claims)])
 
 
 @repeatable
@@ -871,9 +870,7 @@ class HeldTask:
 _HELD_LOANS: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high, _l.asked).where(_l.process == sa.bindparam("me"))
 
 
-_HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt, _e.status, _e.stopping).where(
-    _e.process == sa.bindparam("me"), _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
-)
+_HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt, _e.status, _e.stopping).where(_e.process == sa.bindparam("me"), IS_OPEN)
 
 
 _HELD_TASKS: Final = batches.ByValues(
@@ -984,7 +981,7 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
         may = readiness.may_start(task["state"], hints.in_session(task))
         n: int | None = None
         if limit is not None:
-            is_open = _holders(connection, task_id) <= {*rows, ledger.identity}
+            is_open = set(filter(has_places, holders(connection, task_id))) <= {*rows, ledger.identity}
             n = readiness.granted(want if may else 0, running, limit, sum(rows.values()), is_open=is_open)
             n = n if n or holds else None
         mine = (_p.task_id == task_id) & (_p.process == ledger.identity)
@@ -1000,20 +997,6 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
 
 
 PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))
-LENDERS: Final = sa.select(_l.process).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None)).distinct()
-# The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
-_NAMED: Final = (
-    sa.select(_e.process)
-    .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
-    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"))
-    .distinct()
-)
-
-
-def _holders(connection: Connection, task_id: int) -> set[str]:
-    """The worker processes that hold jobs of a locked Task. The places of a foreign queue are those of its holder."""
-    found = {str(i) for each in (LENDERS, _NAMED) for i in connection.execute(each, {"of": task_id}).scalars()}
-    return {each for each in found if not is_queue_holder(each) and "@" not in each}
 
 
 # -- foreign queues, as holders
@@ -1031,6 +1014,16 @@ def queue_holder(engine: str | None) -> str:
 def is_queue_holder(holder: str) -> bool:
     """Whether a holder is a foreign queue, not a process."""
     return holder.startswith(QUEUE_HOLDER)
+
+
+PUSHER: Final = "+d"
+"""How the names of dispatchers as holders end (:func:`asynctask.ledger.foreign.pusher`)."""
+
+
+def has_places(holder: str) -> bool:
+    """Whether a holder of jobs has places of its own: a worker process, or a dispatcher. Those of an engine's processes
+    are among the places of their queue."""
+    return not is_queue_holder(holder) and ("@" not in holder or holder.endswith(PUSHER))
 
 
 # -- paused queues

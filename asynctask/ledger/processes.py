@@ -14,8 +14,8 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
-from asynctask.core.states import Reason, State, Status
-from asynctask.core.transitions import Row, Turn, cancel, give_back, held_elsewhere, is_foreign, recover, working
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import Row, Turn, give_back, held_elsewhere, is_foreign, recover, working
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database, Reading, database_now, read_time
 from asynctask.database.notify import notify
@@ -24,7 +24,7 @@ from asynctask.database.tables import as_dict, events, loans, places, processes,
 from asynctask.errors import ConfigError
 from asynctask.ledger import lending
 from asynctask.ledger.base import BATCH, Ledger, chunks, dumps, each_free, loads
-from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.events import UNHELD, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import is_job_id
 
 _p, _e, _t, _l, _n = processes.c, events.c, tasks.c, loans.c, places.c
@@ -339,11 +339,16 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
     """
     applied: list[Change] = []
     attempts = dict(sorted(copies))  # of two copies of a job, the later attempt
-    for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
-        applied += _recover_part(ledger, identity, ids, attempts)
+
+    def make(connection: Connection, part: Sequence[int]) -> list[Change]:
+        begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
+        at_work = {record.id: record.row for record in read_events(connection, begun)}
+        return [_recovery(ledger, event_id, identity, attempts, at_work) for event_id in part]
+
+    for part in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
+        applied += lending.change(ledger, partial(make, part=part))
     applied += _end_its_loans(ledger, identity, partial(_recovery, ledger, identity=None))
     _end_places(ledger, identity)
-    lending.announce(ledger, applied)
     return applied
 
 
@@ -367,27 +372,25 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
     recorded, and short jobs that it had begun, run again. Returns the changes."""
     with ledger.database.read() as connection:
         begun = frozenset(loads(connection.scalar(sa.select(_p.held_jobs).where(_p.identity == identity))) or ())
-    take = partial(_take, ledger, identity=identity, begun=begun)
-    applied = _end_its_loans(ledger, identity, partial(take, process=None))
+    its = partial(take, ledger, identity=identity, begun=begun)
+    applied = _end_its_loans(ledger, identity, partial(its, process=None))
     with ledger.database.read() as connection:
         claimed = sa.select(_e.id).where(_e.process == identity, _e.status == str(Status.ENQUEUE)).order_by(_e.id)
         found = connection.execute(claimed).scalars().all()
+
+    def make(_: Connection, part: Sequence[int]) -> list[Change]:
+        return [its(i, process=identity) for i in part]
+
     for part in chunks(found):
-        applied += _apply(ledger, [take(i, process=identity) for i in part])
+        applied += lending.change(ledger, partial(make, part=part))
     _shrink_places(ledger, identity)
-    lending.announce(ledger, applied)
     return applied
 
 
-def make_due(ledger: Ledger, event_id: int) -> Change:
-    """The change of an Event that was held by a loan: it waits from now on, under a new attempt."""
-    return _take(ledger, event_id, process=None)
-
-
-def _take(
+def take(
     ledger: Ledger, event_id: int, *, process: str | None, identity: str | None = None, begun: Collection[int] = ()
 ) -> Change:
-    """Takes a row from whoever held it, by a loan (``process`` None) or by its name.
+    """Takes a row from whoever held it, by a loan (``process`` None) or by its name: it is due again, under a new attempt.
 
     It may run there: whoever begins it next records that before, and what has begun is not taken a second time. What
     ``identity`` has ``begun`` is recorded so.
@@ -401,14 +404,12 @@ def _take(
             return None
         if is_begun:
             return working(row, identity)
-        if record.task_state == State.CANCELLED:
-            return cancel(row)
-        turn = give_back(row, now=ledger.now())
+        turn = give_back(row, record.task_state, now=ledger.now())
         return turn._replace(after=turn.after._replace(watched=True))
 
     is_begun = event_id in begun
     notes = [Note("working", ledger.catalogue("working"))] if is_begun else []
-    return Change(event_id, decide, notes=notes, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
+    return Change(event_id, decide, notes=notes)
 
 
 @repeatable
@@ -426,28 +427,21 @@ def _shrink_places(ledger: Ledger, identity: str) -> None:
         notify(connection)
 
 
-def take_loan(ledger: Ledger, loan_id: int) -> list[Change]:
-    """Takes a loan from whoever has it: its rows are due from now on, under a new attempt."""
-    with ledger.database.read() as connection:
-        found = connection.execute(sa.select(_l.process).where(_l.id == loan_id)).one_or_none()
-    applied = [] if found is None else _end_whole(ledger, found[0], loan_id, partial(make_due, ledger))
-    lending.announce(ledger, applied)
-    return applied
-
-
 def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[int], Change]) -> list[Change]:
     """Ends the loans of a process, each with the changes of the Events that it holds by them."""
     with ledger.database.read() as connection:
         its = sa.select(_l.id).where(_l.process == identity).order_by(_l.id)
         found = [int(i) for i in connection.execute(its).scalars()]
-    return [change for loan_id in found for change in _end_whole(ledger, identity, loan_id, make)]
+    return [change for loan_id in found for change in end_whole(ledger, identity, loan_id, make)]
 
 
-def _end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]) -> list[Change]:
+def end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]) -> list[Change]:
+    """Ends a loan part by part, see :func:`_end_part`, and settles what that makes possible."""
     applied, is_left = list[Change](), True
     while is_left:
         changes, is_left = _end_part(ledger, identity, loan_id, make)
         applied += changes
+    lending.announce(ledger, applied)
     return applied
 
 
@@ -467,7 +461,7 @@ def _end_part(
         held = (
             sa.select(_e.id, _e.seq)
             .where(_e.task_id == loan.task_id, _e.seq >= loan.low, _e.seq < loan.high)
-            .where(_e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)]), _e.due_at.is_(None), _e.process.is_(None))
+            .where(UNHELD)
             .order_by(_e.seq)
             .limit(BATCH)
         )
@@ -486,20 +480,6 @@ def _end_places(ledger: Ledger, identity: str) -> None:
     with ledger.database.write() as connection:
         connection.execute(places.delete().where(_n.process == identity))
         notify(connection)
-
-
-@repeatable
-def _apply(ledger: Ledger, changes: Sequence[Change]) -> list[Change]:
-    with ledger.database.write() as connection:
-        return apply(connection, ledger, changes)
-
-
-@repeatable
-def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Change]:
-    with ledger.database.write() as connection:
-        begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
-        at_work = {record.id: record.row for record in read_events(connection, begun)}
-        return apply(connection, ledger, [_recovery(ledger, event_id, identity, attempts, at_work) for event_id in ids])
 
 
 def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[int]]:
@@ -553,9 +533,7 @@ def _recovered(ledger: Ledger, change: Change, record: EventRecord, beside: Sequ
 
 def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
     say = ledger.catalogue
-    if turn.reason is Reason.CANCELLED:
-        return [Note("cancelled", say("cancelled"))]
-    if turn.before is None or turn.before.status is not Status.WORKING:
+    if turn.reason is Reason.CANCELLED or turn.before is None or turn.before.status is not Status.WORKING:
         return []  # it may never have begun, so no message about a lost worker
     lost = [Note("error", say("worker_lost"))]
     if turn.reason is Reason.POISON:

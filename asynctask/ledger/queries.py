@@ -47,10 +47,10 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import corrections, lending, processes
+from asynctask.ledger import corrections, foreign, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
-from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.events import IN_LOAN, IS_OPEN, RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import SECRET, is_storable, masked
@@ -730,9 +730,8 @@ def _waiting_in_loans(connection: Connection, task_ids: Sequence[int]) -> dict[i
     """Of these Tasks, the jobs in loans, given back ones included, that are not known to have begun."""
     if not task_ids:
         return {}
-    in_range = (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high)
     waits = (_e.status == Status.ENQUEUE) & _e.due_at.is_(None) & _e.process.is_(None)
-    found = sa.select(_l.task_id, sa.func.count()).select_from(loans.join(events, in_range))
+    found = sa.select(_l.task_id, sa.func.count()).select_from(loans.join(events, sa.and_(*IN_LOAN)))
     found = found.where(among(connection, _l.task_id, task_ids), waits).group_by(_l.task_id)
     return {int(i): int(count) for i, count in connection.execute(found)}
 
@@ -845,8 +844,7 @@ def _hurry_change(ledger: Ledger, event_id: int) -> Change:
 
 
 def _cancel_change(ledger: Ledger, event_id: int) -> Change:
-    notes = [Note("cancelled", ledger.catalogue("cancelled"))]
-    return Change(event_id, lambda seen: cancel(seen.row) if _waits(seen) else None, notes=notes)
+    return Change(event_id, lambda seen: cancel(seen.row) if _waits(seen) else None)
 
 
 def _kill_change(ledger: Ledger, event_id: int) -> Change:
@@ -877,10 +875,9 @@ def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, 
         holds_attempt = seen.row.attempt == attempts[seen.job_id] and seen.row.status is Status.ENQUEUE
         return cancel(seen.row) if holds_attempt and seen.row.due_at is None else None
 
-    notes = [Note("cancelled", ledger.catalogue("cancelled"))]
     with ledger.database.write() as connection:
         records = read_events(connection, among(connection, _e.job_id, list(job_ids)))
-        applied = apply(connection, ledger, [Change(record.id, decide, notes=notes) for record in records])
+        applied = apply(connection, ledger, [Change(record.id, decide) for record in records])
         _log(connection, ledger, applied, "cancelled", who)
     return applied
 
@@ -899,9 +896,7 @@ def _cancel_resting(ledger: Ledger, event_id: int, who: str) -> list[Change]:
         def decide(seen: EventRecord) -> Turn | None:
             return cancel(seen.row) if seen.row.status is Status.ENQUEUE and at_rest(seen.row, on_loan) else None
 
-        applied = apply(
-            connection, ledger, [Change(event_id, decide, notes=[Note("cancelled", ledger.catalogue("cancelled"))])]
-        )
+        applied = apply(connection, ledger, [Change(event_id, decide)])
         _log(connection, ledger, applied, "cancelled", who)
     return applied
 
@@ -909,17 +904,37 @@ def _cancel_resting(ledger: Ledger, event_id: int, who: str) -> list[Change]:
 def holder(connection: Connection, event_id: int) -> str | None:
     """The process or the foreign queue that holds a job, by a claim or a loan; an empty text for a lone job whose engine
     keeps it; None for one that nobody holds."""
-    of_loan = sa.select(_l.process).where(
-        _l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq, _l.process.is_not(None)
-    )
+    of_loan = sa.select(_l.process).where(*IN_LOAN, _l.process.is_not(None))
     found = sa.select(_e.task_id, _e.due_at, _e.process, of_loan.limit(1).scalar_subquery()).where(
-        _e.id == event_id, _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
+        _e.id == event_id, IS_OPEN
     )
     row = connection.execute(found).one_or_none()
     if row is None or row.due_at is not None:
         return None
     named = row[2] if row[2] is not None else row[3]
     return "" if named is None and row.task_id is None else named
+
+
+def lenders(connection: Connection, records: Collection[EventRecord]) -> dict[int, str]:
+    """Who holds the loans in which these Events lie, by the ids of the Events; of those in a loan of nobody none."""
+    of_tasks = {record.task_id for record in records if record.task_id is not None}
+    if not of_tasks:
+        return {}
+    lent = sa.select(_l.task_id, _l.low, _l.high, _l.process).where(
+        among(connection, _l.task_id, sorted(of_tasks)), _l.process.is_not(None)
+    )
+    found = connection.execute(lent).all()
+    return {
+        record.id: str(process)
+        for record in records
+        for task_id, low, high, process in found
+        if record.seq is not None and record.task_id == task_id and low <= record.seq < high
+    }
+
+
+def is_queue(holder: str) -> bool:
+    """Whether a holder is a foreign queue, or a dispatcher that has pushed to one and not handed over yet."""
+    return lending.is_queue_holder(holder) or foreign.process_of(holder) != holder
 
 
 def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], action: str, who: str) -> None:

@@ -115,8 +115,6 @@ class Outcome(Write):
         is_fenced = not self.elsewhere or self.stage is Stage.DOUBTFUL
         if row.status not in (Status.ENQUEUE, Status.WORKING) or (is_fenced and row.attempt != self.attempt):
             return None
-        if self.kind.may_wait or self.kind is Kind.CANCELLED:  # a cancel of its Task may win
-            self.cancelled = Note("cancelled", ledger.catalogue("cancelled"))
         after = row if self.marks is None else stepped(row, self.marks)
         if (turn := self._turn(ledger, after, record.task_state)) is None:
             return None
@@ -130,7 +128,7 @@ class Outcome(Write):
         if kind is Kind.CANCELLED or (kind.may_wait and state == State.CANCELLED):
             return cancel(row)  # no job of a cancelled Task starts again; the messages keep what happened
         if kind is Kind.GIVEN_BACK:
-            return give_back(row, now=ledger.now())
+            return give_back(row, state, now=ledger.now())
         return outcome(row, kind.status, kind.reason, retry_at=self.retry_at, now=ledger.now())
 
     def _working(self, ledger: Ledger, row: Row, state: str | None) -> Turn | None:
@@ -139,7 +137,7 @@ class Outcome(Write):
         if row.status is Status.ENQUEUE:
             if row.watched and not self.elsewhere and state in (State.PAUSED, State.CANCELLED):
                 # It was to begin with this commit, and its Task was held back meanwhile.
-                return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
+                return give_back(row, state, now=ledger.now())
             return working(row, ledger.holder)
         if row.process is None and not self.elsewhere:  # a program outside has recorded it
             return take_over(row, ledger.holder)

@@ -13,7 +13,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status, check_event
-from asynctask.core.transitions import Turn, cancel, give_back, outcome, recorded, send_again
+from asynctask.core.transitions import Turn, give_back, outcome, recorded, send_again
 from asynctask.database.batches import MAX_BYTES, insert_new
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
@@ -329,13 +329,11 @@ def put_off(ledger: Ledger, event_id: int, attempt: int, why: str, until: int) -
     def decide(record: EventRecord) -> Turn | None:
         if record.row.status is not Status.ENQUEUE or record.row.attempt != attempt:
             return None
-        if record.task_state == State.CANCELLED:
-            return cancel(record.row)
-        if not last_message_is(record.messages, why):
+        if record.task_state != State.CANCELLED and not last_message_is(record.messages, why):
             change.notes = [Note("enqueue", why)]
-        return give_back(record.row, now=until)
+        return give_back(record.row, record.task_state, now=until)
 
-    change = Change(event_id, decide, cancelled=Note("cancelled", ledger.catalogue("cancelled")))
+    change = Change(event_id, decide)
     return change
 
 

@@ -86,6 +86,18 @@ def test_of_a_limited_task_no_more_lie_in_the_queue_and_with_its_workers_than_ma
     assert (loans(world), places(world)) == ([], {})
 
 
+def test_a_limited_task_that_is_served_twice_in_a_round_keeps_its_limit(world: World) -> None:
+    """What it got first is on its way, and not in the queue yet. Others had a share of the room, and did not need it."""
+    app = world.app()
+    shop = Shop(app, free=6)
+    limited = app.submit("sold", numbers(20), parallel=3)
+    others = [app.submit("sold", numbers(1)) for _ in range(2)]
+    assert app.dispatcher.round() == 3 + len(others)
+    assert dict(world.sql("SELECT process, n FROM places WHERE task_id = ?", limited.id)) == {HOLDER: 3}
+    assert len(shop.takes()) == 3 + len(others)
+    assert app.doctor() == []
+
+
 def test_two_dispatchers_between_their_borrow_and_their_push_keep_the_limit(world: World) -> None:
     """Taken out: the places that a dispatcher takes before it borrows."""
     app = world.app()

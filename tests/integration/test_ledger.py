@@ -64,7 +64,7 @@ def test_a_late_writer_loses_and_changes_neither_row_nor_counts_nor_messages(wor
     event_id = first_id(task)
     register(app)
     borrow(app.ledger, task.id)
-    take(app, Change(event_id, lambda r: give_back(r.row, now=app.clock.now())))  # the attempt is 2 from here on
+    take(app, Change(event_id, lambda r: give_back(r.row, None, now=app.clock.now())))  # the attempt is 2 from here on
     before = task.progress()
     (late,) = take(app, Change(event_id, only_if(1, finished), notes=[Note("finish", "Done")]))
     assert late.turn is None

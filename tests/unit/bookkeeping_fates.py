@@ -163,7 +163,7 @@ def take_held(w: World, process: Process, k: int) -> None:
         for seq, row in enumerate(task.rows()):
             mine = (row.process or w.borrower(task, seq)) == process.name and core.is_held(row, task.lent(seq))
             if mine and (row.status is Status.ENQUEUE or row.process is None):
-                w.write(task, seq, core.cancel(row) if task.state is State.CANCELLED else core.give_back(row, now=w.now))
+                w.write(task, seq, core.give_back(row, task.state, now=w.now))
         task.loans = [each for each in task.loans if each.process != process.name]
         if process.name in task.places:
             task.places[process.name] = sum(row.process == process.name for row in task.stored)

@@ -218,8 +218,7 @@ def give_back_rows(w: World, taken: list[Copy], k: int) -> None:
     for copy in taken:
         task, row = w.tasks[copy.task], w.row(copy)
         if row.attempt == copy.attempt and row.status is Status.ENQUEUE and row.due_at is None:
-            turn = core.cancel(row) if task.state is State.CANCELLED else core.give_back(row, now=w.now)
-            w.write(task, copy.seq, turn)
+            w.write(task, copy.seq, core.give_back(row, task.state, now=w.now))
             w.settle(task)
 
 

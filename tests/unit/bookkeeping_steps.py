@@ -409,7 +409,7 @@ def free_line(w: World, line: tuple[int, int]) -> bool:
 def turn_of(row: Row, kind: str, now: int, state: State | None) -> Turn:
     """The turn of a buffered outcome, made from the row as it stands at the flush."""
     if kind == "give_back":
-        return core.cancel(row) if state is State.CANCELLED else core.give_back(row, now=now)
+        return core.give_back(row, state, now=now)
     if kind == "cancel":
         return core.cancel(row)
     if kind == "stopped":

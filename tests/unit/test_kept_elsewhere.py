@@ -72,7 +72,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     [
         outcome(RUNNING, Status.ERROR, Reason.RAISED, retry_at=5),
         outcome(RUNNING, Status.ERROR, Reason.INTERRUPTED, now=5),
-        give_back(RUNNING, now=5),
+        give_back(RUNNING, None, now=5),
         recover(RUNNING, None, now=5),
     ],
     ids=["retry", "interrupted", "given back", "recovered"],
