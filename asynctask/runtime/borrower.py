@@ -26,7 +26,7 @@ from asynctask.ledger.standalone import discard
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import Ticket, Tracker
-from asynctask.runtime.execution import MAX_UNRECORDED, Execution, Intake, put_off
+from asynctask.runtime.execution import MAX_UNRECORDED, Execution, Intake, bind, put_off
 from asynctask.runtime.loans import OwnClaim, OwnLoan, OwnLoans
 from asynctask.runtime.pool import Pool, Rank
 from asynctask.runtime.recheck import Recheck, Returns
@@ -183,7 +183,7 @@ class Borrower:
         while not self._ended.is_set():
             try:
                 self._returns.send()
-                self._arrivals.give_back()
+                self._arrivals.line_up()  # into the lines, which are closed
                 unbegun, self._unbegun = self._unbegun or (), None
                 self._returns.give_back([*unbegun, *self._pool.lines.drop(lambda each: each.is_borrowed)])
                 return
@@ -553,7 +553,13 @@ class Arrivals:
             begun = self._tracker.begin([(job.job_id, job.attempt) for job in part.jobs])
             tickets = [ticket and replace(ticket, loan=part.held[ticket.job_id], asked=part.asked) for ticket in begun]
         by_id = {job.job_id: ticket for job, ticket in zip(part.jobs, tickets, strict=True)}
-        executions = self._intake.borrowed([(copy, by_id[copy.jid]) for copy in self._passing(part.jobs)])
+        now, outgoing = self._ledger.now(), self._outgoing()
+        copies: Sequence[Copy] = [tracked_copy(job, now) for job in part.jobs]
+        executions = list[Execution]()
+        for copy in copies if outgoing is None else outgoing(copies):
+            if (ticket := by_id[copy.jid]) is not None:
+                executions.append(execution := self._intake.execution(copy))
+                bind(execution, ticket)
         ready, unknown = list[Execution](), list[Execution]()
         for each in executions:
             each.rank = part.rank
@@ -569,37 +575,6 @@ class Arrivals:
         for job_id in by_id.keys() - {each.copy.jid for each in executions}:  # those have ended, with the reason
             part.held[job_id].ended()
         self._pool.line_up(ready)
-
-    def _passing(self, jobs: Sequence[Job]) -> Sequence[Copy]:
-        """The payloads of jobs, after the client middleware. One that cannot be made, or which a middleware stops, ends in
-        ``error`` with the reason."""
-        now, copies, refused = self._ledger.now(), list[Copy](), dict[tuple[str, int], str]()
-        for job in jobs:
-            try:
-                copies.append(tracked_copy(job, now))
-            except Exception as error:
-                self._log.exception("job_not_made", job_id=job.job_id)
-                refused[job.job_id, job.attempt] = clean(f"it cannot be made: {type(error).__name__}: {error}")
-        if refused:
-            discard(self._ledger, refused)
-        outgoing = self._outgoing()
-        return copies if outgoing is None else outgoing(copies)
-
-    def give_back(self) -> None:
-        """Gives back what is not lined up, when the process begins nothing any more. Raises Unavailable."""
-        while self._parts:
-            part = self._parts[-1]
-            if part.loan is None:
-                lending.unclaim(self._ledger, {job.event_id: job.attempt for job in part.jobs})
-                for each in part.held.values():
-                    each.ended()
-            else:
-                first = part.jobs[0].seq or 0
-                if lending.give_back(self._ledger, [(part.loan.as_loan(), first)]) == [True]:
-                    self._loans.cut(part.loan, first, len(part.jobs))
-                else:
-                    self._loans.forget(part.loan)
-            self._parts.pop()
 
 
 def _parts(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:

@@ -221,15 +221,6 @@ class Intake:
         self._workers = workers
         self._quiet = quiet
 
-    def borrowed(self, given: Sequence[tuple[Copy, Ticket | None]]) -> list[Execution]:
-        """Jobs that the ledger has lent to this process, each with its ticket."""
-        found = []
-        for copy, ticket in given:
-            if ticket is not None:
-                found.append(execution := self.execution(copy))
-                bind(execution, ticket)
-        return found
-
     def execution(self, copy: Copy) -> Execution:
         """The job of a copy, without a ticket. Raises ValueError for text that is no job."""
         payload = job_of(copy)
