@@ -96,8 +96,7 @@ class Borrower:
         self._recheck = recheck
         self._is_unsure = False  # a step failed: the ledger may have lent what never arrived here
         self._unbegun: Sequence[Execution] | None = None  # what had not begun when the process went quiet
-        self._is_quieted = threading.Event()  # that is known
-        self._returned = threading.Event()  # it went back, or cannot
+        self._returned = threading.Event()  # it went back
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.borrower")
@@ -114,7 +113,7 @@ class Borrower:
 
     def _run(self) -> None:
         tries = 0
-        while not self._quiet.is_set():
+        while not self._ended.is_set():  # after the end, recovery finds what could not go back with this process
             try:
                 pause = self._step()
                 tries = 0
@@ -127,9 +126,6 @@ class Borrower:
                 pause, self._is_unsure = 1.0, True
             if pause > 0:
                 self._wait(pause)
-        self._return_rest()
-        self._returned.set()
-        self._release_ended()
 
     def _wait(self, seconds: float) -> None:
         was_idle = not self._pool.busy and not len(self._pool.lines)
@@ -140,15 +136,23 @@ class Borrower:
         """Checks what is borrowed, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
         now, pool = self._clock.monotonic(), self._pool
         self._returns.send()
-        self._end_empty()
+        if empty := self._loans.take_empty():
+            lending.end_empty(self._ledger, empty)
         self._arrivals.line_up()
+        if (unbegun := self._unbegun) is not None:
+            self._unbegun = ()
+            self._returns.give_back([*unbegun, *pool.lines.drop(lambda each: each.is_borrowed)])
+            self._returned.set()
         has_any = self._loans.all() or len(pool.lines) or pool.busy or pool.lines.limited()
         next_check = self._recheck.at + (lending.RECHECK_S if has_any or self._is_unsure else IDLE_S)
         if now >= next_check:
-            self._check()
+            self._recheck.run()
+            self._is_unsure = False
             next_check = self._recheck.at + lending.RECHECK_S
         if self._ledger.held.keeps:
             lending.catch_up(self._ledger)
+        if self._quiet.is_set():  # others begin what waits for the places of jobs that end here
+            return lending.RECHECK_S
         if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return BUSY_S
         got = 0 if self._picker.is_idle() else self._picker.borrow()
@@ -156,59 +160,19 @@ class Borrower:
         until_check = max(0.0, next_check - self._clock.monotonic()) if has_work or self._is_unsure else IDLE_S
         return min(until_check, AHEAD_S if got else self._picker.pause_s())
 
-    def _check(self) -> None:
-        self._recheck.run()
-        self._is_unsure = False
-
-    def _end_empty(self) -> None:
-        if empty := self._loans.take_empty():
-            lending.end_empty(self._ledger, empty)
-
     # -- a process that is quiet, or ends
 
     def quiet(self, unbegun: Sequence[Execution]) -> None:
         """Gives back what has not begun, in one transaction; the process begins nothing any more. While the ledger is away,
         the thread tries again until :meth:`stop`."""
         self._unbegun = unbegun
-        self._is_quieted.set()
         self._waker.wake()
-        if self._thread is None:
-            self._return_rest()
-        elif self._thread is not threading.current_thread():
+        if self._thread not in (None, threading.current_thread()):
             self._returned.wait(5)
-
-    def _return_rest(self) -> None:
-        self._is_quieted.wait()
-        tries = 0
-        while not self._ended.is_set():
-            try:
-                self._returns.send()
-                self._arrivals.line_up()  # into the lines, which are closed
-                unbegun, self._unbegun = self._unbegun or (), None
-                self._returns.give_back([*unbegun, *self._pool.lines.drop(lambda each: each.is_borrowed)])
-                return
-            except Unavailable as error:  # after the end, recovery finds them with this process
-                tries += 1
-                self._log.warning("give_back_put_off", error=str(error), tries=tries)
-                self._ended.wait(backoff_s(tries))
-
-    def _release_ended(self) -> None:
-        """While this process is quiet: ends loans whose jobs have all ended, and returns the places of jobs that have, so
-        that others begin what waits for those."""
-        while not self._ended.wait(lending.RECHECK_S):
-            try:
-                self._end_empty()
-                if self._is_unsure or self._loans.all() or self._pool.lines.limited():
-                    self._check()
-            except Unavailable as error:
-                self._log.warning("check_put_off", error=str(error))
-            except Exception:
-                self._log.exception("check_failed")
 
     def stop(self, *, is_idle: bool) -> None:
         """Ends what is left; ``is_idle``: every outcome is recorded, so no loan holds anything. Raises Unavailable."""
         self._ended.set()
-        self._is_quieted.set()
         self._waker.wake()
         if self._thread is not None:
             self._thread.join(5)

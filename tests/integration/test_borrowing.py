@@ -307,7 +307,7 @@ def test_what_was_borrowed_and_does_not_lie_ready_yet_goes_back_too(
 
 
 def test_a_quiet_process_returns_the_places_of_jobs_that_end(world: World) -> None:
-    """Others need not wait for its last job. Taken out: `Borrower._release_ended`. It kept both places to its end."""
+    """Others need not wait for its last job. Taken out: the check of a quiet process. It kept both places to its end."""
     app, other = world.app(), world.app()
     gates, who = [threading.Event() for _ in range(3)], list[tuple[int, str]]()
 
@@ -347,7 +347,7 @@ def test_a_quiet_process_returns_the_places_of_jobs_that_end(world: World) -> No
 
 
 def test_a_quiet_process_ends_a_loan_whose_last_outcome_did_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows so only after that commit. Taken out: the empty loans, in `Borrower._release_ended`. The ledger lent it to
+    """It knows so only after that commit. Taken out: the empty loans, in a step of a quiet process. The ledger lent it to
     the process until that ended."""
     app = world.app()
     mine = "SELECT COUNT(*) FROM loans WHERE process = ?"
