@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,10 +29,10 @@ from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger, open_missing_streams
 from asynctask.runtime.borrower import Arrivals, Borrower, Picker
-from asynctask.runtime.execution import Hook, Intake, Observers, Performer
+from asynctask.runtime.execution import Hook, Intake, Performer
 from asynctask.runtime.loans import OwnLoans
 from asynctask.runtime.pool import LONG_S, Gate, Isolation, Low, Pool
-from asynctask.runtime.process import AppProcess, Parts, collect_seldom, recording_chain
+from asynctask.runtime.process import AppProcess, Parts, collect_seldom
 from asynctask.runtime.recheck import Recheck, Returns
 from asynctask.supervisor import SILENT_S, Pulse, Wakeup
 
@@ -110,11 +111,11 @@ class Launcher(AppProcess):
             performer=partial(
                 Performer,
                 tracker,
-                recording_chain(parts, tracker),
+                copy(parts.server_middleware),  # as it is now
                 clock,
                 parts.ids,
                 hook,
-                Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
+                parts.fire,
                 parts.config.max_result_bytes,
             ),
             on_begun=self._pulse.began,

@@ -35,7 +35,6 @@ from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.sidekiq.copies import PushFilter
 from asynctask.worker import Worker
@@ -236,15 +235,6 @@ class AppProcess:
             self._log.warning("declared_dead", identity=self.ledger.identity)
             processes.forget(self.ledger, self.ledger.identity)
             self.register()
-
-
-def recording_chain(app: Dispatching, tracker: Tracker) -> Chain:
-    """The application's server middleware with the recording middleware innermost."""
-    chain = Chain()
-    for middleware in app.server_middleware:
-        chain.add(middleware)
-    chain.add(TaskEventMiddleware(tracker, app.config.max_result_bytes))
-    return chain
 
 
 # -- heartbeats: the one that renews the lease in the ledger, and the one that the broker's tools see

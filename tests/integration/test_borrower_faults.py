@@ -16,6 +16,7 @@ from asynctask.ledger import lending, processes
 from asynctask.runtime import borrower
 from asynctask.runtime.borrower import IDLE_S
 from asynctask.runtime.pool import Gate
+from asynctask.sidekiq.copies import tracked_copy
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="nothing in it is a database's own: those tests are of the ledger")
@@ -141,12 +142,12 @@ def test_a_process_that_goes_quiet_while_the_ledger_is_away_keeps_nothing(
 def test_a_job_that_cannot_be_made_ends_with_the_reason_and_those_beside_it_are_performed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, passed = borrower.tracked_copy, list[str]()
+    passed = list[str]()
 
     def fails(job: lending.Job, now: int) -> Any:
         if job.seq == 3:
             raise RuntimeError("no such text")
-        return real(job, now)
+        return tracked_copy(job, now)
 
     def counts(worker: Any, job: Any, queue: str, call_next: Any) -> Any:
         passed.append(job.job_id)
