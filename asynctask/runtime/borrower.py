@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from asynctask.brokers.base import Copy
-from asynctask.clock import SECOND, Clock, Ids, backoff_s
+from asynctask.clock import SECOND, backoff_s
 from asynctask.database.notify import Waker
 from asynctask.dispatch.demand import Shares
 from asynctask.errors import Unavailable
@@ -68,32 +68,27 @@ class Borrower:
 
     def __init__(
         self,
-        *,
         ledger: Ledger,
-        clock: Clock,
-        ids: Ids,
+        tracker: Tracker,
         pool: Pool,
-        quiet: threading.Event,
-        waker: Waker,
-        unrecorded: Callable[[], int],
+        *,
         loans: OwnLoans,
-        picker: Picker,
         arrivals: Arrivals,
-        returns: Returns,
-        recheck: Recheck,
+        picker: Picker,
+        waker: Waker,
+        quiet: threading.Event,
+        unrecorded: Callable[[], int],
     ) -> None:
         self._ledger = ledger
-        self._clock = clock
-        self._ids = ids
         self._pool = pool
-        self._quiet = quiet
-        self._waker = waker
-        self._unrecorded = unrecorded
         self._loans = loans
-        self._picker = picker
         self._arrivals = arrivals
-        self._returns = returns
-        self._recheck = recheck
+        self._picker = picker
+        self._returns = Returns(ledger, tracker, pool, loans)
+        self._recheck = Recheck(ledger, tracker, pool, loans, self._returns)
+        self._waker = waker
+        self._quiet = quiet
+        self._unrecorded = unrecorded
         self._is_unsure = False  # a step failed: the ledger may have lent what never arrived here
         self._unbegun: Sequence[Execution] | None = None  # what had not begun when the process went quiet
         self._returned = threading.Event()  # it went back
@@ -130,11 +125,11 @@ class Borrower:
     def _wait(self, seconds: float) -> None:
         was_idle = not self._pool.busy and not len(self._pool.lines)
         if self._waker.wait(seconds) and self._waker.signalled and was_idle and not self._quiet.is_set():
-            self._quiet.wait(self._ids.random() * RUSH_S)
+            self._quiet.wait(self._ledger.ids.random() * RUSH_S)
 
     def _step(self) -> float:
         """Checks what is borrowed, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
-        now, pool = self._clock.monotonic(), self._pool
+        now, pool = self._ledger.clock.monotonic(), self._pool
         self._returns.send()
         if empty := self._loans.take_empty():
             lending.end_empty(self._ledger, empty)
@@ -157,7 +152,7 @@ class Borrower:
             return BUSY_S
         got = 0 if self._picker.is_idle() else self._picker.borrow()
         has_work = bool(pool.busy or len(pool.lines))
-        until_check = max(0.0, next_check - self._clock.monotonic()) if has_work or self._is_unsure else IDLE_S
+        until_check = max(0.0, next_check - self._ledger.clock.monotonic()) if has_work or self._is_unsure else IDLE_S
         return min(until_check, AHEAD_S if got else self._picker.pause_s())
 
     # -- a process that is quiet, or ends
@@ -199,7 +194,6 @@ class Picker:
         self,
         *,
         ledger: Ledger,
-        clock: Clock,
         pool: Pool,
         arrivals: Arrivals,
         order: Callable[[], Sequence[str]],
@@ -210,7 +204,6 @@ class Picker:
         on_borrowed: Callable[[int], None],
     ) -> None:
         self._ledger = ledger
-        self._clock = clock
         self._pool = pool
         self._arrivals = arrivals
         self._durations = pool.durations
@@ -277,7 +270,7 @@ class Picker:
             if self._has_share and got and turn == turns[0]:
                 wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
         pool.low.mark = int(len(pool.lines) * LEAST)
-        pool.low.vain_until = 0.0 if total else self._clock.monotonic() + BUSY_S
+        pool.low.vain_until = 0.0 if total else self._ledger.clock.monotonic() + BUSY_S
         if total:
             self._on_borrowed(total)
         return total
@@ -377,7 +370,7 @@ class Picker:
             amount = self._within_limit(offer, amount, is_urgent)
         if amount <= 0:
             return 0
-        asked = self._clock.monotonic()
+        asked = self._ledger.clock.monotonic()
         found = lending.borrow(self._ledger, offer, amount, workers=self._workers())
         self._is_locked |= found.is_locked
         if found.next_at is not None and found.next_at > self._ledger.now():
@@ -411,7 +404,7 @@ class Picker:
         total, ids = 0, [job.event_id for job in alone]
         while ids and total < amount:
             part, ids = ids[: amount - total], ids[amount - total :]
-            asked = self._clock.monotonic()
+            asked = self._ledger.clock.monotonic()
             jobs = lending.claim_alone(self._ledger, part)
             self._is_locked |= len(jobs) < len(part)
             total += self._arrivals.claimed(rank, jobs, asked)
@@ -438,7 +431,6 @@ class Arrivals:
 
     def __init__(
         self,
-        *,
         ledger: Ledger,
         tracker: Tracker,
         pool: Pool,

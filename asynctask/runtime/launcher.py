@@ -33,7 +33,6 @@ from asynctask.runtime.execution import Hook, Intake, Performer
 from asynctask.runtime.loans import OwnLoans
 from asynctask.runtime.pool import LONG_S, Gate, Isolation, Low, Pool
 from asynctask.runtime.process import AppProcess, Parts, collect_seldom
-from asynctask.runtime.recheck import Recheck, Returns
 from asynctask.supervisor import SILENT_S, Pulse, Wakeup
 
 PULSE_S = 1.0
@@ -133,41 +132,29 @@ class Launcher(AppProcess):
         return pool, self._made_borrower(pool, intake, quiet, waker), hook
 
     def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event, waker: Waker) -> Borrower:
-        parts, loans = self._parts, OwnLoans()
-        arrivals = Arrivals(
-            ledger=self.ledger,
-            tracker=self.tracker,
+        parts, ledger, loans = self._parts, self.ledger, OwnLoans()
+        arrivals = Arrivals(ledger, self.tracker, pool, loans, intake, parts.outgoing, waker)
+        picker = Picker(
+            ledger=ledger,
             pool=pool,
-            loans=loans,
-            intake=intake,
-            outgoing=parts.outgoing,
-            waker=waker,
-        )
-        returns = Returns(self.ledger, self.tracker, pool, loans)
-        return Borrower(
-            ledger=self.ledger,
-            clock=parts.clock,
-            ids=parts.ids,
-            pool=pool,
-            quiet=quiet,
-            waker=waker,
-            unrecorded=lambda: self.recorder.waiting,
-            loans=loans,
-            picker=Picker(
-                ledger=self.ledger,
-                clock=parts.clock,
-                pool=pool,
-                arrivals=arrivals,
-                order=self._queues.order,
-                is_strict=self._queues.strict,
-                workers=parts.own_workers.keys,
-                fair_by_owner=parts.config.fair_by == "owner",
-                has_share=parts.config.background_share > 0,
-                on_borrowed=self.figures.claims.add,
-            ),
             arrivals=arrivals,
-            returns=returns,
-            recheck=Recheck(self.ledger, self.tracker, parts.clock, pool, loans, returns),
+            order=self._queues.order,
+            is_strict=self._queues.strict,
+            workers=parts.own_workers.keys,
+            fair_by_owner=parts.config.fair_by == "owner",
+            has_share=parts.config.background_share > 0,
+            on_borrowed=self.figures.claims.add,
+        )
+        return Borrower(
+            ledger,
+            self.tracker,
+            pool,
+            loans=loans,
+            arrivals=arrivals,
+            picker=picker,
+            waker=waker,
+            quiet=quiet,
+            unrecorded=lambda: self.recorder.waiting,
         )
 
     def _about(self) -> About:

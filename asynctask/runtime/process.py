@@ -161,7 +161,6 @@ class AppProcess:
         self._log = get_logger("asynctask.process")
         self.heartbeat = Heartbeat(
             self.ledger,
-            app.clock,
             every_s=config.heartbeat_s,
             lease_s=config.lease_s,
             facts=self._beat,
@@ -256,7 +255,6 @@ class Heartbeat:
     def __init__(
         self,
         ledger: Ledger,
-        clock: Clock,
         *,
         every_s: float,
         lease_s: float,
@@ -264,12 +262,11 @@ class Heartbeat:
         on_signal: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._ledger = ledger
-        self._clock = clock
         self._every_s = min(every_s, lease_s / 3)  # two beats in a row may fail
         self._lease_s = lease_s
         self._facts = facts
         self._on_signal = on_signal
-        self._last = clock.boottime()
+        self._last = ledger.clock.boottime()
         self._soon = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -277,7 +274,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Starts beating; the process must be registered already."""
-        self._last = self._clock.boottime()
+        self._last = self._ledger.clock.boottime()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -294,11 +291,11 @@ class Heartbeat:
 
     def fresh(self) -> bool:
         """Whether the lease was renewed recently enough to start a job; not after the machine was suspended."""
-        return self._clock.boottime() - self._last < micros(self._lease_s * LATE)
+        return self._ledger.clock.boottime() - self._last < micros(self._lease_s * LATE)
 
     def beat(self) -> None:
         """Sends one heartbeat now. Raises LedgerUnavailable."""
-        before = self._clock.boottime()
+        before = self._ledger.clock.boottime()
         left = processes.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._facts())
         if left != processes.LOST:
             self._last = before
