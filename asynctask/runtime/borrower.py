@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, backoff_s
 from asynctask.database.notify import Waker
-from asynctask.dispatch.demand import Shares
+from asynctask.dispatch.demand import Shares, Source
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
@@ -210,11 +210,9 @@ class Picker:
         self._order = order
         self._is_strict = is_strict
         self._workers = workers
-        self._fair_by_owner = fair_by_owner
         self._has_share = has_share
         self._on_borrowed = on_borrowed
-        self._shares = Shares()
-        self._last_served: dict[tuple[str, int], int] = {}
+        self._shares = Shares(by_owner=fair_by_owner)
         self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
         self._is_locked = False  # the last borrow found Tasks whose rows others had locked
@@ -255,20 +253,18 @@ class Picker:
         pool.low.clear()
         self._is_locked = False
         wanted, first = self._lack(), pool.lines.first_rank()
-        offers, alone = self._query()
-        turns = sorted({*offers, *alone})
-        total = 0
-        for turn in turns:
+        total, is_first = 0, True
+        for turn, sources in sorted(self._query().items()):
             rank = turn if self._is_strict else (0, turn[1])
             is_urgent = first is not None and rank < first and pool.frees_threads
-            if not is_urgent and wanted <= 0:
-                continue
-            seconds = max(wanted, AHEAD_S) if is_urgent else wanted
-            got, used = self._borrow_rank(rank, offers.get(turn, []), alone.get(turn, []), seconds, is_urgent)
-            total += got
-            wanted -= used
-            if self._has_share and got and turn == turns[0]:
-                wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
+            if is_urgent or wanted > 0:
+                seconds = max(wanted, AHEAD_S) if is_urgent else wanted
+                got, used = self._borrow_rank(rank, sources, seconds, is_urgent)
+                total += got
+                wanted -= used
+                if self._has_share and got and is_first:
+                    wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
+            is_first = False
         pool.low.mark = int(len(pool.lines) * LEAST)
         pool.low.vain_until = 0.0 if total else self._ledger.clock.monotonic() + BUSY_S
         if total:
@@ -284,66 +280,39 @@ class Picker:
             return 0.0
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
 
-    def _query(self) -> tuple[dict[_Turn, list[Offer]], dict[_Turn, list[Alone]]]:
+    def _query(self) -> dict[_Turn, list[Source]]:
         names = list(dict.fromkeys(self._order()))
         workers = self._workers()
         with self._ledger.database.read() as connection:
-            found = lending.pick(
-                connection, self._ledger, names, workers=workers, after=self._last_served, place=self._place
+            offers = lending.pick(
+                connection, self._ledger, names, workers=workers, after=self._shares.last, place=self._place
             )
             now = self._ledger.now()
             paused = lending.paused_queues(connection)
-            single = lending.alone_due(connection, now, {*names} - paused, workers=workers)
+            alone = lending.alone_due(connection, now, {*names} - paused, workers=workers)
             self._due = lending.next_due(connection, now)
         self._pool.gate.hold_back(paused)  # an untracked job is no reason for a check
-        self._shares.keep({key for offer in found for key in self._keys(offer)})
         order = {name: number for number, name in enumerate(names)}
-        offers: dict[_Turn, list[Offer]] = {}
-        for offer in found:
-            offers.setdefault((order.get(offer.queue, 0), offer.priority), []).append(offer)
-        alone: dict[_Turn, list[Alone]] = {}
-        for job in single:
-            alone.setdefault((order.get(job.queue, 0), job.priority), []).append(job)
-        return offers, alone
+        found: dict[_Turn, list[Source]] = defaultdict(list)
+        for each in self._shares.sources(offers, alone, self._borrow_of, self._claim):
+            found[order.get(each.queue, 0), each.priority].append(each)
+        return found
 
-    def _keys(self, offer: Offer) -> set[Hashable]:
-        return {offer.task_id, self._group(offer)}
-
-    def _group(self, offer: Offer) -> Hashable:
-        return ("owner", offer.owner) if self._fair_by_owner else offer.task_id
-
-    def _borrow_rank(
-        self, rank: Rank, offers: list[Offer], alone: list[Alone], seconds: float, is_urgent: bool
-    ) -> tuple[int, float]:
-        """Borrows of the Tasks and single jobs of one rank in turn; returns how many jobs, and for how many seconds.
-        ``is_urgent``: all threads take them next, not the idle ones alone."""
+    def _borrow_rank(self, rank: Rank, sources: list[Source], seconds: float, is_urgent: bool) -> tuple[int, float]:
+        """Borrows of the Tasks and single jobs of one rank in turn, for the same time of each; returns how many jobs, and
+        for how many seconds. ``is_urgent``: all threads take them next, not the idle ones alone."""
         total, used = 0, 0.0
-        if alone:
-            got = self._claim(rank, alone, self._amount(None, seconds / (1 + bool(offers)), is_urgent))
+        share = seconds / len({each.group for each in sources})
+        while sources and used < seconds:
+            source = self._shares.next(sources)
+            amount = self._amount(source.task_id, min(share, seconds - used), is_urgent)
+            got = source.get(amount, rank, is_urgent)
+            if got:
+                self._shares.served(source)
             total += got
-            used += self._seconds(None, got)
-        groups: dict[Hashable, list[Offer]] = {}
-        for offer in offers:
-            groups.setdefault(self._group(offer), []).append(offer)
-        while groups and used < seconds:
-            share = (seconds - used) / len(groups)
-            for group in self._shares.order(groups):
-                if used >= seconds:
-                    break
-                by_id: dict[Hashable, Offer] = {offer.task_id: offer for offer in groups[group]}
-                offer = by_id[self._shares.order(by_id)[0]]
-                amount = self._amount(offer.task_id, share, is_urgent)
-                got = self._borrow_of(rank, offer, amount, is_urgent)
-                for key in self._keys(offer):
-                    self._shares.served(key, got)
-                if got:
-                    self._last_served[offer.queue, offer.priority] = offer.task_id
-                total += got
-                used += self._seconds(offer.task_id, got)
-                if got < amount or not self._durations.knows(offer.task_id):
-                    groups[group].remove(offer)
-                if not groups[group]:
-                    del groups[group]
+            used += self._seconds(source.task_id, got)
+            if got < amount or not self._durations.knows(source.task_id):
+                sources.remove(source)
         return total, used
 
     # -- how many
@@ -365,7 +334,7 @@ class Picker:
     def _seconds(self, task_id: int | None, count: int) -> float:
         return count * self._durations.of(task_id, AHEAD_S) / self._pool.concurrency
 
-    def _borrow_of(self, rank: Rank, offer: Offer, amount: int, is_urgent: bool) -> int:
+    def _borrow_of(self, offer: Offer, amount: int, rank: Rank, is_urgent: bool) -> int:
         if offer.limit is not None:
             amount = self._within_limit(offer, amount, is_urgent)
         if amount <= 0:
@@ -399,13 +368,14 @@ class Picker:
             return 0
         return max(0, min(amount, ahead - waiting - max(0, used - places)))
 
-    def _claim(self, rank: Rank, alone: list[Alone], amount: int) -> int:
+    def _claim(self, alone: list[Alone], amount: int, rank: Rank, _is_urgent: bool) -> int:
         """Claims single jobs in the order of the query, until it has enough; others claim at the same time."""
-        total, ids = 0, [job.event_id for job in alone]
-        while ids and total < amount:
-            part, ids = ids[: amount - total], ids[amount - total :]
+        total = 0
+        while alone and total < amount:
+            part = alone[: amount - total]
+            del alone[: len(part)]
             asked = self._ledger.clock.monotonic()
-            jobs = lending.claim_alone(self._ledger, part)
+            jobs = lending.claim_alone(self._ledger, [job.event_id for job in part])
             self._is_locked |= len(jobs) < len(part)
             total += self._arrivals.claimed(rank, jobs, asked)
         return total

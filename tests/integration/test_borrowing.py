@@ -128,7 +128,7 @@ def test_a_limited_task_does_not_keep_the_only_thread_from_others(world: World) 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("by_owner", [False, True])
 def test_tasks_or_owners_of_one_priority_share_alike(world: World, processes: int, by_owner: bool) -> None:
-    """Ann has two Tasks and Ben one. Taken out: the counts of what was served, `Shares`."""
+    """Ann has two Tasks and Ben one. Taken out: the turns of `Shares.next`."""
     apps = [world.app(fair_by="owner" if by_owner else "task") for _ in range(processes)]
     app = apps[0]
     tasks = [app.submit("brief", numbers(1_500, 10_000 * n), owner=owner) for n, owner in enumerate(("ann", "ann", "ben"))]
