@@ -442,17 +442,17 @@ class Performer:
         if worker.shape is not None and args:
             args = [worker.shape.revive(args[0]), *args[1:]]
         function = partial(worker.function, **keywords) if keywords else worker.function
-        if worker.is_async:
-            return refuse_work(run(self.loop.run, lambda: function(*args), worker.timeout))
-        began = self._clock.monotonic()
-        result = self._call_here(worker, execution, function, args)
-        if result is None or not is_awaited(result):
-            return refuse_work(result)
-        left = None if worker.timeout is None else max(0.0, worker.timeout - (self._clock.monotonic() - began))
         try:
+            if worker.is_async:
+                return refuse_work(run(self.loop.run, lambda: function(*args), worker.timeout))
+            began = self._clock.monotonic()
+            result = self._call_here(worker, execution, function, args)
+            if result is None or not is_awaited(result):
+                return refuse_work(result)
+            left = None if worker.timeout is None else max(0.0, worker.timeout - (self._clock.monotonic() - began))
             return refuse_work(run(self.loop.run, lambda: result, left))
         except JobTimeout as error:
-            error.seconds = worker.timeout or 0.0
+            error.seconds = worker.timeout or error.seconds
             raise
 
     def _call_here(self, worker: Worker, execution: Execution, function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -463,9 +463,6 @@ class Performer:
         execution.watch = watch
         try:
             return self.watchdog.run(watch, run, (function, *args))
-        except JobTimeout as error:
-            error.seconds = error.seconds or worker.timeout or 0.0
-            raise
         finally:
             if not watch.lost:  # a lost one stays, because it marks the thread as abandoned
                 execution.watch = None
