@@ -300,8 +300,8 @@ class Recorder:
             self._log.exception("outcome_not_recorded", event_id=ended.event_id, attempt=ended.attempt)
 
     def _next_batch(self) -> list[Outcome] | None:
-        """The next batch, without the second outcome of an Event; an empty one if a check for finished Tasks is due, None at
-        the end."""
+        """The next batch, without the second outcome of an Event; an empty one if a check for finished Tasks is due, None
+        at the end."""
         with self._condition:
             self._flushing = False
             self._condition.notify_all()
@@ -362,24 +362,21 @@ class Recorder:
     def _record(self, batch: Sequence[Outcome]) -> list[Outcome]:
         """Writes a batch; returns those that were written without a read."""
         try:
-            return self._write(batch)
+            if self._reads == 0:
+                try:
+                    return write_once(self._ledger, batch)
+                except StaleRead:
+                    self._reads = _READS
+                except TransactionConflict:
+                    pass
+            else:
+                self._reads -= 1
+                forget_read(batch)
+            return write(self._ledger, batch)
         except OutcomeUnknown:
             for each in batch:
                 each.stage = Stage.DOUBTFUL
             raise
-
-    def _write(self, batch: Sequence[Outcome]) -> list[Outcome]:
-        if self._reads == 0:
-            try:
-                return write_once(self._ledger, batch)
-            except StaleRead:
-                self._reads = _READS
-            except TransactionConflict:
-                pass
-        else:
-            self._reads -= 1
-            forget_read(batch)
-        return write(self._ledger, batch)
 
     def _notify(self, each: Outcome, won: bool) -> None:
         if each.then is None:

@@ -253,18 +253,16 @@ class Picker:
         pool.low.clear()
         self._is_locked = False
         wanted, first = self._lack(), pool.lines.first_rank()
-        total, is_first = 0, True
-        for turn, sources in sorted(self._query().items()):
+        total, turns = 0, sorted(self._query().items())
+        for turn, sources in turns:
             rank = turn if self._is_strict else (0, turn[1])
             is_urgent = first is not None and rank < first and pool.frees_threads
             if is_urgent or wanted > 0:
-                seconds = max(wanted, AHEAD_S) if is_urgent else wanted
-                got, used = self._borrow_rank(rank, sources, seconds, is_urgent)
+                got, used = self._borrow_rank(rank, sources, max(wanted, AHEAD_S) if is_urgent else wanted, is_urgent)
                 total += got
                 wanted -= used
-                if self._has_share and got and is_first:
+                if self._has_share and got and turn == turns[0][0]:
                     wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
-            is_first = False
         pool.low.mark = int(len(pool.lines) * LEAST)
         pool.low.vain_until = 0.0 if total else self._ledger.clock.monotonic() + BUSY_S
         if total:
@@ -281,7 +279,7 @@ class Picker:
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
 
     def _query(self) -> dict[_Turn, list[Source]]:
-        names = list(dict.fromkeys(self._order()))
+        names = self._order()
         workers = self._workers()
         with self._ledger.database.read() as connection:
             offers = lending.pick(
@@ -481,24 +479,21 @@ class Arrivals:
         by_id = {job.job_id: ticket for job, ticket in zip(part.jobs, tickets, strict=True)}
         now, outgoing = self._ledger.now(), self._outgoing()
         copies: Sequence[Copy] = [tracked_copy(job, now) for job in part.jobs]
-        executions = list[Execution]()
+        ready, unknown, others = list[Execution](), list[Execution](), list[Execution]()
         for copy in copies if outgoing is None else outgoing(copies):
             if (ticket := by_id[copy.jid]) is not None:
-                executions.append(execution := self._intake.execution(copy))
+                del by_id[copy.jid]
+                execution = self._intake.execution(copy)
                 bind(execution, ticket)
-        ready, unknown = list[Execution](), list[Execution]()
-        for each in executions:
-            each.rank = part.rank
-            if each.begins:
-                (unknown if each.is_unknown else ready).append(each)
+                execution.rank = part.rank
+                (others if not execution.begins else unknown if execution.is_unknown else ready).append(execution)
         if unknown:
             put_off(self._tracker, unknown)
             self._waker.wake()  # those behind them may be known: they are reached in larger steps, as if these took no time
             self._pool.durations.note(part.jobs[0].task_id, 0.0)
-        for each in executions:
-            if not each.begins:
-                self._pool.release(each)
-        for job_id in by_id.keys() - {each.copy.jid for each in executions}:  # those have ended, with the reason
+        for execution in others:
+            self._pool.release(execution)
+        for job_id in by_id:  # those have ended, with the reason
             part.held[job_id].ended()
         self._pool.line_up(ready)
 

@@ -413,15 +413,12 @@ class Performer:
             return
         if execution.has_event and execution.is_untracked:
             self._tracker.start(execution)  # as of a slice: no middleware does
-        call: Callable[[], Any] = partial(self._call, worker, execution)
+        call: Callable[[], Any] = partial(
+            self._owned, execution, lambda: self._invoke(worker, execution, *arguments_of(execution.payload, worker.name))
+        )
         if not execution.is_untracked:
             call = partial(self._recording, worker, job, job.queue, call)
         job.result = performed(self._chain.invoke, worker, job, job.queue, call)
-
-    def _call(self, worker: Worker, execution: Execution) -> Any:
-        return self._owned(
-            execution, lambda: self._invoke(worker, execution, *arguments_of(execution.payload, worker.name))
-        )
 
     def _owned(self, execution: Execution, call: Callable[[], Any]) -> Any:
         """Calls, while this attempt counts and this thread has the job. A middleware may come here more than once."""
