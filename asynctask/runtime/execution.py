@@ -454,10 +454,7 @@ class Performer:
 
     def _call_here(self, worker: Worker, execution: Execution, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Calls the function on this thread, where it may be interrupted."""
-        watch = Watch(threading.get_ident(), worker.timeout)
-        if worker.timeout is not None:
-            watch.on_hung = lambda: self._hung(execution)
-        execution.watch = watch
+        execution.watch = watch = Watch(threading.get_ident(), worker.timeout, lambda: self._hung(execution))
         try:
             return self.watchdog.run(watch, run, (function, *args))
         finally:
