@@ -7,11 +7,13 @@ A queue has one job for each idle thread of its processes, and as many as its pr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from asynctask.clock import Clock
+from asynctask.ledger.lending import Alone, Offer
 
 LEAST_S: Final = 0.05
 """Shortest time over which a rate is measured."""
@@ -113,29 +115,79 @@ def wanted(threads: Mapping[str, Threads], waiting: Mapping[str, int], rates: Ra
     return found
 
 
-class Shares:
-    """The turns of those that want jobs at the same time: the one that got the fewest since it came is next.
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """Jobs of a Task, whose id is ``key``, or all single jobs of a queue and priority.
 
-    A newcomer begins with the count of the one that got the fewest, so it neither waits for the others to catch up nor
-    catches up itself.
+    ``group``: those that share alike, an owner's Tasks together, or each by itself. ``get`` takes up to so many jobs, and
+    returns how many it got.
     """
 
-    def __init__(self) -> None:
-        self._got: dict[Hashable, float] = {}
+    queue: str
+    priority: int
+    group: Hashable
+    key: Hashable
+    get: Callable[..., int]
 
-    def keep(self, present: Collection[Hashable]) -> None:
-        """Forgets those that want nothing any more."""
-        self._got = {key: count for key, count in self._got.items() if key in present}
+    @property
+    def task_id(self) -> int | None:
+        """The Task; None of single jobs."""
+        return self.key if isinstance(self.key, int) else None
 
-    def order(self, keys: Iterable[Hashable]) -> list[Hashable]:
-        """In the order of their turns; those with the same count in the given order."""
+
+class Shares:
+    """The turns of those that want jobs at the same time: the one that was served longest ago is next.
+
+    A newcomer begins beside the one that is next, so it neither waits for all others nor goes before those that wait.
+    ``by_owner``: the owners of Tasks share alike, not the Tasks.
+    """
+
+    def __init__(self, *, by_owner: bool = False) -> None:
+        self._by_owner = by_owner
+        self._turn = 0
+        self._served: dict[Hashable, int] = {}  # the turn in which each was served last
+        self.last: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that was served last
+
+    def sources(
+        self,
+        offers: Iterable[Offer],
+        alone: Iterable[Alone],
+        of_task: Callable[..., int],
+        of_single: Callable[..., int],
+    ) -> list[Source]:
+        """The sources of what was found, single jobs first; forgets those that want nothing any more. ``of_task`` gets jobs
+        of an offer, ``of_single`` of a list of single jobs, from which it removes them."""
+        single: dict[tuple[str, int], list[Alone]] = defaultdict(list)
+        for job in alone:
+            single[job.queue, job.priority].append(job)
+        found = [
+            Source(queue, priority, key := ("alone", queue, priority), key, partial(of_single, jobs))
+            for (queue, priority), jobs in single.items()
+        ]
+        for offer in offers:
+            group: Hashable = ("owner", offer.owner) if self._by_owner else offer.task_id
+            found.append(Source(offer.queue, offer.priority, group, offer.task_id, partial(of_task, offer)))
+        present = {key for each in found for key in (each.group, each.key)}
+        self._served = {key: turn for key, turn in self._served.items() if key in present}
+        return found
+
+    def next(self, sources: Sequence[Source]) -> Source:
+        """The source whose turn it is: of the group that was served longest ago, the one that was. Of equals the first."""
+        group = self._first(each.group for each in sources)
+        by_key = {each.key: each for each in sources if each.group == group}
+        return by_key[self._first(by_key)]
+
+    def _first(self, keys: Iterable[Hashable]) -> Hashable:
         keys = list(keys)
-        least = min((self._got[key] for key in keys if key in self._got), default=0)
-        return sorted(keys, key=lambda key: self._got.setdefault(key, least))
+        least = min((self._served[key] for key in keys if key in self._served), default=0)
+        return min(keys, key=lambda key: self._served.setdefault(key, least))
 
-    def served(self, key: Hashable, count: float) -> None:
-        """Counts jobs that it got; of several that are served together, the jobs of each."""
-        self._got[key] = self._got.get(key, 0) + count
+    def served(self, source: Source) -> None:
+        """It got jobs."""
+        self._turn += 1
+        self._served[source.group] = self._served[source.key] = self._turn
+        if source.task_id is not None:
+            self.last[source.queue, source.priority] = source.task_id
 
 
 class Credit:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -22,7 +21,7 @@ from typing import Final
 from asynctask.brokers.base import Broker
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.demand import Credit, Rates, Shares, Threads, wanted
+from asynctask.dispatch.demand import Credit, Rates, Shares, Source, Threads, wanted
 from asynctask.dispatch.outbox import EngineQueues, Outbox, Router
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import foreign, leases, lending
@@ -47,18 +46,6 @@ QUIET_S: Final = 60.0
 
 MOST_BORROWED: Final = 1_000
 """Jobs of one borrow."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Source:
-    """Jobs of a Task, or all single jobs of a priority. ``group``: those that share alike, an owner's Tasks together, or
-    each by itself. ``send`` dispatches up to so many jobs, at another priority if one is given; returns the number
-    dispatched."""
-
-    priority: int
-    group: Hashable
-    key: Hashable
-    send: Callable[[int, int | None], int]
 
 
 class Dispatcher:
@@ -308,13 +295,11 @@ class Round:
         self._control = control
         self._outgoing = outgoing
         self._ahead_s = ahead_s
-        self._fair_by_owner = fair_by_owner
         self._leads = leads
         self._expect = expect
         self._outboxes: dict[str | None, Outbox] = {}  # by engine
-        self._shares = Shares()
+        self._shares = Shares(by_owner=fair_by_owner)
         self._credit = Credit(background_share)
-        self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
         self.rates = Rates(ledger.clock)
         self.left: set[str | None] = set()  # the engines for which the last round left something
         self._log = get_logger("asynctask.dispatcher")
@@ -387,7 +372,9 @@ class Round:
         waiting = {queue: sum(counts.values()) for queue, counts in self._router.waiting(threads.keys()).items()}
         reached = {queue: its for queue, its in threads.items() if self._router.reaches(queue)}
         room = wanted(reached, waiting, self.rates, self._ahead_s)
-        found = self._sources(offers, alone)
+        found: dict[str, list[Source]] = defaultdict(list)
+        for each in self._shares.sources(offers, alone, self._send_task, self._send_alone):
+            found[each.queue].append(each)
         open_ = self._open(room, offers, alone)
         led = {engine: self._leads(engine) for engine in {engine_of(queue) for queue in open_}}
         for queue in open_:
@@ -407,26 +394,11 @@ class Round:
         for engine in {engine_of(queue) for queue in threads}:
             foreign.trim(self._ledger, queue_holder(engine))
         with self._ledger.database.read() as connection:
-            offers = lending.pick(connection, self._ledger, threads.keys(), after=self._last_served)
+            offers = lending.pick(connection, self._ledger, threads.keys(), after=self._shares.last)
             paused = lending.paused_queues(connection)
             # Jobs for a queue that nobody works stay in the ledger, and delay nothing else.
             using = {queue for queue, its in threads.items() if its.idle or self.rates.known(queue)}
             return offers, lending.alone_due(connection, self._ledger.now(), using - paused)
-
-    def _sources(self, offers: Sequence[Offer], alone: Sequence[Alone]) -> dict[str, list[_Source]]:
-        """The sources of jobs, by queue. All single jobs of a priority count as one Task."""
-        found: dict[str, list[_Source]] = defaultdict(list)
-        single: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for job in alone:
-            single[job.queue, job.priority].append(job.event_id)
-        for (queue, priority), ids in single.items():
-            key = "alone", queue, priority
-            found[queue].append(_Source(priority, key, key, partial(self._send_alone, ids, queue)))
-        for offer in offers:
-            group: Hashable = ("owner", offer.owner) if self._fair_by_owner else offer.task_id
-            found[offer.queue].append(_Source(offer.priority, group, offer.task_id, partial(self._send_task, offer)))
-        self._shares.keep({key for sources in found.values() for each in sources for key in (each.group, each.key)})
-        return found
 
     def _open(self, room: Mapping[str, int], offers: Sequence[Offer], alone: Sequence[Alone]) -> set[str]:
         """The queues of which more may be ready than is wanted. Of the others every job is wanted, and concurrent rounds
@@ -441,7 +413,7 @@ class Round:
         full = {queue for queue, count in read.items() if count >= lending.PAGE}
         return full | {queue for (queue, _), count in ready.items() if count > room.get(queue, 0)}
 
-    def _dispatch_queue(self, room: int, queue: str, sources: list[_Source]) -> int:
+    def _dispatch_queue(self, room: int, queue: str, sources: list[Source]) -> int:
         """Dispatches priorities in order, before them what the queue owes to larger ones; sources of one priority share
         alike."""
         sent, smallest = 0, min(each.priority for each in sources)
@@ -452,26 +424,18 @@ class Round:
             first = min(each.priority for each in sources)
             later = [each for each in sources if each.priority > first]
             owed = self._credit.owed(queue) if later else 0
-            source = self._next(later if owed else [each for each in sources if each.priority == first])
+            source = self._shares.next(later if owed else [each for each in sources if each.priority == first])
             count = min(share, room - sent, owed or room, MOST_BORROWED)
-            got = self._part(partial(source.send, count, first if owed else None))
+            got = self._part(partial(source.get, count, first if owed else None))
             if got < count:
                 sources.remove(source)
-            for key in {source.group, source.key}:
-                self._shares.served(key, got)
-            if got and isinstance(source.key, int):
-                self._last_served[queue, source.priority] = source.key
+            if got:
+                self._shares.served(source)
             if later or source.priority > smallest:
                 self._credit.note(queue, got, got if source.priority > smallest else 0)
             sent += got
         self._settle()
         return sent
-
-    def _next(self, sources: Sequence[_Source]) -> _Source:
-        """The source whose turn it is: of the group that got the fewest jobs, the one that did."""
-        group = self._shares.order(dict.fromkeys(each.group for each in sources))[0]
-        by_key = {each.key: each for each in sources if each.group == group}
-        return by_key[self._shares.order(by_key)[0]]
 
     def _send_task(self, offer: Offer, count: int, at: int | None) -> int:
         now, holder, limited = self._ledger.now(), queue_holder(engine_of(offer.queue)), offer.limit is not None
@@ -491,14 +455,14 @@ class Round:
             foreign.lease(self._ledger, holder, offer.task_id, 0)
         return 0
 
-    def _send_alone(self, ids: list[int], queue: str, count: int, at: int | None) -> int:
-        """Removes what it claims from ``ids``; skips those that another dispatcher took meanwhile."""
+    def _send_alone(self, jobs: list[Alone], count: int, at: int | None) -> int:
+        """Removes what it claims from ``jobs``; skips those that another dispatcher took meanwhile."""
         sent = 0
-        while ids and sent < count:
-            part = ids[: count - sent]
-            del ids[: len(part)]
+        while jobs and sent < count:
+            part = jobs[: count - sent]
+            del jobs[: len(part)]
             now = self._ledger.now()
-            found = lending.Borrowed(claimed=lending.claim_alone(self._ledger, part))
-            self._outbox_of(queue).add(found, now, at=at)
+            found = lending.Borrowed(claimed=lending.claim_alone(self._ledger, [job.event_id for job in part]))
+            self._outbox_of(part[0].queue).add(found, now, at=at)
             sent += found.count
         return sent

@@ -22,6 +22,7 @@ import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -45,9 +46,10 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
 from asynctask.messages import clean, revealed
-from asynctask.middleware.tracker import Attempt, Phase, Ticket, Tracker
+from asynctask.middleware.chain import Chain
+from asynctask.middleware.tracker import Attempt, Phase, TaskEventMiddleware, Ticket, Tracker
 from asynctask.runtime.execution import backoff
-from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
+from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.sidekiq.copies import AGAIN, CALLBACK_OF, decode
 from asynctask.worker import Worker, describe, is_model
 
@@ -685,6 +687,13 @@ class Stops:
                 self._tracker.ask_stops()
             except Exception as error:  # the next query follows; the request to stop is in the ledger
                 self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
+
+
+def recording_chain(app: Dispatching, tracker: Tracker) -> Chain:
+    """The application's server middleware, as it is now, with the recording middleware innermost."""
+    chain = copy(app.server_middleware)
+    chain.add(TaskEventMiddleware(tracker, app.config.max_result_bytes))
+    return chain
 
 
 class EngineProcess(AppProcess):

@@ -65,6 +65,7 @@ from asynctask.integrations.base import (
     kept_params,
     merge_function,
     pushed_job,
+    recording_chain,
     revived_arguments,
     sent_at,
     sent_values,
@@ -84,7 +85,6 @@ from asynctask.ledger.standalone import Arrival, discard, end_elsewhere, is_job_
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Attempt, Result, Ticket, Tracker
-from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
 
 try:

@@ -55,6 +55,7 @@ from asynctask.integrations.base import (
     kept_params,
     merge_function,
     pushed_job,
+    recording_chain,
     revived_arguments,
     sent_values,
     shard_writer,
@@ -63,7 +64,7 @@ from asynctask.integrations.recording import Collecting, Performer, Recording, R
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
 from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import Attempt, Tracker
-from asynctask.runtime.process import collect_seldom, recording_chain
+from asynctask.runtime.process import collect_seldom
 from asynctask.worker import Worker, declared_name
 
 try:

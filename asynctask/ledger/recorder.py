@@ -298,7 +298,8 @@ class Recorder:
             self._log.exception("outcome_not_recorded", event_id=ended.event_id, attempt=ended.attempt)
 
     def _next_batch(self) -> list[Outcome] | None:
-        """The next batch; an empty one if a check for finished Tasks is due, None at the end."""
+        """The next batch, without the second outcome of an Event; an empty one if a check for finished Tasks is due, None
+        at the end."""
         with self._condition:
             self._flushing = False
             self._condition.notify_all()
@@ -308,9 +309,13 @@ class Recorder:
                 return None
             if self._is_busy():  # other jobs end soon: one transaction for all instead of one each
                 self._condition.wait_for(self._is_enough, LINGER_S)
-            batch, self._pending = self._pending[:_MAX_BATCH], self._pending[_MAX_BATCH:]
+            batch, later = dict[int, Outcome](), list[Outcome]()
+            for each in self._pending[:_MAX_BATCH]:
+                if batch.setdefault(each.event_id, each) is not each:
+                    later.append(each)
+            self._pending[:_MAX_BATCH] = later
             self._flushing = True
-            return batch
+            return list(batch.values())
 
     def _is_enough(self) -> bool:
         return len(self._pending) >= _MAX_BATCH or self._stopping
@@ -328,52 +333,48 @@ class Recorder:
             return self._condition.wait_for(lambda: self._stopping, seconds)
 
     def flush(self, batch: Sequence[Outcome]) -> None:
-        """Commits a batch, then notifies each outcome. Checks for finished Tasks at once if no other job runs, else at most
-        once per pause of :class:`TaskCloser`. Raises LedgerUnavailable."""
-        for wave in _waves(batch):
-            ends = self._record(wave)
-            for each in wave:  # first: these are committed, whatever fails from here on
-                each.stage = Stage.DONE
-                if each.loan is not None:
-                    each.loan.ended()
-            self.recorded += len(wave)
-            self._figures.flushes.add(len(wave))
-            for each in wave:
-                won = _is_won(each) or already_recorded(self._ledger, each)
-                if won and each.kind not in _NO_END and (each.record is None or each.record.row.items):
-                    self._figures.ended(each.worker, each.kind.figure, each.seconds)
-                self._notify(each, won)
-            plain = {each.event_id for each in ends if _is_plain(each)}
-            self.announce([each for each in wave if each.event_id not in plain])
-            over = [record for each in wave if (record := each.record) and _is_over(record, each.turn)]
-            self._closer.ended({record.task_id for record in over})
-            self._closer.called({record.callback_of for record in over})
+        """Commits outcomes of different Events, then notifies each. Checks for finished Tasks at once if no other job runs,
+        else at most once per pause of :class:`TaskCloser`. Raises LedgerUnavailable."""
+        ends = self._record(batch)
+        for each in batch:  # first: these are committed, whatever fails from here on
+            each.stage = Stage.DONE
+            if each.loan is not None:
+                each.loan.ended()
+        self.recorded += len(batch)
+        self._figures.flushes.add(len(batch))
+        for each in batch:
+            won = _is_won(each) or already_recorded(self._ledger, each)
+            if won and each.kind not in _NO_END and (each.record is None or each.record.row.items):
+                self._figures.ended(each.worker, each.kind.figure, each.seconds)
+            self._notify(each, won)
+        plain = {each.event_id for each in ends if _is_plain(each)}
+        self.announce([each for each in batch if each.event_id not in plain])
+        over = [record for each in batch if (record := each.record) and _is_over(record, each.turn)]
+        self._closer.ended({record.task_id for record in over})
+        self._closer.called({record.callback_of for record in over})
         if self._closes_at_once and not self._pending and not self._is_busy():
             self._closer.check()
         else:
             self._closer.check_if_due()
 
-    def _record(self, wave: Sequence[Outcome]) -> list[Outcome]:
-        """Writes a wave; returns those that were written without a read."""
+    def _record(self, batch: Sequence[Outcome]) -> list[Outcome]:
+        """Writes a batch; returns those that were written without a read."""
         try:
-            return self._write(wave)
+            if self._reads == 0:
+                try:
+                    return write_once(self._ledger, batch)
+                except StaleRead:
+                    self._reads = _READS
+                except TransactionConflict:
+                    pass
+            else:
+                self._reads -= 1
+                forget_read(batch)
+            return write(self._ledger, batch)
         except OutcomeUnknown:
-            for each in wave:
+            for each in batch:
                 each.stage = Stage.DOUBTFUL
             raise
-
-    def _write(self, wave: Sequence[Outcome]) -> list[Outcome]:
-        if self._reads == 0:
-            try:
-                return write_once(self._ledger, wave)
-            except StaleRead:
-                self._reads = _READS
-            except TransactionConflict:
-                pass
-        else:
-            self._reads -= 1
-            forget_read(wave)
-        return write(self._ledger, wave)
 
     def _notify(self, each: Outcome, won: bool) -> None:
         if each.then is None:
@@ -395,21 +396,6 @@ class Recorder:
         """
         if (at := lending.announce(self._ledger, [_as_it_stands(each) for each in applied])) is not None:
             self._on_due(at)
-
-
-def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
-    """Splits a batch into transactions in which no Event occurs twice; nearly always one."""
-    if len({each.event_id for each in batch}) == len(batch):
-        return [list(batch)]
-    waves: list[list[Outcome]] = []
-    turns: dict[int, int] = {}
-    for each in batch:
-        turn = turns.get(each.event_id, 0)
-        turns[each.event_id] = turn + 1
-        if turn == len(waves):
-            waves.append([])
-        waves[turn].append(each)
-    return waves
 
 
 def _is_won(each: Outcome) -> bool:

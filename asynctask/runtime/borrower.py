@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from asynctask.brokers.base import Copy
-from asynctask.clock import SECOND, Clock, Ids, backoff_s
+from asynctask.clock import SECOND, backoff_s
 from asynctask.database.notify import Waker
-from asynctask.dispatch.demand import Shares
+from asynctask.dispatch.demand import Shares, Source
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
@@ -26,7 +26,7 @@ from asynctask.ledger.standalone import discard
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import Ticket, Tracker
-from asynctask.runtime.execution import MAX_UNRECORDED, Execution, Intake, put_off
+from asynctask.runtime.execution import MAX_UNRECORDED, Execution, Intake, bind, put_off
 from asynctask.runtime.loans import OwnClaim, OwnLoan, OwnLoans
 from asynctask.runtime.pool import Pool, Rank
 from asynctask.runtime.recheck import Recheck, Returns
@@ -68,36 +68,30 @@ class Borrower:
 
     def __init__(
         self,
-        *,
         ledger: Ledger,
-        clock: Clock,
-        ids: Ids,
+        tracker: Tracker,
         pool: Pool,
-        quiet: threading.Event,
-        waker: Waker,
-        unrecorded: Callable[[], int],
+        *,
         loans: OwnLoans,
-        picker: Picker,
         arrivals: Arrivals,
-        returns: Returns,
-        recheck: Recheck,
+        picker: Picker,
+        waker: Waker,
+        quiet: threading.Event,
+        unrecorded: Callable[[], int],
     ) -> None:
         self._ledger = ledger
-        self._clock = clock
-        self._ids = ids
         self._pool = pool
-        self._quiet = quiet
-        self._waker = waker
-        self._unrecorded = unrecorded
         self._loans = loans
-        self._picker = picker
         self._arrivals = arrivals
-        self._returns = returns
-        self._recheck = recheck
+        self._picker = picker
+        self._returns = Returns(ledger, tracker, pool, loans)
+        self._recheck = Recheck(ledger, tracker, pool, loans, self._returns)
+        self._waker = waker
+        self._quiet = quiet
+        self._unrecorded = unrecorded
         self._is_unsure = False  # a step failed: the ledger may have lent what never arrived here
         self._unbegun: Sequence[Execution] | None = None  # what had not begun when the process went quiet
-        self._is_quieted = threading.Event()  # that is known
-        self._returned = threading.Event()  # it went back, or cannot
+        self._returned = threading.Event()  # it went back
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.borrower")
@@ -114,7 +108,7 @@ class Borrower:
 
     def _run(self) -> None:
         tries = 0
-        while not self._quiet.is_set():
+        while not self._ended.is_set():  # after the end, recovery finds what could not go back with this process
             try:
                 pause = self._step()
                 tries = 0
@@ -127,42 +121,39 @@ class Borrower:
                 pause, self._is_unsure = 1.0, True
             if pause > 0:
                 self._wait(pause)
-        self._return_rest()
-        self._returned.set()
-        self._release_ended()
 
     def _wait(self, seconds: float) -> None:
         was_idle = not self._pool.busy and not len(self._pool.lines)
         if self._waker.wait(seconds) and self._waker.signalled and was_idle and not self._quiet.is_set():
-            self._quiet.wait(self._ids.random() * RUSH_S)
+            self._quiet.wait(self._ledger.ids.random() * RUSH_S)
 
     def _step(self) -> float:
         """Checks what is borrowed, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
-        now, pool = self._clock.monotonic(), self._pool
+        now, pool = self._ledger.clock.monotonic(), self._pool
         self._returns.send()
-        self._end_empty()
+        if empty := self._loans.take_empty():
+            lending.end_empty(self._ledger, empty)
         self._arrivals.line_up()
+        if (unbegun := self._unbegun) is not None:
+            self._unbegun = ()
+            self._returns.give_back([*unbegun, *pool.lines.drop(lambda each: each.is_borrowed)])
+            self._returned.set()
         has_any = self._loans.all() or len(pool.lines) or pool.busy or pool.lines.limited()
         next_check = self._recheck.at + (lending.RECHECK_S if has_any or self._is_unsure else IDLE_S)
         if now >= next_check:
-            self._check()
+            self._recheck.run()
+            self._is_unsure = False
             next_check = self._recheck.at + lending.RECHECK_S
         if self._ledger.held.keeps:
             lending.catch_up(self._ledger)
+        if self._quiet.is_set():  # others begin what waits for the places of jobs that end here
+            return lending.RECHECK_S
         if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return BUSY_S
         got = 0 if self._picker.is_idle() else self._picker.borrow()
         has_work = bool(pool.busy or len(pool.lines))
-        until_check = max(0.0, next_check - self._clock.monotonic()) if has_work or self._is_unsure else IDLE_S
+        until_check = max(0.0, next_check - self._ledger.clock.monotonic()) if has_work or self._is_unsure else IDLE_S
         return min(until_check, AHEAD_S if got else self._picker.pause_s())
-
-    def _check(self) -> None:
-        self._recheck.run()
-        self._is_unsure = False
-
-    def _end_empty(self) -> None:
-        if empty := self._loans.take_empty():
-            lending.end_empty(self._ledger, empty)
 
     # -- a process that is quiet, or ends
 
@@ -170,45 +161,13 @@ class Borrower:
         """Gives back what has not begun, in one transaction; the process begins nothing any more. While the ledger is away,
         the thread tries again until :meth:`stop`."""
         self._unbegun = unbegun
-        self._is_quieted.set()
         self._waker.wake()
-        if self._thread is None:
-            self._return_rest()
-        elif self._thread is not threading.current_thread():
+        if self._thread not in (None, threading.current_thread()):
             self._returned.wait(5)
-
-    def _return_rest(self) -> None:
-        self._is_quieted.wait()
-        tries = 0
-        while not self._ended.is_set():
-            try:
-                self._returns.send()
-                self._arrivals.give_back()
-                unbegun, self._unbegun = self._unbegun or (), None
-                self._returns.give_back([*unbegun, *self._pool.lines.drop(lambda each: each.is_borrowed)])
-                return
-            except Unavailable as error:  # after the end, recovery finds them with this process
-                tries += 1
-                self._log.warning("give_back_put_off", error=str(error), tries=tries)
-                self._ended.wait(backoff_s(tries))
-
-    def _release_ended(self) -> None:
-        """While this process is quiet: ends loans whose jobs have all ended, and returns the places of jobs that have, so
-        that others begin what waits for those."""
-        while not self._ended.wait(lending.RECHECK_S):
-            try:
-                self._end_empty()
-                if self._is_unsure or self._loans.all() or self._pool.lines.limited():
-                    self._check()
-            except Unavailable as error:
-                self._log.warning("check_put_off", error=str(error))
-            except Exception:
-                self._log.exception("check_failed")
 
     def stop(self, *, is_idle: bool) -> None:
         """Ends what is left; ``is_idle``: every outcome is recorded, so no loan holds anything. Raises Unavailable."""
         self._ended.set()
-        self._is_quieted.set()
         self._waker.wake()
         if self._thread is not None:
             self._thread.join(5)
@@ -235,7 +194,6 @@ class Picker:
         self,
         *,
         ledger: Ledger,
-        clock: Clock,
         pool: Pool,
         arrivals: Arrivals,
         order: Callable[[], Sequence[str]],
@@ -246,18 +204,15 @@ class Picker:
         on_borrowed: Callable[[int], None],
     ) -> None:
         self._ledger = ledger
-        self._clock = clock
         self._pool = pool
         self._arrivals = arrivals
         self._durations = pool.durations
         self._order = order
         self._is_strict = is_strict
         self._workers = workers
-        self._fair_by_owner = fair_by_owner
         self._has_share = has_share
         self._on_borrowed = on_borrowed
-        self._shares = Shares()
-        self._last_served: dict[tuple[str, int], int] = {}
+        self._shares = Shares(by_owner=fair_by_owner)
         self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
         self._is_locked = False  # the last borrow found Tasks whose rows others had locked
@@ -298,22 +253,18 @@ class Picker:
         pool.low.clear()
         self._is_locked = False
         wanted, first = self._lack(), pool.lines.first_rank()
-        offers, alone = self._query()
-        turns = sorted({*offers, *alone})
-        total = 0
-        for turn in turns:
+        total, turns = 0, sorted(self._query().items())
+        for turn, sources in turns:
             rank = turn if self._is_strict else (0, turn[1])
             is_urgent = first is not None and rank < first and pool.frees_threads
-            if not is_urgent and wanted <= 0:
-                continue
-            seconds = max(wanted, AHEAD_S) if is_urgent else wanted
-            got, used = self._borrow_rank(rank, offers.get(turn, []), alone.get(turn, []), seconds, is_urgent)
-            total += got
-            wanted -= used
-            if self._has_share and got and turn == turns[0]:
-                wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
+            if is_urgent or wanted > 0:
+                got, used = self._borrow_rank(rank, sources, max(wanted, AHEAD_S) if is_urgent else wanted, is_urgent)
+                total += got
+                wanted -= used
+                if self._has_share and got and turn == turns[0][0]:
+                    wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
         pool.low.mark = int(len(pool.lines) * LEAST)
-        pool.low.vain_until = 0.0 if total else self._clock.monotonic() + BUSY_S
+        pool.low.vain_until = 0.0 if total else self._ledger.clock.monotonic() + BUSY_S
         if total:
             self._on_borrowed(total)
         return total
@@ -327,66 +278,39 @@ class Picker:
             return 0.0
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
 
-    def _query(self) -> tuple[dict[_Turn, list[Offer]], dict[_Turn, list[Alone]]]:
-        names = list(dict.fromkeys(self._order()))
+    def _query(self) -> dict[_Turn, list[Source]]:
+        names = self._order()
         workers = self._workers()
         with self._ledger.database.read() as connection:
-            found = lending.pick(
-                connection, self._ledger, names, workers=workers, after=self._last_served, place=self._place
+            offers = lending.pick(
+                connection, self._ledger, names, workers=workers, after=self._shares.last, place=self._place
             )
             now = self._ledger.now()
             paused = lending.paused_queues(connection)
-            single = lending.alone_due(connection, now, {*names} - paused, workers=workers)
+            alone = lending.alone_due(connection, now, {*names} - paused, workers=workers)
             self._due = lending.next_due(connection, now)
         self._pool.gate.hold_back(paused)  # an untracked job is no reason for a check
-        self._shares.keep({key for offer in found for key in self._keys(offer)})
         order = {name: number for number, name in enumerate(names)}
-        offers: dict[_Turn, list[Offer]] = {}
-        for offer in found:
-            offers.setdefault((order.get(offer.queue, 0), offer.priority), []).append(offer)
-        alone: dict[_Turn, list[Alone]] = {}
-        for job in single:
-            alone.setdefault((order.get(job.queue, 0), job.priority), []).append(job)
-        return offers, alone
+        found: dict[_Turn, list[Source]] = defaultdict(list)
+        for each in self._shares.sources(offers, alone, self._borrow_of, self._claim):
+            found[order.get(each.queue, 0), each.priority].append(each)
+        return found
 
-    def _keys(self, offer: Offer) -> set[Hashable]:
-        return {offer.task_id, self._group(offer)}
-
-    def _group(self, offer: Offer) -> Hashable:
-        return ("owner", offer.owner) if self._fair_by_owner else offer.task_id
-
-    def _borrow_rank(
-        self, rank: Rank, offers: list[Offer], alone: list[Alone], seconds: float, is_urgent: bool
-    ) -> tuple[int, float]:
-        """Borrows of the Tasks and single jobs of one rank in turn; returns how many jobs, and for how many seconds.
-        ``is_urgent``: all threads take them next, not the idle ones alone."""
+    def _borrow_rank(self, rank: Rank, sources: list[Source], seconds: float, is_urgent: bool) -> tuple[int, float]:
+        """Borrows of the Tasks and single jobs of one rank in turn, for the same time of each; returns how many jobs, and
+        for how many seconds. ``is_urgent``: all threads take them next, not the idle ones alone."""
         total, used = 0, 0.0
-        if alone:
-            got = self._claim(rank, alone, self._amount(None, seconds / (1 + bool(offers)), is_urgent))
+        share = seconds / len({each.group for each in sources})
+        while sources and used < seconds:
+            source = self._shares.next(sources)
+            amount = self._amount(source.task_id, min(share, seconds - used), is_urgent)
+            got = source.get(amount, rank, is_urgent)
+            if got:
+                self._shares.served(source)
             total += got
-            used += self._seconds(None, got)
-        groups: dict[Hashable, list[Offer]] = {}
-        for offer in offers:
-            groups.setdefault(self._group(offer), []).append(offer)
-        while groups and used < seconds:
-            share = (seconds - used) / len(groups)
-            for group in self._shares.order(groups):
-                if used >= seconds:
-                    break
-                by_id: dict[Hashable, Offer] = {offer.task_id: offer for offer in groups[group]}
-                offer = by_id[self._shares.order(by_id)[0]]
-                amount = self._amount(offer.task_id, share, is_urgent)
-                got = self._borrow_of(rank, offer, amount, is_urgent)
-                for key in self._keys(offer):
-                    self._shares.served(key, got)
-                if got:
-                    self._last_served[offer.queue, offer.priority] = offer.task_id
-                total += got
-                used += self._seconds(offer.task_id, got)
-                if got < amount or not self._durations.knows(offer.task_id):
-                    groups[group].remove(offer)
-                if not groups[group]:
-                    del groups[group]
+            used += self._seconds(source.task_id, got)
+            if got < amount or not self._durations.knows(source.task_id):
+                sources.remove(source)
         return total, used
 
     # -- how many
@@ -408,12 +332,12 @@ class Picker:
     def _seconds(self, task_id: int | None, count: int) -> float:
         return count * self._durations.of(task_id, AHEAD_S) / self._pool.concurrency
 
-    def _borrow_of(self, rank: Rank, offer: Offer, amount: int, is_urgent: bool) -> int:
+    def _borrow_of(self, offer: Offer, amount: int, rank: Rank, is_urgent: bool) -> int:
         if offer.limit is not None:
             amount = self._within_limit(offer, amount, is_urgent)
         if amount <= 0:
             return 0
-        asked = self._clock.monotonic()
+        asked = self._ledger.clock.monotonic()
         found = lending.borrow(self._ledger, offer, amount, workers=self._workers())
         self._is_locked |= found.is_locked
         if found.next_at is not None and found.next_at > self._ledger.now():
@@ -442,13 +366,14 @@ class Picker:
             return 0
         return max(0, min(amount, ahead - waiting - max(0, used - places)))
 
-    def _claim(self, rank: Rank, alone: list[Alone], amount: int) -> int:
+    def _claim(self, alone: list[Alone], amount: int, rank: Rank, _is_urgent: bool) -> int:
         """Claims single jobs in the order of the query, until it has enough; others claim at the same time."""
-        total, ids = 0, [job.event_id for job in alone]
-        while ids and total < amount:
-            part, ids = ids[: amount - total], ids[amount - total :]
-            asked = self._clock.monotonic()
-            jobs = lending.claim_alone(self._ledger, part)
+        total = 0
+        while alone and total < amount:
+            part = alone[: amount - total]
+            del alone[: len(part)]
+            asked = self._ledger.clock.monotonic()
+            jobs = lending.claim_alone(self._ledger, [job.event_id for job in part])
             self._is_locked |= len(jobs) < len(part)
             total += self._arrivals.claimed(rank, jobs, asked)
         return total
@@ -474,7 +399,6 @@ class Arrivals:
 
     def __init__(
         self,
-        *,
         ledger: Ledger,
         tracker: Tracker,
         pool: Pool,
@@ -553,53 +477,25 @@ class Arrivals:
             begun = self._tracker.begin([(job.job_id, job.attempt) for job in part.jobs])
             tickets = [ticket and replace(ticket, loan=part.held[ticket.job_id], asked=part.asked) for ticket in begun]
         by_id = {job.job_id: ticket for job, ticket in zip(part.jobs, tickets, strict=True)}
-        executions = self._intake.borrowed([(copy, by_id[copy.jid]) for copy in self._passing(part.jobs)])
-        ready, unknown = list[Execution](), list[Execution]()
-        for each in executions:
-            each.rank = part.rank
-            if each.begins:
-                (unknown if each.is_unknown else ready).append(each)
+        now, outgoing = self._ledger.now(), self._outgoing()
+        copies: Sequence[Copy] = [tracked_copy(job, now) for job in part.jobs]
+        ready, unknown, others = list[Execution](), list[Execution](), list[Execution]()
+        for copy in copies if outgoing is None else outgoing(copies):
+            if (ticket := by_id[copy.jid]) is not None:
+                del by_id[copy.jid]
+                execution = self._intake.execution(copy)
+                bind(execution, ticket)
+                execution.rank = part.rank
+                (others if not execution.begins else unknown if execution.is_unknown else ready).append(execution)
         if unknown:
             put_off(self._tracker, unknown)
             self._waker.wake()  # those behind them may be known: they are reached in larger steps, as if these took no time
             self._pool.durations.note(part.jobs[0].task_id, 0.0)
-        for each in executions:
-            if not each.begins:
-                self._pool.release(each)
-        for job_id in by_id.keys() - {each.copy.jid for each in executions}:  # those have ended, with the reason
+        for execution in others:
+            self._pool.release(execution)
+        for job_id in by_id:  # those have ended, with the reason
             part.held[job_id].ended()
         self._pool.line_up(ready)
-
-    def _passing(self, jobs: Sequence[Job]) -> Sequence[Copy]:
-        """The payloads of jobs, after the client middleware. One that cannot be made, or which a middleware stops, ends in
-        ``error`` with the reason."""
-        now, copies, refused = self._ledger.now(), list[Copy](), dict[tuple[str, int], str]()
-        for job in jobs:
-            try:
-                copies.append(tracked_copy(job, now))
-            except Exception as error:
-                self._log.exception("job_not_made", job_id=job.job_id)
-                refused[job.job_id, job.attempt] = clean(f"it cannot be made: {type(error).__name__}: {error}")
-        if refused:
-            discard(self._ledger, refused)
-        outgoing = self._outgoing()
-        return copies if outgoing is None else outgoing(copies)
-
-    def give_back(self) -> None:
-        """Gives back what is not lined up, when the process begins nothing any more. Raises Unavailable."""
-        while self._parts:
-            part = self._parts[-1]
-            if part.loan is None:
-                lending.unclaim(self._ledger, {job.event_id: job.attempt for job in part.jobs})
-                for each in part.held.values():
-                    each.ended()
-            else:
-                first = part.jobs[0].seq or 0
-                if lending.give_back(self._ledger, [(part.loan.as_loan(), first)]) == [True]:
-                    self._loans.cut(part.loan, first, len(part.jobs))
-                else:
-                    self._loans.forget(part.loan)
-            self._parts.pop()
 
 
 def _parts(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:

@@ -221,15 +221,6 @@ class Intake:
         self._workers = workers
         self._quiet = quiet
 
-    def borrowed(self, given: Sequence[tuple[Copy, Ticket | None]]) -> list[Execution]:
-        """Jobs that the ledger has lent to this process, each with its ticket."""
-        found = []
-        for copy, ticket in given:
-            if ticket is not None:
-                found.append(execution := self.execution(copy))
-                bind(execution, ticket)
-        return found
-
     def execution(self, copy: Copy) -> Execution:
         """The job of a copy, without a ticket. Raises ValueError for text that is no job."""
         payload = job_of(copy)
@@ -357,17 +348,12 @@ class Hook(Protocol):
     def ended(self, execution: Execution, failed: bool) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Observers:
-    """Callbacks of the application: ``death`` when no retry is left, ``error`` for every exception."""
-
-    death: Callable[[CurrentJob, BaseException], None]
-    error: Callable[[BaseException, Mapping[str, Any]], None]
-
-
 class Performer:
-    """Performs jobs, each on the thread that calls :meth:`perform`. ``on_hung`` is called for a job whose thread does not
-    return."""
+    """Performs jobs, each on the thread that calls :meth:`perform`.
+
+    Arguments: ``chain`` is the application's server middleware; ``fire`` calls its hooks: of ``death`` when no retry is
+    left, of ``error`` for every exception; ``on_hung`` is called for a job whose thread does not return.
+    """
 
     def __init__(
         self,
@@ -376,18 +362,18 @@ class Performer:
         clock: Clock,
         ids: Ids,
         hook: Hook,
-        observers: Observers,
+        fire: Callable[..., None],
         result_limit: int,
         on_hung: Callable[[Execution], None],
     ) -> None:
         self._tracker = tracker
         self._chain = chain
-        self._untracked_chain = _without_ours(chain)
+        self._recording = TaskEventMiddleware(tracker, result_limit)
         self._clock = clock
         self._ids = ids
         self._on_hung = on_hung
         self._hook = hook
-        self._observers = observers
+        self._fire = fire
         self._result_limit = result_limit
         self._log = get_logger("asynctask.job")
         self.watchdog = Watchdog(clock)
@@ -426,17 +412,13 @@ class Performer:
             self._run_slice(worker, execution)
             return
         if execution.has_event and execution.is_untracked:
-            self._tracker.start(execution)  # as of a slice: its chain has no middleware that does
-        chain = self._untracked_chain if execution.is_untracked else self._chain
-        if chain:
-            job.result = performed(chain.invoke, worker, job, job.queue, lambda: self._call(worker, execution))
-        else:
-            job.result = self._call(worker, execution)
-
-    def _call(self, worker: Worker, execution: Execution) -> Any:
-        return self._owned(
-            execution, lambda: self._invoke(worker, execution, *arguments_of(execution.payload, worker.name))
+            self._tracker.start(execution)  # as of a slice: no middleware does
+        call: Callable[[], Any] = partial(
+            self._owned, execution, lambda: self._invoke(worker, execution, *arguments_of(execution.payload, worker.name))
         )
+        if not execution.is_untracked:
+            call = partial(self._recording, worker, job, job.queue, call)
+        job.result = performed(self._chain.invoke, worker, job, job.queue, call)
 
     def _owned(self, execution: Execution, call: Callable[[], Any]) -> Any:
         """Calls, while this attempt counts and this thread has the job. A middleware may come here more than once."""
@@ -457,30 +439,24 @@ class Performer:
         if worker.shape is not None and args:
             args = [worker.shape.revive(args[0]), *args[1:]]
         function = partial(worker.function, **keywords) if keywords else worker.function
-        if worker.is_async:
-            return refuse_work(run(self.loop.run, lambda: function(*args), worker.timeout))
-        began = self._clock.monotonic()
-        result = self._call_here(worker, execution, function, args)
-        if result is None or not is_awaited(result):
-            return refuse_work(result)
-        left = None if worker.timeout is None else max(0.0, worker.timeout - (self._clock.monotonic() - began))
         try:
+            if worker.is_async:
+                return refuse_work(run(self.loop.run, lambda: function(*args), worker.timeout))
+            began = self._clock.monotonic()
+            result = self._call_here(worker, execution, function, args)
+            if result is None or not is_awaited(result):
+                return refuse_work(result)
+            left = None if worker.timeout is None else max(0.0, worker.timeout - (self._clock.monotonic() - began))
             return refuse_work(run(self.loop.run, lambda: result, left))
         except JobTimeout as error:
-            error.seconds = worker.timeout or 0.0
+            error.seconds = worker.timeout or error.seconds
             raise
 
     def _call_here(self, worker: Worker, execution: Execution, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Calls the function on this thread, where it may be interrupted."""
-        watch = Watch(threading.get_ident(), worker.timeout)
-        if worker.timeout is not None:
-            watch.on_hung = lambda: self._hung(execution)
-        execution.watch = watch
+        execution.watch = watch = Watch(threading.get_ident(), worker.timeout, lambda: self._hung(execution))
         try:
             return self.watchdog.run(watch, run, (function, *args))
-        except JobTimeout as error:
-            error.seconds = error.seconds or worker.timeout or 0.0
-            raise
         finally:
             if not watch.lost:  # a lost one stays, because it marks the thread as abandoned
                 execution.watch = None
@@ -504,11 +480,11 @@ class Performer:
                 self._tracker.save(execution)
 
     def _run_items(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> None:
-        job, chain = execution.job, self._untracked_chain
+        job = execution.job
         part.hand = places
         call = partial(self._call_batch if worker.batch else self._call_item, worker, execution, part, places)
         try:
-            result = performed(chain.invoke, worker, job, job.queue, call) if chain else call()
+            result = performed(self._chain.invoke, worker, job, job.queue, call)
             results = [
                 result_text(each, part.limit)
                 for each in _results(worker, result, len(places), any(map(part.is_left, places)))
@@ -568,7 +544,7 @@ class Performer:
             return decision.delay
         if decision.follow is Follow.DEAD:
             self._exhausted(execution, error)
-            self._observers.death(execution.job, error)
+            self._fire("death", execution.job, error)
         return None
 
     def _decide_slice(self, execution: Execution, part: Slice, error: BaseException | None) -> Decision:
@@ -644,7 +620,7 @@ class Performer:
             if error is not None and follow is Follow.DEAD:
                 self._exhausted(execution, error)
         if error is not None and (follow is Follow.DEAD or (follow is Follow.DISCARD and execution.is_untracked)):
-            self._observers.death(execution.job, error)
+            self._fire("death", execution.job, error)
 
     def _settle_row(self, execution: Execution, error: BaseException, decision: Decision) -> None:
         """Records an untracked job of the ledger that raised: its row waits for the retry, is kept among the dead, or
@@ -677,7 +653,7 @@ class Performer:
         else:
             # As plain text: rendering an exception for a console may cost more than the job, and show its arguments.
             self._log.warning("job_raised", stack=_stack(error), **context)
-        self._observers.error(error, context)
+        self._fire("error", error, context)
 
     # -- threads that do not come back
 
@@ -782,15 +758,6 @@ def _pair(failure: Any) -> tuple[str, str]:
 def _check_counts(execution: Execution) -> None:
     if execution.is_lost:
         raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
-
-
-def _without_ours(chain: Chain) -> Chain:
-    """The chain of an untracked job, without the recording middleware."""
-    rest = Chain()
-    for middleware in chain:
-        if not isinstance(middleware, TaskEventMiddleware):
-            rest.add(middleware)
-    return rest
 
 
 def _stack(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,11 +29,10 @@ from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger, open_missing_streams
 from asynctask.runtime.borrower import Arrivals, Borrower, Picker
-from asynctask.runtime.execution import Hook, Intake, Observers, Performer
+from asynctask.runtime.execution import Hook, Intake, Performer
 from asynctask.runtime.loans import OwnLoans
 from asynctask.runtime.pool import LONG_S, Gate, Isolation, Low, Pool
-from asynctask.runtime.process import AppProcess, Parts, collect_seldom, recording_chain
-from asynctask.runtime.recheck import Recheck, Returns
+from asynctask.runtime.process import AppProcess, Parts, collect_seldom
 from asynctask.supervisor import SILENT_S, Pulse, Wakeup
 
 PULSE_S = 1.0
@@ -110,11 +110,11 @@ class Launcher(AppProcess):
             performer=partial(
                 Performer,
                 tracker,
-                recording_chain(parts, tracker),
+                copy(parts.server_middleware),  # as it is now
                 clock,
                 parts.ids,
                 hook,
-                Observers(partial(parts.fire, "death"), partial(parts.fire, "error")),
+                parts.fire,
                 parts.config.max_result_bytes,
             ),
             on_begun=self._pulse.began,
@@ -132,41 +132,29 @@ class Launcher(AppProcess):
         return pool, self._made_borrower(pool, intake, quiet, waker), hook
 
     def _made_borrower(self, pool: Pool, intake: Intake, quiet: threading.Event, waker: Waker) -> Borrower:
-        parts, loans = self._parts, OwnLoans()
-        arrivals = Arrivals(
-            ledger=self.ledger,
-            tracker=self.tracker,
+        parts, ledger, loans = self._parts, self.ledger, OwnLoans()
+        arrivals = Arrivals(ledger, self.tracker, pool, loans, intake, parts.outgoing, waker)
+        picker = Picker(
+            ledger=ledger,
             pool=pool,
-            loans=loans,
-            intake=intake,
-            outgoing=parts.outgoing,
-            waker=waker,
-        )
-        returns = Returns(self.ledger, self.tracker, pool, loans)
-        return Borrower(
-            ledger=self.ledger,
-            clock=parts.clock,
-            ids=parts.ids,
-            pool=pool,
-            quiet=quiet,
-            waker=waker,
-            unrecorded=lambda: self.recorder.waiting,
-            loans=loans,
-            picker=Picker(
-                ledger=self.ledger,
-                clock=parts.clock,
-                pool=pool,
-                arrivals=arrivals,
-                order=self._queues.order,
-                is_strict=self._queues.strict,
-                workers=parts.own_workers.keys,
-                fair_by_owner=parts.config.fair_by == "owner",
-                has_share=parts.config.background_share > 0,
-                on_borrowed=self.figures.claims.add,
-            ),
             arrivals=arrivals,
-            returns=returns,
-            recheck=Recheck(self.ledger, self.tracker, parts.clock, pool, loans, returns),
+            order=self._queues.order,
+            is_strict=self._queues.strict,
+            workers=parts.own_workers.keys,
+            fair_by_owner=parts.config.fair_by == "owner",
+            has_share=parts.config.background_share > 0,
+            on_borrowed=self.figures.claims.add,
+        )
+        return Borrower(
+            ledger,
+            self.tracker,
+            pool,
+            loans=loans,
+            arrivals=arrivals,
+            picker=picker,
+            waker=waker,
+            quiet=quiet,
+            unrecorded=lambda: self.recorder.waiting,
         )
 
     def _about(self) -> About:

@@ -35,7 +35,6 @@ from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.sidekiq.copies import PushFilter
 from asynctask.worker import Worker
@@ -162,7 +161,6 @@ class AppProcess:
         self._log = get_logger("asynctask.process")
         self.heartbeat = Heartbeat(
             self.ledger,
-            app.clock,
             every_s=config.heartbeat_s,
             lease_s=config.lease_s,
             facts=self._beat,
@@ -238,15 +236,6 @@ class AppProcess:
             self.register()
 
 
-def recording_chain(app: Dispatching, tracker: Tracker) -> Chain:
-    """The application's server middleware with the recording middleware innermost."""
-    chain = Chain()
-    for middleware in app.server_middleware:
-        chain.add(middleware)
-    chain.add(TaskEventMiddleware(tracker, app.config.max_result_bytes))
-    return chain
-
-
 # -- heartbeats: the one that renews the lease in the ledger, and the one that the broker's tools see
 
 LATE = 0.75
@@ -266,7 +255,6 @@ class Heartbeat:
     def __init__(
         self,
         ledger: Ledger,
-        clock: Clock,
         *,
         every_s: float,
         lease_s: float,
@@ -274,12 +262,11 @@ class Heartbeat:
         on_signal: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._ledger = ledger
-        self._clock = clock
         self._every_s = min(every_s, lease_s / 3)  # two beats in a row may fail
         self._lease_s = lease_s
         self._facts = facts
         self._on_signal = on_signal
-        self._last = clock.boottime()
+        self._last = ledger.clock.boottime()
         self._soon = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -287,7 +274,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Starts beating; the process must be registered already."""
-        self._last = self._clock.boottime()
+        self._last = self._ledger.clock.boottime()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -304,11 +291,11 @@ class Heartbeat:
 
     def fresh(self) -> bool:
         """Whether the lease was renewed recently enough to start a job; not after the machine was suspended."""
-        return self._clock.boottime() - self._last < micros(self._lease_s * LATE)
+        return self._ledger.clock.boottime() - self._last < micros(self._lease_s * LATE)
 
     def beat(self) -> None:
         """Sends one heartbeat now. Raises LedgerUnavailable."""
-        before = self._clock.boottime()
+        before = self._ledger.clock.boottime()
         left = processes.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._facts())
         if left != processes.LOST:
             self._last = before

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from asynctask.clock import Clock
 from asynctask.core.states import State
 from asynctask.core.transitions import Begin
 from asynctask.ledger import lending
@@ -71,18 +70,9 @@ class Returns:
 class Recheck:
     """Asks the ledger what became of what this process has, and acts on it."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        tracker: Tracker,
-        clock: Clock,
-        pool: Pool,
-        loans: OwnLoans,
-        returns: Returns,
-    ) -> None:
+    def __init__(self, ledger: Ledger, tracker: Tracker, pool: Pool, loans: OwnLoans, returns: Returns) -> None:
         self._ledger = ledger
         self._tracker = tracker
-        self._clock = clock
         self._pool = pool
         self._loans = loans
         self._returns = returns
@@ -92,7 +82,7 @@ class Recheck:
     def run(self) -> None:
         """Checks once. Raises Unavailable."""
         pool, lines, own = self._pool, self._pool.lines, self._loans.all()
-        begun_at, claims = self._clock.monotonic(), self._loans.claims()
+        begun_at, claims = self._ledger.clock.monotonic(), self._loans.claims()
         unbegun, limited = lines.unbegun(), set(lines.limited())
         found = lending.check(self._ledger, {each.task_id for each in unbegun if each.task_id is not None} | limited)
         self.at = begun_at

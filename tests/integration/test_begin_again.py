@@ -178,7 +178,7 @@ def test_what_was_borrowed_ahead_does_not_start_under_an_old_knob(world: World, 
             assert launcher.pool.lines.rank_of(task.id) == (0, 300)
         world.open_gate()
         if "interval" in change:
-            wait_for(lambda: task.progress()["counts"]["finish"] == 2, "what ran is over")
+            wait_for(lambda: task.progress()["counts"]["finish"] >= 2, "what ran is over")
             wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the others went back")
             assert task.progress()["counts"]["enqueue"] >= 5, "at most one round of one job began"
             task.update(interval=0)

@@ -13,8 +13,10 @@ from support.world import World, numbers
 
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import lending, processes
+from asynctask.runtime import borrower
 from asynctask.runtime.borrower import IDLE_S
 from asynctask.runtime.pool import Gate
+from asynctask.sidekiq.copies import tracked_copy
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="nothing in it is a database's own: those tests are of the ledger")
@@ -137,6 +139,34 @@ def test_a_process_that_goes_quiet_while_the_ledger_is_away_keeps_nothing(
     world.check_promises(app, [task.id, slow.id], 301)
 
 
+def test_a_job_that_cannot_be_made_ends_with_the_reason_and_those_beside_it_are_performed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = list[str]()
+
+    def fails(job: lending.Job, now: int) -> Any:
+        if job.seq == 3:
+            raise RuntimeError("no such text")
+        return tracked_copy(job, now)
+
+    def counts(worker: Any, job: Any, queue: str, call_next: Any) -> Any:
+        passed.append(job.job_id)
+        return call_next()
+
+    monkeypatch.setattr(borrower, "tracked_copy", fails)
+    app = world.app()
+    app.client_middleware.add(counts)
+    with world.working(app):
+        task = app.submit("note", numbers(20))
+        assert task.wait(60)["done"]
+    counted = task.progress()["counts"]
+    assert (counted["finish"], counted["error"]) == (19, 1)
+    (bad,) = world.sql("SELECT job_id FROM events WHERE status = 'error'")
+    assert "it cannot be performed: RuntimeError: no such text" in app.event(bad[0])["messages"][-1]["message"]
+    assert len(passed) == len(set(passed)) == 19, "the client middleware sees each of the others once"
+    world.check_promises(app, [task.id], 20)
+
+
 def test_what_was_taken_from_a_process_does_not_begin_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims, and jobs that threads have taken and that have not begun, are taken from a process that seemed stalled."""
     gate = threading.Event()
@@ -215,11 +245,11 @@ def test_items_of_an_unknown_worker_do_not_keep_known_ones_behind_them(world: Wo
 
 def test_a_process_that_may_have_lost_an_answer_checks_soon_though_it_performs_nothing(world: World) -> None:
     """What it was lent had waited up to 10 s. Taken out: that it is unsure, in the pause of a step."""
-    borrower = world.app().launcher(concurrency=1).borrower
-    borrower._step()
-    assert borrower._step() == IDLE_S
-    borrower._is_unsure = True
-    assert borrower._step() <= lending.RECHECK_S
+    thread = world.app().launcher(concurrency=1).borrower
+    thread._step()
+    assert thread._step() == IDLE_S
+    thread._is_unsure = True
+    assert thread._step() <= lending.RECHECK_S
 
 
 def test_what_a_job_held_when_it_raised_is_freed_with_it(world: World) -> None:

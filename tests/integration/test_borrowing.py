@@ -17,6 +17,7 @@ from support.world import World, numbers
 from asynctask.errors import LedgerUnavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger import lending
+from asynctask.middleware.tracker import Tracker
 from asynctask.runtime import borrower
 from asynctask.testing import wait_for
 
@@ -127,7 +128,7 @@ def test_a_limited_task_does_not_keep_the_only_thread_from_others(world: World) 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("by_owner", [False, True])
 def test_tasks_or_owners_of_one_priority_share_alike(world: World, processes: int, by_owner: bool) -> None:
-    """Ann has two Tasks and Ben one. Taken out: the counts of what was served, `Shares`."""
+    """Ann has two Tasks and Ben one. Taken out: the turns of `Shares.next`."""
     apps = [world.app(fair_by="owner" if by_owner else "task") for _ in range(processes)]
     app = apps[0]
     tasks = [app.submit("brief", numbers(1_500, 10_000 * n), owner=owner) for n, owner in enumerate(("ann", "ann", "ben"))]
@@ -271,8 +272,42 @@ def test_a_process_that_ends_gives_back_all_that_it_has_not_begun_at_once(
         task.cancel()
 
 
+@pytest.mark.parametrize(("step", "is_alone"), [("borrowed", False), ("begin", True)])
+def test_what_was_borrowed_and_does_not_lie_ready_yet_goes_back_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str, is_alone: bool
+) -> None:
+    """Taken out: that a quiet process lines it up first. Others got it only when the process had ended."""
+    app, given, real, give_back = world.app(), list[int](), getattr(Tracker, step), lending.give_back
+
+    def counting(ledger: Any, parts: Any) -> Any:
+        given.append(len(parts))
+        return give_back(ledger, parts)
+
+    with world.working(app, concurrency=2) as launcher:
+
+        def fails(*args: Any, **more: Any) -> Any:
+            if not launcher.pool.is_quiet:
+                raise LedgerUnavailable("away")
+            return real(*args, **more)
+
+        monkeypatch.setattr(Tracker, step, fails)
+        monkeypatch.setattr(lending, "give_back", counting)
+        task = app.submit("note", numbers(0 if is_alone else 20))
+        alone = app.workers["note"].perform_bulk(numbers(5 * is_alone, 100))
+        held = "SELECT COUNT(*) FROM events WHERE process IS NOT NULL" if is_alone else HELD
+        wait_for(lambda: world.one(held) > 0, "they are borrowed")
+        launcher.quiet()
+        wait_for(lambda: world.one(held) == 0, "nothing is held")
+        assert given == [1] * (not is_alone)
+        with world.working(world.app()):
+            assert task.wait(60)["done"]
+            wait_for(lambda: all(app.event(str(jid))["status"] == "finish" for jid in alone), "those without a Task, too")
+    assert set(world.shop.performed().values()) == {1}
+    assert len(world.shop.performed()) == (5 if is_alone else 20)
+
+
 def test_a_quiet_process_returns_the_places_of_jobs_that_end(world: World) -> None:
-    """Others need not wait for its last job. Taken out: `Borrower._release_ended`. It kept both places to its end."""
+    """Others need not wait for its last job. Taken out: the check of a quiet process. It kept both places to its end."""
     app, other = world.app(), world.app()
     gates, who = [threading.Event() for _ in range(3)], list[tuple[int, str]]()
 
@@ -312,7 +347,7 @@ def test_a_quiet_process_returns_the_places_of_jobs_that_end(world: World) -> No
 
 
 def test_a_quiet_process_ends_a_loan_whose_last_outcome_did_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows so only after that commit. Taken out: the empty loans, in `Borrower._release_ended`. The ledger lent it to
+    """It knows so only after that commit. Taken out: the empty loans, in a step of a quiet process. The ledger lent it to
     the process until that ended."""
     app = world.app()
     mine = "SELECT COUNT(*) FROM loans WHERE process = ?"

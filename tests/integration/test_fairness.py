@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.world import World, numbers
 
-from asynctask.dispatch.demand import Shares
+from asynctask.dispatch.demand import Shares, Source
 from asynctask.errors import ConfigError
 from asynctask.ledger import lending
 
@@ -31,25 +31,44 @@ def test_there_are_two_ways_to_be_fair(world: World) -> None:
         world.app(fair_by="size")
 
 
-class TestShares:
-    def test_whoever_got_the_fewest_comes_first(self) -> None:
-        shares = Shares()
-        assert shares.order("abc") == ["a", "b", "c"]
-        shares.served("a", 3)
-        shares.served("b", 1)
-        assert shares.order("abc") == ["c", "b", "a"]
+def source(task_id: int, owner: str = "") -> Source:
+    return Source("default", 100, owner or task_id, task_id, lambda count: count)
 
-    def test_a_newcomer_begins_where_the_last_stands(self) -> None:
-        shares = Shares()
-        shares.served("a", 5)
-        shares.served("b", 7)
-        assert shares.order("abc") == ["a", "c", "b"]
-        shares.served("c", 1)
-        assert shares.order("abc") == ["a", "c", "b"]
+
+def turns(shares: Shares, sources: list[Source], count: int) -> list[int | None]:
+    """The Tasks of the next turns, each of which gets jobs."""
+    found = []
+    for _ in range(count):
+        shares.served(each := shares.next(sources))
+        found.append(each.task_id)
+    return found
+
+
+class TestShares:
+    def test_whoever_was_served_longest_ago_is_next(self) -> None:
+        shares, (a, b, c) = Shares(), [source(n) for n in (1, 2, 3)]
+        assert turns(shares, [a, b, c], 5) == [1, 2, 3, 1, 2]
+        assert turns(shares, [b, a, c], 3) == [3, 1, 2]
+        assert shares.last == {("default", 100): 2}
+
+    def test_who_got_nothing_keeps_its_turn(self) -> None:
+        shares, (a, b) = Shares(), [source(n) for n in (1, 2)]
+        assert turns(shares, [a, b], 2) == [1, 2]
+        assert shares.next([a, b]) is a
+        assert turns(shares, [b], 1) == [2]
+        assert turns(shares, [b, a], 2) == [1, 2]
+
+    def test_a_newcomer_begins_beside_the_one_that_is_next(self) -> None:
+        shares, (a, b, c) = Shares(), [source(n) for n in (1, 2, 3)]
+        assert turns(shares, [a, b], 4) == [1, 2, 1, 2]
+        assert turns(shares, [a, b, c], 4) == [1, 3, 2, 1]
+
+    def test_groups_share_alike_and_those_of_a_group_too(self) -> None:
+        shares, mine = Shares(), [source(1, "ann"), source(2, "ann"), source(3, "ben")]
+        assert turns(shares, mine, 8) == [1, 3, 2, 3, 1, 3, 2, 3]
 
     def test_who_wants_nothing_is_forgotten(self) -> None:
-        shares = Shares()
-        shares.served("a", 5)
-        shares.served("b", 9)
-        shares.keep({"b"})
-        assert shares.order("ba") == ["b", "a"]
+        shares, (a, b) = Shares(), [source(n) for n in (1, 2)]
+        assert turns(shares, [a, b], 2) == [1, 2]
+        shares.sources([], [], int, int)
+        assert turns(shares, [b, a], 2) == [2, 1]

@@ -25,7 +25,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, lending, processes
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime.execution import Intake
+from asynctask.runtime.pool import Pool
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -391,7 +391,7 @@ def test_while_the_ledger_is_away_nothing_begins_and_outcomes_are_kept_and_recor
 @pytest.mark.parametrize("kind", [LedgerUnavailable, RuntimeError])
 @pytest.mark.parametrize(
     "step",
-    [(lending, "_read_range"), (lending, "read_jobs"), (Tracker, "borrowed"), (Tracker, "begin"), (Intake, "borrowed")],
+    [(lending, "_read_range"), (lending, "read_jobs"), (Tracker, "borrowed"), (Tracker, "begin"), (Pool, "line_up")],
     ids=lambda step: f"{step[0].__name__.rpartition('.')[2]}.{step[1]}",
 )
 def test_what_was_borrowed_when_the_ledger_went_away_begins_when_it_is_back(

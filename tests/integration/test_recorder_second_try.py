@@ -78,7 +78,7 @@ def test_of_a_flush_that_failed_half_way_only_what_was_not_committed_is_flushed_
     told: list[bool] = []
     tracker.start(long)
     tracker.start(short)
-    tracker.note_long(0)  # `working` of both is the first wave, the end of the short one the second
+    tracker.note_long(0)  # `working` of both is in the first batch, the end of the short one in the second
     short.finish(None)
     tracker.settle(short, then=told.append)
     failing += ["", "away"]

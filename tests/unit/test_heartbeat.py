@@ -31,7 +31,7 @@ def test_after_a_suspension_nothing_may_start_before_a_beat(tmp_path: Path) -> N
     schema.upgrade(database)
     ledger = Ledger(database, clock=clock, identity="sleeper")
     processes.register(ledger, processes.Host("h", ""), kind="worker", pid=1, lease_s=LEASE_S)
-    heartbeat = Heartbeat(ledger, clock, every_s=5.0, lease_s=LEASE_S)
+    heartbeat = Heartbeat(ledger, every_s=5.0, lease_s=LEASE_S)
     heartbeat.beat()
     assert heartbeat.fresh()
     clock.slept_s += LEASE_S
