@@ -31,17 +31,19 @@ from asynctask.integrations.base import Engine
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.doctor import Readiness
+from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.dry_run import Checker, DryRunTimeout
 from asynctask.lists.readers import Limits
 from asynctask.lists.split import Splitter
 from asynctask.lists.uploads import Uploads
+from asynctask.maintenance import Maintenance
 from asynctask.messages import Catalogue
 from asynctask.middleware.chain import Chain
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
-from asynctask.supervisor import LIFELINE
 from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Submitter
+from asynctask.supervisor import LIFELINE
 from asynctask.task import Services
 from asynctask.worker import Worker
 
@@ -315,6 +317,29 @@ class OnDemand(ABC):
         if not len(self.client_middleware):
             return None
         return Outgoing(self.ledger, self.client_middleware, {**self._internal, **self.workers})
+
+    def maintenance(self, ledger: Ledger) -> Maintenance:
+        """The maintenance of a process that is registered in this ledger."""
+        core, config = self._made(), self.config
+        cleaning = Cleaning(
+            ledger,
+            core.uploads,
+            remove_export=self.export_files.remove,
+            purge_after_s=config.purge_after_days * 86_400,
+        )
+        return Maintenance(
+            ledger,
+            core.broker,
+            core.host,
+            core.services.control,
+            resume_split=self.resume_split,
+            cleaning=cleaning,
+            nudge=core.dispatcher.nudge,
+            expect=core.dispatcher.expect,
+            waker=core.signals.waker(),
+            every_s=min(1.0, config.lease_s / 4),
+            engines=self._engines,
+        )
 
     def database(self) -> Database:
         """A separate database object, to inspect the schema; the caller closes it."""

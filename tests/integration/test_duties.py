@@ -23,7 +23,7 @@ from asynctask.dispatch.dispatcher import ACTIVE_S
 from asynctask.ledger import leases, lending, processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.control import update
-from asynctask.maintenance import Maintenance, Schedule
+from asynctask.maintenance import Schedule
 from asynctask.runtime.borrower import IDLE_S
 from asynctask.testing import wait_for
 
@@ -369,7 +369,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World, mo
     child.kill()
     child.wait()
     assert leader.due_steps(steps) == steps
-    assert Maintenance(one, app.broker, app.host, app.controls).recover_dead() == 1
+    assert app.maintenance(one).recover_dead() == 1
     assert not world.sql("SELECT identity FROM processes WHERE identity = 'brief'")
 
 

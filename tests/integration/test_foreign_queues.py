@@ -20,7 +20,6 @@ from asynctask.errors import BrokerUnavailable, UnknownWorker
 from asynctask.ledger import foreign, hints, leases, lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.lending import queue_holder
-from asynctask.maintenance import Maintenance
 from asynctask.testing import wait_for
 from asynctask.worker import Priority
 
@@ -249,7 +248,7 @@ class TestNotPushed:
         shop.uses(100)
         assert places(world) == {foreign.pusher(dead.ledger.identity): 3}
         assert app.dispatcher.round() == 1, "the rest has places"
-        maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
+        maintenance = app.maintenance(app.ledger)
         for _ in range(2):
             maintenance.recover_dead()
         assert app.dispatcher.round() == 3
@@ -264,7 +263,7 @@ class TestNotPushed:
         app.workers["note"].perform_async({"n": 1})
         world.sql("UPDATE events SET queue = ? WHERE task_id IS NULL", QUEUE)
         assert app.dispatcher.round() == 4
-        maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
+        maintenance = app.maintenance(app.ledger)
 
         def search() -> int:
             maintenance._searched_at = 0.0

@@ -317,7 +317,7 @@ def test_maintenance_lets_lines_go_on_that_a_dead_process_left(world: World, mon
 
 
 def maintenance(app: AsyncTask) -> Maintenance:
-    return Maintenance(app.ledger, app.broker, app.host, app.controls)
+    return app.maintenance(app.ledger)
 
 
 @pytest.mark.each_database(reason="each locks in its own way")

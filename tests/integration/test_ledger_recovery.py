@@ -38,7 +38,7 @@ def read_now(database: Database) -> int:
 
 
 def maintenance_of(app: Any) -> Maintenance:
-    return Maintenance(app.ledger, app.broker, app.host, app.controls)
+    return app.maintenance(app.ledger)
 
 
 def registered(app: Any, **values: Any) -> None:
@@ -233,7 +233,7 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
     shop, task = pushed(app, 1)
     shop.takes()
     clock = SettableClock()
-    look = Maintenance(replace(app.ledger, clock=clock), app.broker, app.host, app.controls, engines=app.engines)
+    look = app.maintenance(replace(app.ledger, clock=clock))
     assert look.find_lost() == 0
     clock.seconds += maintenance.FIND_LOST_S
     look._ledger.time.set(clock.now() - 3_600 * 1_000_000)
@@ -245,7 +245,7 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
 def test_a_step_rests_for_what_it_takes_each_time_and_not_for_one_wait(world: World, step: str, rest_s: float) -> None:
     """A database that was silent for 4 s once kept the dead unrecovered for 80 s."""
     app, clock, done = world.app(), SettableClock(), []
-    look = Maintenance(replace(app.ledger, clock=clock), app.broker, app.host, app.controls)
+    look = app.maintenance(replace(app.ledger, clock=clock))
     takes = iter((0.01, 4.0, 0.01, 4.0, 4.0, 0.01))
 
     def act() -> None:
@@ -333,7 +333,7 @@ def test_a_copy_that_its_queue_lost_is_dispatched_again_after_two_looks(
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.0)
     app = world.app()
     shop, task = pushed(app, 4)
-    look = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
+    look = app.maintenance(app.ledger)
     assert [look.find_lost(), look.find_lost()] == [0, 0], "they are in their queue"
     shop.ends(shop.takes()[:1])
     assert look.find_lost() == 0

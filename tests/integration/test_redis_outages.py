@@ -29,7 +29,6 @@ from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
 from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.errors import BrokerUnavailable
-from asynctask.maintenance import Maintenance
 from asynctask.runtime.launcher import Launcher
 from asynctask.sidekiq import fetcher, sharing
 from asynctask.sidekiq.broker import RedisBroker
@@ -441,7 +440,7 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
     clock = Waits()
     app = on_redis.app(clock=clock)
     looked = []
-    made = Maintenance(app.ledger, app.broker, app.host, app.controls)
+    made = app.maintenance(app.ledger)
 
     def wait_in_vain() -> None:
         looked.append(1)
@@ -623,7 +622,7 @@ def test_the_list_of_a_process_that_sidekiqs_tools_see_is_left_alone(on_redis: W
     other.exchange("other:1:aa", [], ["default"], 9)
     shown: Any = other.presence(About("other:1:aa", "other", 1, app.clock.now(), 5, {"default": 1}))
     shown.beat((), quiet=False, rss_kib=1)
-    made = Maintenance(app.ledger, app.broker, app.host, app.controls)
+    made = app.maintenance(app.ledger)
     with structlog.testing.capture_logs():
         for _ in range(3):
             made.recover_dead()

@@ -16,7 +16,6 @@ from asynctask.ledger import control, doctor, lending
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Kind
 from asynctask.ledger.tasks import try_close
-from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -190,7 +189,7 @@ def test_maintenance_finds_a_session_without_a_holder_and_a_task_without_its_hin
     alone = app.submit("note", numbers(0, 2))
     world.sql("UPDATE tasks SET session_holder = NULL, session_waits = NULL WHERE id = ?", first.id)
     world.sql("UPDATE tasks SET ready = NULL")
-    Maintenance(app.ledger, app.broker, app.host, app.controls).find_lost()
+    app.maintenance(app.ledger).find_lost()
     assert holder(world) == second.id
     with world.working(app):
         wait_for(lambda: all(t.progress()["done"] for t in (first, second, alone)), "everything is done")
