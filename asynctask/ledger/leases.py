@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -163,15 +163,15 @@ class Leadership:
         """Whether another process leads now, by the lease. Raises LedgerUnavailable."""
         return not self.held and taken_until(self._ledger, self._duty) is not None
 
-    def take_over(self, gives_way: Callable[[Holder], bool]) -> bool:
-        """Takes the duty, for as long as this process lives, if the leader ``gives_way``. Returns whether it leads.
+    def take_over(self, host: Host) -> bool:
+        """Takes the duty, for as long as this process lives, if the leader is gone. Returns whether it leads.
 
         Raises LedgerUnavailable.
         """
         self.holder = holder_of(self._ledger, self._duty)
         own = self.holder.identity == self._ledger.identity
         was = _d.holder.is_(None) if self.holder.identity is None else _d.holder == self.holder.identity
-        if own or (gives_way(self.holder) and _take(self._ledger, self._duty, was)):
+        if own or (self.holder.is_gone(host, self._ledger.now()) and _take(self._ledger, self._duty, was)):
             self._held_until = math.inf
         return self.held
 

@@ -70,7 +70,8 @@ def cancel(app: AsyncTask, task: TaskHandle) -> None:
     duty = app.maintenance(app.ledger)
 
     def is_done() -> Any:
-        duty.run_once()
+        duty.turn_rows()
+        duty.close()
         return task.progress()["done"]
 
     wait_for(is_done, "every row is cancelled")

@@ -68,7 +68,7 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
 
 
 def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Schedule:
-    options = {"every_s": 1.0, "can_split": True, "waker": None, **more}
+    options = {"every_s": 1.0, "dispatches": lambda: False, "waker": Rung(), **more}
     return Schedule(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
 
 
@@ -337,13 +337,17 @@ def test_the_duty_of_upkeep_is_taken_over_from_a_process_that_is_gone(world: Wor
     assert leases.holder_of(one, leases.MAINTENANCE).identity == "two"
 
 
-def test_a_process_that_can_split_takes_the_duty_from_one_of_an_engine_that_cannot(world: World) -> None:
-    app = world.app()
-    engine, worker = process(app, "dramatiq@h:1:2"), process(app, "two")
-    rota(engine, app, can_split=False).due_steps(())
-    assert leases.holder_of(worker, leases.MAINTENANCE).identity == "dramatiq@h:1:2"
-    rota(worker, app).due_steps(())
-    assert leases.holder_of(worker, leases.MAINTENANCE).identity == "two"
+@pytest.mark.parametrize("other", ["dramatiq@h:3:4", "worker"])
+def test_a_process_of_an_engine_keeps_the_duty_of_upkeep_while_it_lives(world: World, other: str) -> None:
+    """Before, any other took it, and where only engines run, they took it from each other every few seconds."""
+    app, clock = world.app(), Still()
+    first = rota(process(app, "dramatiq@h:1:2", clock), app)
+    second = rota(process(app, other, clock), app)
+    for _ in range(3):
+        first.due_steps(())
+        second.due_steps(())
+        assert leases.holder_of(app.ledger, leases.MAINTENANCE).identity == "dramatiq@h:1:2"
+        clock.ahead += 60.0
 
 
 @pytest.mark.each_database(reason="each notifies in its own way")

@@ -19,7 +19,7 @@ from support.clocks import SettableClock
 from support.foreign import Shop
 from support.world import World, numbers
 
-from asynctask import maintenance
+from asynctask import AsyncTask, maintenance
 from asynctask.database.engine import Database, database_now
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, lending, processes
@@ -37,7 +37,7 @@ def read_now(database: Database) -> int:
         return int(connection.execute(sa.select(database_now(database.dialect))).scalar_one())
 
 
-def maintenance_of(app: Any) -> Maintenance:
+def maintenance_of(app: AsyncTask) -> Maintenance:
     return app.maintenance(app.ledger)
 
 
@@ -234,10 +234,12 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
     shop.takes()
     clock = SettableClock()
     look = app.maintenance(replace(app.ledger, clock=clock))
-    assert look.find_lost() == 0
-    clock.seconds += maintenance.FIND_LOST_S
+    look._do(["find_lost"])
+    look._do(["find_lost"])
+    assert task.progress()["control"]["in_flight"] == 1, "it was not searched twice"
+    clock.seconds += maintenance.EVERY_S["find_lost"]
     look._ledger.time.set(clock.now() - 3_600 * 1_000_000)
-    assert look.find_lost() == 1
+    look._do(["find_lost"])
     assert task.progress()["control"]["in_flight"] == 0
 
 
@@ -327,10 +329,7 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
 
 
 @pytest.mark.each_database(reason="each locks and compares in its own way")
-def test_a_copy_that_its_queue_lost_is_dispatched_again_after_two_looks(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.0)
+def test_a_copy_that_its_queue_lost_is_dispatched_again_after_two_looks(world: World) -> None:
     app = world.app()
     shop, task = pushed(app, 4)
     look = app.maintenance(app.ledger)
