@@ -102,7 +102,6 @@ class Dispatcher:
         )
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._leaderships: dict[str | None, leases.Leadership] = {}  # by engine; None: of the own broker
-        self._round_lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
         self._users = 0
@@ -196,10 +195,9 @@ class Dispatcher:
                 self._log.exception("dispatch_failed")
             self._wake.wait(pause)
             self._wake.clear()
-        with self._round_lock:
-            self.queues.leave()
-            for leadership in self._leaderships.values():
-                leadership.resign()
+        self.queues.leave()
+        for leadership in self._leaderships.values():
+            leadership.resign()
 
     def _step(self) -> float:
         """Runs a round if there is a reason. Returns the seconds until the next, as far as known."""
@@ -231,18 +229,17 @@ class Dispatcher:
     def _go_on(self) -> float:
         """Acquires, renews or ends leadership by what is left. Returns the wait until the next round."""
         wait = QUIET_S
-        with self._round_lock:  # a round of another thread may acquire it
-            for engine in self.queues.left | self._leaderships.keys():
-                leadership = self._leadership(engine)
-                if engine not in self.queues.left:
-                    if leadership.held:
-                        leadership.resign()
-                        self._nudged = True  # others may have left work to this process until now
-                        wait = 0.0
-                elif (others_s := leadership.acquire(least_s=ACTIVE_S)) is None:
-                    wait = min(wait, max(0.0, self._next_at - self._ledger.clock.monotonic()))
-                else:
-                    wait = min(wait, others_s, IDLE_S)
+        for engine in self.queues.left | self._leaderships.keys():
+            leadership = self._leadership(engine)
+            if engine not in self.queues.left:
+                if leadership.held:
+                    leadership.resign()
+                    self._nudged = True  # others may have left work to this process until now
+                    wait = 0.0
+            elif (others_s := leadership.acquire(least_s=ACTIVE_S)) is None:
+                wait = min(wait, max(0.0, self._next_at - self._ledger.clock.monotonic()))
+            else:
+                wait = min(wait, others_s, IDLE_S)
         return wait
 
     def _leadership(self, engine: str | None) -> leases.Leadership:
@@ -254,29 +251,23 @@ class Dispatcher:
         return QUIET_S if self._due is None else max(0.0, (self._due - self._ledger.now()) / SECOND)
 
     def round(self) -> int:
-        """Runs one round. Returns the number of jobs pushed.
+        """Runs one round, in the dispatcher's thread (tests have none). Returns the number of jobs pushed.
 
         Raises :class:`Unavailable` if the ledger or the broker does not answer; any other error is logged and costs only
         its part of the round.
         """
         if not self.serves:
             return 0
-        with self._round_lock:
-            self._round_at = self._ledger.clock.monotonic()
-            pushed = self.queues.run()
-            self.rounds += 1
-            self.dispatched += pushed
-            if self.queues.left and threading.current_thread() is not self._thread:
-                self._wake.set()  # a leader has to continue
-            return pushed
+        self._round_at = self._ledger.clock.monotonic()
+        pushed = self.queues.run()
+        self.rounds += 1
+        self.dispatched += pushed
+        return pushed
 
     def _leads(self, engine: str | None) -> bool:
         """Whether this round dispatches what is more than wanted: one process at a time does, because no round knows what
         others have borrowed and not pushed."""
-        leadership = self._leadership(engine)
-        if self._has_thread:
-            return leadership.acquire(least_s=ACTIVE_S, anew=True) is None
-        return not leadership.query_elsewhere()  # the leader has to continue
+        return self._leadership(engine).acquire(least_s=ACTIVE_S, anew=True) is None
 
 
 class Round:

@@ -67,20 +67,14 @@ class Holder:
 def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
     """Acquires or renews a duty for ``for_s`` seconds. Returns None if this process holds it now, else until when another
     process does (microseconds). Raises LedgerUnavailable."""
-    if (taken := taken_until(ledger, name)) is not None:
-        return taken
     now = ledger.now()
+    taken = sa.select(_d.held_until).where(_d.name == name, _d.holder != ledger.identity, _d.held_until > now)
+    with ledger.database.read() as connection:
+        if (found := connection.execute(taken).scalar()) is not None:
+            return int(found)
     free = _d.holder.is_(None) | (_d.holder == ledger.identity) | (_d.held_until <= now)
     until = now + micros(for_s)
     return None if _take(ledger, name, free, held_until=until) else until
-
-
-def taken_until(ledger: Ledger, name: str) -> int | None:
-    """Until when another process holds a duty (microseconds); None if none does. Raises LedgerUnavailable."""
-    held = sa.select(_d.held_until).where(_d.name == name, _d.holder != ledger.identity, _d.held_until > ledger.now())
-    with ledger.database.read() as connection:
-        found = connection.execute(held).scalar()
-    return None if found is None else int(found)
 
 
 @repeatable
@@ -158,10 +152,6 @@ class Leadership:
         left = max(least_s, (other - self._ledger.now()) / SECOND)
         self._elsewhere_until = now + left
         return left
-
-    def query_elsewhere(self) -> bool:
-        """Whether another process leads now, by the lease. Raises LedgerUnavailable."""
-        return not self.held and taken_until(self._ledger, self._duty) is not None
 
     def take_over(self, host: Host) -> bool:
         """Takes the duty, for as long as this process lives, if the leader is gone. Returns whether it leads.

@@ -237,7 +237,6 @@ def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, mo
 def test_a_leader_that_resigns_looks_once_more_for_what_was_left_to_it(world: World) -> None:
     app, client = world.app(), world.app()
     shop, clock = moved_by_hand(app)
-    app.dispatcher._thread = threading.current_thread()  # it goes on if it leads
     Shop(client)
     task = client.submit("sold", numbers(30))
     app.dispatcher.nudge()
