@@ -58,9 +58,8 @@ class Maintenance:
     finds lost copies, takes samples, cleans.
 
     ``resume_split`` continues the split of a Task in a way that suits this process, and ``cleaning`` removes stored lists.
-    ``engines``: the attached engines by name. ``every_s``: the pause between two rounds while a Task is open. ``nudge`` and
-    ``expect`` tell the dispatcher that there is work now, or at a time (microseconds). ``waker`` reports new work for
-    maintenance.
+    ``engines``: the attached engines by name. ``every_s``: the pause between two rounds while a Task is open. ``waker``
+    reports new work for maintenance.
     """
 
     def __init__(
@@ -72,8 +71,6 @@ class Maintenance:
         *,
         resume_split: Callable[[int], None],
         cleaning: Cleaning,
-        nudge: Callable[[], None],
-        expect: Callable[[int], None],
         waker: Waker,
         every_s: float,
         engines: Mapping[str, EngineQueues],
@@ -83,16 +80,7 @@ class Maintenance:
         self._host = host
         self._controls = controls
         self._resume_split = resume_split
-        self._nudge = nudge
-        self._schedule = Schedule(
-            ledger,
-            host,
-            nudge,
-            expect,
-            waker,
-            every_s=every_s,
-            dispatches=lambda: bool(engines) or broker is not None,
-        )
+        self._schedule = Schedule(ledger, host, waker, every_s=every_s)
         self._steps: dict[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
             "take_stalled": self.take_stalled,
@@ -217,7 +205,6 @@ class Maintenance:
         processes.forget(self._ledger, identity, dead=True)
         turned = sum(each.turn is not None for each in applied)
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
-        self._nudge()
 
     def take_stalled(self) -> None:
         """Makes due again what processes have not begun whose interpreter is held, though their leases are renewed."""
@@ -244,7 +231,6 @@ class Maintenance:
         for task_id, end in turning:
             if end != "cancel" or self._controls.withdrawn(task_id):
                 self._controls.turn(task_id)
-                self._nudge()
 
     def resume_splits(self) -> None:
         """Resumes splits whose lease has expired; ends those as broken whose source is gone with its process."""
@@ -266,8 +252,7 @@ class Maintenance:
         with self._ledger.database.read() as connection:
             over, called = candidates(connection), called_back(connection)
         for task_id in over:
-            if try_close(self._ledger, task_id):
-                self._nudge()  # there may be callbacks
+            try_close(self._ledger, task_id)
         for task_id in called:
             try_finish(self._ledger, task_id)
 
@@ -284,11 +269,8 @@ class Maintenance:
     def find_lost(self) -> int:
         """Makes jobs due again that their foreign queue lacked in this search and the one before, and mends hints, sessions
         and lines that a process left unsettled when it ended. Returns the number of lost jobs."""
-        if doctor.mend(self._ledger):
-            self._nudge()
-        if lost := self._lost.find():
-            self._nudge()
-        return lost
+        doctor.mend(self._ledger)
+        return self._lost.find()
 
     def sample(self) -> None:
         """Samples the progress of each running Task, for rate and chart."""
@@ -364,20 +346,14 @@ class Schedule:
         self,
         ledger: Ledger,
         host: processes.Host,
-        nudge: Callable[[], None],
-        expect: Callable[[int], None],
         waker: Waker,
         *,
         every_s: float,
-        dispatches: Callable[[], bool],
     ) -> None:
         self._ledger = ledger
         self._host = host
-        self._nudge = nudge
-        self._expect = expect
         self._waker = waker
         self._every_s = every_s
-        self._dispatches = dispatches  # whether this program has foreign queues
         self._leadership = leases.Leadership(ledger, leases.MAINTENANCE)
         self.sightings = processes.Sightings(ledger)
         """Of leases, updated when this process lists the others."""
@@ -403,14 +379,9 @@ class Schedule:
 
     def pause(self) -> None:
         """Waits for the next query."""
-        if not (self._leadership.held or self._dispatches()):
+        if not self._leadership.held:
             self._stop.wait(self._every_s)
-        elif not self._leadership.held:
-            if self._waker.wait(self._every_s) and self._waker.signalled:
-                self._nudge()  # the leader may not reach the queues that this process reaches
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
-            if self._waker.signalled:
-                self._nudge()
             # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
             # query before may have come too early; where much happens, one query serves all of them.
             distance = self._every_s * _NOTIFIED
@@ -448,10 +419,6 @@ class Schedule:
         found = leases.query_work(self._ledger)
         self._queried_at = now
         self._active = not found.quiet
-        if found.ready:
-            self._nudge()
-        if found.due_at is not None:
-            self._expect(found.due_at)
         rests = self._every_s if self._active else _QUIET * 3 * self._every_s
         if found.newest != self._newest or now - self._listed >= rests:
             self._newest = found.newest

@@ -84,6 +84,7 @@ class Core:
         self.dispatcher = Dispatcher(
             self.ledger,
             self.broker,
+            self.signals.waker(for_jobs=True),
             ahead_s=config.dispatch_ahead_s,
             fair_by_owner=config.fair_by == "owner",
             background_share=config.background_share,
@@ -92,12 +93,10 @@ class Core:
         )
         limits = _limits(config)
         self.services = Services(
-            self.ledger, clock, Control(self.ledger, self.broker), self.dispatcher, self.uploads, limits,
+            self.ledger, clock, Control(self.ledger, self.broker), self.uploads, limits,
             workers=workers, is_shared=self.broker is not None,
         )  # fmt: skip
-        splitter = Splitter(
-            self.ledger, clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
-        )
+        splitter = Splitter(self.ledger, clock, self.uploads, limits, lease_s=config.lease_s)
         checker = Checker(self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
         self.submitter = Submitter(
             self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker
@@ -334,8 +333,6 @@ class OnDemand(ABC):
             core.services.control,
             resume_split=self.resume_split,
             cleaning=cleaning,
-            nudge=core.dispatcher.nudge,
-            expect=core.dispatcher.expect,
             waker=core.signals.waker(),
             every_s=min(1.0, config.lease_s / 4),
             engines=self._engines,

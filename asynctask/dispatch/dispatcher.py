@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -21,9 +21,10 @@ from typing import Final
 
 from asynctask.brokers.base import Broker
 from asynctask.clock import SECOND, micros
+from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Credit, Rates, Shares, Threads, wanted
-from asynctask.dispatch.outbox import EngineQueues, Outbox, Router
+from asynctask.dispatch.outbox import AWAY_S, EngineQueues, Outbox, Router
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import foreign, leases, lending
 from asynctask.ledger.base import Ledger, loads
@@ -42,8 +43,8 @@ ACTIVE_S: Final = 0.2
 IDLE_S: Final = 1.0
 """Seconds until the next check whether another process still leads."""
 
-QUIET_S: Final = 60.0
-"""Seconds until the next round with nothing left to dispatch; new work ends the pause."""
+QUIET_S: Final = 10.0
+"""Seconds until the next round with nothing left to dispatch; a notification ends the pause, but one may be lost."""
 
 MOST_BORROWED: Final = 1_000
 """Jobs of one borrow."""
@@ -65,20 +66,21 @@ class Dispatcher:
     """One dispatcher; any number may run, in any process, and one suffices. A program without a foreign queue (no engine,
     no Redis) makes no query by it.
 
-    The process that made something ready runs a round for it. What is left then, because there is more than the workers can
-    use, is dispatched by one leader for each engine, round after round until nothing is left; when it dies, another process
-    leads within a second.
+    Each process runs a round when it is notified that something is ready. What is left then, because there is more than the
+    workers can use, is dispatched by one leader for each engine, round after round until nothing is left; when it dies,
+    another process leads within a second.
 
-    Arguments: ``ahead_s``: seconds of work that wait in a queue; ``outgoing`` filters what is pushed. ``engines``: the
-    attached engines by name; one whose broker does not answer delays nothing else. ``fair_by_owner``: the owners of Tasks
-    of one priority share alike, not the Tasks. ``background_share``: the share of the jobs that is of larger priorities
-    while smaller ones wait.
+    Arguments: ``waker`` ends a wait when the ledger has something new. ``ahead_s``: seconds of work that wait in a queue.
+    ``outgoing`` filters what is pushed. ``engines``: the attached engines by name; one whose broker does not answer delays
+    nothing else. ``fair_by_owner``: the owners of Tasks of one priority share alike, not the Tasks. ``background_share``:
+    the share of the jobs that is of larger priorities while smaller ones wait.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         broker: Broker | None,
+        waker: Waker,
         *,
         ahead_s: float = 0.25,
         outgoing: PushFilter | None = None,
@@ -98,12 +100,12 @@ class Dispatcher:
             fair_by_owner=fair_by_owner,
             background_share=background_share,
             leads=self._leads,
-            expect=self.expect,
+            expect=self._note_due,
         )
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._leaderships: dict[str | None, leases.Leadership] = {}  # by engine; None: of the own broker
-        self._wake = threading.Event()
-        self._stopping = False
+        self._waker = waker
+        self._stopped = threading.Event()
         self._users = 0
         self._users_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -124,7 +126,7 @@ class Dispatcher:
             self._users += 1
             if self._users > 1:  # a web server and a worker in one process
                 return
-            self._stopping = False
+            self._stopped.clear()
             self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
             self._thread.start()
 
@@ -134,8 +136,8 @@ class Dispatcher:
             self._users = max(0, self._users - 1)
             if self._users:
                 return
-            self._stopping = True
-            self._wake.set()
+            self._stopped.set()
+            self._waker.wake()
             if self._thread is not None:
                 self._thread.join(10)
 
@@ -152,15 +154,8 @@ class Dispatcher:
 
     def nudge(self) -> None:
         """Runs a round soon, because something changed."""
-        if self.serves:
-            self._nudged = True
-            self._wake.set()
-
-    def submitted(self) -> None:
-        """Runs a round for what was submitted, in this process's thread if it has one; others are notified by the
-        ledger."""
-        if self._has_thread:
-            self.nudge()
+        self._nudged = True
+        self._waker.wake()
 
     def ended(self) -> None:
         """A job of this process has ended, and no other runs here: if this process leads, and a queue was empty at each
@@ -168,54 +163,58 @@ class Dispatcher:
         if self.queues.rates.is_any_dry() and any(each.held for each in list(self._leaderships.values())):
             self.nudge()
 
-    @property
-    def _has_thread(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def expect(self, at: int) -> None:
         """Schedules a round at this time (microseconds; the past: now), when something is due."""
-        if not self.serves:
-            return
-        if at <= self._ledger.now():
-            self.nudge()
-        elif self._due is None or at < self._due:
+        if self._note_due(at):
+            self._waker.wake()
+
+    def _note_due(self, at: int) -> bool:
+        """The same from the dispatcher's own thread; returns whether that is news."""
+        is_news = self._due is None or at < self._due
+        if is_news:
             self._due = at
-            self._wake.set()
+        return is_news
 
     def _run(self) -> None:
-        while not self._stopping:
-            pause = IDLE_S
+        while not self._stopped.is_set():
             try:
-                pause = self._step()
+                self._wait(self._step())
+                continue
             except Unavailable as error:
-                self._nudged = True
                 self._log.retrying("dispatch_put_off", error=str(error))
             except Exception:
-                self._nudged = True
                 self._log.exception("dispatch_failed")
-            self._wake.wait(pause)
-            self._wake.clear()
+            self._nudged = True
+            self._stopped.wait(IDLE_S)
         self.queues.leave()
         for leadership in self._leaderships.values():
             leadership.resign()
+
+    def _wait(self, seconds: float) -> None:
+        if not self.serves:
+            self._stopped.wait(seconds)
+        elif self._waker.wait(seconds) and not self._nudged:
+            self._nudged = self._waker.signalled or self._is_any_due()
+
+    def _is_any_due(self) -> bool:
+        with self._ledger.database.read() as connection:
+            at = lending.first_due(connection, self.queues.names)
+        return at is not None and at <= self._ledger.now()
 
     def _step(self) -> float:
         """Runs a round if there is a reason. Returns the seconds until the next, as far as known."""
         if not self.serves:
             return QUIET_S
         now = self._ledger.clock.monotonic()
-        due = self._due is not None and self._due <= self._ledger.now()
+        due = self._until_due() <= 0
         leads = any(each.held for each in self._leaderships.values()) and now >= self._next_at
         if not (self._nudged or due or leads):
             return min(self._go_on(), self._until_due())
         if now < self._round_at + SHORTEST_S:  # one round for all that come together
             return self._round_at + SHORTEST_S - now
-        self._nudged = False
-        if due:
-            self._due = None
+        self._nudged, self._due = False, None
         pushed = self.round()
-        if due:
-            self._expect_next()
+        self._expect_next()
         # From start to start, because the jobs last no longer if a round is slow.
         self._next_at = now + (self._pause_s if pushed else ACTIVE_S)
         return min(self._go_on(), self._until_due())
@@ -224,7 +223,7 @@ class Dispatcher:
         with self._ledger.database.read() as connection:
             at = lending.next_due(connection, self._ledger.now())
         if at is not None:
-            self.expect(at)
+            self._note_due(at)
 
     def _go_on(self) -> float:
         """Acquires, renews or ends leadership by what is left. Returns the wait until the next round."""
@@ -248,7 +247,9 @@ class Dispatcher:
         return self._leaderships[engine]
 
     def _until_due(self) -> float:
-        return QUIET_S if self._due is None else max(0.0, (self._due - self._ledger.now()) / SECOND)
+        """Seconds until the next round that has a time."""
+        quiet = self._round_at + QUIET_S - self._ledger.clock.monotonic()
+        return max(0.0, quiet if self._due is None else min(quiet, (self._due - self._ledger.now()) / SECOND))
 
     def round(self) -> int:
         """Runs one round, in the dispatcher's thread (tests have none). Returns the number of jobs pushed.
@@ -288,7 +289,7 @@ class Round:
         fair_by_owner: bool,
         background_share: float,
         leads: Callable[[str | None], bool],
-        expect: Callable[[int], None],
+        expect: Callable[[int], object],
     ) -> None:
         self._router = router
         self._control = control
@@ -302,6 +303,7 @@ class Round:
         self._credit = Credit(background_share)
         self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
         self.rates = Rates(ledger.clock)
+        self.names: Collection[str] = ()  # the queues that the last round found at work
         self.left: set[str | None] = set()  # the engines for which the last round left something
         self._log = get_logger("asynctask.dispatcher")
         self.attach(ledger)
@@ -317,7 +319,10 @@ class Round:
 
     def run(self) -> int:
         """Runs one; returns the number of jobs pushed. Raises :class:`Unavailable`."""
-        return self._settle() + self._part(self._dispatch)
+        pushed = self._settle() + self._part(self._dispatch)
+        if self._router.is_any_away():
+            self._expect(self._ledger.now() + micros(AWAY_S))
+        return pushed
 
     def _outbox_of(self, queue: str) -> Outbox:
         engine = engine_of(queue)
@@ -367,6 +372,7 @@ class Round:
     def _dispatch(self) -> int:
         self.left = set()
         threads = self._threads()
+        self.names = threads.keys()
         offers, alone = self._offered(threads) if threads else ([], [])
         if not (offers or alone):
             return 0

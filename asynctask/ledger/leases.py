@@ -187,36 +187,28 @@ class Leadership:
 class Work:
     """The work for the maintenance that one query found.
 
-    ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``ready``: something is ready
-    or due; ``alone``: a foreign queue has claimed jobs; ``lost``: an unregistered process holds jobs or places;
-    ``newest``: when the last process registered; ``due_at``: when the next job in the ledger is due (both in microseconds,
-    None for none).
+    ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``alone``: a foreign queue has
+    claimed jobs; ``lost``: an unregistered process holds jobs or places; ``newest``: when the last process registered
+    (microseconds, None for none).
     """
 
     leads: bool
     dead: bool
     open: bool
-    ready: bool
     alone: bool
     lost: bool
     newest: int | None
-    due_at: int | None
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to do, except at a known time."""
+        """Whether there is nothing to do."""
         return not (self.dead or self.open or self.alone or self.lost)
-
-
-def _earliest(column: Any, *where: Any) -> Any:
-    return sa.select(column).where(column.is_not(None), *where).order_by(column).limit(1).scalar_subquery()
 
 
 _WORK = sa.select(
     sa.select(_d.holder).where(_d.name == MAINTENANCE).scalar_subquery(),
     sa.exists().where(_p.lease_until <= sa.bindparam("now")),
     sa.exists().where(_t.finished_at.is_(None)),
-    sa.exists().where(_t.finished_at.is_(None), _t.ready.is_not(None)),
     sa.exists().where(_e.process >= QUEUE_HOLDER, _e.process < AFTER_QUEUE_HOLDERS),
     sa.or_(
         *(
@@ -225,10 +217,6 @@ _WORK = sa.select(
         )
     ),
     sa.select(sa.func.max(_p.started_at)).scalar_subquery(),
-    sa.exists().where(_t.due_next <= sa.bindparam("now")),
-    sa.exists().where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now")),
-    _earliest(_t.due_next, _t.due_next > sa.bindparam("now")),
-    _earliest(_e.due_at, _e.task_id.is_(None), _e.due_at > sa.bindparam("now")),
 )
 
 
@@ -236,7 +224,5 @@ def query_work(ledger: Ledger) -> Work:
     """Queries the work for maintenance, in one statement. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
         found = connection.execute(_WORK, {"now": ledger.now()}).one()
-    holder, dead, open_, ready, alone, lost, newest, due_task, due_alone, *times = found
-    waits = bool(ready or due_task or due_alone)
-    due_at = min((int(at) for at in times if at is not None), default=None)
-    return Work(holder == ledger.identity, bool(dead), bool(open_), waits, bool(alone), bool(lost), newest, due_at)
+    holder, dead, open_, alone, lost, newest = found
+    return Work(holder == ledger.identity, bool(dead), bool(open_), bool(alone), bool(lost), newest)

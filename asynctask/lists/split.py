@@ -68,8 +68,7 @@ class _Slice:
 class Splitter:
     """Splits lists into the ledger.
 
-    ``on_slice`` is called after each committed slice (it wakes the dispatcher). ``lease_s``: seconds without a renewal
-    after which another process may take the split over.
+    ``lease_s``: seconds without a renewal after which another process may take the split over.
     """
 
     def __init__(
@@ -80,14 +79,12 @@ class Splitter:
         limits: Limits,
         *,
         lease_s: float,
-        on_slice: Callable[[], None] = lambda: None,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._uploads = uploads
         self._limits = limits
         self._lease_s = lease_s
-        self._on_slice = on_slice
         self._log = get_logger("asynctask.split")
 
     def split_source(
@@ -143,7 +140,6 @@ class Splitter:
                     detail["errors"] = [{"row": each.row, **stored(each)} for each in error.errors[:KEPT_FAULTS]]
                 task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", detail=detail or None)
         self._clear(task_id, source)
-        self._on_slice()
 
     def _clear(self, task_id: int, source: ListSource) -> None:
         """Removes a list that was stored only to be split. After an error here, maintenance removes it."""
@@ -169,7 +165,6 @@ class Splitter:
                 task_rows.fail_split(self._ledger, task_id, clean(f"the items ended with {type(error).__name__}: {error}"))
                 raise
             task_rows.seal(self._ledger, task_id)
-        self._on_slice()
 
     # -- lists that fit one slice
 
@@ -267,7 +262,6 @@ class Splitter:
             lease_s=self._lease_s,
             headers=names.as_json(),
         )
-        self._on_slice()
 
     @contextmanager
     def _lease(self, task_id: int) -> Iterator[None]:

@@ -19,7 +19,7 @@ from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.tables import tasks
-from asynctask.dispatch.dispatcher import ACTIVE_S
+from asynctask.dispatch.dispatcher import ACTIVE_S, QUIET_S
 from asynctask.ledger import leases, lending, processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.control import update
@@ -68,8 +68,8 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
 
 
 def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Schedule:
-    options = {"every_s": 1.0, "dispatches": lambda: False, "waker": Rung(), **more}
-    return Schedule(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
+    options = {"every_s": 1.0, "waker": Rung(), **more}
+    return Schedule(ledger, app.host, options.pop("waker"), **options)
 
 
 def grown(app: AsyncTask, count: int) -> None:
@@ -232,6 +232,20 @@ def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, mo
     app.dispatcher.nudge()
     assert app.dispatcher._step() == pytest.approx(ACTIVE_S - 0.12)
     assert len(shop.takes()) == 5
+
+
+def test_a_notification_that_was_lost_delays_a_round_for_some_seconds_at_most(world: World) -> None:
+    app, client = world.app(), world.app()
+    shop, clock = moved_by_hand(app)
+    Shop(client)
+    assert app.dispatcher._step() == pytest.approx(QUIET_S)
+    client.submit("sold", numbers(3))
+    clock.ahead += QUIET_S - 0.1
+    assert app.dispatcher._step() == pytest.approx(0.1)
+    assert shop.pushed == []
+    clock.ahead += 0.1
+    app.dispatcher._step()
+    assert len(shop.pushed) == 3
 
 
 def test_a_leader_that_resigns_looks_once_more_for_what_was_left_to_it(world: World) -> None:
@@ -462,7 +476,7 @@ def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> N
 
 def test_an_idle_worker_process_has_no_round_of_its_dispatcher(world: World) -> None:
     app = world.app()
-    assert app.dispatcher._step() > 30
+    assert app.dispatcher._step() >= QUIET_S
     with counted(app) as seen:
-        assert app.dispatcher._step() > 30
+        assert app.dispatcher._step() >= QUIET_S
     assert seen == []
