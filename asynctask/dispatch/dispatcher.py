@@ -392,7 +392,7 @@ class Round:
             self.rates.note(queue, waiting.get(queue, 0) + sent.get(queue, 0), threads[queue])
         # A Task whose round was borrowed is not left over: it set the time of its next one.
         left = {job.queue for job in alone} | {offer.queue for offer in offers if not offer.has_rounds}
-        self.left = {engine_of(queue) for queue in left}
+        self.left |= {engine_of(queue) for queue in left}
         return sum(sent.values())
 
     def _offered(self, threads: Mapping[str, Threads]) -> tuple[Sequence[Offer], Sequence[Alone]]:
@@ -403,7 +403,10 @@ class Round:
             paused = lending.paused_queues(connection)
             # Jobs for a queue that nobody works stay in the ledger, and delay nothing else.
             using = {queue for queue, its in threads.items() if its.idle or self.rates.known(queue)}
-            return offers, lending.alone_due(connection, self._ledger.now(), using - paused)
+            now, busy = self._ledger.now(), threads.keys() - using - paused
+            # Nothing notifies when such a queue can use them, so somebody leads.
+            self.left = {engine_of(job.queue) for job in lending.alone_due(connection, now, busy, limit=1)}
+            return offers, lending.alone_due(connection, now, using - paused)
 
     def _sources(self, offers: Sequence[Offer], alone: Sequence[Alone]) -> dict[str, list[_Source]]:
         """The sources of jobs, by queue. All single jobs of a priority count as one Task."""

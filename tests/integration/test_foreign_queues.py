@@ -149,6 +149,23 @@ def test_single_jobs_are_claimed_for_the_queue(world: World) -> None:
     assert world.sql("SELECT DISTINCT status, process FROM events") == [("finish", None)]
 
 
+def test_a_single_job_behind_busy_workers_is_pushed_when_one_is_free(world: World) -> None:
+    """Taken out: that somebody leads meanwhile. Of a worker in another language nothing notifies when its job ends."""
+    app = world.app()
+    shop = Shop(app, free=1)
+    first, _ = app.workers["note"].perform_bulk(numbers(2))
+    world.sql("UPDATE events SET queue = ?", QUEUE)
+    world.sql("UPDATE events SET status = 'working', process = ?, due_at = NULL WHERE job_id = ?", shop.process, first)
+    app.dispatcher.start()
+    try:
+        wait_for(lambda: app.dispatcher._leadership("shop").held, "it leads")
+        assert shop.pushed == []
+        world.sql("UPDATE events SET status = 'finish', process = NULL WHERE job_id = ?", first)
+        wait_for(lambda: len(shop.pushed) == 1, "it is pushed", timeout=5)
+    finally:
+        app.dispatcher.stop()
+
+
 def test_a_program_without_a_foreign_queue_makes_no_query(world: World) -> None:
     app = world.app()
     app.submit("note", numbers(3))
