@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from functools import partial
 from typing import Final
 
 from asynctask.brokers.base import DEAD, Broker, Copy, Held, Key
@@ -27,20 +27,12 @@ from asynctask.lists.cleaning import Cleaning
 from asynctask.logs import get_logger
 from asynctask.sidekiq.copies import poisoned
 
-# Seconds between two runs of a step
-
-FIND_LOST_S = 10.0
-"""Of the search for jobs that a foreign queue lost: one that two searches miss is lost, because none is in transit for that
-long."""
+EVERY_S: Final = {"find_lost": 10.0, "recover_strays": 10.0, "clear_uploads": 3_600.0}
+"""Seconds between two runs of a step, at least. A job that two searches for lost ones miss is lost, because none is in
+transit for so long; lists that no Task needs are rare."""
 
 SAMPLE_S = 5.0
-"""Of the samples for rate and chart."""
-
-STRAYS_S: Final = 10.0
-"""Of the search for held copies of unregistered processes in the broker."""
-
-_EVERY_S: Final = {"clear_uploads": 3_600.0}
-"""Of a step whose work is rare: stored lists that no Task needs."""
+"""Seconds between two samples of a Task, for rate and chart."""
 
 _REST_FACTOR: Final = 20
 """Pause after any other step, as a multiple of its duration: no step takes more than a twentieth of the time. The shorter
@@ -48,6 +40,12 @@ of its last two durations counts, because a single long one was spent waiting fo
 
 _RECOVERY_RESTS_S: Final = 1.0
 """Longest pause of the recovery of dead processes: their jobs wait for it."""
+
+_AWAY_RESTS_S: Final = 10.0
+"""Longest pause after a step that got no answer: waiting for one is not work."""
+
+_ALWAYS: Final = ("recover_strays", "clear_uploads", "purge")
+"""Steps that find their work themselves: no query of the ledger tells of it."""
 
 _WORK: Final = ("rejoin", "turn_rows")
 """Steps without a pause: somebody waits for their end, and each run makes progress."""
@@ -60,10 +58,9 @@ class Maintenance:
     """Recovers dead processes, pauses failing Tasks, closes finished ones, resumes stalled splits, continues bulk edits,
     finds lost copies, takes samples, cleans.
 
-    ``resume_split`` continues the split of a Task in a way that suits this process, and ``cleaning`` removes stored lists;
-    None: this process does not. ``engines``: the attached engines by name. ``every_s``: the pause between two rounds while
-    a Task is open. ``nudge`` and ``expect`` tell the dispatcher that there is work now, or at a time (microseconds).
-    ``waker`` reports new work for maintenance.
+    ``resume_split`` continues the split of a Task in a way that suits this process, and ``cleaning`` removes stored lists.
+    ``engines``: the attached engines by name. ``every_s``: the pause between two rounds while a Task is open. ``waker``
+    reports new work for maintenance.
     """
 
     def __init__(
@@ -73,32 +70,18 @@ class Maintenance:
         host: processes.Host,
         controls: Control,
         *,
-        resume_split: Callable[[int], None] | None = None,
-        cleaning: Cleaning | None = None,
-        nudge: Callable[[], None] = lambda: None,
-        expect: Callable[[int], None] = lambda at: None,
-        waker: Waker | None = None,
-        every_s: float = 1.0,
-        engines: Mapping[str, EngineQueues] = MappingProxyType({}),
+        resume_split: Callable[[int], None],
+        cleaning: Cleaning,
+        waker: Waker,
+        every_s: float,
+        engines: Mapping[str, EngineQueues],
     ) -> None:
         self._ledger = ledger
         self._broker = broker
         self._host = host
         self._controls = controls
         self._resume_split = resume_split
-        self._nudge = nudge
-        self._schedule = Schedule(
-            ledger,
-            host,
-            nudge,
-            expect,
-            waker,
-            every_s=every_s,
-            can_split=resume_split is not None,
-            cleans=cleaning is not None,
-            has_broker=broker is not None,
-            dispatches=lambda: bool(engines) or broker is not None,
-        )
+        self._schedule = Schedule(ledger, host, waker, every_s=every_s)
         self._steps: dict[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
             "take_stalled": self.take_stalled,
@@ -109,12 +92,14 @@ class Maintenance:
             "close": self.close,
             "find_lost": self.find_lost,
             "sample": self.sample,
+            "clear_uploads": cleaning.clear_uploads,
+            "purge": cleaning.purge,
         }
-        if cleaning is not None:
-            self._steps |= {"clear_uploads": cleaning.clear_uploads, "purge": cleaning.purge}
+        if broker is not None:
+            self._steps["recover_strays"] = partial(self.recover_strays, broker)
         self._lost = LostJobs(ledger, broker, engines)
-        self._searched_at = -math.inf
-        self._unknown: set[str] = set()
+        self._unknown: set[str] = set()  # unregistered processes that the last query found
+        self._strays: set[str] = set()  # the same, of the broker
         self._rests: dict[str, float] = {}
         self._took: dict[str, float] = {}  # how long each step took when it was done last
         self._thread: threading.Thread | None = None
@@ -146,11 +131,6 @@ class Maintenance:
             self._schedule.pause()
         self._schedule.leave()
 
-    def run_once(self) -> None:
-        """Runs each step once; a failing step does not affect the others."""
-        self._rests.clear()
-        self._do(list(self._steps))
-
     def _do(self, steps: Sequence[str]) -> None:
         clock = self._ledger.clock
         for name in steps:
@@ -161,17 +141,15 @@ class Maintenance:
             try:
                 self._steps[name]()
             except Unavailable as error:
-                # Waiting for an answer is not work of this step: retry it soon, but not at once.
-                longest, earlier_s = min(longest, FIND_LOST_S), math.inf
+                longest, earlier_s = min(longest, _AWAY_RESTS_S), math.inf  # retried soon, but not at once
                 self._log.retrying("sweep_put_off", part=name, error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part=name)
             if name in _WORK:
                 continue
             ended = clock.monotonic()
-            self._rests[name] = ended + max(
-                min(_REST_FACTOR * min(ended - begun, earlier_s), longest), _EVERY_S.get(name, 0.0)
-            )
+            rest = min(_REST_FACTOR * min(ended - begun, earlier_s), longest)
+            self._rests[name] = ended + max(rest, EVERY_S.get(name, 0.0))
             self._took[name] = ended - begun
 
     # -- the dead
@@ -186,20 +164,25 @@ class Maintenance:
             str(each["identity"]) for each in registered if processes.is_dead(self._host, each, self._schedule.sightings)
         ]
         known = {str(each["identity"]) for each in registered}
-        unknown = {identity for identity in unknown if foreign.process_of(identity) not in known} | self._strays(known)
+        unknown = {identity for identity in unknown if foreign.process_of(identity) not in known}
         orphans = [identity for identity in unknown if identity in self._unknown and identity != self._ledger.identity]
         self._unknown = unknown
         for identity in {*dead, *orphans} - {self._ledger.identity}:
             self.recover(identity)
         return len(dead) + len(orphans)
 
-    def _strays(self, known: set[str]) -> set[str]:
-        """Owners of held copies that are not registered: recovered in part, dead before the registration, or from a
-        restored broker. Excludes those whose presence in the broker is current: they belong to another application."""
-        if self._broker is None:
-            return set()
-        strays = self._broker.holders() - known
-        return strays - {each.identity for each in self._broker.operations.processes()} if strays else strays
+    def recover_strays(self, broker: Broker) -> None:
+        """Recovers owners of held copies that two queries find unregistered: recovered in part, dead before the
+        registration, or from a restored broker. Excludes those whose presence in the broker is current: they belong to
+        another application."""
+        strays = broker.holders()
+        with self._ledger.database.read() as connection:
+            strays -= {str(each["identity"]) for each in processes.list_processes(connection)}
+        if strays:
+            strays -= {each.identity for each in broker.operations.processes()}
+        known, self._strays = self._strays, strays
+        for identity in strays & known - {self._ledger.identity}:
+            self.recover(identity)
 
     def recover(self, identity: str) -> None:
         """Recovers what a dead process held: rows of the ledger wait there again, untracked copies in their queues."""
@@ -223,7 +206,6 @@ class Maintenance:
         processes.forget(self._ledger, identity, dead=True)
         turned = sum(each.turn is not None for each in applied)
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
-        self._nudge()
 
     def take_stalled(self) -> None:
         """Makes due again what processes have not begun whose interpreter is held, though their leases are renewed."""
@@ -250,7 +232,6 @@ class Maintenance:
         for task_id, end in turning:
             if end != "cancel" or self._controls.withdrawn(task_id):
                 self._controls.turn(task_id)
-                self._nudge()
 
     def resume_splits(self) -> None:
         """Resumes splits whose lease has expired; ends those as broken whose source is gone with its process."""
@@ -260,7 +241,7 @@ class Maintenance:
             if not again:
                 why = "the program that handed in the items ended before it had handed in all"
                 task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why, anyone=True)
-            elif self._resume_split is not None and not is_held(self._ledger, task_id):
+            elif not is_held(self._ledger, task_id):
                 self._resume_split(task_id)
 
     def close(self) -> None:
@@ -268,8 +249,7 @@ class Maintenance:
         with self._ledger.database.read() as connection:
             over, called = candidates(connection), called_back(connection)
         for task_id in over:
-            if try_close(self._ledger, task_id):
-                self._nudge()  # there may be callbacks
+            try_close(self._ledger, task_id)
         for task_id in called:
             try_finish(self._ledger, task_id)
 
@@ -284,17 +264,10 @@ class Maintenance:
         lending.rejoin(self._ledger)
 
     def find_lost(self) -> int:
-        """Makes jobs due again that their foreign queue lacked in two searches 10 s apart, and mends hints, sessions and
-        lines that a process left unsettled when it ended. Returns the number of lost jobs."""
-        now = self._ledger.clock.monotonic()
-        if now - self._searched_at < FIND_LOST_S:
-            return 0
-        self._searched_at = now
-        if doctor.mend(self._ledger):
-            self._nudge()
-        if lost := self._lost.find():
-            self._nudge()
-        return lost
+        """Makes jobs due again that their foreign queue lacked in this search and the one before, and mends hints, sessions
+        and lines that a process left unsettled when it ended. Returns the number of lost jobs."""
+        doctor.mend(self._ledger)
+        return self._lost.find()
 
     def sample(self) -> None:
         """Samples the progress of each running Task, for rate and chart."""
@@ -370,27 +343,14 @@ class Schedule:
         self,
         ledger: Ledger,
         host: processes.Host,
-        nudge: Callable[[], None],
-        expect: Callable[[int], None],
-        waker: Waker | None,
+        waker: Waker,
         *,
         every_s: float,
-        can_split: bool,
-        cleans: bool = False,
-        has_broker: bool = False,
-        dispatches: Callable[[], bool] = lambda: False,
     ) -> None:
         self._ledger = ledger
         self._host = host
-        self._nudge = nudge
-        self._expect = expect
         self._waker = waker
         self._every_s = every_s
-        self._can_split = can_split
-        self._cleans = cleans
-        self._has_broker = has_broker  # its lists of processes are apart, so one query does not cover them
-        self._dispatches = dispatches  # whether this program has foreign queues
-        self._strays_at = -1e9
         self._leadership = leases.Leadership(ledger, leases.MAINTENANCE)
         self.sightings = processes.Sightings(ledger)
         """Of leases, updated when this process lists the others."""
@@ -412,19 +372,13 @@ class Schedule:
     def stop(self) -> None:
         """Ends the pause and what would follow."""
         self._stop.set()
-        if self._waker is not None:
-            self._waker.wake()
+        self._waker.wake()
 
     def pause(self) -> None:
         """Waits for the next query."""
-        if self._waker is None or not (self._leadership.held or self._dispatches()):
+        if not self._leadership.held:
             self._stop.wait(self._every_s)
-        elif not self._leadership.held:
-            if self._waker.wait(self._every_s) and self._waker.signalled:
-                self._nudge()  # the leader may not reach the queues that this process reaches
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
-            if self._waker.signalled:
-                self._nudge()
             # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
             # query before may have come too early; where much happens, one query serves all of them.
             distance = self._every_s * _NOTIFIED
@@ -455,26 +409,13 @@ class Schedule:
 
     def _is_due(self, step: str, found: leases.Work, died: bool) -> bool:
         if step == "recover_dead":
-            return found.dead or found.lost or died or self._is_time_for_strays()
-        if step in ("purge", "clear_uploads"):
-            return self._cleans
-        return found.open or (step == "find_lost" and found.alone)
-
-    def _is_time_for_strays(self) -> bool:
-        now = self._ledger.clock.monotonic()
-        if not self._has_broker or now - self._strays_at < STRAYS_S:
-            return False
-        self._strays_at = now
-        return True
+            return found.dead or found.lost or died
+        return step in _ALWAYS or found.open or (step == "find_lost" and found.alone)
 
     def _query(self, now: float) -> leases.Work:
         found = leases.query_work(self._ledger)
         self._queried_at = now
         self._active = not found.quiet
-        if found.ready:
-            self._nudge()
-        if found.due_at is not None:
-            self._expect(found.due_at)
         rests = self._every_s if self._active else _QUIET * 3 * self._every_s
         if found.newest != self._newest or now - self._listed >= rests:
             self._newest = found.newest
@@ -484,11 +425,6 @@ class Schedule:
             self._listed = now
         return found
 
-    def _gives_way(self, holder: leases.Holder) -> bool:
-        """Whether this process should take over: the leader is gone, or cannot resume splits as this process can."""
-        cannot_split = holder.identity is not None and processes.is_engine(holder.identity)
-        return holder.is_gone(self._host, self._ledger.now()) or (self._can_split and cannot_split)
-
     def _leads(self) -> bool:
         if self._leadership.held:
             return True
@@ -496,6 +432,6 @@ class Schedule:
         if now - self._queried_at < 2 * _QUIET * self._every_s and not self._leadership.holder.is_dead(self._host):
             return False
         self._queried_at = now
-        if self._leadership.take_over(self._gives_way):
+        if self._leadership.take_over(self._host):
             self._active = True
         return self._leadership.held

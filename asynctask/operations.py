@@ -492,8 +492,6 @@ class Operations:
             raise Conflict(_refusal(event, action))
         if not done:
             raise Conflict(_refusal(self.job(job_id), action))
-        if action == "restart":
-            self._services.dispatcher.submitted()
         return self.job(job_id)
 
     # -- stopping one tracked job, and starting it again where it was
@@ -546,8 +544,6 @@ class Operations:
             case "finish" | "failed" | "error" | "cancelled":
                 text = f"it ended {event['status']}: only a job that ended in error can be restarted"
                 raise NotNow("finished", text)
-        if changed:
-            self._services.dispatcher.submitted()
         return self._told(job_id, changed)
 
     def _check(self, action: str, event: Mapping[str, Any]) -> None:
@@ -704,8 +700,6 @@ class Operations:
         for key in wanted:
             if key not in found:
                 self._act_on_entry(set_name, action, key, result)
-        if action == "restart" and result.done:
-            self._services.dispatcher.submitted()
         return result
 
     def _act_on_rows(self, set_name: str, action: str, ids: dict[str, int], result: Result, who: str) -> None:
@@ -774,8 +768,6 @@ class Operations:
                 result.done += self._admin.clear(set_name)
             else:
                 self._act_on_entries(self._admin, set_name, action, result)
-        if action == "restart" and result.done:
-            self._services.dispatcher.submitted()
         return result
 
     def _pages(self, query: Callable[..., list[int]]) -> Iterator[list[int]]:

@@ -120,9 +120,6 @@ class Pushing:
         for refused in sent.values():
             if isinstance(refused, IdInUse):
                 raise refused
-        if due is not None:
-            core.dispatcher.expect(due)
-        core.dispatcher.submitted()
         passed = {job.job_id for job in let_through}
         return [job.job_id if job.job_id in passed else None for job in jobs]
 

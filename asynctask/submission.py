@@ -184,7 +184,7 @@ class Submitter:
                 source=source.as_json(),
             )
             whole = self._gather_stored(worker, new, stored, source)
-            made = self._write_whole(whole) if whole is not None else self._create(new)
+            made = self._group.create(whole) if whole is not None else self._create(new)
             kept = made.created
         finally:
             if not kept:
@@ -215,7 +215,7 @@ class Submitter:
             new = self._new_task(worker, options, digest, callbacks, origin=ITEMS)
             whole = self._gather(new, rows, strict=bool(options.strict))
             if whole is not None:
-                return self._answer_whole(worker, self._write_whole(whole), whole)
+                return self._answer_whole(worker, self._group.create(whole), whole)
         stored = self._services.uploads.store_body(body)
         return self.submit_stored(worker, stored, ListSource(), options, callbacks=callbacks, wait_s=wait_s)
 
@@ -239,7 +239,7 @@ class Submitter:
         if isinstance(items, Collection) and self._splitter.may_fit(len(items), None):
             whole = self._gather(new, rows, strict=strict)
             if whole is not None and not whole.refused:
-                return self._unbroken(worker, self._write_whole(whole))
+                return self._unbroken(worker, self._group.create(whole))
         if not strict:
             return self._split_here(worker, replace(new, planned=_length(items)), rows())
         with all_good(rows(), self._limits.max_rows) as (total, good):
@@ -403,13 +403,6 @@ class Submitter:
         except InputError:  # the split raises it again, and records it
             return None
 
-    def _write_whole(self, whole: NewWhole) -> Whole:
-        """Writes the Task with all its items in one transaction."""
-        made = self._group.create(whole)
-        if made.created and whole.items:
-            self._services.dispatcher.submitted()
-        return made
-
     def _answer_whole(self, worker: Worker, made: Whole, whole: NewWhole) -> Submission:
         if made.row is None:
             return self._submitted_before(worker, made.task_id)
@@ -431,7 +424,6 @@ class Submitter:
                         f"Task {made.task_id} did not take every item: {lost.reason}; submit the rest again"
                     ) from lost
                 self._log.info("split_ended", task_id=made.task_id, reason=lost.reason)
-            self._services.dispatcher.submitted()
         return self._unbroken(worker, made)
 
     def _unbroken(self, worker: Worker, made: Whole) -> TaskHandle:
@@ -487,7 +479,6 @@ class Submitter:
     # -- answers
 
     def _answer(self, worker: Worker, task_id: int) -> Submission:
-        self._services.dispatcher.submitted()
         if (error := refusal(self._ledger, task_id)) is not None:
             task_rows.refuse_submission(self._ledger, task_id)
             raise error

@@ -12,7 +12,6 @@ from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock
 from asynctask.core.states import State, Status
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.exports.run import MERGER
 from asynctask.ledger import progress as progress_rows
@@ -68,7 +67,6 @@ class Services:
     ledger: Ledger
     clock: Clock
     control: Control
-    dispatcher: Dispatcher
     uploads: Uploads
     limits: Limits
     workers: Callable[[], Mapping[str, Worker]]

@@ -31,10 +31,12 @@ from asynctask.integrations.base import Engine
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.doctor import Readiness
+from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.dry_run import Checker, DryRunTimeout
 from asynctask.lists.readers import Limits
 from asynctask.lists.split import Splitter
 from asynctask.lists.uploads import Uploads
+from asynctask.maintenance import Maintenance
 from asynctask.messages import Catalogue
 from asynctask.middleware.chain import Chain
 from asynctask.runtime.execution import Execution, Hook
@@ -82,6 +84,7 @@ class Core:
         self.dispatcher = Dispatcher(
             self.ledger,
             self.broker,
+            self.signals.waker(for_jobs=True),
             ahead_s=config.dispatch_ahead_s,
             fair_by_owner=config.fair_by == "owner",
             background_share=config.background_share,
@@ -90,12 +93,10 @@ class Core:
         )
         limits = _limits(config)
         self.services = Services(
-            self.ledger, clock, Control(self.ledger, self.broker), self.dispatcher, self.uploads, limits,
+            self.ledger, clock, Control(self.ledger, self.broker), self.uploads, limits,
             workers=workers, is_shared=self.broker is not None,
         )  # fmt: skip
-        splitter = Splitter(
-            self.ledger, clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
-        )
+        splitter = Splitter(self.ledger, clock, self.uploads, limits, lease_s=config.lease_s)
         checker = Checker(self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
         self.submitter = Submitter(
             self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker
@@ -315,6 +316,27 @@ class OnDemand(ABC):
         if not len(self.client_middleware):
             return None
         return Outgoing(self.ledger, self.client_middleware, {**self._internal, **self.workers})
+
+    def maintenance(self, ledger: Ledger) -> Maintenance:
+        """The maintenance of a process that is registered in this ledger."""
+        core, config = self._made(), self.config
+        cleaning = Cleaning(
+            ledger,
+            core.uploads,
+            remove_export=self.export_files.remove,
+            purge_after_s=config.purge_after_days * 86_400,
+        )
+        return Maintenance(
+            ledger,
+            core.broker,
+            core.host,
+            core.services.control,
+            resume_split=self.resume_split,
+            cleaning=cleaning,
+            waker=core.signals.waker(),
+            every_s=min(1.0, config.lease_s / 4),
+            engines=self._engines,
+        )
 
     def database(self) -> Database:
         """A separate database object, to inspect the schema; the caller closes it."""

@@ -13,16 +13,17 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from asynctask.brokers.base import Broker
 from asynctask.clock import SECOND, micros
+from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Credit, Rates, Shares, Source, Threads, wanted
-from asynctask.dispatch.outbox import EngineQueues, Outbox, Router
+from asynctask.dispatch.outbox import AWAY_S, EngineQueues, Outbox, Router
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import foreign, leases, lending
 from asynctask.ledger.base import Ledger, loads
@@ -41,8 +42,8 @@ ACTIVE_S: Final = 0.2
 IDLE_S: Final = 1.0
 """Seconds until the next check whether another process still leads."""
 
-QUIET_S: Final = 60.0
-"""Seconds until the next round with nothing left to dispatch; new work ends the pause."""
+QUIET_S: Final = 10.0
+"""Seconds until the next round with nothing left to dispatch; a notification ends the pause, but one may be lost."""
 
 MOST_BORROWED: Final = 1_000
 """Jobs of one borrow."""
@@ -52,20 +53,21 @@ class Dispatcher:
     """One dispatcher; any number may run, in any process, and one suffices. A program without a foreign queue (no engine,
     no Redis) makes no query by it.
 
-    The process that made something ready runs a round for it. What is left then, because there is more than the workers can
-    use, is dispatched by one leader for each engine, round after round until nothing is left; when it dies, another process
-    leads within a second.
+    Each process runs a round when it is notified that something is ready. What is left then, because there is more than the
+    workers can use, is dispatched by one leader for each engine, round after round until nothing is left; when it dies,
+    another process leads within a second.
 
-    Arguments: ``ahead_s``: seconds of work that wait in a queue; ``outgoing`` filters what is pushed. ``engines``: the
-    attached engines by name; one whose broker does not answer delays nothing else. ``fair_by_owner``: the owners of Tasks
-    of one priority share alike, not the Tasks. ``background_share``: the share of the jobs that is of larger priorities
-    while smaller ones wait.
+    Arguments: ``waker`` ends a wait when the ledger has something new. ``ahead_s``: seconds of work that wait in a queue.
+    ``outgoing`` filters what is pushed. ``engines``: the attached engines by name; one whose broker does not answer delays
+    nothing else. ``fair_by_owner``: the owners of Tasks of one priority share alike, not the Tasks. ``background_share``:
+    the share of the jobs that is of larger priorities while smaller ones wait.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         broker: Broker | None,
+        waker: Waker,
         *,
         ahead_s: float = 0.25,
         outgoing: PushFilter | None = None,
@@ -85,13 +87,12 @@ class Dispatcher:
             fair_by_owner=fair_by_owner,
             background_share=background_share,
             leads=self._leads,
-            expect=self.expect,
+            expect=self._note_due,
         )
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._leaderships: dict[str | None, leases.Leadership] = {}  # by engine; None: of the own broker
-        self._round_lock = threading.Lock()
-        self._wake = threading.Event()
-        self._stopping = False
+        self._waker = waker
+        self._stopped = threading.Event()
         self._users = 0
         self._users_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -112,7 +113,7 @@ class Dispatcher:
             self._users += 1
             if self._users > 1:  # a web server and a worker in one process
                 return
-            self._stopping = False
+            self._stopped.clear()
             self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
             self._thread.start()
 
@@ -122,8 +123,8 @@ class Dispatcher:
             self._users = max(0, self._users - 1)
             if self._users:
                 return
-            self._stopping = True
-            self._wake.set()
+            self._stopped.set()
+            self._waker.wake()
             if self._thread is not None:
                 self._thread.join(10)
 
@@ -140,15 +141,8 @@ class Dispatcher:
 
     def nudge(self) -> None:
         """Runs a round soon, because something changed."""
-        if self.serves:
-            self._nudged = True
-            self._wake.set()
-
-    def submitted(self) -> None:
-        """Runs a round for what was submitted, in this process's thread if it has one; others are notified by the
-        ledger."""
-        if self._has_thread:
-            self.nudge()
+        self._nudged = True
+        self._waker.wake()
 
     def ended(self) -> None:
         """A job of this process has ended, and no other runs here: if this process leads, and a queue was empty at each
@@ -161,55 +155,58 @@ class Dispatcher:
         leadership = self._leaderships.get(engine)
         return leadership is not None and leadership.elsewhere
 
-    @property
-    def _has_thread(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def expect(self, at: int) -> None:
         """Schedules a round at this time (microseconds; the past: now), when something is due."""
-        if not self.serves:
-            return
-        if at <= self._ledger.now():
-            self.nudge()
-        elif self._due is None or at < self._due:
+        if self._note_due(at):
+            self._waker.wake()
+
+    def _note_due(self, at: int) -> bool:
+        """The same from the dispatcher's own thread; returns whether that is news."""
+        is_news = self._due is None or at < self._due
+        if is_news:
             self._due = at
-            self._wake.set()
+        return is_news
 
     def _run(self) -> None:
-        while not self._stopping:
-            pause = IDLE_S
+        while not self._stopped.is_set():
             try:
-                pause = self._step()
+                self._wait(self._step())
+                continue
             except Unavailable as error:
-                self._nudged = True
                 self._log.retrying("dispatch_put_off", error=str(error))
             except Exception:
-                self._nudged = True
                 self._log.exception("dispatch_failed")
-            self._wake.wait(pause)
-            self._wake.clear()
-        with self._round_lock:
-            self.queues.leave()
-            for leadership in self._leaderships.values():
-                leadership.resign()
+            self._nudged = True
+            self._stopped.wait(IDLE_S)
+        self.queues.leave()
+        for leadership in self._leaderships.values():
+            leadership.resign()
+
+    def _wait(self, seconds: float) -> None:
+        if not self.serves:
+            self._stopped.wait(seconds)
+        elif self._waker.wait(seconds) and not self._nudged:
+            self._nudged = self._waker.signalled or self._is_any_due()
+
+    def _is_any_due(self) -> bool:
+        with self._ledger.database.read() as connection:
+            at = lending.first_due(connection, self.queues.names)
+        return at is not None and at <= self._ledger.now()
 
     def _step(self) -> float:
         """Runs a round if there is a reason. Returns the seconds until the next, as far as known."""
         if not self.serves:
             return QUIET_S
         now = self._ledger.clock.monotonic()
-        due = self._due is not None and self._due <= self._ledger.now()
+        due = self._until_due() <= 0
         leads = any(each.held for each in self._leaderships.values()) and now >= self._next_at
         if not (self._nudged or due or leads):
             return min(self._go_on(), self._until_due())
         if now < self._round_at + SHORTEST_S:  # one round for all that come together
             return self._round_at + SHORTEST_S - now
-        self._nudged = False
-        if due:
-            self._due = None
+        self._nudged, self._due = False, None
         pushed = self.round()
-        if due:
-            self._expect_next()
+        self._expect_next()
         # From start to start, because the jobs last no longer if a round is slow.
         self._next_at = now + (self._pause_s if pushed else ACTIVE_S)
         return min(self._go_on(), self._until_due())
@@ -218,23 +215,22 @@ class Dispatcher:
         with self._ledger.database.read() as connection:
             at = lending.next_due(connection, self._ledger.now())
         if at is not None:
-            self.expect(at)
+            self._note_due(at)
 
     def _go_on(self) -> float:
         """Acquires, renews or ends leadership by what is left. Returns the wait until the next round."""
         wait = QUIET_S
-        with self._round_lock:  # a round of another thread may acquire it
-            for engine in self.queues.left | self._leaderships.keys():
-                leadership = self._leadership(engine)
-                if engine not in self.queues.left:
-                    if leadership.held:
-                        leadership.resign()
-                        self._nudged = True  # others may have left work to this process until now
-                        wait = 0.0
-                elif (others_s := leadership.acquire(least_s=ACTIVE_S)) is None:
-                    wait = min(wait, max(0.0, self._next_at - self._ledger.clock.monotonic()))
-                else:
-                    wait = min(wait, others_s, IDLE_S)
+        for engine in self.queues.left | self._leaderships.keys():
+            leadership = self._leadership(engine)
+            if engine not in self.queues.left:
+                if leadership.held:
+                    leadership.resign()
+                    self._nudged = True  # others may have left work to this process until now
+                    wait = 0.0
+            elif (others_s := leadership.acquire(least_s=ACTIVE_S)) is None:
+                wait = min(wait, max(0.0, self._next_at - self._ledger.clock.monotonic()))
+            else:
+                wait = min(wait, others_s, IDLE_S)
         return wait
 
     def _leadership(self, engine: str | None) -> leases.Leadership:
@@ -243,32 +239,28 @@ class Dispatcher:
         return self._leaderships[engine]
 
     def _until_due(self) -> float:
-        return QUIET_S if self._due is None else max(0.0, (self._due - self._ledger.now()) / SECOND)
+        """Seconds until the next round that has a time."""
+        quiet = self._round_at + QUIET_S - self._ledger.clock.monotonic()
+        return max(0.0, quiet if self._due is None else min(quiet, (self._due - self._ledger.now()) / SECOND))
 
     def round(self) -> int:
-        """Runs one round. Returns the number of jobs pushed.
+        """Runs one round, in the dispatcher's thread (tests have none). Returns the number of jobs pushed.
 
         Raises :class:`Unavailable` if the ledger or the broker does not answer; any other error is logged and costs only
         its part of the round.
         """
         if not self.serves:
             return 0
-        with self._round_lock:
-            self._round_at = self._ledger.clock.monotonic()
-            pushed = self.queues.run()
-            self.rounds += 1
-            self.dispatched += pushed
-            if self.queues.left and threading.current_thread() is not self._thread:
-                self._wake.set()  # a leader has to continue
-            return pushed
+        self._round_at = self._ledger.clock.monotonic()
+        pushed = self.queues.run()
+        self.rounds += 1
+        self.dispatched += pushed
+        return pushed
 
     def _leads(self, engine: str | None) -> bool:
         """Whether this round dispatches what is more than wanted: one process at a time does, because no round knows what
         others have borrowed and not pushed."""
-        leadership = self._leadership(engine)
-        if self._has_thread:
-            return leadership.acquire(least_s=ACTIVE_S, anew=True) is None
-        return not leadership.query_elsewhere()  # the leader has to continue
+        return self._leadership(engine).acquire(least_s=ACTIVE_S, anew=True) is None
 
 
 class Round:
@@ -289,7 +281,7 @@ class Round:
         fair_by_owner: bool,
         background_share: float,
         leads: Callable[[str | None], bool],
-        expect: Callable[[int], None],
+        expect: Callable[[int], object],
     ) -> None:
         self._router = router
         self._control = control
@@ -301,6 +293,7 @@ class Round:
         self._shares = Shares(by_owner=fair_by_owner)
         self._credit = Credit(background_share)
         self.rates = Rates(ledger.clock)
+        self.names: Collection[str] = ()  # the queues that the last round found at work
         self.left: set[str | None] = set()  # the engines for which the last round left something
         self._log = get_logger("asynctask.dispatcher")
         self.attach(ledger)
@@ -316,7 +309,10 @@ class Round:
 
     def run(self) -> int:
         """Runs one; returns the number of jobs pushed. Raises :class:`Unavailable`."""
-        return self._settle() + self._part(self._dispatch)
+        pushed = self._settle() + self._part(self._dispatch)
+        if self._router.is_any_away():
+            self._expect(self._ledger.now() + micros(AWAY_S))
+        return pushed
 
     def _outbox_of(self, queue: str) -> Outbox:
         engine = engine_of(queue)
@@ -366,6 +362,7 @@ class Round:
     def _dispatch(self) -> int:
         self.left = set()
         threads = self._threads()
+        self.names = threads.keys()
         offers, alone = self._offered(threads) if threads else ([], [])
         if not (offers or alone):
             return 0
@@ -387,7 +384,7 @@ class Round:
             self.rates.note(queue, waiting.get(queue, 0) + sent.get(queue, 0), threads[queue])
         # A Task whose round was borrowed is not left over: it set the time of its next one.
         left = {job.queue for job in alone} | {offer.queue for offer in offers if not offer.has_rounds}
-        self.left = {engine_of(queue) for queue in left}
+        self.left |= {engine_of(queue) for queue in left}
         return sum(sent.values())
 
     def _offered(self, threads: Mapping[str, Threads]) -> tuple[Sequence[Offer], Sequence[Alone]]:
@@ -398,7 +395,10 @@ class Round:
             paused = lending.paused_queues(connection)
             # Jobs for a queue that nobody works stay in the ledger, and delay nothing else.
             using = {queue for queue, its in threads.items() if its.idle or self.rates.known(queue)}
-            return offers, lending.alone_due(connection, self._ledger.now(), using - paused)
+            now, busy = self._ledger.now(), threads.keys() - using - paused
+            # Nothing notifies when such a queue can use them, so somebody leads.
+            self.left = {engine_of(job.queue) for job in lending.alone_due(connection, now, busy, limit=1)}
+            return offers, lending.alone_due(connection, now, using - paused)
 
     def _open(self, room: Mapping[str, int], offers: Sequence[Offer], alone: Sequence[Alone]) -> set[str]:
         """The queues of which more may be ready than is wanted. Of the others every job is wanted, and concurrent rounds

@@ -105,6 +105,10 @@ class Router:
             return self._broker is not None
         return engine in self._engines and self._clock.monotonic() >= self._away_until.get(engine, 0.0)
 
+    def is_any_away(self) -> bool:
+        """Whether an engine is not queried now, because it did not answer."""
+        return any(self._clock.monotonic() < until for until in self._away_until.values())
+
     def knows(self, queue: str, worker: str) -> bool:
         """Whether this process's engine of a queue has this worker (``*``: several); one of another release may have it."""
         engine = self._engines.get(engine_of(queue) or "")

@@ -171,7 +171,7 @@ class Engine(EngineQueues, Protocol):
         ...
 
 
-class Attachable(Dispatching, Protocol):
+class Attachable(Dispatching, Exporting, Protocol):
     """The parts of an application that an integration needs."""
 
     config: Config

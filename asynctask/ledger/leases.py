@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,20 +67,14 @@ class Holder:
 def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
     """Acquires or renews a duty for ``for_s`` seconds. Returns None if this process holds it now, else until when another
     process does (microseconds). Raises LedgerUnavailable."""
-    if (taken := taken_until(ledger, name)) is not None:
-        return taken
     now = ledger.now()
+    taken = sa.select(_d.held_until).where(_d.name == name, _d.holder != ledger.identity, _d.held_until > now)
+    with ledger.database.read() as connection:
+        if (found := connection.execute(taken).scalar()) is not None:
+            return int(found)
     free = _d.holder.is_(None) | (_d.holder == ledger.identity) | (_d.held_until <= now)
     until = now + micros(for_s)
     return None if _take(ledger, name, free, held_until=until) else until
-
-
-def taken_until(ledger: Ledger, name: str) -> int | None:
-    """Until when another process holds a duty (microseconds); None if none does. Raises LedgerUnavailable."""
-    held = sa.select(_d.held_until).where(_d.name == name, _d.holder != ledger.identity, _d.held_until > ledger.now())
-    with ledger.database.read() as connection:
-        found = connection.execute(held).scalar()
-    return None if found is None else int(found)
 
 
 @repeatable
@@ -164,19 +158,15 @@ class Leadership:
         self._elsewhere_until = now + left
         return left
 
-    def query_elsewhere(self) -> bool:
-        """Whether another process leads now, by the lease. Raises LedgerUnavailable."""
-        return not self.held and taken_until(self._ledger, self._duty) is not None
-
-    def take_over(self, gives_way: Callable[[Holder], bool]) -> bool:
-        """Takes the duty, for as long as this process lives, if the leader ``gives_way``. Returns whether it leads.
+    def take_over(self, host: Host) -> bool:
+        """Takes the duty, for as long as this process lives, if the leader is gone. Returns whether it leads.
 
         Raises LedgerUnavailable.
         """
         self.holder = holder_of(self._ledger, self._duty)
         own = self.holder.identity == self._ledger.identity
         was = _d.holder.is_(None) if self.holder.identity is None else _d.holder == self.holder.identity
-        if own or (gives_way(self.holder) and _take(self._ledger, self._duty, was)):
+        if own or (self.holder.is_gone(host, self._ledger.now()) and _take(self._ledger, self._duty, was)):
             self._held_until = math.inf
         return self.held
 
@@ -202,36 +192,28 @@ class Leadership:
 class Work:
     """The work for the maintenance that one query found.
 
-    ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``ready``: something is ready
-    or due; ``alone``: a foreign queue has claimed jobs; ``lost``: an unregistered process holds jobs or places;
-    ``newest``: when the last process registered; ``due_at``: when the next job in the ledger is due (both in microseconds,
-    None for none).
+    ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``alone``: a foreign queue has
+    claimed jobs; ``lost``: an unregistered process holds jobs or places; ``newest``: when the last process registered
+    (microseconds, None for none).
     """
 
     leads: bool
     dead: bool
     open: bool
-    ready: bool
     alone: bool
     lost: bool
     newest: int | None
-    due_at: int | None
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to do, except at a known time."""
+        """Whether there is nothing to do."""
         return not (self.dead or self.open or self.alone or self.lost)
-
-
-def _earliest(column: Any, *where: Any) -> Any:
-    return sa.select(column).where(column.is_not(None), *where).order_by(column).limit(1).scalar_subquery()
 
 
 _WORK = sa.select(
     sa.select(_d.holder).where(_d.name == MAINTENANCE).scalar_subquery(),
     sa.exists().where(_p.lease_until <= sa.bindparam("now")),
     sa.exists().where(_t.finished_at.is_(None)),
-    sa.exists().where(_t.finished_at.is_(None), _t.ready.is_not(None)),
     sa.exists().where(_e.process >= QUEUE_HOLDER, _e.process < AFTER_QUEUE_HOLDERS),
     sa.or_(
         *(
@@ -240,10 +222,6 @@ _WORK = sa.select(
         )
     ),
     sa.select(sa.func.max(_p.started_at)).scalar_subquery(),
-    sa.exists().where(_t.due_next <= sa.bindparam("now")),
-    sa.exists().where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now")),
-    _earliest(_t.due_next, _t.due_next > sa.bindparam("now")),
-    _earliest(_e.due_at, _e.task_id.is_(None), _e.due_at > sa.bindparam("now")),
 )
 
 
@@ -251,7 +229,5 @@ def query_work(ledger: Ledger) -> Work:
     """Queries the work for maintenance, in one statement. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
         found = connection.execute(_WORK, {"now": ledger.now()}).one()
-    holder, dead, open_, ready, alone, lost, newest, due_task, due_alone, *times = found
-    waits = bool(ready or due_task or due_alone)
-    due_at = min((int(at) for at in times if at is not None), default=None)
-    return Work(holder == ledger.identity, bool(dead), bool(open_), waits, bool(alone), bool(lost), newest, due_at)
+    holder, dead, open_, alone, lost, newest = found
+    return Work(holder == ledger.identity, bool(dead), bool(open_), bool(alone), bool(lost), newest)

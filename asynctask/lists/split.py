@@ -69,8 +69,7 @@ class _Slice:
 class Splitter:
     """Splits lists into the ledger.
 
-    ``on_slice`` is called after each committed slice (it wakes the dispatcher). ``lease_s``: seconds without a renewal
-    after which another process may take the split over.
+    ``lease_s``: seconds without a renewal after which another process may take the split over.
     """
 
     def __init__(
@@ -81,14 +80,12 @@ class Splitter:
         limits: Limits,
         *,
         lease_s: float,
-        on_slice: Callable[[], None] = lambda: None,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._uploads = uploads
         self._limits = limits
         self._lease_s = lease_s
-        self._on_slice = on_slice
         self._log = get_logger("asynctask.split")
 
     def split_source(
@@ -145,7 +142,6 @@ class Splitter:
                 why = f"{error.code}: {error}"
                 task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why, detail=detail or None)
         self._clear(task_id, source)
-        self._on_slice()
 
     def _clear(self, task_id: int, source: ListSource) -> None:
         """Removes a list that was stored only to be split. After an error here, maintenance removes it."""
@@ -172,7 +168,6 @@ class Splitter:
                 task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why)
                 raise
             task_rows.end_split(self._ledger, task_id, Reason.SEALED)
-        self._on_slice()
 
     # -- lists that fit one slice
 
@@ -270,7 +265,6 @@ class Splitter:
             lease_s=self._lease_s,
             headers=names.as_json(),
         )
-        self._on_slice()
 
     @contextmanager
     def _lease(self, task_id: int) -> Iterator[None]:

@@ -22,16 +22,12 @@ from asynctask.brokers.base import About, Broker
 from asynctask.clock import Clock, Ids, micros
 from asynctask.config import Config
 from asynctask.database.notify import Signals
-from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
-from asynctask.exports.files import ExportFiles
 from asynctask.figures import Figures
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
-from asynctask.lists.cleaning import Cleaning
-from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.chain import Chain
@@ -41,7 +37,7 @@ from asynctask.worker import Worker
 
 
 class Dispatching(Protocol):
-    """The parts of an application that every process needs: each dispatches, and resumes splits of dead processes."""
+    """The parts of an application that every process needs: each dispatches, and takes part in maintenance."""
 
     config: Config
     clock: Clock
@@ -58,31 +54,22 @@ class Dispatching(Protocol):
     def host(self) -> processes.Host: ...
 
     @property
-    def controls(self) -> Control: ...
-
-    @property
     def engines(self) -> Mapping[str, EngineQueues]: ...
-
-    @property
-    def signals(self) -> Signals: ...
 
     @property
     def dispatcher(self) -> Dispatcher: ...
 
     @property
-    def uploads(self) -> Uploads: ...
-
-    @property
-    def export_files(self) -> ExportFiles: ...
-
-    @property
     def workers(self) -> Mapping[str, Worker]: ...
 
-    def resume_split(self, task_id: int) -> None: ...
+    def maintenance(self, ledger: Ledger) -> Maintenance: ...
 
 
 class Parts(Dispatching, Protocol):
     """The parts that a worker process needs."""
+
+    @property
+    def signals(self) -> Signals: ...
 
     @property
     def own_workers(self) -> Mapping[str, Worker]: ...
@@ -166,24 +153,7 @@ class AppProcess:
             facts=self._beat,
             on_signal=self.obey,
         )
-        self.maintenance = Maintenance(
-            self.ledger,
-            app.broker,
-            app.host,
-            app.controls,
-            waker=app.signals.waker(),
-            every_s=min(1.0, config.lease_s / 4),
-            engines=app.engines,
-            resume_split=app.resume_split,
-            cleaning=Cleaning(
-                self.ledger,
-                app.uploads,
-                remove_export=app.export_files.remove,
-                purge_after_s=config.purge_after_days * 86_400,
-            ),
-            nudge=app.dispatcher.nudge,
-            expect=app.dispatcher.expect,
-        )
+        self.maintenance = app.maintenance(self.ledger)
 
     def register(self) -> None:
         """Writes the row of this process. Raises LedgerUnavailable."""

@@ -76,7 +76,7 @@ def unsaid(world: World) -> list[str]:
 def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
+    monkeypatch.setitem(maintenance.EVERY_S, "find_lost", 0.3)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point) == -signal.SIGKILL, world.said()
     assert unsaid(world) == [], "given up before its outcome was committed"
@@ -99,7 +99,7 @@ def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twi
 def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
+    monkeypatch.setitem(maintenance.EVERY_S, "find_lost", 0.3)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_SMALL="1") == -signal.SIGKILL, world.said()
     ids = [progress["task_id"] for progress in app.tasks()]
@@ -115,7 +115,7 @@ def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end
 def test_a_process_that_dies_at_this_point_queues_a_callback_once_and_its_task_ends(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
+    monkeypatch.setitem(maintenance.EVERY_S, "find_lost", 0.3)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_CALLBACK="1") == -signal.SIGKILL, world.said()
     (task_id,) = [progress["task_id"] for progress in app.tasks()]
@@ -134,7 +134,7 @@ def test_a_process_that_dies_at_this_point_leaves_every_key_in_its_order(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Taken out, for the death before ``free``: the repair of lines whose next one waits."""
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
+    monkeypatch.setitem(maintenance.EVERY_S, "find_lost", 0.3)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_KEY="1") == -signal.SIGKILL, world.said()
     (task_id,) = [progress["task_id"] for progress in app.tasks()]
@@ -151,7 +151,7 @@ def test_a_process_that_dies_at_this_point_leaves_every_key_in_its_order(
 def test_a_process_that_dies_with_a_retry_claimed_leaves_it_to_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
+    monkeypatch.setitem(maintenance.EVERY_S, "find_lost", 0.3)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="shaky") == -signal.SIGKILL, (
         world.said()

@@ -209,7 +209,7 @@ def test_a_broken_attempt_in_redis_is_none_and_each_job_is_performed_once(
     def act(item: dict[str, Any]) -> None:
         done.append(item["n"])
 
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.2)
+    monkeypatch.setitem(maintenance.EVERY_S, "find_lost", 0.2)
     task, copies = taken(app, app.broker, "default", len(BROKEN), monkeypatch)
     for copy, value in zip(copies, BROKEN, strict=True):
         envelope = {"jid": copy.jid, "attempt": value, "task_id": copy.task_id}

@@ -48,7 +48,7 @@ def over(task: TaskHandle) -> Mapping[str, Any]:
 
 
 def sweep(app: AsyncTask) -> Maintenance:
-    return Maintenance(app.ledger, app.broker, app.host, app.controls)
+    return app.maintenance(app.ledger)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from asynctask.database.tables import resubmitted_rows, task_ancestors, tasks
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import control, corrections, purge
 from asynctask.lists.split import Splitter
-from asynctask.maintenance import Maintenance
 from asynctask.reports.files import write_csv, write_xlsx
 from asynctask.submission import Submission
 from asynctask.task import TaskHandle
@@ -68,10 +67,11 @@ def report(
 def cancel(app: AsyncTask, task: TaskHandle) -> None:
     """To its end: a request cancels rows for a moment, and leaves the rest to maintenance."""
     task.cancel()
-    duty = Maintenance(app.ledger, app.broker, app.host, app.controls)
+    duty = app.maintenance(app.ledger)
 
     def is_done() -> Any:
-        duty.run_once()
+        duty.turn_rows()
+        duty.close()
         return task.progress()["done"]
 
     wait_for(is_done, "every row is cancelled")

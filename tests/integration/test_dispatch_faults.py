@@ -18,7 +18,7 @@ from asynctask.errors import InputError
 from asynctask.job import CurrentJob
 from asynctask.ledger import processes as recovery
 from asynctask.lists.options import check_options
-from asynctask.maintenance import POISON_COPIES, Maintenance
+from asynctask.maintenance import POISON_COPIES
 from asynctask.testing import wait_for
 from asynctask.worker import Priority, Worker
 
@@ -226,7 +226,7 @@ def test_an_untracked_job_under_which_three_processes_died_is_put_among_the_dead
     broker = broker_of(app)
     app.worker(lambda item: None, name="killer", use_task_event=False)
     jid = app.workers["killer"].perform_async({"n": 1})
-    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls)
+    maintenance = app.maintenance(app.ledger)
     for count in range(1, POISON_COPIES + 1):
         (copy,) = broker.exchange(f"process {count}", [], ["default"], 10)
         assert copy.deaths == count - 1

@@ -19,11 +19,11 @@ from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.tables import tasks
-from asynctask.dispatch.dispatcher import ACTIVE_S
+from asynctask.dispatch.dispatcher import ACTIVE_S, QUIET_S
 from asynctask.ledger import leases, lending, processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.control import update
-from asynctask.maintenance import Maintenance, Schedule
+from asynctask.maintenance import Schedule
 from asynctask.runtime.borrower import IDLE_S
 from asynctask.testing import wait_for
 
@@ -68,8 +68,8 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
 
 
 def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Schedule:
-    options = {"every_s": 1.0, "can_split": True, "waker": None, **more}
-    return Schedule(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
+    options = {"every_s": 1.0, "waker": Rung(), **more}
+    return Schedule(ledger, app.host, options.pop("waker"), **options)
 
 
 def grown(app: AsyncTask, count: int) -> None:
@@ -234,10 +234,23 @@ def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, mo
     assert len(shop.takes()) == 5
 
 
+def test_a_notification_that_was_lost_delays_a_round_for_some_seconds_at_most(world: World) -> None:
+    app, client = world.app(), world.app()
+    shop, clock = moved_by_hand(app)
+    Shop(client)
+    assert app.dispatcher._step() == pytest.approx(QUIET_S)
+    client.submit("sold", numbers(3))
+    clock.ahead += QUIET_S - 0.1
+    assert app.dispatcher._step() == pytest.approx(0.1)
+    assert shop.pushed == []
+    clock.ahead += 0.1
+    app.dispatcher._step()
+    assert len(shop.pushed) == 3
+
+
 def test_a_leader_that_resigns_looks_once_more_for_what_was_left_to_it(world: World) -> None:
     app, client = world.app(), world.app()
     shop, clock = moved_by_hand(app)
-    app.dispatcher._thread = threading.current_thread()  # it goes on if it leads
     Shop(client)
     task = client.submit("sold", numbers(30))
     app.dispatcher.nudge()
@@ -337,13 +350,17 @@ def test_the_duty_of_upkeep_is_taken_over_from_a_process_that_is_gone(world: Wor
     assert leases.holder_of(one, leases.MAINTENANCE).identity == "two"
 
 
-def test_a_process_that_can_split_takes_the_duty_from_one_of_an_engine_that_cannot(world: World) -> None:
-    app = world.app()
-    engine, worker = process(app, "dramatiq@h:1:2"), process(app, "two")
-    rota(engine, app, can_split=False).due_steps(())
-    assert leases.holder_of(worker, leases.MAINTENANCE).identity == "dramatiq@h:1:2"
-    rota(worker, app).due_steps(())
-    assert leases.holder_of(worker, leases.MAINTENANCE).identity == "two"
+@pytest.mark.parametrize("other", ["dramatiq@h:3:4", "worker"])
+def test_a_process_of_an_engine_keeps_the_duty_of_upkeep_while_it_lives(world: World, other: str) -> None:
+    """Before, any other took it, and where only engines run, they took it from each other every few seconds."""
+    app, clock = world.app(), Still()
+    first = rota(process(app, "dramatiq@h:1:2", clock), app)
+    second = rota(process(app, other, clock), app)
+    for _ in range(3):
+        first.due_steps(())
+        second.due_steps(())
+        assert leases.holder_of(app.ledger, leases.MAINTENANCE).identity == "dramatiq@h:1:2"
+        clock.ahead += 60.0
 
 
 @pytest.mark.each_database(reason="each notifies in its own way")
@@ -369,7 +386,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World, mo
     child.kill()
     child.wait()
     assert leader.due_steps(steps) == steps
-    assert Maintenance(one, app.broker, app.host, app.controls).recover_dead() == 1
+    assert app.maintenance(one).recover_dead() == 1
     assert not world.sql("SELECT identity FROM processes WHERE identity = 'brief'")
 
 
@@ -459,7 +476,7 @@ def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> N
 
 def test_an_idle_worker_process_has_no_round_of_its_dispatcher(world: World) -> None:
     app = world.app()
-    assert app.dispatcher._step() > 30
+    assert app.dispatcher._step() >= QUIET_S
     with counted(app) as seen:
-        assert app.dispatcher._step() > 30
+        assert app.dispatcher._step() >= QUIET_S
     assert seen == []

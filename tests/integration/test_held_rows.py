@@ -17,7 +17,6 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.tasks import try_close
-from asynctask.maintenance import Maintenance
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -209,7 +208,7 @@ def test_maintenance_leaves_held_tasks_and_does_the_others(world: World) -> None
             patch.setattr("asynctask.ledger.recorder.try_close", lambda *args: False)
             patch.setattr("asynctask.ledger.recorder.close_small", lambda *args: [])
             records(app.ledger, jobs)
-    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls)
+    maintenance = app.maintenance(app.ledger)
     with holding(world, both[0].id):
         maintenance.close()
         assert [task.progress()["done"] for task in both] == [False, True]
@@ -218,12 +217,13 @@ def test_maintenance_leaves_held_tasks_and_does_the_others(world: World) -> None
     assert both[0].progress()["done"]
 
 
-def test_a_split_whose_task_is_held_is_not_taken_up_again_and_again(world: World) -> None:
+def test_a_split_whose_task_is_held_is_not_taken_up_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     both = [app.submit("note", numbers(1)) for _ in range(2)]
     world.sql("UPDATE tasks SET split_state = 'splitting', state = 'splitting', split_until = 1, split_source = '{}'")
     taken: list[int] = []
-    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls, resume_split=taken.append)
+    monkeypatch.setattr(app, "resume_split", taken.append)
+    maintenance = app.maintenance(app.ledger)
     with holding(world, both[0].id):
         maintenance.resume_splits()
         assert taken == [both[1].id]

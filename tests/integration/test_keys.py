@@ -313,12 +313,12 @@ def test_maintenance_lets_lines_go_on_that_a_dead_process_left(world: World, mon
         patched.setattr(sessions, "free", lambda ledger, lines: set())
         end(app, *jobs[:2])
     assert lend(app, task) == []
-    maintenance(app).run_once()
+    maintenance(app).find_lost()
     assert numbers_of(lend(app, task)) == [1, 3], "the third line is held"
 
 
 def maintenance(app: AsyncTask) -> Maintenance:
-    return Maintenance(app.ledger, app.broker, app.host, app.controls)
+    return app.maintenance(app.ledger)
 
 
 @pytest.mark.each_database(reason="each locks in its own way")

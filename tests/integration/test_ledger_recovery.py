@@ -19,7 +19,7 @@ from support.clocks import SettableClock
 from support.foreign import Shop
 from support.world import World, numbers
 
-from asynctask import maintenance
+from asynctask import AsyncTask, maintenance
 from asynctask.database.engine import Database, database_now
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, lending, processes
@@ -37,8 +37,8 @@ def read_now(database: Database) -> int:
         return int(connection.execute(sa.select(database_now(database.dialect))).scalar_one())
 
 
-def maintenance_of(app: Any) -> Maintenance:
-    return Maintenance(app.ledger, app.broker, app.host, app.controls)
+def maintenance_of(app: AsyncTask) -> Maintenance:
+    return app.maintenance(app.ledger)
 
 
 def registered(app: Any, **values: Any) -> None:
@@ -233,11 +233,13 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
     shop, task = pushed(app, 1)
     shop.takes()
     clock = SettableClock()
-    look = Maintenance(replace(app.ledger, clock=clock), app.broker, app.host, app.controls, engines=app.engines)
-    assert look.find_lost() == 0
-    clock.seconds += maintenance.FIND_LOST_S
+    look = app.maintenance(replace(app.ledger, clock=clock))
+    look._do(["find_lost"])
+    look._do(["find_lost"])
+    assert task.progress()["control"]["in_flight"] == 1, "it was not searched twice"
+    clock.seconds += maintenance.EVERY_S["find_lost"]
     look._ledger.time.set(clock.now() - 3_600 * 1_000_000)
-    assert look.find_lost() == 1
+    look._do(["find_lost"])
     assert task.progress()["control"]["in_flight"] == 0
 
 
@@ -245,7 +247,7 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
 def test_a_step_rests_for_what_it_takes_each_time_and_not_for_one_wait(world: World, step: str, rest_s: float) -> None:
     """A database that was silent for 4 s once kept the dead unrecovered for 80 s."""
     app, clock, done = world.app(), SettableClock(), []
-    look = Maintenance(replace(app.ledger, clock=clock), app.broker, app.host, app.controls)
+    look = app.maintenance(replace(app.ledger, clock=clock))
     takes = iter((0.01, 4.0, 0.01, 4.0, 4.0, 0.01))
 
     def act() -> None:
@@ -327,13 +329,10 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
 
 
 @pytest.mark.each_database(reason="each locks and compares in its own way")
-def test_a_copy_that_its_queue_lost_is_dispatched_again_after_two_looks(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.0)
+def test_a_copy_that_its_queue_lost_is_dispatched_again_after_two_looks(world: World) -> None:
     app = world.app()
     shop, task = pushed(app, 4)
-    look = Maintenance(app.ledger, app.broker, app.host, app.controls, engines=app.engines)
+    look = app.maintenance(app.ledger)
     assert [look.find_lost(), look.find_lost()] == [0, 0], "they are in their queue"
     shop.ends(shop.takes()[:1])
     assert look.find_lost() == 0

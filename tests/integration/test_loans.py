@@ -14,7 +14,6 @@ from asynctask.errors import Conflict
 from asynctask.ledger import control, doctor, lending, processes, sessions
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
-from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
 
 pytestmark = pytest.mark.each_database(reason="each locks in its own way")
@@ -104,7 +103,7 @@ def test_a_process_is_stalled_when_its_supervisor_says_so_and_until_it_beats(wor
     assert stalled() == ["held"]
     task = app.submit("note", numbers(4))
     borrow(held, task, 2)
-    Maintenance(app.ledger, app.broker, app.host, app.controls).take_stalled()
+    app.maintenance(app.ledger).take_stalled()
     assert [row[:3] for row in rows(world, task)] == [("enqueue", 2, 1)] * 2 + [("enqueue", 1, 0)] * 2
     assert processes.beat(held, lease_s=60) is None
     assert stalled() == []

@@ -29,7 +29,6 @@ from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
 from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.errors import BrokerUnavailable
-from asynctask.maintenance import Maintenance
 from asynctask.runtime.launcher import Launcher
 from asynctask.sidekiq import fetcher, sharing
 from asynctask.sidekiq.broker import RedisBroker
@@ -49,8 +48,8 @@ QUEUES = {"default": 1, "plain": 1}
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked for every few seconds is looked for at once."""
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
-    monkeypatch.setattr(maintenance, "STRAYS_S", 0.3)
+    monkeypatch.setitem(maintenance.EVERY_S, "find_lost", 0.3)
+    monkeypatch.setitem(maintenance.EVERY_S, "recover_strays", 0.3)
     monkeypatch.setattr(sharing, "JITTER_S", 0.0)
 
 
@@ -441,7 +440,7 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
     clock = Waits()
     app = on_redis.app(clock=clock)
     looked = []
-    made = Maintenance(app.ledger, app.broker, app.host, app.controls)
+    made = app.maintenance(app.ledger)
 
     def wait_in_vain() -> None:
         looked.append(1)
@@ -453,14 +452,14 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
         made._do(["find_lost"])
         made._do(["find_lost"])
         assert len(looked) == 1, "it is not asked without a pause"
-        clock.passed += maintenance.FIND_LOST_S + 0.1
+        clock.passed += maintenance._AWAY_RESTS_S + 0.1
         made._do(["find_lost"])
     assert len(looked) == 2
 
 
 def test_what_redis_lost_is_dispatched_again_within_half_a_minute() -> None:
     """After two looks, which have a pause between them."""
-    assert 2 * maintenance.FIND_LOST_S + 2 <= 30
+    assert 2 * maintenance.EVERY_S["find_lost"] + 2 <= 30
 
 
 # -- keys of others, and what must not fall between two keys
@@ -600,11 +599,11 @@ def test_a_process_that_is_told_to_end_while_redis_hangs_asks_once_for_all_that_
 def test_the_list_of_a_process_that_nobody_knows_is_taken_back(
     on_redis: World, own: OwnRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken out: `Schedule._is_time_for_strays`. As long as no process died, nobody looked.
+    """Taken out: the step `recover_strays`. As long as no process died, nobody looked.
 
     So it is after a server was put back to what it held a while ago, when a process lived that has long ended.
     """
-    monkeypatch.setattr(maintenance, "STRAYS_S", 0.2)
+    monkeypatch.setitem(maintenance.EVERY_S, "recover_strays", 0.2)
     app = on_redis.app()
     app.workers["plain"].perform_bulk(numbers(5))
     ghost = RedisBroker(own.url)
@@ -623,14 +622,14 @@ def test_the_list_of_a_process_that_sidekiqs_tools_see_is_left_alone(on_redis: W
     other.exchange("other:1:aa", [], ["default"], 9)
     shown: Any = other.presence(About("other:1:aa", "other", 1, app.clock.now(), 5, {"default": 1}))
     shown.beat((), quiet=False, rss_kib=1)
-    made = Maintenance(app.ledger, app.broker, app.host, app.controls)
+    recover_strays = app.maintenance(app.ledger)._steps["recover_strays"]
     with structlog.testing.capture_logs():
         for _ in range(3):
-            made.recover_dead()
+            recover_strays()
         assert len(other.held_by("other:1:aa")) == 1
         look(on_redis).delete("other:1:aa")
         for _ in range(2):
-            made.recover_dead()
+            recover_strays()
     assert other.held_by("other:1:aa") == []
     assert other.queues() == {"default": 1}
     other.close()

@@ -142,7 +142,7 @@ def test_an_item_whose_worker_a_process_does_not_know_is_put_off_there_once_and_
     """Of a Task with several workers, which a process borrows that performs some. It is due again at once, and that
     process borrows it no more; one that knows its worker does, without a search of maintenance. It is notified, though the
     hints of the Task may be no news, because another row is due already."""
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 3_600.0)
+    monkeypatch.setitem(maintenance.EVERY_S, "find_lost", 3_600.0)
     notified: list[Any] = []
 
     def notified_by(connection: Any) -> None:

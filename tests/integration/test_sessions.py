@@ -10,14 +10,13 @@ from support import borrowing
 from support.borrowing import borrow
 from support.world import World
 
-from asynctask import AsyncTask, maintenance
+from asynctask import AsyncTask
 from asynctask.core.states import Reason
 from asynctask.errors import InputError
 from asynctask.ledger import control, doctor, lending
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Kind
 from asynctask.ledger.tasks import try_close
-from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -181,17 +180,14 @@ def test_of_many_that_give_a_session_away_at_once_one_does(world: World) -> None
 
 
 @pytest.mark.each_database(reason="each locks and sorts in its own way")
-def test_maintenance_finds_a_session_without_a_holder_and_a_task_without_its_hint(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maintenance_finds_a_session_without_a_holder_and_a_task_without_its_hint(world: World) -> None:
     """What is left when a process dies between a commit and what should follow it."""
-    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.0)
     app = world.app()
     first, second = (app.submit("note", numbers(0, 2), session="s") for _ in range(2))
     alone = app.submit("note", numbers(0, 2))
     world.sql("UPDATE tasks SET session_holder = NULL, session_waits = NULL WHERE id = ?", first.id)
     world.sql("UPDATE tasks SET ready = NULL")
-    Maintenance(app.ledger, app.broker, app.host, app.controls).find_lost()
+    app.maintenance(app.ledger).find_lost()
     assert holder(world) == second.id
     with world.working(app):
         wait_for(lambda: all(t.progress()["done"] for t in (first, second, alone)), "everything is done")

@@ -16,7 +16,7 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, JobInterrupted
 from asynctask.job import CurrentJob
-from asynctask.maintenance import POISON_COPIES, Maintenance
+from asynctask.maintenance import POISON_COPIES
 from asynctask.runtime.execution import Decision, Follow
 from asynctask.sidekiq.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wrap
 from asynctask.sidekiq.payload import decode_backtrace, dump, parse
@@ -299,7 +299,7 @@ def test_a_job_that_killed_three_processes_says_so_among_the_dead(world: RedisWo
     app = world.app()
     app.ensure_schema()
     world.push_text(STRANGE)
-    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls)
+    maintenance = app.maintenance(app.ledger)
     for count in range(POISON_COPIES):
         assert len(broker_of(app).exchange(f"p{count}", [], ["default"], 1)) == 1
         maintenance.recover(f"p{count}")

@@ -199,7 +199,7 @@ def _submit(app: Any) -> None:
 
 def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
-    maintenance.FIND_LOST_S = 0.3
+    maintenance.EVERY_S["find_lost"] = 0.3
     split.FIRST_SLICE = split.SLICE = 10
     _borrow_few()
     for place, name in ((fetcher, "MAX_FETCH"), (recorder, "_MAX_BATCH")):

@@ -175,7 +175,7 @@ def slow() -> None:
 
 def eager() -> None:
     """Looks for lost copies all the time, and sends at once what its engine gave up."""
-    maintenance.FIND_LOST_S = base.PUT_OFF_S = 0.2  # type: ignore[misc]
+    maintenance.EVERY_S["find_lost"] = base.PUT_OFF_S = 0.2  # type: ignore[misc]
 
 
 BREAKS: Mapping[str, Callable[[], None]] = {each.__name__: each for each in (fenceless, final, hasty, slow, eager)}
