@@ -279,8 +279,7 @@ class Picker:
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
 
     def _query(self) -> dict[_Turn, list[Source]]:
-        names = self._order()
-        workers = self._workers()
+        names, workers = self._order(), self._workers()
         with self._ledger.database.read() as connection:
             offers = lending.pick(
                 connection, self._ledger, names, workers=workers, after=self._shares.last, place=self._place
