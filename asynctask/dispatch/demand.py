@@ -128,6 +128,7 @@ class Source:
     group: Hashable
     key: Hashable
     get: Callable[..., int]
+    offer: Offer | None = None
 
     @property
     def task_id(self) -> int | None:
@@ -143,7 +144,7 @@ class Shares:
     """
 
     def __init__(self, *, by_owner: bool = False) -> None:
-        self._by_owner = by_owner
+        self.by_owner = by_owner
         self._turn = 0
         self._served: dict[Hashable, int] = {}  # the turn in which each was served last
         self.last: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that was served last
@@ -165,8 +166,9 @@ class Shares:
             for (queue, priority), jobs in single.items()
         ]
         for offer in offers:
-            group: Hashable = ("owner", offer.owner) if self._by_owner else offer.task_id
-            found.append(Source(offer.queue, offer.priority, group, offer.task_id, partial(of_task, offer)))
+            group: Hashable = ("owner", offer.owner) if self.by_owner else offer.task_id
+            get = partial(of_task, offer)
+            found.append(Source(offer.queue, offer.priority, group, offer.task_id, get, offer))
         present = {key for each in found for key in (each.group, each.key)}
         self._served = {key: turn for key, turn in self._served.items() if key in present}
         return found

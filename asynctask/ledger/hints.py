@@ -78,6 +78,22 @@ def _is_news(task: Mapping[str, Any], hints: Hints, now: int) -> bool:
     return hints.due_next is not None and hints.due_next <= now and (was is None or was > now)
 
 
+def all_lent(connection: Connection, task_ids: Collection[int], now: int) -> None:
+    """Moves the pointer of locked Tasks without a limit, a session or a due row behind their last job; they have nothing
+    more to start."""
+    _ALL_LENT.execute(connection, task_ids, now=now)
+
+
+_ALL_LENT: Final = batches.ByValues(
+    _t.id,
+    lambda its: (
+        tasks.update()
+        .where(its)
+        .values(next_seq=_t.created_jobs, started_at=sa.func.coalesce(_t.started_at, sa.bindparam("now")), ready=None)
+    ),
+)
+
+
 def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
     """Settles the hints of these Tasks; keeps those whose rows another transaction holds for
     :func:`asynctask.ledger.lending.catch_up`."""

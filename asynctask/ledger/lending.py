@@ -576,20 +576,91 @@ def holders(connection: Connection, task_id: int, *, exactly: bool = False) -> C
     return found
 
 
+# -- small Tasks, borrowed many per transaction: one by one, each costs as many statements and commits as a large one
+
+_SMALL_JOBS: Final = 20
+"""Most jobs of a small Task: it is borrowed whole. Far below what a process borrows for :data:`RECHECK_S`."""
+
+
+def is_small(offer: Offer) -> bool:
+    """Whether a Task may be borrowed whole, with others."""
+    return offer.is_plain and not offer.has_keys and 0 < offer.left <= _SMALL_JOBS and offer.worker_name != "*"
+
+
+def borrow_small(ledger: Ledger, offers: Sequence[Offer]) -> dict[int, Borrowed]:
+    """Borrows all jobs of those of these small Tasks that are still as they were offered, by their ids; :func:`borrow`
+    handles the rest. Raises LedgerUnavailable."""
+    lent = _borrow_small(ledger, [offer.task_id for offer in offers])
+    if not lent:
+        return {}
+    jobs: dict[int, list[Job]] = {loan.id: [] for loan in lent}
+    by_id = {offer.task_id: offer for offer in offers}
+    with ledger.database.read() as connection:
+        for loan_id, task_id, *row in _OF_LOANS.fetch(connection, sorted(jobs)):
+            jobs[loan_id].append(_job(by_id[task_id], row))
+    return {loan.task_id: Borrowed([(loan, sorted(jobs[loan.id], key=lambda job: job.event_id))]) for loan in lent}
+
+
+@repeatable
+def _borrow_small(ledger: Ledger, task_ids: Sequence[int]) -> list[Loan]:
+    now = ledger.now()
+    with ledger.database.write() as connection:
+        free: Sequence[Any] = _SMALL.execute(connection, sorted(task_ids)).all()
+        found = {int(i): (int(low), int(high)) for i, low, high in free}
+        if found:  # after the lock, as of a borrow that reaches the end of the list
+            for task_id in _WITH_FREE.execute(connection, list(found)).scalars().all():
+                del found[int(task_id)]
+        if not found:
+            return []
+        rows = [
+            {"task_id": i, "low": low, "high": high, "process": ledger.identity, "at": now}
+            for i, (low, high) in found.items()
+        ]
+        connection.execute(loans.insert(), rows)
+        made: Sequence[Any] = _MADE.execute(connection, list(found), me=ledger.identity).all()
+        hints.all_lent(connection, list(found), now)
+    return [Loan(int(i), int(of), int(low), int(high)) for i, of, low, high in made if found[of] == (low, high)]
+
+
+_SMALL: Final = batches.ByValues(
+    _t.id,
+    lambda its: sa.select(_t.id, _t.next_seq, _t.created_jobs)
+    .where(
+        its, MAY, _t.session_key.is_(None), _t.parallel.is_(None), sa.not_(_HAS_ROUNDS), _t.tolerated_failures.is_(None),
+        _t.due_next.is_(None), _t.next_seq < _t.created_jobs, _t.created_jobs - _t.next_seq <= _SMALL_JOBS,
+    )
+    .order_by(_t.id),
+    skip_locked=True,
+)  # fmt: skip
+_WITH_FREE: Final = batches.ByValues(
+    _l.task_id, lambda its: sa.select(_l.task_id).where(its, _l.process.is_(None)).distinct()
+)
+_MADE: Final = batches.ByValues(
+    _l.task_id, lambda its: sa.select(_l.id, _l.task_id, _l.low, _l.high).where(its, _l.process == sa.bindparam("me"))
+)
+_OF_LOANS: Final = batches.ByValues(
+    _l.id,
+    lambda its: (
+        sa.select(_l.id, _e.task_id, *_LENT).select_from(loans.join(events, IN_LOAN[0])).where(its, *IN_LOAN, UNHELD)
+    ),
+)
+
+
 def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Job]]:
     """The jobs of a loan, read after its commit: only then is nothing of it written by others any more."""
     with ledger.database.read() as connection:
-        given = {"of": loan.task_id, "low": loan.low, "high": loan.high}
-        found = batches.fetch_small(connection, _RANGE, given)
-    jobs = [
-        Job(
-            i, job_id, loan.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
-            params, offer.options if options is None else options, created_at, row, items, offer.slots, seq, line,
-        )
-        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, seq, line in found
-    ]  # fmt: skip
-    jobs.sort(key=lambda job: job.event_id)  # the ids of a Task's Events ascend with ``seq``
-    return loan, jobs
+        found = batches.fetch_small(connection, _RANGE, {"of": loan.task_id, "low": loan.low, "high": loan.high})
+    # The ids of a Task's Events ascend with ``seq``.
+    return loan, sorted((_job(offer, row) for row in found), key=lambda job: job.event_id)
+
+
+def _job(offer: Offer, row: Sequence[Any]) -> Job:
+    """The job of a row of :data:`_LENT`."""
+    i, job_id, attempt, retries, worker, queue, params, options, created_at, first_row, items, seq, line = row
+    return Job(
+        i, job_id, offer.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
+        params, offer.options if options is None else options, created_at, first_row, items, offer.slots, seq, line,
+    )  # fmt: skip
 
 
 def read_jobs(ledger: Ledger, event_ids: Sequence[int]) -> list[Job]:

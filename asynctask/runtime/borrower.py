@@ -298,8 +298,8 @@ class Picker:
     def _borrow_rank(self, rank: Rank, sources: list[Source], seconds: float, is_urgent: bool) -> tuple[int, float]:
         """Borrows of the Tasks and single jobs of one rank in turn, for the same time of each; returns how many jobs, and
         for how many seconds. ``is_urgent``: all threads take them next, not the idle ones alone."""
-        total, used = 0, 0.0
         share = seconds / len({each.group for each in sources})
+        total, used = self._borrow_small(rank, sources, seconds)
         while sources and used < seconds:
             source = self._shares.next(sources)
             amount = self._amount(source.task_id, min(share, seconds - used), is_urgent)
@@ -311,6 +311,25 @@ class Picker:
             if got < amount or not self._durations.knows(source.task_id):
                 sources.remove(source)
         return total, used
+
+    def _borrow_small(self, rank: Rank, sources: list[Source], seconds: float) -> tuple[int, float]:
+        """The same for those of small Tasks, many at once; what it lends is no source any more."""
+        total, used, chosen = 0, 0.0, dict[int, tuple[Source, Offer]]()
+        small = [(each, each.offer) for each in sources if each.offer is not None and lending.is_small(each.offer)]
+        if len(small) < 2 or self._shares.by_owner:
+            return 0, 0.0
+        for source, offer in small:
+            if used < seconds * len(small) / len(sources):
+                chosen[offer.task_id] = source, offer
+                used += offer.left * self._durations.of(offer.worker_name, AHEAD_S) / self._pool.concurrency
+        asked = self._ledger.clock.monotonic()
+        for task_id, found in lending.borrow_small(self._ledger, [offer for _, offer in chosen.values()]).items():
+            source, offer = chosen[task_id]
+            self._durations.assume(task_id, offer.worker_name)
+            total += self._arrivals.lent(rank, offer, found, asked)
+            self._shares.served(source)
+            sources.remove(source)
+        return total, used if total else 0.0
 
     # -- how many
 

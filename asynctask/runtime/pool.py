@@ -406,15 +406,17 @@ def _without(line: deque[Execution], wanted: Callable[[Execution], bool], droppe
 
 
 class Durations:
-    """The seconds that a job of each Task takes, smoothed, and the length of its parameters. None stands for jobs without a
-    Task. Written by threads without a lock: a lost update does no harm."""
+    """The seconds that a job of each Task takes, smoothed, and the length of its parameters; a name stands for all jobs of
+    a worker, None for jobs without a Task. Written by threads without a lock: a lost update does no harm."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int | None, float] = {}
+        self._seconds: dict[int | str | None, float] = {}
         self._sizes: dict[int | None, float] = {}
 
-    def note(self, task_id: int | None, seconds: float) -> None:
+    def note(self, task_id: int | str | None, seconds: float, worker: str = "") -> None:
         """A job took so long."""
+        if task_id is not None and worker:
+            self.note(worker, seconds)
         known = self._seconds.get(task_id)
         if known is None:
             if len(self._seconds) >= _TASKS:
@@ -423,6 +425,11 @@ class Durations:
             self._seconds[task_id] = seconds
         else:
             self._seconds[task_id] = known + _SMOOTH * (seconds - known)
+
+    def assume(self, task_id: int, worker: str) -> None:
+        """Until a job of a Task has ended, its jobs take as long as those of their worker, if that is known."""
+        if (seconds := self._seconds.get(worker)) is not None and task_id not in self._seconds:
+            self.note(task_id, seconds)
 
     def at_least(self, task_id: int, seconds: float) -> None:
         """A job of a Task of which others have ended runs for so long already."""
@@ -433,7 +440,7 @@ class Durations:
         """Whether a job of the Task has ended here."""
         return task_id in self._seconds
 
-    def of(self, task_id: int | None, unknown: float) -> float:
+    def of(self, task_id: int | str | None, unknown: float) -> float:
         """Seconds of a job; ``unknown`` if none has ended."""
         return max(1e-5, self._seconds.get(task_id, unknown))
 
@@ -780,7 +787,7 @@ class Pool:
             if self.gate.opens(execution):
                 self._note_begun(execution)
                 self.performer.perform(execution)
-                self.durations.note(execution.task_id, self._clock.monotonic() - execution.began)
+                self.durations.note(execution.task_id, self._clock.monotonic() - execution.began, execution.name)
             else:
                 self.release(execution)
         except BaseException as error:

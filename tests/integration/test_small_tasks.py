@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.costs import statements
 from support.world import World, numbers
 
 from asynctask import AsyncTask, submission
 from asynctask.core.states import Reason, Status
 from asynctask.database.engine import Database
 from asynctask.errors import InputError, LedgerUnavailable
-from asynctask.ledger import tasks
+from asynctask.ledger import lending, tasks
 from asynctask.ledger.base import NewItem, Reject
 from asynctask.ledger.recorder import TaskCloser
 from asynctask.ledger.tasks import NewTask, NewWhole
@@ -327,3 +328,46 @@ def test_stored_items_whose_split_is_over_are_removed_and_nothing_else_is(world:
     world.sql("UPDATE tasks SET split_state = 'sealed' WHERE id = ?", splitting)
     assert maintenance.clear_uploads() == 1, "it looks again at what was still being split"
     assert (len(uploads(app)), maintenance.clear_uploads()) == (2, 0)
+
+
+@pytest.mark.each_database(reason="each locks and inserts in its own way")
+def test_small_tasks_are_borrowed_whole_in_one_transaction_and_what_has_changed_is_left(world: World) -> None:
+    """Taken out: any condition of the query, the look at free loans, or the hint of what is lent."""
+    app = world.app()
+    small = [app.submit("note", numbers(count, first)) for count, first in ((1, 0), (3, 10), (20, 20), (2, 50), (2, 60))]
+    large = app.submit("note", numbers(21, 100))
+    ledger = app.ledger
+    with ledger.database.read() as connection:
+        offers = {each.task_id: each for each in lending.pick(connection, ledger, ["default"])}
+    assert [lending.is_small(offers[task.id]) for task in (*small, large)] == [True] * 5 + [False]
+    paused, shared = small[3:]
+    paused.pause()
+    (loan,) = (loan for loan, _ in lending.borrow(ledger, offers[shared.id], 1).loans)
+    lending.give_back(ledger, [(loan, loan.low)])
+    with statements(ledger.database) as seen:
+        found = lending.borrow_small(ledger, [offers[task.id] for task in small])
+    assert {i: [job.seq for _, jobs in each.loans for job in jobs] for i, each in found.items()} == {
+        small[0].id: [0], small[1].id: [0, 1, 2], small[2].id: [*range(20)]
+    }  # fmt: skip
+    assert len([one for one, _ in seen if one.startswith(("INSERT INTO loans", "UPDATE tasks"))]) == 2
+    hints = "SELECT id FROM tasks WHERE ready IS NOT NULL ORDER BY id"
+    assert world.sql(hints) == [(shared.id,), (large.id,)]
+    paused.resume()
+    assert lending.borrow_small(ledger, [offers[small[0].id], offers[paused.id]]).keys() == {paused.id}
+    assert lending.leave(ledger) == {*found, paused.id}
+    with world.working(app):
+        for task in (*small, large):
+            assert task.wait(120)["done"]
+    world.check_promises(app, [task.id for task in (*small, large)], 49)
+
+
+def test_an_owner_with_many_small_tasks_does_not_come_before_others(world: World) -> None:
+    """With ``fair_by=owner`` each has its turn, one Task after the other."""
+    app = world.app(fair_by="owner")
+    many = [app.submit("note", numbers(1, n), owner="many") for n in range(40)]
+    one = app.submit("note", numbers(1, 100), owner="one")
+    with world.working(app, concurrency=1):
+        for task in (*many, one):
+            assert task.wait(120)["done"]
+    order = [item for (item,) in world.sql("SELECT task_id FROM events ORDER BY started_at, id")]
+    assert order.index(one.id) < 10
