@@ -319,9 +319,12 @@ class Picker:
         if len(small) < 2 or self._shares.by_owner:
             return 0, 0.0
         for source, offer in small:
-            if used < seconds * len(small) / len(sources):
+            takes = offer.left * self._durations.of(offer.worker_name, AHEAD_S) / self._pool.concurrency
+            if used + takes <= seconds * len(small) / len(sources):  # others may begin what would wait here
                 chosen[offer.task_id] = source, offer
-                used += offer.left * self._durations.of(offer.worker_name, AHEAD_S) / self._pool.concurrency
+                used += takes
+        if not chosen:
+            return 0, 0.0
         asked = self._ledger.clock.monotonic()
         for task_id, found in lending.borrow_small(self._ledger, [offer for _, offer in chosen.values()]).items():
             source, offer = chosen[task_id]
