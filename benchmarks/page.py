@@ -46,7 +46,8 @@ _SINCE = """\
 **Where a section says so, its figures were measured before [the ledger lent](decisions/0088-the-ledger-lends.md) (tree
 52c30bb) and have not been measured again: they do not tell how fast this tree is, nor whether it reaches what it must.**
 What was measured since is typed by hand, the first two lines of a machine that others kept busy (load 11 to 13), those
-from the one-item Tasks on of one at half the speed that it had before (a loop of Python took 0.4 s that takes 0.2):
+from the one-item Tasks on of the trees 06a89ba to fcb4e98, at half the speed that the machine had before (a loop of Python
+took 0.4 s that takes 0.2):
 
 | measured | before | since |
 |---|---|---|
@@ -61,7 +62,7 @@ from the one-item Tasks on of one at half the speed that it had before (a loop o
 | 120 processes on one Task, at least 3,500/s: PostgreSQL, MariaDB | | 1,991, 2,146/s: missed |
 | the same beside an open snapshot, for 30 s, at least 2,500/s | | 2,664, 2,393/s: missed on MariaDB |
 | an item on PostgreSQL, at most 2 row writes and 900 bytes of WAL | | 2.05: missed |
-| an item on SQLite, at most 700 bytes | | 1,641: missed; 637 at full speed, where a commit has more items |
+| an item on SQLite, at most 700 bytes | | 1,641: missed |
 | 10 ms on Dramatiq over PostgreSQL, to its own rate, at least 0.95: lone, a list, its middle | | 1.03, 0.78, 0.96 |
 | the same on Celery, where its process needed all of its processor | | 0.53, 0.42: missed |
 | the same on RQ, at least 0.85: lone ones, a list | | 0.64, 0.60: missed |

@@ -117,10 +117,10 @@ def wanted(threads: Mapping[str, Threads], waiting: Mapping[str, int], rates: Ra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """Jobs of a Task, whose id is ``key``, or all single jobs of a queue and priority.
+    """Jobs of a Task, as it was offered, or (``offer`` None) all single jobs of a queue and priority.
 
-    ``group``: those that share alike, an owner's Tasks together, or each by itself. ``get`` takes up to so many jobs, and
-    returns how many it got.
+    ``group``: those that share alike, an owner's Tasks together, or each by itself (``key``). ``get`` takes up to so many
+    jobs, and returns how many it got.
     """
 
     queue: str
@@ -133,7 +133,7 @@ class Source:
     @property
     def task_id(self) -> int | None:
         """The Task; None of single jobs."""
-        return self.key if isinstance(self.key, int) else None
+        return None if self.offer is None else self.offer.task_id
 
 
 class Shares:

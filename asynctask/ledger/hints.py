@@ -1,4 +1,5 @@
-"""Reads what decides the hints of a Task (:mod:`asynctask.core.readiness`), and writes them: :func:`settle`.
+"""Reads what decides the hints of a Task (:mod:`asynctask.core.readiness`), and writes them: :func:`settle`, and
+:func:`all_lent` of many Tasks at once.
 
 A new Task gets them in its insert, and one that has ended has none.
 """

@@ -136,7 +136,7 @@ class Leadership:
     @property
     def elsewhere(self) -> bool:
         """Whether another process leads, by what the last query said."""
-        return self._ledger.clock.monotonic() < self._elsewhere_until
+        return not self.held and self._ledger.clock.monotonic() < self._elsewhere_until
 
     def acquire(self, *, least_s: float, anew: bool = False) -> float | None:
         """Acquires or renews the duty for :data:`LEADER_LEASE_S`. Raises LedgerUnavailable.

@@ -627,7 +627,8 @@ _SMALL: Final = batches.ByValues(
     lambda its: sa.select(_t.id, _t.next_seq, _t.created_jobs)
     .where(
         its, MAY, _t.session_key.is_(None), _t.parallel.is_(None), sa.not_(_HAS_ROUNDS), _t.tolerated_failures.is_(None),
-        _t.due_next.is_(None), _t.next_seq < _t.created_jobs, _t.created_jobs - _t.next_seq <= _SMALL_JOBS,
+        _t.due_next.is_(None), _t.round_at.is_(None), _t.next_seq < _t.created_jobs,
+        _t.created_jobs - _t.next_seq <= _SMALL_JOBS,
     )
     .order_by(_t.id),
     skip_locked=True,

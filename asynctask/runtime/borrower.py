@@ -314,13 +314,15 @@ class Picker:
 
     def _borrow_small(self, rank: Rank, sources: list[Source], seconds: float) -> tuple[int, float]:
         """The same for those of small Tasks, many at once; what it lends is no source any more."""
-        total, used, chosen = 0, 0.0, dict[int, tuple[Source, Offer]]()
+        total, used, length, chosen = 0, 0.0, 0.0, dict[int, tuple[Source, Offer]]()
         small = [(each, each.offer) for each in sources if each.offer is not None and lending.is_small(each.offer)]
         if len(small) < 2 or self._shares.by_owner:
             return 0, 0.0
         for source, offer in small:
             takes = offer.left * self._durations.of(offer.worker_name, AHEAD_S) / self._pool.concurrency
-            if used + takes <= seconds * len(small) / len(sources):  # others may begin what would wait here
+            length += offer.left * self._durations.size(offer.worker_name)
+            # Others may begin what would wait here.
+            if used + takes <= seconds * len(small) / len(sources) and length <= MOST_BYTES:
                 chosen[offer.task_id] = source, offer
                 used += takes
         if not chosen:

@@ -411,7 +411,7 @@ class Durations:
 
     def __init__(self) -> None:
         self._seconds: dict[int | str | None, float] = {}
-        self._sizes: dict[int | None, float] = {}
+        self._sizes: dict[int | str | None, float] = {}
 
     def note(self, task_id: int | str | None, seconds: float, worker: str = "") -> None:
         """A job took so long."""
@@ -447,9 +447,9 @@ class Durations:
     def measure(self, task_id: int | None, jobs: Sequence[Job]) -> None:
         """The lengths of the parameters of some jobs."""
         if jobs:
-            self._sizes[task_id] = sum(len(job.params or "") for job in jobs) / len(jobs)
+            self._sizes[task_id] = self._sizes[jobs[0].worker_name] = sum(len(job.params or "") for job in jobs) / len(jobs)
 
-    def size(self, task_id: int | None) -> float:
+    def size(self, task_id: int | str | None) -> float:
         """Average length of the parameters of a job."""
         return max(1.0, self._sizes.get(task_id, 1.0))
 

@@ -389,7 +389,9 @@ def test_a_queue_that_is_paused_gives_back_what_was_borrowed_of_it(world: World)
 
 
 @pytest.mark.each_database(reason="each borrows with statements of its own")
-@pytest.mark.parametrize("step", ["_borrow", "_borrow_at_pointer", "_read_range", "_claim_due", "read_jobs"])
+@pytest.mark.parametrize(
+    "step", ["_borrow", "_borrow_at_pointer", "_borrow_small", "_read_range", "_claim_due", "read_jobs"]
+)
 def test_what_was_lent_and_never_arrived_goes_back(world: World, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Taken out: loans or claims that the process does not know. They were lent to it for ever."""
     app = world.app()
@@ -407,11 +409,13 @@ def test_what_was_lent_and_never_arrived_goes_back(world: World, monkeypatch: py
     with world.working(app):
         task = app.submit("shaky", [{"n": n, "breaks": n % 2} for n in range(300)])
         singles = [str(app.workers["note"].perform_async(item)) for item in numbers(5, 1_000)]
-        assert task.wait(120)["counts"]["finish"] == 300
+        small = [app.submit("note", numbers(1, n)) for n in range(2_000, 2_008)]
+        for each in (task, *small):
+            assert each.wait(120)["counts"]["finish"] == (300 if each is task else 1)
         wait_for(lambda: {app.event(jid)["status"] for jid in singles} == {"finish"}, "so did the single ones")
     assert lost or (step == "_borrow_at_pointer" and world.store.kind == "sqlite")
     assert {n: count for n, count in world.shop.performed().items() if count != 1 + (n < 1_000 and n % 2)} == {}
-    world.check_promises(app, [task.id], 300)
+    world.check_promises(app, [task.id, *(each.id for each in small)], 308)
 
 
 def test_a_process_whose_checks_get_no_answer_begins_nothing_after_half_a_second(

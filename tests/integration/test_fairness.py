@@ -8,6 +8,7 @@ from support.world import World, numbers
 from asynctask.dispatch.demand import Shares, Source
 from asynctask.errors import ConfigError
 from asynctask.ledger import lending
+from asynctask.ledger.lending import Offer
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
@@ -32,7 +33,8 @@ def test_there_are_two_ways_to_be_fair(world: World) -> None:
 
 
 def source(task_id: int, owner: str = "") -> Source:
-    return Source("default", 100, owner or task_id, task_id, lambda count: count)
+    offer = Offer(task_id, "default", 100, "note", owner, None, False, 30, True, False, None, 1)
+    return Source("default", 100, owner or task_id, task_id, lambda count: count, offer)
 
 
 def turns(shares: Shares, sources: list[Source], count: int) -> list[int | None]:
