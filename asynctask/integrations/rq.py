@@ -699,6 +699,7 @@ class _Recording:
         if self._recording.has_died() and not self._has_lost_it:
             self._has_lost_it = True
             self.log.error("worker %s: its recording process has died, so it stops; start it again", self.name)
+            self._stop_requested = True  # logging swallows what a signal handler raises while it writes
             self.request_stop(number, frame)
 
     def handle_warm_shutdown_request(self: Any) -> None:

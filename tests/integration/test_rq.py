@@ -466,6 +466,14 @@ def test_no_job_begins_without_its_recording_process(engine: RqWorld) -> None:
     assert engine.world.shop.lines() == [["noted", "x"]]
 
 
+def test_a_worker_ends_whose_recording_process_dies_while_it_logs(engine: RqWorld) -> None:
+    """RQ stops an idle worker by an exception of a signal handler, and ``logging`` has swallowed it."""
+    sent = engine.jobs.noted.delay("x")
+    assert engine.start("support.rq_main.Interrupted").wait(60) == 1
+    engine.worker()
+    assert engine.ended(sent.id)["result"] == "x"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_under_which_the_recording_process_dies_runs_again_under_the_next_worker(engine: RqWorld, kind: str) -> None:
     task = engine.app.submit("gated", [7])

@@ -457,7 +457,8 @@ def test_a_connection_that_takes_turns_is_not_read_beyond_what_the_application_t
     with closing(server.connect()) as talk:
         talk.send(post(chunks + b"0\r\n\r\n", "Transfer-Encoding: chunked"))
         try:
-            full = lambda: [each for each in server.loop._open() if each.flow.read_paused]  # noqa: E731
+            # This thread may see a connection whose loop has not given it its flow yet.
+            full = lambda: [c for c in server.loop._open() if getattr(c.flow, "read_paused", False)]  # noqa: E731
             (connection,) = wait_for(full, "uvicorn keeps no more of the body")
             wait_for(lambda: not server.loop._slowed, "its turn has come")
             assert not connection.transport.is_reading()
