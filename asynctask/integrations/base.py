@@ -38,7 +38,7 @@ from asynctask.errors import IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
 from asynctask.ledger.base import MAX_ID, dumps
-from asynctask.ledger.recorder import Kind, Recorder
+from asynctask.ledger.recorder import LINGER_S, Kind, Recorder
 from asynctask.ledger.standalone import ENGINE, Arrival, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape, Refused, UnfitItem
@@ -721,7 +721,7 @@ class EngineProcess(AppProcess):
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(
             self.ledger,
-            is_busy=self._is_busy,
+            linger_s=self._linger_s,
             on_due=self.dispatcher.expect,
             figures=self.figures,
             closes_at_once=False,
@@ -911,9 +911,9 @@ class EngineProcess(AppProcess):
 
     # -- parts
 
-    def _is_busy(self) -> bool:
+    def _linger_s(self) -> float:
         """An outcome that a thread waits for is written at once, others with those that follow."""
-        return not self._awaited and bool(self.tracker.running)
+        return LINGER_S if self.tracker.running and not self._awaited else 0.0
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -36,6 +36,10 @@ from asynctask.logs import get_logger
 LINGER_S = 0.005
 """How long an outcome waits for those of other running jobs. A commit takes about a fifth of it, and holds the lock."""
 
+LONG_LINGER_S = 0.03
+"""The same while jobs lie ready: no thread waits for what the outcome makes possible. Each flush costs a worker process
+some milliseconds of its processor, however few outcomes it has."""
+
 _MAX_BATCH = 500
 """Outcomes of one flush."""
 
@@ -153,9 +157,9 @@ class Outcome(Write):
 class Recorder:
     """The group commit of one process.
 
-    :meth:`put` never blocks on the database. A thread flushes the outcomes that arrived during the previous flush and,
-    while other jobs run (``is_busy``), during :data:`LINGER_S`: a lone outcome is written at once, a burst hundreds at a
-    time. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
+    :meth:`put` never blocks on the database. A thread flushes the outcomes that arrived during the previous flush and the
+    next ``linger_s()`` seconds (0: no other job runs): a lone outcome is written at once, a burst hundreds at a time.
+    While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
     nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
     time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count committed
     outcomes. ``closes_at_once``: a Task that may have ended is closed as soon as no job runs, however recent the last
@@ -166,7 +170,7 @@ class Recorder:
         self,
         ledger: Ledger,
         *,
-        is_busy: Callable[[], bool] = lambda: False,
+        linger_s: Callable[[], float] = lambda: 0.0,
         on_due: Callable[[int], None] = lambda at: None,
         figures: Figures | None = None,
         closes_at_once: bool = True,
@@ -174,7 +178,7 @@ class Recorder:
         self._ledger = ledger
         self._closes_at_once = closes_at_once
         self._figures = figures or Figures()
-        self._is_busy = is_busy
+        self._linger_s = linger_s
         self._on_due = on_due
         self._pending: list[Outcome] = []
         self._condition = threading.Condition()
@@ -307,8 +311,8 @@ class Recorder:
                 return []
             if not self._pending:
                 return None
-            if self._is_busy():  # other jobs end soon: one transaction for all instead of one each
-                self._condition.wait_for(self._is_enough, LINGER_S)
+            if seconds := self._linger_s():  # other jobs end soon: one transaction for all instead of one each
+                self._condition.wait_for(self._is_enough, seconds)
             batch, later = dict[int, Outcome](), list[Outcome]()
             for each in self._pending[:_MAX_BATCH]:
                 if batch.setdefault(each.event_id, each) is not each:
@@ -352,7 +356,7 @@ class Recorder:
         over = [record for each in batch if (record := each.record) and _is_over(record, each.turn)]
         self._closer.ended({record.task_id for record in over})
         self._closer.called({record.callback_of for record in over})
-        if self._closes_at_once and not self._pending and not self._is_busy():
+        if self._closes_at_once and not self._pending and not self._linger_s():
             self._closer.check()
         else:
             self._closer.check_if_due()

@@ -348,12 +348,13 @@ class Picker:
         threads = self._threads(is_urgent)
         if not self._durations.knows(task_id):
             return max(1, threads)
-        amount = int(seconds * self._pool.concurrency / self._durations.of(task_id, AHEAD_S))
+        amount = int(seconds / self._seconds(task_id, 1))
         most = max(1, min(MOST, int(MOST_BYTES / self._durations.size(task_id))))
         return min(max(1, amount, threads), most)
 
     def _seconds(self, task_id: int | None, count: int) -> float:
-        return count * self._durations.of(task_id, AHEAD_S) / self._pool.concurrency
+        """How long this process needs for so many jobs of a Task. Threads whose jobs take no time share one interpreter."""
+        return count * max(self._durations.of(task_id, AHEAD_S) / self._pool.concurrency, AHEAD_S / MOST)
 
     def _borrow_of(self, offer: Offer, amount: int, rank: Rank, is_urgent: bool) -> int:
         if offer.limit is not None:

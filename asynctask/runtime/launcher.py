@@ -26,7 +26,7 @@ from asynctask.database.notify import Waker
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import dumps
-from asynctask.ledger.recorder import Recorder
+from asynctask.ledger.recorder import LINGER_S, LONG_LINGER_S, Recorder
 from asynctask.logs import get_logger, open_missing_streams
 from asynctask.runtime.borrower import Arrivals, Borrower, Picker
 from asynctask.runtime.execution import Hook, Intake, Performer
@@ -88,7 +88,7 @@ class Launcher(AppProcess):
         self._lost = False
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
-        self.recorder = Recorder(self.ledger, is_busy=lambda: self.pool.busy > 0, on_due=self._expect, figures=self.figures)
+        self.recorder = Recorder(self.ledger, linger_s=self._linger_s, on_due=self._expect, figures=self.figures)
         self.tracker = ArrivalTracker(self.ledger, self.recorder)
         self.pool, self.borrower, self.hook = self._made_pool()
         self.performer = self.pool.performer
@@ -295,6 +295,10 @@ class Launcher(AppProcess):
 
     def _may_start(self) -> bool:
         return self.heartbeat.fresh() and self.recorder.healthy and not self._lost
+
+    def _linger_s(self) -> float:
+        """While jobs lie ready, no thread waits for what an outcome makes possible."""
+        return LONG_LINGER_S if self.pool.lines.ready else LINGER_S if self.pool.busy else 0.0
 
     def _expect(self, at: int) -> None:
         self.borrower.expect(at)

@@ -43,6 +43,28 @@ def test_a_new_task_begins_beside_one_whose_jobs_keep_every_thread_busy(world: W
         assert len(done) < 3_000
 
 
+def test_what_waits_in_a_process_is_bounded_however_short_its_jobs_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads share one interpreter: by the durations of jobs that do nothing it had 13,000 waiting."""
+    app, real, held = world.app(), lending.borrow, list[int]()
+
+    def borrow(*args: Any, **how: Any) -> Any:
+        waiting = len(launcher.pool.lines)
+        found = real(*args, **how)
+        held.append(waiting + found.count)
+        return found
+
+    @app.worker(retry=0)
+    def short(item: dict[str, Any]) -> None: ...
+
+    monkeypatch.setattr(lending, "borrow", borrow)
+    monkeypatch.setattr(borrower, "MOST", 50)
+    with world.working(app) as launcher:
+        assert app.submit("short", numbers(2_000)).wait(60)["done"]
+    assert max(held) <= 50
+
+
 def test_jobs_that_wait_for_a_place_keep_no_thread_idle(world: World) -> None:
     app = world.app()
     turns, short_done = threading.Semaphore(0), list[int]()

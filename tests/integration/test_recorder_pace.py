@@ -14,7 +14,7 @@ from asynctask import AsyncTask
 from asynctask.arrivals import ArrivalTracker
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.recorder import Kind, Recorder
+from asynctask.ledger.recorder import LINGER_S, Kind, Recorder
 from asynctask.ledger.tasks import try_close
 from asynctask.middleware.tracker import Attempt
 from asynctask.testing import wait_for
@@ -47,7 +47,7 @@ def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[i
 def test_a_task_is_closed_in_time_although_no_outcome_comes_after_its_last(world: World) -> None:
     """While jobs of others run, it is looked now and then, and not after every flush: then somebody must remember."""
     app = world.app()
-    with recording(Recorder(app.ledger, is_busy=lambda: True)) as recorder:
+    with recording(Recorder(app.ledger, linger_s=lambda: LINGER_S)) as recorder:
         for task_id, tracker, attempt in one_job_each(app, recorder, 3):
             recorded = threading.Event()
             tracker.settle(attempt, then=lambda won, recorded=recorded: recorded.set())  # type: ignore[misc]
@@ -57,7 +57,7 @@ def test_a_task_is_closed_in_time_although_no_outcome_comes_after_its_last(world
 
 def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_closed(world: World) -> None:
     app = world.app()
-    recorder = Recorder(app.ledger, is_busy=lambda: True)
+    recorder = Recorder(app.ledger, linger_s=lambda: LINGER_S)
     jobs = one_job_each(app, recorder, 2)
     with recording(recorder):
         for _, tracker, attempt in jobs:

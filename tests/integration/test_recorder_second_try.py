@@ -17,7 +17,7 @@ from asynctask.clock import SECOND
 from asynctask.database.retrying import OutcomeUnknown
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import recorder as closer
-from asynctask.ledger.recorder import Recorder
+from asynctask.ledger.recorder import LINGER_S, Recorder
 from asynctask.ledger.standalone import Arrival
 from asynctask.middleware.tracker import Attempt, Tracker
 from asynctask.task import TaskHandle
@@ -182,7 +182,7 @@ def test_a_task_whose_thread_cannot_be_started_is_left_to_maintenance(
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
-    recorder = Recorder(app.ledger, is_busy=lambda: True)  # so it looks between flushes, where nothing else catches it
+    recorder = Recorder(app.ledger, linger_s=lambda: LINGER_S)  # so it looks between flushes, where nothing else catches it
     tracker = ArrivalTracker(app.ledger, recorder)
     recorder.start()
     monkeypatch.setattr(closer, "_MAX_INLINE_JOBS", 0)
@@ -205,15 +205,15 @@ def test_a_task_whose_thread_cannot_be_started_is_left_to_maintenance(
 def test_the_recorder_survives_whatever_is_raised_and_is_not_healthy_while_it_cannot_record(app: AsyncTask) -> None:
     broken = True
 
-    def is_busy() -> bool:
+    def linger_s() -> float:
         if broken:
             raise KeyError("a bug of ours")
-        return False
+        return 0.0
 
     def refuses(won: bool) -> None:
         raise ValueError("whoever was to be told has a bug")
 
-    recorder = Recorder(app.ledger, is_busy=is_busy)
+    recorder = Recorder(app.ledger, linger_s=linger_s)
     tracker = ArrivalTracker(app.ledger, recorder)
     _, both = begun(app, tracker, 2)
     recorder.start()

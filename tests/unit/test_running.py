@@ -77,6 +77,28 @@ def test_a_reader_has_a_copy_that_nobody_changes() -> None:
     assert (seen, running.all()) == ([one], [two])
 
 
+def test_the_time_counts_in_which_at_least_one_job_is_at_work_also_if_one_comes_as_the_last_one_leaves() -> None:
+    now, one, two, comes = [0.0], object(), object(), list[object]()
+
+    def clock() -> float:
+        while comes:
+            running.add(comes.pop())
+        return now[0]
+
+    running = Running[object](clock)
+    running.add(one)
+    now[0], comes[:] = 2.0, [two]
+    running.remove(one)
+    now[0] = 5.0
+    assert (running.all(), running.busy_s) == ([two], 5.0)
+    running.remove(two)
+    now[0] = 9.0
+    assert running.busy_s == 5.0
+    running.add(one)
+    now[0] = 10.0
+    assert running.busy_s == 6.0
+
+
 def test_a_heartbeat_counts_a_job_once_that_a_middleware_calls_twice(app: AsyncTask) -> None:
     process = EngineProcess(app, "celery", concurrency=2)
     attempt = Attempt(process.begin(Arrival("job", None, "note", "celery/default")))
