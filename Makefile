@@ -61,8 +61,8 @@ lint: .venv/.dev ## Run those of them that `make test` does not run, too: format
 bench: .venv/.dev ## Run every benchmark with a small number, for about a minute: a quick look
 	@$(BIN)/python -m benchmarks.figures --quick $(ARGS)
 
-bench-full: .venv/.dev ## Run every benchmark on every database, for about an hour, and write docs/figures.md (ARGS="--only poll")
-	@$(BIN)/python -m benchmarks.figures --out docs/figures.md $(ARGS)
+bench-full: .venv/.dev ## Run every benchmark on every database, for about an hour, and write docs/explanation/figures.md (ARGS="--only poll")
+	@$(BIN)/python -m benchmarks.figures --out docs/explanation/figures.md $(ARGS)
 
 clean: ## Remove the virtual environment, caches, builds and the demo's data
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build demo-data

@@ -432,7 +432,7 @@ class AsyncTask(OnDemand):
         ``interval``, seconds between rounds of ``parallel`` jobs; ``tolerated_failures`` (10, "5%", "failed:10"): with one
         more the Task pauses itself; ``priority``; ``queue``; ``owner``; ``session``, whose Tasks run one after the other;
         ``key``, a field whose equal values run one after the other across all Tasks of the worker; ``idempotency_key``;
-        ``chunk_size``, items per job, or ``"auto"`` (docs/slices.md); ``unique``, fields that no two items may share;
+        ``chunk_size``, items per job, or ``"auto"`` (docs/how-to/slices.md); ``unique``, fields no two items may share;
         ``strict``: one refused item refuses the list, so all are validated before anything is written (they wait in a
         temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`; ``who``: who submits it, for
         the Task's log;

@@ -149,7 +149,7 @@ class Submitter:
         self._slow: dict[str, float] = {}  # workers whose validation is slow, and until when that is assumed
         self._log = get_logger("asynctask.submit")
 
-    # -- the way of a list, step 1 of docs/internals.md
+    # -- the way of a list, step 1 of docs/explanation/internals.md
 
     def submit_stored(
         self,

@@ -112,7 +112,7 @@ class TaskHandle:
         return f"<Task {self.id}>"
 
     def progress(self, errors: bool = False, *, take: Take = list) -> dict[str, Any]:
-        """The progress object (docs/http.md).
+        """The progress object (docs/reference/http.md).
 
         ``errors`` adds the first 20 failures as ``errors``, and why a rejected list was refused as ``refusal``
         (:meth:`refusal_object`).

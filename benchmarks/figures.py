@@ -3,8 +3,8 @@
     python -m benchmarks.figures [--quick] [--servers KIND,...] [--only NAME,...] [--from RESULTS] [--out PAGE]
 
 Without ``--out`` the page is printed and nothing is kept. With it, each result is kept beside the page as soon as it is
-there, one JSON object a line (``docs/figures.jsonl`` beside ``docs/figures.md``), and takes the place of the one before of
-the same command, so that a part can be run again. ``--from`` runs nothing. Nothing on the page is typed by hand.
+there, one JSON object a line (``figures.jsonl`` beside ``docs/explanation/figures.md``), and takes the place of the one
+before of the same command, so that a part can be run again. ``--from`` runs nothing. Nothing on the page is typed by hand.
 
 A quick look takes about a minute, the full run about an hour, on a machine of two processors with nothing else to do.
 """

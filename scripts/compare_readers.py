@@ -3,7 +3,7 @@
 Reads the visible sheets of each .xlsx, .xlsm, .xls and .ods file by AsyncTask's reader and by whichever of python-calamine,
 openpyxl, xlrd and odfpy is installed, in a child process each, with limits of processor time and memory.
 Prints for each file and in sum: rows with a value, cells that differ from AsyncTask's, seconds of processor time (with the
-start of Python), peak memory, failures. docs/readers.md explains the figures.
+start of Python), peak memory, failures. docs/reference/readers.md explains the figures.
 """
 
 from __future__ import annotations

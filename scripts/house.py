@@ -1,6 +1,6 @@
 """Counts what somebody opens who follows one item through the code, and what the kernel is: ``python scripts/house.py``.
 
-It reads docs/internals.md: its numbered steps, and the part "Beside the way". Each name in backticks there is a module,
+It reads the page internals.md: its numbered steps, and the part "Beside the way". Each name in backticks there is a module,
 class, function or method. Of a row it counts the files of these names, the functions and methods among them with their
 lines, the lines of these together with the functions of the same files that they call, directly or not, and the lines of
 the whole files. What stands beside the way is not followed from a step. The table in that page is its output.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("asynctask", "webapi")
-PAGE = ROOT / "docs" / "internals.md"
+PAGE = ROOT / "docs/explanation/internals.md"
 
 BESIDE = "beside the way"
 ROWS = {

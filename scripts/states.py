@@ -1,4 +1,4 @@
-"""The page of the states: ``python scripts/states.py > docs/states.md``."""
+"""The page of the states: ``python scripts/states.py > docs/reference/states.md``."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def table(edges: Iterable[Edge]) -> str:
 
 
 def page() -> str:
-    """The text of `docs/states.md`: diagram and table of Event and Task, each between markers."""
+    """The text of `docs/reference/states.md`: diagram and table of Event and Task, each between markers."""
     parts = [
         "# States",
         "Made from the table in `asynctask/core/states.py`; do not edit. Every step that is not listed here is refused.",
-        "To make it again: `python scripts/states.py > docs/states.md`.",
+        "To make it again: `python scripts/states.py > docs/reference/states.md`.",
     ]
     for name, edges, what in (
         ("event", EVENT_EDGES, "The status of an Event, the record of one job."),

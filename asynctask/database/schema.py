@@ -249,8 +249,8 @@ def _refuse_unknown(at: str | None, database: Database) -> None:
     if at in _UNRELEASED:
         raise SchemaOutdated(
             f"the database {_shown(database)} is at schema {at}, which only checkouts between 0.1.0 and 0016 had:"
-            " run `asynctask db upgrade` of two of them (`git checkout`: docs/databases.md says which), after which this"
-            " version takes it, or use a new database"
+            " run `asynctask db upgrade` of two of them (`git checkout`: docs/reference/databases.md says which), after"
+            " which this version takes it, or use a new database"
         )
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()} | set(_MERGED)
     if at is not None and at not in known:

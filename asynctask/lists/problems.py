@@ -1,7 +1,7 @@
 """Problems of rows as stable codes and translated messages.
 
 A problem is stored without words: its code, the key of its text (in ``texts/``) and the parameters of that text. The codes
-are listed in docs/sheets.md. A pydantic error type that is not in the table keeps its own type and text.
+are listed in docs/reference/sheets.md. A pydantic error type that is not in the table keeps its own type and text.
 """
 
 from __future__ import annotations

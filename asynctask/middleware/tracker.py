@@ -791,7 +791,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-# -- the middleware that records a tracked job; docs/middleware.md has the table of what it records
+# -- the middleware that records a tracked job; docs/reference/middleware.md has the table of what it records
 
 ATTEMPT: Final = "asynctask.attempt"
 """Key of a tracked job's :class:`Attempt` in the job's ``local``."""

@@ -12,7 +12,7 @@ from benchmarks import figures, page
 from benchmarks.promises import DATABASES, PROMISES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, KEPT = ROOT / "docs/figures.md", ROOT / "docs/figures.jsonl"
+PAGE, KEPT = ROOT / "docs/explanation/figures.md", ROOT / "docs/explanation/figures.jsonl"
 
 
 def found(**settings: Any) -> dict[str, Any]:
@@ -32,7 +32,8 @@ def line_of(results: list[dict[str, Any]], text: str) -> str:
 
 
 def test_the_page_is_what_the_kept_results_render_to() -> None:
-    again = "write it anew: python -m benchmarks.figures --from docs/figures.jsonl --out docs/figures.md"
+    there = "docs/explanation/figures"
+    again = f"write it anew: python -m benchmarks.figures --from {there}.jsonl --out {there}.md"
     assert PAGE.read_text() == page.render(figures.read_results(KEPT)), again
 
 

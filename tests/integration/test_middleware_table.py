@@ -1,4 +1,4 @@
-"""What the middleware records, line by line of the table in docs/middleware.md, on the real runtime."""
+"""What the middleware records, line by line of the table in docs/reference/middleware.md, on the real runtime."""
 
 from __future__ import annotations
 

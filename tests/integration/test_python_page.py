@@ -1,4 +1,4 @@
-"""docs/python.md is one program: its blocks run in order beside a worker, and what they say comes true."""
+"""docs/reference/python.md is one program: its blocks run in order beside a worker, and what they say comes true."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asynctask import AsyncTask
 from asynctask.errors import InputError
 from asynctask.testing import PATIENCE_S, wait_for
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/python.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/python.md"
 
 
 class Shop:

@@ -44,28 +44,28 @@ def setting_row(name: str) -> str:
 
 
 def test_every_setting_stands_in_the_table_of_settings() -> None:
-    lines = (ROOT / "docs/configuration.md").read_text().splitlines()
+    lines = (ROOT / "docs/reference/settings.md").read_text().splitlines()
     missing = [row for row in (setting_row(field.name) for field in fields(Config)) if row not in lines]
-    assert not missing, "put these lines into docs/configuration.md:\n" + "\n".join(missing)
+    assert not missing, "put these lines into docs/reference/settings.md:\n" + "\n".join(missing)
 
 
 def test_the_table_of_settings_has_no_setting_that_does_not_exist() -> None:
-    named = re.findall(r"^\| `(\w+)` \| `ASYNCTASK_", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
+    named = re.findall(r"^\| `(\w+)` \| `ASYNCTASK_", (ROOT / "docs/reference/settings.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(field.name for field in fields(Config))
 
 
 def test_every_command_has_its_section_and_every_flag_of_its_own_is_in_it() -> None:
-    text, faults = (ROOT / "docs/cli.md").read_text(), []
+    text, faults = (ROOT / "docs/reference/cli.md").read_text(), []
     for name, command in commands(build()):
         heading = f"## `asynctask {name}`\n"
         if heading not in text:
-            faults.append(f"docs/cli.md needs a section {heading!r}")
+            faults.append(f"docs/reference/cli.md needs a section {heading!r}")
         section = text.partition(heading)[2].partition("\n## ")[0]
         for option in command.params:
             if isinstance(option, click.Option) and not isinstance(option, SettingOption) and option.name != "as_json":
                 longest = max(option.opts, key=len)
                 if f"`{longest}" not in section:
-                    faults.append(f"the section of {name} in docs/cli.md does not tell about {longest}")
+                    faults.append(f"the section of {name} in docs/reference/cli.md does not tell about {longest}")
     assert not faults, "\n".join(faults)
 
 
@@ -96,7 +96,7 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
 
 
 def test_every_python_example_is_python() -> None:
-    for page in ("README.md", "docs/python.md"):
+    for page in ("README.md", "docs/reference/python.md"):
         blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
         assert [compile(block, page, "exec") for block in blocks], f"{page} has one at least"
 
@@ -109,14 +109,14 @@ def first_cells(page: str, heading: str) -> set[str]:
 
 def test_the_page_of_python_has_every_option_of_a_worker_and_of_a_list() -> None:
     of_worker = set(WorkerOptions.__annotations__) - set(UntrackedOptions.__annotations__)
-    assert first_cells("docs/python.md", "option of `@app.worker`") == of_worker
-    assert first_cells("docs/python.md", "option") == set(Options.model_fields)
+    assert first_cells("docs/reference/python.md", "option of `@app.worker`") == of_worker
+    assert first_cells("docs/reference/python.md", "option") == set(Options.model_fields)
 
 
 def test_the_page_of_python_has_every_method_of_a_task() -> None:
-    text = (ROOT / "docs/python.md").read_text()
+    text = (ROOT / "docs/reference/python.md").read_text()
     for name in vars(TaskHandle):
-        assert name.startswith("_") or re.search(rf"[`.]{name}[(`]", text), f"docs/python.md lacks task.{name}"
+        assert name.startswith("_") or re.search(rf"[`.]{name}[(`]", text), f"docs/reference/python.md lacks task.{name}"
 
 
 def test_the_commands_of_the_readme_are_there() -> None:

@@ -18,7 +18,7 @@ from asynctask import AsyncTask
 from asynctask.integrations import celery, dramatiq, rq
 from asynctask.integrations.base import EngineCapabilities
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/engines.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/engines.md"
 
 ROWS = {
     "late_ack": "acknowledges after the outcome is committed",

@@ -1,4 +1,4 @@
-"""The map of the running system stays true: each name, file and thread in docs/internals.md exists, and none is missing."""
+"""The map of the running system stays true: each name, file and thread in internals.md exists, and none is missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from asynctask.database.tables import metadata
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/internals.md").read_text()
-DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+PAGE = (ROOT / "docs/explanation/internals.md").read_text()
+DECISIONS = sorted((ROOT / "docs/explanation/decisions").glob("*.md"))
 
 _DOTTED = re.compile(r"[a-z_]+(?:\.[A-Za-z_]+)+")
 _FILE = re.compile(r"[\w/.-]+\.(?:py|md|toml)")
@@ -56,7 +56,7 @@ def is_column(name: str) -> bool:
 NAMES = sorted(
     {name for name in quoted(PAGE) if _DOTTED.fullmatch(name) and not _FILE.fullmatch(name)} | set(in_blocks(PAGE))
 )
-PAGES = (ROOT / "docs/internals.md", *DECISIONS)
+PAGES = (ROOT / "docs/explanation/internals.md", *DECISIONS)
 FILES = sorted({(page.name, name) for page in PAGES for name in quoted(page.read_text()) if _FILE.fullmatch(name)})
 
 
@@ -117,7 +117,7 @@ def test_decisions_are_numbered_without_a_gap_and_tell_the_four_things() -> None
         parts = ("Context.", "Choice.", "Price.", "How we would notice that it was wrong.")
         faults += [f"{path.name} does not tell its {part}" for part in parts if f"\n**{part}**" not in text]
         if f"(decisions/{path.name})" not in PAGE:
-            faults.append(f"docs/internals.md does not link {path.name}")
+            faults.append(f"docs/explanation/internals.md does not link {path.name}")
     assert not faults, "\n".join(faults)
 
 
@@ -145,7 +145,7 @@ def test_the_way_of_one_item_stays_short() -> None:
             faults.append(f"{row}: {count} is more than {files} files and {lines} lines")
         told = re.search(rf"^\| {row} \| (\d+) \|", PAGE, re.MULTILINE)
         if told is None or int(told[1]) != count.files:
-            faults.append(f"{row}: run scripts/house.py and copy its table into docs/internals.md")
+            faults.append(f"{row}: run scripts/house.py and copy its table into docs/explanation/internals.md")
     assert not faults, "\n".join(faults)
 
 

@@ -393,7 +393,7 @@ class TestFormats:
 
     def test_every_format_and_code_stands_in_the_docs(self) -> None:
         root = Path(__file__).parents[2]
-        text = (root / "docs/sheets.md").read_text(encoding="utf-8")
+        text = (root / "docs/reference/sheets.md").read_text(encoding="utf-8")
         sources = [*(root / "asynctask/lists/readers").glob("*.py")]
         sources += [root / "asynctask/lists" / f"{name}.py" for name in ("items", "coerce", "problems")]
         code = "\n".join(path.read_text(encoding="utf-8") for path in sources)

@@ -25,7 +25,7 @@ from asynctask.core.states import (
 )
 from asynctask.errors import TransitionRefused
 
-PAGE = Path(__file__).parents[2] / "docs" / "states.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/states.md"
 Check = Callable[[str | None, str, Reason], Edge]
 MACHINES = pytest.mark.parametrize(
     ("edges", "names", "check"),
@@ -35,7 +35,7 @@ MACHINES = pytest.mark.parametrize(
 
 
 def pages() -> Any:
-    spec = importlib.util.spec_from_file_location("states", PAGE.parents[1] / "scripts" / "states.py")
+    spec = importlib.util.spec_from_file_location("states", PAGE.parents[2] / "scripts/states.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -113,5 +113,5 @@ def test_the_docs_show_the_diagram_and_the_table_between_their_markers(name: str
 
 
 def test_the_page_of_states_is_the_generated_one() -> None:
-    again = "docs/states.md is not what the table says; run: python scripts/states.py > docs/states.md"
+    again = "docs/reference/states.md is not what the table says; run: python scripts/states.py > docs/reference/states.md"
     assert PAGE.read_text(encoding="utf-8") == pages().page(), again

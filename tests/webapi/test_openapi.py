@@ -18,7 +18,7 @@ from asynctask.errors import InputError
 from asynctask.lists.options import NOT_BLANK, check_options
 from webapi import create_app
 
-DOCS = Path(__file__).resolve().parents[2] / "docs/http.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs/reference/http.md"
 
 STREAM = "GET /api/tasks/{task_id}/stream"
 OPERATIONS = [
@@ -190,7 +190,7 @@ def test_every_route_is_told_about_in_the_docs(app: AsyncTask) -> None:
         )
         path = path.replace("<path:filename>", "{filename}")
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
-            assert f"### `{method} {path}`\n" in text, f"docs/http.md needs a section: ### `{method} {path}`"
+            assert f"### `{method} {path}`\n" in text, f"docs/reference/http.md needs a section: ### `{method} {path}`"
 
 
 def test_the_document_is_shown_to_people_too(client: Client, spec: Any) -> None:

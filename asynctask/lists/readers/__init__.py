@@ -71,7 +71,7 @@ def open_source(
     precedence over the name; ``encoding`` of a text, by default the charset of the media type, else detected.
 
     Raises :class:`UnsupportedFormat` (415) for an unreadable format, :class:`TooLarge` (413) beyond a limit,
-    :class:`InputError` (422) for any other fault. docs/sheets.md lists the codes.
+    :class:`InputError` (422) for any other fault. docs/reference/sheets.md lists the codes.
     """
     from asynctask.lists.readers.opening import OPENERS, sniff  # loads every reader; many processes read no list
 
