@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-quick test-api test-pythons test-engines check lint bench bench-full clean
+.PHONY: help demo test test-full test-quick test-api test-pythons test-engines check lint docs bench bench-full clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ lint: .venv/.dev ## Run those of them that `make test` does not run, too: format
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: .venv/.with-docs ## Build the documentation as a site in build/site, with every link checked (ARGS=serve shows it)
+	@$(BIN)/mkdocs $(or $(ARGS),build) --strict
+
 bench: .venv/.dev ## Run every benchmark with a small number, for about a minute: a quick look
 	@$(BIN)/python -m benchmarks.figures --quick $(ARGS)
 
@@ -82,7 +85,7 @@ clean: ## Remove the virtual environment, caches, builds and the demo's data
 	@touch $@
 
 .venv/.with-%: .venv/.runtime
-	@echo "installing into .venv what the engine $* needs ..."
+	@echo "installing into .venv what $* needs ..."
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[$*]'
 	@touch $@
 

@@ -2,7 +2,7 @@
 
 # Makes Sidekiq record the outcomes of its jobs in AsyncTask. Require this in the application of the worker process, and set
 # ASYNCTASK_URL to the address of `asynctask web` (with tokens, http://NAME:SECRET@HOST:PORT). Jobs whose payload has `use_task_event` are recorded: those of Tasks, and
-# those of classes with `sidekiq_options use_task_event: true`. docs/how-to/engines.md#other-languages has the promises.
+# those of classes with `sidekiq_options use_task_event: true`. docs/how-to/other-languages.md has the promises.
 require "json"
 require "net/http"
 require "securerandom"

@@ -141,7 +141,7 @@ class TestDramatiq(OnSqlite):
 
     @pytest.fixture(autouse=True)
     def _in_order(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Before 2.2 Dramatiq takes what it has fetched ahead in no order, as docs/how-to/engines.md says."""
+        """Before 2.2 Dramatiq takes what it has fetched ahead in no order, as docs/reference/engines.md says."""
         if "priority" in request.node.name and not hasattr(dramatiq.worker, "_WorkQueueItem"):
             monkeypatch.setenv("dramatiq_queue_prefetch", "1")
 

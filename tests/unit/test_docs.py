@@ -1,13 +1,18 @@
-"""What people forget: every setting, command and flag stands in the docs; what the README and Makefile name exists."""
+"""What people forget: every setting, command and flag stands in the docs; what the README and Makefile name exists; every
+link leads somewhere, and every page is reached."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
+import pytest
 
 from asynctask.cli.options import SettingOption
 from asynctask.cli.root import build
@@ -17,6 +22,7 @@ from asynctask.task import TaskHandle
 from asynctask.worker import UntrackedOptions, WorkerOptions
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def children(group: click.Group) -> dict[str, click.Command]:
@@ -86,19 +92,54 @@ def test_every_target_of_the_makefile_stands_in_its_help() -> None:
         assert re.search(rf"^{target}:.*## \S", text, re.MULTILINE), f"{target} needs a ## description in the Makefile"
 
 
+def sections(page: Path) -> set[str]:
+    """The anchors of a page: its headings, as the site and the repository name them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
 def test_every_link_of_a_page_leads_somewhere() -> None:
     faults = []
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
-        links = [link for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()) if "://" not in link]
-        gone = [link for link in links if not page.parent.joinpath(link).exists()]
-        faults += [f"{page.relative_to(ROOT)} links to {link}, which is not there" for link in gone]
+    for page in (*ROOT.glob("*.md"), *PAGES):
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            name, _, section = link.partition("#")
+            target = page.parent.joinpath(name) if name else page
+            if "://" not in link and not (target.exists() and (not section or section in sections(target))):
+                faults.append(f"{page.relative_to(ROOT)} links to {link}, which is not there")
     assert not faults, "\n".join(faults)
 
 
+def test_every_page_is_reached_from_the_index() -> None:
+    """By links, from page to page; the decisions, from the page of the internals."""
+    reached, found = set(), [ROOT / "docs/index.md"]
+    while found:
+        page = found.pop()
+        reached.add(page)
+        links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+\.md[^)\s]*)\)", page.read_text())]
+        found += {page.parent.joinpath(link).resolve() for link in links if "://" not in link} - reached
+    assert set(PAGES) - reached == set()
+
+
+def test_every_page_but_the_decisions_has_its_place_in_the_site() -> None:
+    named = re.findall(r"\b([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent.name != "decisions"]
+    assert sorted(named) == sorted(pages)
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed; `make docs` installs it")
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = r"<(?:script|img)[^>]* src=\"?https?:|<link[^>]* rel=\"?(?:stylesheet|preconnect|icon)\"?[^>]*https?:"
+    assert [page.name for page in tmp_path.rglob("*.html") if re.search(loaded, page.read_text())] == []
+
+
 def test_every_python_example_is_python() -> None:
-    for page in ("README.md", "docs/reference/python.md"):
-        blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-        assert [compile(block, page, "exec") for block in blocks], f"{page} has one at least"
+    for page in (ROOT / "README.md", *PAGES):
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            compile(block, str(page), "exec")
 
 
 def first_cells(page: str, heading: str) -> set[str]:

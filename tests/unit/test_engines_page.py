@@ -1,4 +1,4 @@
-"""The page of the engines says of each what its capabilities are."""
+"""The page of the engines says of each what its capabilities are, and the example of each engine is whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asynctask import AsyncTask
 from asynctask.integrations import celery, dramatiq, rq
 from asynctask.integrations.base import EngineCapabilities
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/engines.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 ROWS = {
     "late_ack": "acknowledges after the outcome is committed",
@@ -26,15 +26,16 @@ ROWS = {
     "asynchronous": "`async def` functions",
     "hard_limit": "ends a job that does not heed its time limit",
     "revokes": "takes back a lone job that waits in its queue",
-    "slices": "performs jobs of several items ([slices](slices.md))",
-    "exports": "performs [exports](exports.md#on-an-engine)",
+    "slices": "performs jobs of several items ([slices](../how-to/slices.md))",
+    "exports": "performs [exports](../how-to/exports.md#on-an-engine)",
     "counts": "counts what waits in its queues, without which no list can be handed in",
 }
 
 
 def told(column: int) -> dict[str, bool]:
     """What the table says of an engine: ``yes...`` or ``no...``."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text().splitlines() if "|" in line]
+    lines = (DOCS / "reference/engines.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     found: dict[str, Any] = {cells[0]: cells[column] for cells in rows if len(cells) > column}
     words = {name: found[row].split(",")[0].split(":")[0].split(" ")[0].split(";")[0] for name, row in ROWS.items()}
     assert set(words.values()) <= {"yes", "no"}
@@ -52,14 +53,14 @@ def capabilities(app: AsyncTask) -> list[EngineCapabilities]:
     return [on_celery.capabilities, on_dramatiq.capabilities, on_rq.capabilities]
 
 
-EXAMPLES = {"Celery": "shop_on_celery.enroll", "Dramatiq": "enroll", "RQ": "enroll"}
+EXAMPLES = {"celery": "shop_on_celery.enroll", "dramatiq": "enroll", "rq": "enroll"}
 
 
 @pytest.mark.parametrize("engine", EXAMPLES)
 def test_the_example_of_an_engine_is_whole(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = PAGE.read_text().partition(f"\n## {engine}\n")[2].partition("\n## ")[0]
-    code = section.partition("```python\n")[2].partition("```")[0]
-    name = f"shop_on_{engine.lower()}"
+    page = (DOCS / f"how-to/{engine}.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    name = f"shop_on_{engine}"
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +69,7 @@ def test_the_example_of_an_engine_is_whole(engine: str, tmp_path: Path, monkeypa
     shop = importlib.import_module(name)
     try:
         worker = shop.app.workers[EXAMPLES[engine]]
-        assert (worker.engine, worker.model) == (engine.lower(), shop.Product)
+        assert (worker.engine, worker.model) == (engine, shop.Product)
         assert worker.failed_on == (shop.PaymentDeclined,)
     finally:
         dramatiq_library.broker.global_broker = before
