@@ -8,15 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from apiflask import APIBlueprint, FileSchema
 from flask import Response
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, StringConstraints, create_model
 
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
 from asynctask.logs import get_logger
-from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
+from asynctask.operations import (
+    ACTIONS,
+    LISTS,
+    MAX_TARGET_S,
+    MIN_TARGET_S,
+    TARGET_S,
+    Operations,
+    Outcome,
+    ProcessInfo,
+    QueuedJob,
+    QueueInfo,
+    Result,
+    WaitingEntry,
+)
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
-from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Query
+from webapi.shapes import Health, Name, NoQuery, PageLinks, _In, _list_of, _Out, _Query, described
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -73,112 +86,42 @@ class Keys(_In):
     keys: list[Key] = Field(min_length=1, max_length=1000, description="Their keys, as the list has them.")
 
 
-class BacklogPart(_Out):
-    """What waits in a queue for one worker at one priority."""
-
-    worker: str | None = Field(description="Null: jobs without a Task in a foreign queue.")
-    priority: int | None = Field(description="Null: a foreign queue has none.")
-    waiting: int
-    oldest_s: float | None
-
-
-class QueueInfo(_Out):
-    """A queue."""
-
-    name: str
-    length: int = Field(
-        description="Jobs in the queue in Redis, or without it the untracked ones in the ledger; others are in `waiting`."
-    )
-    latency_s: float | None = Field(description="Seconds since the job that waits longest was pushed, where it says so.")
-    paused: bool
-    processes: int = Field(description="Live processes that work it.")
-    unattended: bool = Field(description="No live process works it.")
-    next_worker: str | None = Field(description="The worker of the next of these jobs.")
-    jobs_of_others: int = Field(description="Of these, jobs that the live processes leave to others. Not in `waiting`.")
-    other_workers: list[str] = Field(description="Up to ten workers of these, which the processes do not have.")
-    waiting: int = Field(description="Jobs that could start now, in the ledger and in a foreign queue.")
-    oldest_s: float | None = Field(description="Seconds since the first of these could start, where it is known.")
-    rate_per_s: float = Field(description="Jobs that the processes which work it finish in a second.")
-    workers_wanted: int = Field(description="Worker processes that would finish `waiting` within `target_s`.")
-    backlog: list[BacklogPart] = Field(description="`waiting` by worker and priority.")
-
-
-class Queues(_Out):
-    """Every queue in which something waits or runs, or that is paused."""
-
-    queues: list[QueueInfo]
-
-
-class QueuedJob(_Out):
-    """A job in a queue."""
-
-    key: str
-    tracked: bool
-    job_id: str
-    task_id: int | None
-    worker: str | None
-    priority: int
-    args: JsonValue
-    args_cut: bool = Field(description="They are too long to be shown.")
-    enqueued_at: Time | None
-    raw: str | None = Field(description="The beginning of what is no job.")
-
-
-class JobPage(_Out):
-    """Jobs of a queue."""
-
-    jobs: list[QueuedJob]
-    total: int
-    links: PageLinks
-
-
-class WaitingEntry(_Out):
-    """A job that waits for a retry or its time, or that is dead."""
-
-    key: str
-    tracked: bool
-    job_id: str
-    task_id: int | None
-    row: int | None
-    worker: str | None
-    queue: str | None
-    at: Time | None = Field(description="When it is due, or died.")
-    retries: int
-    args: JsonValue
-    args_cut: bool = Field(description="They are too long to be shown.")
-    error: str | None
-    error_class: str | None
-    created_at: Time | None
-    raw: str | None = Field(description="The beginning of what is no job.")
-
-
-class EntryPage(_Out):
-    """A page of a list."""
-
-    entries: list[WaitingEntry]
-    total: int
-    links: PageLinks
-
-
-class Found(_Out):
-    """The result of a search."""
-
-    entries: list[WaitingEntry]
-    complete: bool = Field(description="False where there may be more.")
-
-
-class Skipped(_Out):
-    """An entry that was skipped."""
-
-    key: str
-    reason: str
-
-
-class Outcome(_Out):
-    """The result of an action."""
-
-    done: int
-    skipped: list[Skipped] = Field(description="At most 100.")
+_Entries: Final = _list_of(described(WaitingEntry))
+Queues: Final = create_model(
+    "Queues",
+    __base__=_Out,
+    __doc__="Every queue in which something waits or runs, or that is paused.",
+    queues=(_list_of(described(QueueInfo)), ...),
+)
+JobPage: Final = create_model(
+    "JobPage",
+    __base__=_Out,
+    __doc__="Jobs of a queue.",
+    jobs=(_list_of(described(QueuedJob)), ...),
+    total=(int, ...),
+    links=(PageLinks, ...),
+)
+EntryPage: Final = create_model(
+    "EntryPage",
+    __base__=_Out,
+    __doc__="A page of a list.",
+    entries=(_Entries, ...),
+    total=(int, ...),
+    links=(PageLinks, ...),
+)
+Found: Final = create_model(
+    "Found",
+    __base__=_Out,
+    __doc__="The result of a search.",
+    entries=(_Entries, ...),
+    complete=(bool, Field(description="False where there may be more.")),
+)
+Processes: Final = create_model(
+    "Processes",
+    __base__=_Out,
+    __doc__="The running processes.",
+    processes=(_list_of(described(ProcessInfo)), ...),
+)
 
 
 class PauseState(_Out):
@@ -187,29 +130,6 @@ class PauseState(_Out):
     queue: str
     paused: bool
     changed: bool
-
-
-class ProcessInfo(_Out):
-    """A process."""
-
-    identity: str
-    kind: str = Field(description="worker, web, an engine's name; sidekiq: of another program.")
-    hostname: str | None
-    pid: int | None
-    concurrency: int
-    busy: int
-    rss: int | None = Field(description="Bytes.")
-    quiet: bool
-    alive: bool
-    queues: list[str]
-    started_at: Time | None
-    beat_at: Time | None
-
-
-class Processes(_Out):
-    """The running processes."""
-
-    processes: list[ProcessInfo]
 
 
 class Signalled(_Out):
@@ -292,7 +212,7 @@ def queue_jobs(name: str, query: JobQuery) -> Response:
 
 @blueprint.post("/queues/<name>/delete")
 @blueprint.input(Keys, location="json", arg_name="body")
-@blueprint.output(Outcome)
+@blueprint.output(described(Outcome))
 @blueprint.doc(operation_id="deleteQueueJobs", responses=_WITH_BODY)
 def delete_queue_jobs(name: str, body: Keys) -> Response:
     """Delete jobs of a queue
@@ -304,7 +224,7 @@ def delete_queue_jobs(name: str, body: Keys) -> Response:
 
 @blueprint.post("/queues/<name>/clear")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Outcome)
+@blueprint.output(described(Outcome))
 @blueprint.doc(operation_id="clearQueue", responses=[403, 503])
 def clear_queue(name: str, query: NoQuery) -> Response:
     """Delete all jobs of a queue
@@ -423,7 +343,7 @@ def _register(list_name: str) -> None:
             post=True,
             schema=Keys,
             where="json",
-            answer=Outcome,
+            answer=described(Outcome),
         )
         _route(
             f"/{list_name}/{action}-all",
@@ -433,7 +353,7 @@ def _register(list_name: str) -> None:
             post=True,
             schema=NoQuery,
             where="query",
-            answer=Outcome,
+            answer=described(Outcome),
         )
 
 

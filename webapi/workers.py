@@ -14,11 +14,11 @@ from werkzeug.routing import BaseConverter
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
 from asynctask.ledger.standalone import is_job_id
+from asynctask.operations import Event, ToldEvent
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, reader_locale, set_language, who
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import (
-    Event,
     JobsPage,
     JobsQuery,
     NewJob,
@@ -27,8 +27,8 @@ from webapi.shapes import (
     RecordBatch,
     RecordResult,
     RecordResults,
-    ToldEvent,
     Workers,
+    described,
 )
 
 blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Workers")
@@ -57,7 +57,7 @@ def register(flask_app: APIFlask) -> None:
 @blueprint.doc(operation_id="listWorkers")
 def index(query: NoQuery) -> Response:
     """The registered workers, with the form of their items"""
-    return json_response({"workers": described(asynctask_app())})
+    return json_response({"workers": registered(asynctask_app())})
 
 
 @blueprint.get("/workers/<name>/template.xlsx")
@@ -117,7 +117,7 @@ def jobs(query: JobsQuery) -> Response:
 
 @blueprint.post("/jobs")
 @blueprint.input(NewJob, location="json", arg_name="body")
-@blueprint.output(Event, status_code=202)
+@blueprint.output(described(Event), status_code=202)
 @blueprint.doc(operation_id="createJob", responses=[400, 403, 409, 413, 415, 503])
 def create_job(body: NewJob) -> Response:
     """Create one tracked job, without a Task
@@ -142,7 +142,7 @@ def _arguments(body: NewJob) -> list[Any]:
 
 @blueprint.get("/jobs/<job:job_id>")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Event)
+@blueprint.output(described(Event))
 @blueprint.doc(operation_id="getJob", responses=[503])
 def job(job_id: str, query: NoQuery) -> Response:
     """One job: its Event
@@ -154,7 +154,7 @@ def job(job_id: str, query: NoQuery) -> Response:
 
 @blueprint.post("/jobs/<job:job_id>/stop")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(ToldEvent)
+@blueprint.output(described(ToldEvent))
 @blueprint.doc(operation_id="stopJob", responses=[403, 409, 503])
 def stop_job(job_id: str, query: NoQuery) -> Response:
     """Stop a job, until it is started again
@@ -167,7 +167,7 @@ def stop_job(job_id: str, query: NoQuery) -> Response:
 
 @blueprint.post("/jobs/<job:job_id>/start")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(ToldEvent)
+@blueprint.output(described(ToldEvent))
 @blueprint.doc(operation_id="startJob", responses=[403, 409, 503])
 def start_job(job_id: str, query: NoQuery) -> Response:
     """Start a stopped job again, from its checkpoint
@@ -180,7 +180,7 @@ def start_job(job_id: str, query: NoQuery) -> Response:
 
 @blueprint.post("/jobs/<job:job_id>/restart")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Event)
+@blueprint.output(described(Event))
 @blueprint.doc(operation_id="restartJob", responses=[403, 409, 503])
 def restart_job(job_id: str, query: NoQuery) -> Response:
     """Restart a job
@@ -192,7 +192,7 @@ def restart_job(job_id: str, query: NoQuery) -> Response:
 
 @blueprint.post("/jobs/<job:job_id>/kill")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Event)
+@blueprint.output(described(Event))
 @blueprint.doc(operation_id="killJob", responses=[403, 409, 503])
 def kill_job(job_id: str, query: NoQuery) -> Response:
     """End a job that waits in the ledger
@@ -204,7 +204,7 @@ def kill_job(job_id: str, query: NoQuery) -> Response:
 
 @blueprint.post("/jobs/<job:job_id>/delete")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Event)
+@blueprint.output(described(Event))
 @blueprint.doc(operation_id="deleteJob", responses=[403, 409, 503])
 def delete_job(job_id: str, query: NoQuery) -> Response:
     """Cancel a job that has not begun
@@ -253,6 +253,6 @@ def record_job(job_id: str, body: Record) -> Response:
     return json_response(asdict(result))
 
 
-def described(app: AsyncTask) -> list[dict[str, Any]]:
+def registered(app: AsyncTask) -> list[dict[str, Any]]:
     """The registered workers, by name."""
     return [app.workers[name].as_dict() for name in sorted(app.workers)]

@@ -87,10 +87,10 @@ class QueueFacts:
     of the next job; ``others``: how many of its jobs are left to others."""
 
     name: str
-    length: int
-    oldest_at: int | None
-    paused: bool
-    next_class: str | None
+    length: int = 0
+    oldest_at: int | None = None
+    paused: bool = False
+    next_class: str | None = None
     others: int = 0
 
 
@@ -100,14 +100,6 @@ class Removed:
 
     count: int
     tracked: Sequence[Key]
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteProcess:
-    """A process that registered with the broker; ``facts``: its columns as in :func:`list_processes`."""
-
-    identity: str
-    facts: Mapping[str, Any]
 
 
 class Operations(Protocol):
@@ -185,8 +177,9 @@ class Operations(Protocol):
 
     # -- processes
 
-    def processes(self) -> list[RemoteProcess]:
-        """Live processes of any language that registered with the broker."""
+    def processes(self) -> list[dict[str, Any]]:
+        """Live processes of any language that registered with the broker: of each the columns as of
+        :func:`~asynctask.ledger.processes.list_processes`, ``queues`` as a list."""
         ...
 
     def signal(self, identity: str, name: str) -> bool:

@@ -57,7 +57,7 @@ from asynctask.messages import SECRET, is_storable, masked
 
 _t, _e, _x, _n, _l = tasks.c, events.c, task_errors.c, task_tallies.c, loans.c
 
-Take = Callable[[Iterator[dict[str, Any]]], list[Any]]
+Take = Callable[[Iterator[Any]], list[Any]]
 """What becomes of the rows of a page: ``list``, or a reader that ends the page by its size. The rows are read as it takes
 them."""
 
