@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict
 
 from asynctask.brokers.admin import (
     ACTED_AT_ONCE,
@@ -173,6 +173,21 @@ class ToldEvent(Event):
 
     changed: Annotated[bool, "Whether anything changed."]
     detail: Annotated[str, "What is the case."]
+
+
+class PauseState(TypedDict):
+    """A queue after it was paused or unpaused."""
+
+    queue: str
+    paused: bool
+    changed: bool
+
+
+class Signalled(TypedDict):
+    """The signal that was left for a process."""
+
+    identity: str
+    signal: str
 
 
 @dataclass(slots=True)
@@ -574,9 +589,9 @@ class Operations:
         lone = event["task_id"] is None
         match event["status"]:
             case "enqueue" if event["due_at"] is not None:
-                return list(ACTIONS)
+                return list(VERBS)
             case "enqueue" if event["waits_for"] is not None:
-                return [action for action in ACTIONS if action != "restart"]
+                return [action for action in VERBS if action != "restart"]
             case "enqueue":
                 engine = engine_of(str(event["queue"]))
                 return ["delete"] if engine is None or (lone and engine in self._engines) else []
@@ -592,8 +607,7 @@ class Operations:
         One that waits in a queue is deleted there: in a queue of an attached engine, through that engine. Returns the Event
         as :meth:`job`. Raises :class:`NotFound`, and :class:`Conflict` with the reason if the action does not apply.
         """
-        if action not in ACTIONS:
-            raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
+        _refuse_unknown(action, VERBS, "action")
         event = self.job(job_id)
         if action == "restart" and action in event["actions"]:
             self._services.refuse_unperformed(str(event["worker"]), str(event["queue"]))
@@ -988,8 +1002,7 @@ class Operations:
 
         Raises :class:`NotFound`; :class:`Conflict` for a process that takes no jobs.
         """
-        if verb not in SIGNALS:
-            raise InputError(f"there is no {verb!r}; there are {', '.join(SIGNALS)}", code="bad_action")
+        _refuse_unknown(verb, SIGNALS, "action")
         found = next((each for each in self.processes() if each["identity"] == identity), None)
         if found is None or not found["alive"]:
             raise NotFound(f"there is no live process {identity[:100]!r}; `asynctask processes` lists them")
@@ -1347,26 +1360,42 @@ def _shown_time(at: int | None) -> int | None:
 
 # -- names of lists, actions and signals; validation of names and keys
 
-LISTS: Final[dict[str, str]] = {"retries": RETRY, "scheduled": SCHEDULE, "dead": DEAD}
-ACTIONS: Final = ("restart", "kill", "delete")
+
+class JobList(NamedTuple):
+    """A list of jobs that are in no queue: the broker's set, its jobs for people, and which of them are first."""
+
+    set_name: str
+    jobs: str
+    first: str = "those due"
+
+
+LISTS: Final = {
+    "retries": JobList(RETRY, "jobs that wait for a retry"),
+    "scheduled": JobList(SCHEDULE, "jobs that wait for their time"),
+    "dead": JobList(DEAD, "jobs that ended in an error", "the last"),
+}
+VERBS: Final = ("restart", "kill", "delete")
 SIGNALS: Final = {"quiet": "TSTP", "stop": "TERM"}
 
 _MAX_KEYS: Final = 1_000
 _MAX_NAME: Final = 255
 
 
+def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
+    if name not in known:
+        raise InputError(f"there is no {what} {name!r}; there are {', '.join(known)}", code=f"bad_{what}")
+
+
 def set_of(list_name: str) -> str:
     """The broker's set of a list. Raises :class:`InputError`."""
-    if list_name not in LISTS:
-        raise InputError(f"there is no list {list_name!r}; there are {', '.join(LISTS)}", code="bad_list")
-    return LISTS[list_name]
+    _refuse_unknown(list_name, LISTS, "list")
+    return LISTS[list_name].set_name
 
 
 def checked(list_name: str, action: str) -> str:
     """The broker's set of a list, if the action suits it. Raises :class:`InputError`."""
     set_name = set_of(list_name)
-    if action not in ACTIONS:
-        raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
+    _refuse_unknown(action, VERBS, "action")
     if action == "kill" and set_name == DEAD:
         raise InputError("dead jobs cannot be killed; delete or restart them", code="bad_action")
     return set_name
@@ -1400,3 +1429,132 @@ def _checked_text(text: str, what: str) -> str:
     if not 1 <= len(text) <= _MAX_NAME:
         raise InputError(f"{what} has 1 to {_MAX_NAME} characters", code="bad_name")
     return text
+
+
+# -- what people do about it: the API has a route of each, the command line a command
+
+Call = Callable[[Operations, str, Sequence[str] | None, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that people do. It changes something: a token that only reads is refused.
+
+    ``on``: one of :data:`LISTS`, or ``queues``, ``processes``, ``jobs``, of which one is named; ``takes_keys``: it is done
+    to jobs of the list or queue by their keys, of a list also to all; ``title``, ``more``: what it does, ``{0}`` being the
+    list's jobs; ``call``: with the operations, the name of the list or the thing, the keys (None: all), and who does it;
+    ``answer``: what that returns; ``done``: what was done, for people; ``asks``: what cannot be undone, if anything.
+    """
+
+    on: str
+    name: str
+    title: str
+    more: str
+    call: Call
+    answer: type
+    done: str = ""
+    takes_keys: bool = False
+    asks: str = ""
+
+
+def _on_list(verb: str) -> Call:
+    def call(operations: Operations, name: str, keys: Sequence[str] | None, who: str) -> Outcome:
+        if keys is None:
+            return operations.act_on_all(name, verb, who=who).as_dict()
+        return operations.act(name, verb, keys, who=who).as_dict()
+
+    return call
+
+
+def _on_job(verb: str) -> Call:
+    return lambda operations, job_id, _, who: operations.act_on_job(job_id, verb, who=who)
+
+
+def _pausing(paused: bool) -> Call:
+    def call(operations: Operations, queue: str, _keys: Sequence[str] | None, _who: str) -> PauseState:
+        changed = operations.pause(queue) if paused else operations.unpause(queue)
+        return {"queue": queue, "paused": paused, "changed": changed}
+
+    return call
+
+
+def _signalling(verb: str) -> Call:
+    def call(operations: Operations, identity: str, _keys: Sequence[str] | None, _who: str) -> Signalled:
+        operations.signal(identity, verb)
+        return {"identity": identity, "signal": verb}
+
+    return call
+
+
+_CANCELS: Final = "The items of tracked ones are cancelled."
+_OBEYS: Final = "It obeys at its next heartbeat."
+
+ACTIONS: Final = (
+    Action(
+        "queues", "delete", "Delete jobs of a queue", _CANCELS,
+        lambda operations, queue, keys, who: operations.delete_jobs(queue, keys or (), who=who).as_dict(),
+        Outcome, "deleted", takes_keys=True,
+    ),
+    Action(
+        "queues", "clear", "Delete all jobs of a queue", _CANCELS,
+        lambda operations, queue, _, who: operations.clear_queue(queue, who=who).as_dict(),
+        Outcome, "deleted", asks="clearing {0}",
+    ),
+    Action(
+        "queues", "pause", "Begin no jobs of a queue until it is unpaused",
+        "Of every Task of it, limited or not, and of single jobs. Refused for a queue that an attached engine keeps.",
+        _pausing(True), PauseState, "paused",
+    ),
+    Action("queues", "unpause", "Resume a paused queue", "", _pausing(False), PauseState, "unpaused"),
+    *(
+        action
+        for name in LISTS
+        for action in (
+            Action(
+                name, "restart", "Have {0} run now",
+                "An untracked one goes to the end of its queue; a tracked one is due now, a dead one is retried"
+                " explicitly.",
+                _on_list("restart"), Outcome, "started again", takes_keys=True,
+            ),
+            Action(
+                name, "kill", "Give up {0}", "An untracked one moves to the dead; a tracked one ends in `error`.",
+                _on_list("kill"), Outcome, "moved to the dead", takes_keys=True, asks="killing all {0}",
+            ),
+            Action(
+                name, "delete", "Delete {0}",
+                "The item of a tracked one that waits is cancelled; an outcome stays recorded, and is skipped.",
+                _on_list("delete"), Outcome, "deleted", takes_keys=True, asks="deleting all {0}",
+            ),
+        )
+        if (name, action.name) != ("dead", "kill")
+    ),
+    Action(
+        "processes", "quiet", "Make a worker process finish its running jobs and take no more", _OBEYS,
+        _signalling("quiet"), Signalled, "take nothing more",
+    ),
+    Action("processes", "stop", "Stop a worker process", _OBEYS, _signalling("stop"), Signalled, "stop"),
+    Action(
+        "jobs", "stop", "Stop a job, until it is started again",
+        "A waiting job is stopped at once. A running one is asked to stop: it saves a checkpoint at its next call of"
+        " `should_stop()`. One that never calls it runs to its end. If there is nothing to stop, `detail` describes the"
+        " state.",
+        lambda operations, job_id, _, who: operations.stop_job(job_id, who=who), ToldEvent,
+    ),
+    Action(
+        "jobs", "start", "Start a stopped job again, from its checkpoint",
+        "The same job, its next attempt. 409 with the code `stopping` while it still runs after a stop, `running` or"
+        " `finished` if there is nothing to start, `refused` if a check of its worker refuses.",
+        lambda operations, job_id, _, who: operations.start_job(job_id, who=who), ToldEvent,
+    ),
+    Action(
+        "jobs", "restart", "Restart a job",
+        "A job that ended in an error, or was refused without a Task, is retried; one that waits in the ledger is due now.",
+        _on_job("restart"), Event,
+    ),
+    Action("jobs", "kill", "End a job that waits in the ledger", "It ends in `error`.", _on_job("kill"), Event),
+    Action(
+        "jobs", "delete", "Cancel a job that has not begun",
+        "It is removed from its queue; an attached engine removes it if it can.",
+        _on_job("delete"), Event,
+    ),
+)  # fmt: skip

@@ -1,8 +1,8 @@
-"""/api/queues, /retries, /scheduled, /dead and /processes; /healthz and /readyz: liveness and readiness; /metrics."""
+"""The routes of what waits and runs, and of what people do about it; liveness, readiness and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,12 +19,12 @@ from asynctask.operations import (
     MAX_TARGET_S,
     MIN_TARGET_S,
     TARGET_S,
+    Action,
+    JobList,
     Operations,
-    Outcome,
     ProcessInfo,
     QueuedJob,
     QueueInfo,
-    Result,
     WaitingEntry,
 )
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
@@ -124,43 +124,11 @@ Processes: Final = create_model(
 )
 
 
-class PauseState(_Out):
-    """A queue after it was paused or unpaused."""
-
-    queue: str
-    paused: bool
-    changed: bool
-
-
-class Signalled(_Out):
-    """The signal that was left for a process."""
-
-    identity: str
-    signal: str
-
-
 # -- routes
 
 blueprint: Final = APIBlueprint("operations", __name__, url_prefix="/api", tag="Operations")
 
-_WITH_BODY: Final = [400, 403, 413, 415, 503]
 _MAX_NAME: Final = 255
-_TITLES: Final = {
-    "retries": "jobs that wait for a retry",
-    "scheduled": "jobs that wait for their time",
-    "dead": "jobs that ended in an error",
-}
-_ABOUT: Final = {
-    "restart": (
-        "Have {0} run now",
-        "An untracked one goes to the end of its queue; a tracked one is due now, a dead one is retried explicitly.",
-    ),
-    "kill": ("Give up {0}", "An untracked one moves to the dead; a tracked one ends in `error`."),
-    "delete": (
-        "Delete {0}",
-        "The item of a tracked one that waits is cancelled; an outcome stays recorded, and is skipped.",
-    ),
-}
 
 
 def _operations() -> Operations:
@@ -171,17 +139,11 @@ def _uncached(value: Any) -> Response:
     return json_response(value, cache="no-cache")
 
 
-def _outcome(result: Result) -> Response:
-    return json_response(result.as_dict())
-
-
-def _known(name: str, what: str) -> str:
+def _known(name: str) -> str:
+    """The name of a queue or a process in a path. Raises :class:`NotFound` for one that none can have."""
     if len(name) > _MAX_NAME or "\0" in name:
-        raise NotFound(f"there is no {what} of such a name")
+        raise NotFound("there is nothing of such a name")
     return name
-
-
-# -- queues
 
 
 @blueprint.get("/queues")
@@ -205,163 +167,8 @@ def queue_jobs(name: str, query: JobQuery) -> Response:
 
     A page ends early, after at least one job, at about 8 MB.
     """
-    queue, page = _known(name, "queue"), JsonPage()
-    found = _operations().jobs(queue, after=query.after, limit=query.limit, newest=query.newest, take=page)
+    found = _operations().jobs(_known(name), after=query.after, limit=query.limit, newest=query.newest, take=JsonPage())
     return _uncached({"jobs": found["jobs"], "total": found["total"], "links": page_links(found["next"])})
-
-
-@blueprint.post("/queues/<name>/delete")
-@blueprint.input(Keys, location="json", arg_name="body")
-@blueprint.output(described(Outcome))
-@blueprint.doc(operation_id="deleteQueueJobs", responses=_WITH_BODY)
-def delete_queue_jobs(name: str, body: Keys) -> Response:
-    """Delete jobs of a queue
-
-    The items of tracked ones are cancelled.
-    """
-    return _outcome(_operations().delete_jobs(_known(name, "queue"), body.keys, who=who()))
-
-
-@blueprint.post("/queues/<name>/clear")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(described(Outcome))
-@blueprint.doc(operation_id="clearQueue", responses=[403, 503])
-def clear_queue(name: str, query: NoQuery) -> Response:
-    """Delete all jobs of a queue
-
-    The items of tracked ones are cancelled.
-    """
-    return _outcome(_operations().clear_queue(_known(name, "queue"), who=who()))
-
-
-@blueprint.post("/queues/<name>/pause")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(PauseState)
-@blueprint.doc(operation_id="pauseQueue", responses=[403, 409, 503])
-def pause_queue(name: str, query: NoQuery) -> Response:
-    """Begin no jobs of a queue until it is unpaused
-
-    Of every Task of it, limited or not, and of single jobs. 409 for a queue that an attached engine keeps.
-    """
-    changed = _operations().pause(_known(name, "queue"))
-    return json_response({"queue": name, "paused": True, "changed": changed})
-
-
-@blueprint.post("/queues/<name>/unpause")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(PauseState)
-@blueprint.doc(operation_id="unpauseQueue", responses=[403, 409, 503])
-def unpause_queue(name: str, query: NoQuery) -> Response:
-    """Resume a paused queue"""
-    changed = _operations().unpause(_known(name, "queue"))
-    return json_response({"queue": name, "paused": False, "changed": changed})
-
-
-# -- retries, scheduled, dead: the same routes for each
-
-
-def _route(
-    rule: str, title: str, more: str, view: Callable[..., Response], *, post: bool, schema: Any, where: str, answer: Any
-) -> None:
-    name = rule.strip("/").replace("/", "_").replace("-", "_")
-    words = name.split("_")
-    operation_id = words[-1] + "".join(word.capitalize() for word in (words[1:-1] + words[:1])) if len(words) > 1 else ""
-    view.__name__ = name
-    view.__doc__ = f"{title}\n\n{more}"
-    view = blueprint.input(schema, location=where, arg_name="given")(view)
-    view = blueprint.output(answer)(view)
-    responses = [*_WITH_BODY, 409] if where == "json" else [403, 503] if post else [503]
-    view = blueprint.doc(operation_id=operation_id or f"list{name.capitalize()}", responses=responses)(view)
-    (blueprint.post if post else blueprint.get)(rule)(view)
-
-
-def _page_of(list_name: str) -> Callable[..., Response]:
-    def view(given: ListQuery) -> Response:
-        found = _operations().listed(list_name, after=given.after, limit=given.limit, take=JsonPage())
-        following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
-        return _uncached({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
-
-    return view
-
-
-def _search_in(list_name: str) -> Callable[..., Response]:
-    def view(given: SearchQuery) -> Response:
-        return _uncached(_operations().search(list_name, given.text, limit=given.limit, take=JsonPage()))
-
-    return view
-
-
-def _act_on(list_name: str, action: str) -> Callable[..., Response]:
-    def view(given: Keys) -> Response:
-        return _outcome(_operations().act(list_name, action, given.keys, who=who()))
-
-    return view
-
-
-def _act_on_all(list_name: str, action: str) -> Callable[..., Response]:
-    def view(given: NoQuery) -> Response:
-        return _outcome(_operations().act_on_all(list_name, action, who=who()))
-
-    return view
-
-
-_LAST_PAGE: Final = 9_000
-
-
-def _register(list_name: str) -> None:
-    title = _TITLES[list_name]
-    first = "The last first" if list_name == "dead" else "Those due first"
-    _route(
-        f"/{list_name}",
-        f"The {title}",
-        f"{first}; those of the ledger and untracked ones in Redis. A page ends early at about 8 MB.",
-        _page_of(list_name),
-        post=False,
-        schema=ListQuery,
-        where="query",
-        answer=EntryPage,
-    )
-    _route(
-        f"/{list_name}/search",
-        f"Find {title}",
-        "Those that contain a text (case-sensitive), among the first 100,000, up to about 8 MB.",
-        _search_in(list_name),
-        post=False,
-        schema=SearchQuery,
-        where="query",
-        answer=Found,
-    )
-    for action in ACTIONS:
-        if (list_name, action) == ("dead", "kill"):
-            continue
-        verb, more = _ABOUT[action]
-        _route(
-            f"/{list_name}/{action}",
-            verb.format(title),
-            more,
-            _act_on(list_name, action),
-            post=True,
-            schema=Keys,
-            where="json",
-            answer=described(Outcome),
-        )
-        _route(
-            f"/{list_name}/{action}-all",
-            verb.format(f"all {title}"),
-            more,
-            _act_on_all(list_name, action),
-            post=True,
-            schema=NoQuery,
-            where="query",
-            answer=described(Outcome),
-        )
-
-
-for _each in LISTS:
-    _register(_each)
-
-
-# -- processes
 
 
 @blueprint.get("/processes")
@@ -373,33 +180,80 @@ def processes(query: NoQuery) -> Response:
     return _uncached({"processes": _operations().processes()})
 
 
-@blueprint.post("/processes/<name>/quiet")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Signalled)
-@blueprint.doc(operation_id="quietProcess", responses=[403, 409, 503])
-def quiet_process(name: str, query: NoQuery) -> Response:
-    """Make a worker process finish its running jobs and take no more
-
-    `name` is its identity. It obeys at its next beat.
-    """
-    return _signalled(name, "quiet")
+_LAST_PAGE: Final = 9_000
 
 
-@blueprint.post("/processes/<name>/stop")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Signalled)
-@blueprint.doc(operation_id="stopProcess", responses=[403, 409, 503])
-def stop_process(name: str, query: NoQuery) -> Response:
-    """Stop a worker process
+def _serve_list(name: str, its: JobList) -> None:
+    @blueprint.get(f"/{name}", endpoint=name)
+    @blueprint.input(ListQuery, location="query", arg_name="query")
+    @blueprint.output(EntryPage)
+    @blueprint.doc(
+        summary=f"The {its.jobs}",
+        description=f"{its.first.capitalize()} first; those of the ledger and untracked ones in Redis. A page ends early at"
+        " about 8 MB.",
+        operation_id=f"list{name.capitalize()}",
+        responses=[503],
+    )
+    def page(query: ListQuery) -> Response:
+        found = _operations().listed(name, after=query.after, limit=query.limit, take=JsonPage())
+        following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
+        return _uncached({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
 
-    `name` is its identity. It obeys at its next beat.
-    """
-    return _signalled(name, "stop")
+    @blueprint.get(f"/{name}/search", endpoint=f"{name}_search")
+    @blueprint.input(SearchQuery, location="query", arg_name="query")
+    @blueprint.output(Found)
+    @blueprint.doc(
+        summary=f"Find {its.jobs}",
+        description="Those that contain a text (case-sensitive), among the first 100,000, up to about 8 MB.",
+        operation_id=f"search{name.capitalize()}",
+        responses=[503],
+    )
+    def search(query: SearchQuery) -> Response:
+        return _uncached(_operations().search(name, query.text, limit=query.limit, take=JsonPage()))
 
 
-def _signalled(name: str, verb: str) -> Response:
-    _operations().signal(_known(name, "process"), verb)
-    return json_response({"identity": name, "signal": verb})
+for _name, _its in LISTS.items():
+    _serve_list(_name, _its)
+
+
+_NAMED: Final = {
+    "queues": ("/queues/<name>", "Queue"),
+    "processes": ("/processes/<name>", "Process"),
+    "jobs": ("/jobs/<job:job_id>", "Job"),
+}
+"""Of what is named in a path: the path, and the word of it in the ids of operations."""
+
+
+def _serve(action: Action, *, takes_keys: bool = False) -> None:
+    """The route of an action: with ``takes_keys`` the one for the jobs that its body names."""
+    path, word = _NAMED.get(action.on, (f"/{action.on}", action.on.capitalize()))
+    name, some = action.name, ""
+    if action.on in LISTS:
+        some = LISTS[action.on].jobs if takes_keys else f"all {LISTS[action.on].jobs}"
+        name = action.name if takes_keys else f"{action.name}-all"
+    elif takes_keys:
+        word = f"{word}Jobs"
+
+    @blueprint.post(f"{path}/{name}", endpoint=f"{action.on}_{name}")
+    @blueprint.input(Keys if takes_keys else NoQuery, location="json" if takes_keys else "query", arg_name="given")
+    @blueprint.output(described(action.answer))
+    @blueprint.doc(
+        summary=action.title.format(some),
+        description=action.more,
+        operation_id=f"all{action.name.capitalize()}{word}" if name != action.name else f"{name}{word}",
+        responses=[400, 403, 409, 413, 415, 503] if takes_keys else [403, 503] if some else [403, 409, 503],
+        tags=["Workers" if action.on == "jobs" else "Operations"],
+    )
+    def act(given: Keys | NoQuery, name: str = "", job_id: str = "") -> Response:
+        of = job_id or _known(name) or action.on
+        return json_response(action.call(_operations(), of, given.keys if isinstance(given, Keys) else None, who()))
+
+
+for _action in ACTIONS:
+    if _action.takes_keys:
+        _serve(_action, takes_keys=True)
+    if not _action.takes_keys or _action.on in LISTS:
+        _serve(_action)
 
 
 # -- health
