@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from apiflask import APIBlueprint, FileSchema
 from flask import Response
@@ -323,63 +324,46 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         """Every metric, with a sample for each of its labels."""
         yield from _of_queues(self._found["queues"])
-        open_tasks = sorted(self._found["tasks"].items())
-        yield _gauge("tasks", "Tasks that are not over.", ["state"], [((state,), n) for state, n in open_tasks])
+        tasks = [((state,), count) for state, count in sorted(self._found["tasks"].items())]
+        yield _metric("Gauge", "tasks", "Tasks that are not over.", ["state"], tasks)
         yield from _of_processes(self._found["processes"])
-        yield from _of_work([each for each in self._found["processes"] if isinstance(each["figures"], dict)])
+        figures = {each["identity"]: each["figures"] for each in self._found["processes"]}
+        yield from _of_work({identity: its for identity, its in figures.items() if isinstance(its, dict)})
 
 
-_Samples = Sequence[tuple[tuple[str, ...], float]]
+_Samples = Iterable[tuple[tuple[str, ...], Any]]
 
 
-def _gauge(name: str, about: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
+def _metric(kind: str, name: str, about: str, labels: Sequence[str], samples: _Samples) -> Metric:
+    from prometheus_client import core
 
-    family = GaugeMetricFamily(f"asynctask_{name}", about, labels=labels)
+    family = getattr(core, f"{kind}MetricFamily")(f"asynctask_{name}", about, labels=labels)
     for values, value in samples:
-        family.add_metric(values, value)
-    return family
+        family.add_metric(values, *value) if kind == "Histogram" else family.add_metric(values, value)
+    return cast("Metric", family)
 
 
-def _counter(name: str, about: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(f"asynctask_{name}", about, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def _histogram(
-    name: str, about: str, labels: Sequence[str], bounds: Sequence[float], samples: Sequence[tuple[tuple[str, ...], Any]]
-) -> Metric:
-    """``samples``: as :meth:`asynctask.figures.Histogram.as_list`; those of another version's buckets are left
-    out."""
-    from prometheus_client.core import HistogramMetricFamily
-
-    family = HistogramMetricFamily(f"asynctask_{name}", about, labels=labels)
+def _buckets(bounds: Sequence[float], samples: _Samples) -> _Samples:
+    """Samples of a histogram, given as of :meth:`asynctask.figures.Histogram.as_list`; those of another version's buckets
+    are left out."""
     limits = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     for values, (total, counts) in samples:
         if len(counts) == len(limits):
-            family.add_metric(values, list(zip(limits, accumulate(counts), strict=True)), total)
-    return family
+            yield values, (list(zip(limits, accumulate(counts), strict=True)), total)
 
 
 def _of_queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     known: set[str] = set()
-    parts: dict[tuple[str, ...], float] = {}
+    parts: Counter[tuple[str, ...]] = Counter()
     for queue in queues:
         for part in queue["backlog"]:
             worker = part["worker"] or ""
             if worker not in known and len(known) >= MOST_WORKERS:
                 worker = OTHERS
             known.add(worker)
-            labels = (queue["name"], worker, "" if part["priority"] is None else str(part["priority"]))
-            parts[labels] = parts.get(labels, 0) + part["waiting"]
-    yield _gauge(
-        "backlog_jobs", "Jobs that could start now; no worker: jobs without a Task in a foreign queue.",
-        ["queue", "worker", "priority"], list(parts.items()),
-    )  # fmt: skip
+            parts[queue["name"], worker, "" if part["priority"] is None else str(part["priority"])] += part["waiting"]
+    about = "Jobs that could start now; no worker: jobs without a Task in a foreign queue."
+    yield _metric("Gauge", "backlog_jobs", about, ["queue", "worker", "priority"], parts.items())
     for name, member, about in (
         ("queue_waiting_jobs", "waiting", "Jobs that could start now, in the ledger and in a foreign queue."),
         ("queue_oldest_seconds", "oldest_s", "Seconds since the first of these could start; 0: nothing waits."),
@@ -388,15 +372,12 @@ def _of_queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         ("queue_broker_jobs", "length", "Jobs in a foreign queue, or untracked ones in the ledger."),
         ("queue_processes", "processes", "Live processes that work the queue."),
     ):
-        yield _gauge(name, about, ["queue"], [((queue["name"],), queue[member] or 0) for queue in queues])
+        yield _metric("Gauge", name, about, ["queue"], [((queue["name"],), queue[member] or 0) for queue in queues])
 
 
 def _of_processes(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    kinds: dict[tuple[str, ...], float] = {}
-    for each in processes:
-        if each["alive"]:
-            kinds[each["kind"],] = kinds.get((each["kind"],), 0) + 1
-    yield _gauge("processes", "Processes with a valid lease.", ["kind"], sorted(kinds.items()))
+    kinds = Counter((each["kind"],) for each in processes if each["alive"])
+    yield _metric("Gauge", "processes", "Processes with a valid lease.", ["kind"], sorted(kinds.items()))
     for name, member, about in (
         ("process_lease_age_seconds", "lease_age_s", "Seconds since the process renewed its lease itself."),
         ("process_threads", "concurrency", "Jobs that the process can run at once."),
@@ -404,32 +385,31 @@ def _of_processes(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         ("process_memory_bytes", "rss", "The most memory that the process has used."),
     ):
         samples = [((each["identity"], each["kind"]), each[member]) for each in processes if each[member] is not None]
-        yield _gauge(name, about, ["process", "kind"], samples)
+        yield _metric("Gauge", name, about, ["process", "kind"], samples)
 
 
-def _of_work(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    """The metrics of the processes' work, from their heartbeats."""
-    figures = [(each["identity"], each["figures"]) for each in processes]
+def _of_work(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    """The metrics of the processes' work, from the figures of their heartbeats."""
     outcomes = [
-        ((identity, worker, status), n)
-        for identity, its in figures
+        ((identity, worker, status), count)
+        for identity, its in figures.items()
         for worker, counts in its.get("outcomes", {}).items()
-        for status, n in counts.items()
+        for status, count in counts.items()
     ]
-    yield _counter("outcomes", "Attempts of tracked jobs that ended.", ["process", "worker", "status"], outcomes)
+    about = "Attempts of tracked jobs that ended."
+    yield _metric("Counter", "outcomes", about, ["process", "worker", "status"], outcomes)
     durations = [
-        ((identity, name), its["durations"][name]) for identity, its in figures for name in its.get("durations", ())
+        ((identity, worker), its["durations"][worker])
+        for identity, its in figures.items()
+        for worker in its.get("durations", ())
     ]
     about = "How long attempts of tracked jobs ran."
-    yield _histogram("job_duration_seconds", about, ["process", "worker"], DURATIONS_S, durations)
-    for name, member, about in (
-        ("flush_outcomes", "flushes", "Outcomes committed in one transaction."),
-        ("claim_jobs", "claims", "Jobs that one borrow, or one exchange with the broker, brought."),
+    yield _metric("Histogram", "job_duration_seconds", about, ["process", "worker"], _buckets(DURATIONS_S, durations))
+    for kind, name, member, about in (
+        ("Histogram", "flush_outcomes", "flushes", "Outcomes committed in one transaction."),
+        ("Histogram", "claim_jobs", "claims", "Jobs that one borrow, or one exchange with the broker, brought."),
+        ("Counter", "dispatch_rounds", "rounds", "Rounds of the dispatcher."),
+        ("Counter", "dispatched_jobs", "dispatched", "Jobs that the dispatcher pushed to foreign queues."),
     ):
-        sizes = [((identity,), its[member]) for identity, its in figures if member in its]
-        yield _histogram(name, about, ["process"], SIZES, sizes)
-    for name, member, about in (
-        ("dispatch_rounds", "rounds", "Rounds of the dispatcher."),
-        ("dispatched_jobs", "dispatched", "Jobs that the dispatcher pushed to foreign queues."),
-    ):
-        yield _counter(name, about, ["process"], [((identity,), its[member]) for identity, its in figures if member in its])
+        samples: _Samples = [((identity,), its[member]) for identity, its in figures.items() if member in its]
+        yield _metric(kind, name, about, ["process"], _buckets(SIZES, samples) if kind == "Histogram" else samples)
