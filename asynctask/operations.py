@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict
@@ -19,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict
 from asynctask.brokers.admin import (
     ACTED_AT_ONCE,
     MAX_PAGE,
+    MAX_TEXT,
     Entry,
     Found,
     QueueFacts,
@@ -264,7 +264,7 @@ class Operations:
         facts = {**here, **foreign}
         facts |= {name: replace(facts.get(name) or QueueFacts(name), paused=True) for name in paused}
         busy = {name for name, those in performing.items() if any(each.busy for each in those)}
-        names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {queue_name(only)}
+        names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {_queue_name(only)}
         parts: dict[str, list[queries.Backlog]] = {name: [] for name in names}
         for part in waiting:
             if part.queue in parts:
@@ -330,7 +330,7 @@ class Operations:
         ``left``: those of the ledger, as of :meth:`_ledger_queues`."""
         counts = left.get(queue, {}) if self._admin is None else self._admin.others(queue)
         found = Counter(counts).most_common(OTHERS_NAMED)
-        return {plain(name)[:_MAX_NAME]: count for name, count in found}
+        return {plain(name)[:MAX_TEXT]: count for name, count in found}
 
     def _engine_queues(self, names: Iterable[str]) -> dict[str, QueueFacts]:
         """The queues of attached engines that a process works. Only their lengths are known."""
@@ -371,7 +371,7 @@ class Operations:
         result, queue, wanted = Result(), self._own_queue(queue), wanted_keys(keys)
         if self._admin is None:
             with self._ledger.database.read() as connection:
-                found = queries.find_untracked(connection, queue, self._ledger.now(), job_ids(wanted))
+                found = queries.find(connection, queries.in_queue(queue, self._ledger.now()), job_ids(wanted))
             result.done = queries.turn_waiting(self._ledger, "delete", list(found.values()), who=who)
             for key in wanted:
                 if key not in found:
@@ -391,7 +391,7 @@ class Operations:
         """Removes all jobs present at the start from a queue; the items of tracked ones are cancelled."""
         queue, result = self._own_queue(queue), Result()
         if self._admin is None:
-            for ids in self._pages(partial(queries.untracked_ids, queue=queue, now=self._ledger.now())):
+            for ids in self._pages(queries.in_queue(queue, self._ledger.now())):
                 result.done += queries.turn_waiting(self._ledger, "delete", ids, who=who)
             return result
         left = self._admin.jobs(queue, limit=1).total
@@ -445,7 +445,7 @@ class Operations:
 
     def _own_queue(self, queue: str) -> str:
         """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""
-        name, engine = queue_name(queue), engine_of(queue)
+        name, engine = _queue_name(queue), engine_of(queue)
         if engine is not None and (engine in self._engines or any(name in each["queues"] for each in self.processes())):
             raise Conflict(f"{engine} keeps the queue {name}: use its own tools; of a Task, asynctask pause and cancel")
         return name
@@ -818,33 +818,58 @@ class Operations:
         set_name = checked(list_name, action)
         result, wanted = Result(), wanted_keys(keys)
         with self._ledger.database.read() as connection:
-            found = queries.find(connection, set_name, self._ledger.now(), job_ids(wanted))
+            found = queries.find(connection, queries.in_list(set_name, self._ledger.now()), job_ids(wanted))
             elsewhere = queries.engines(connection, found.values())
         if elsewhere and len(elsewhere) == len(wanted):
             raise OtherEngine(min(elsewhere.values()))
-        for job_id in [job_id for job_id, event_id in found.items() if event_id in elsewhere]:
-            result.skip(job_id, str(OtherEngine(elsewhere[found[job_id]])))
+        for job_id, event_id in found.items():
+            if event_id in elsewhere:
+                result.skip(job_id, str(OtherEngine(elsewhere[event_id])))
         ours = {job_id: event_id for job_id, event_id in found.items() if event_id not in elsewhere}
-        if action == "restart":
-            ours = self._performed(ours, result)
         self._act_on_rows(set_name, action, ours, result, who)
         for key in wanted:
             if key not in found:
                 self._act_on_entry(set_name, action, key, result)
         return result
 
-    def _act_on_rows(self, set_name: str, action: str, ids: dict[str, int], result: Result, who: str) -> None:
+    def act_on_all(self, list_name: str, action: str, *, who: str = "") -> Result:
+        """:meth:`act` for all entries present at the start. A tracked job's outcome stays recorded: deleting the dead
+        removes untracked ones only."""
+        set_name = checked(list_name, action)
+        result, where = Result(), queries.in_list(set_name, self._ledger.now())
+        if set_name == DEAD and action == "delete":
+            for ids in self._pages(where & queries.IS_UNTRACKED):
+                result.done += queries.delete_dead(self._ledger, ids)
+        else:
+            if set_name == DEAD:
+                self._retry_dead_tasks(result, who)
+                where &= queries.IS_ALONE
+            for ids in self._pages(where):
+                self._act_on_rows(set_name, action, {str(event_id): event_id for event_id in ids}, result, who)
+        if self._admin is not None:
+            if action == "delete":
+                result.done += self._admin.clear(set_name)
+            else:
+                self._act_on_entries(self._admin, set_name, action, result)
+        return result
+
+    def _act_on_rows(self, set_name: str, action: str, ids: Mapping[str, int], result: Result, who: str) -> None:
+        """Acts on jobs of the ledger, key -> Event id; a restart skips those that nobody performs."""
+        if action == "restart":
+            ids = self._performed(ids, result)
         if set_name != DEAD:
-            changed = queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
-            result.done += changed
+            result.done += queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
             return
         for job_id, event_id in ids.items():
-            if action == "restart":
-                self._retry_one(job_id, event_id, result, who)
-            elif gone := queries.delete_dead(self._ledger, [event_id]):
-                result.done += gone
-            else:
-                result.skip(job_id, _RECORDED)
+            try:
+                if action == "restart":
+                    result.done += queries.retry_one(self._ledger, event_id, who=who)
+                elif queries.delete_dead(self._ledger, [event_id]):
+                    result.done += 1
+                else:
+                    result.skip(job_id, _RECORDED)
+            except Conflict as error:
+                result.skip(job_id, str(error))
 
     def _performed(self, ids: Mapping[str, int], result: Result) -> dict[str, int]:
         """Those of these jobs, key -> Event id, that somebody performs; skips the others."""
@@ -861,11 +886,28 @@ class Operations:
             result.skip(key, reason)
         return {key: event_id for key, event_id in ids.items() if key not in unperformed}
 
-    def _retry_one(self, job_id: str, event_id: int, result: Result, who: str) -> None:
-        try:
-            result.done += queries.retry_one(self._ledger, event_id, who=who)
-        except Conflict as error:
-            result.skip(job_id, str(error))
+    def _retry_dead_tasks(self, result: Result, who: str) -> None:
+        with self._ledger.database.read() as connection:
+            found = queries.dead_tasks(connection, self._ledger.now())
+        for task_id, jobs in found:
+            try:
+                task = tasks.read(self._ledger, task_id)
+                self._services.refuse_unperformed(task.worker_name, task.queue)
+                if self._services.control.retry(task_id, ("error",), who):
+                    result.done += jobs
+            except Conflict as error:
+                result.skip(f"Task {task_id}", str(error))
+
+    def _pages(self, where: Any) -> Iterator[list[int]]:
+        """The ids of all jobs of the ledger in a list or queue, by id."""
+        after = 0
+        while True:
+            with self._ledger.database.read() as connection:
+                ids = queries.ids(connection, where, after=after, limit=ACTED_AT_ONCE)
+            if not ids:
+                return
+            yield ids
+            after = ids[-1]
 
     def _act_on_entry(self, set_name: str, action: str, key: str, result: Result) -> None:
         try:
@@ -877,56 +919,6 @@ class Operations:
         result.done += done
         if not done:
             result.skip(key, "it is not there (any more)")
-
-    def act_on_all(self, list_name: str, action: str, *, who: str = "") -> Result:
-        """:meth:`act` for all entries present at the start. A tracked job's outcome stays recorded: deleting the dead
-        removes untracked ones only."""
-        set_name = checked(list_name, action)
-        result = Result()
-        if set_name == DEAD:
-            if action == "restart":
-                self._retry_dead(result, who)
-            for ids in self._pages(queries.untracked_dead) if action == "delete" else ():
-                result.done += queries.delete_dead(self._ledger, ids)
-        else:
-            for ids in self._pages(partial(queries.ids, set_name=set_name, now=self._ledger.now())):
-                chosen = {str(event_id): event_id for event_id in ids}
-                if action == "restart":
-                    chosen = self._performed(chosen, result)
-                result.done += queries.turn_waiting(self._ledger, action, list(chosen.values()), who=who)
-        if self._admin is not None:
-            if action == "delete":
-                result.done += self._admin.clear(set_name)
-            else:
-                self._act_on_entries(self._admin, set_name, action, result)
-        return result
-
-    def _pages(self, query: Callable[..., list[int]]) -> Iterator[list[int]]:
-        """All ids that ``query(connection, after=, limit=)`` finds, by id."""
-        after = 0
-        while True:
-            with self._ledger.database.read() as connection:
-                ids = query(connection, after=after, limit=ACTED_AT_ONCE)
-            if not ids:
-                return
-            yield ids
-            after = ids[-1]
-
-    def _retry_dead(self, result: Result, who: str) -> None:
-        now = self._ledger.now()
-        with self._ledger.database.read() as connection:
-            found = queries.dead_tasks(connection, now)
-        for task_id, jobs in found:
-            try:
-                task = tasks.read(self._ledger, task_id)
-                self._services.refuse_unperformed(task.worker_name, task.queue)
-                if self._services.control.retry(task_id, ("error",), who):
-                    result.done += jobs
-            except Conflict as error:
-                result.skip(f"Task {task_id}", str(error))
-        for ids in self._pages(partial(queries.alone_dead, now=now)):
-            for key, event_id in self._performed({str(each): each for each in ids}, result).items():
-                self._retry_one(key, event_id, result, who)
 
     def _act_on_entries(self, admin: BrokerOperations, set_name: str, action: str, result: Result) -> None:
         left, offset = admin.entries(set_name, limit=1).total, 0
@@ -953,7 +945,7 @@ class Operations:
         set_name = set_of(list_name)
         (wanted,) = wanted_keys([key])
         with self._ledger.database.read() as connection:
-            found = queries.find(connection, set_name, self._ledger.now(), job_ids([wanted]))
+            found = queries.find(connection, queries.in_list(set_name, self._ledger.now()), job_ids([wanted]))
         for event_id in found.values():
             if not 0 < at <= BIGINT:
                 raise InputError("a time before 1970 is none to wait for", code="bad_time")
@@ -1378,7 +1370,6 @@ VERBS: Final = ("restart", "kill", "delete")
 SIGNALS: Final = {"quiet": "TSTP", "stop": "TERM"}
 
 _MAX_KEYS: Final = 1_000
-_MAX_NAME: Final = 255
 
 
 def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
@@ -1401,34 +1392,20 @@ def checked(list_name: str, action: str) -> str:
     return set_name
 
 
-def queue_name(queue: str) -> str:
-    """A valid name of a queue. Raises :class:`InputError`."""
-    if "\0" in queue:
-        raise InputError("a queue's name holds no NUL character", code="bad_name")
-    return _checked_text(queue, "a queue's name")
+def _queue_name(queue: str) -> str:
+    return checked_text(queue, "a queue's name has", "bad_name")
 
 
 def wanted_keys(keys: Sequence[str]) -> list[str]:
     """The distinct keys, 1 to 1,000. Raises :class:`InputError`."""
     if not 1 <= len(keys) <= _MAX_KEYS:
         raise InputError(f"name 1 to {_MAX_KEYS:,} entries, not {len(keys):,}", code="out_of_range")
-    return [_checked_text(key, "a key") for key in dict.fromkeys(keys)]
+    return [checked_text(key, "a key has", "bad_name", nul=True) for key in dict.fromkeys(keys)]
 
 
 def job_ids(keys: Sequence[str]) -> list[str]:
     """The keys that may be job ids."""
     return [key for key in keys if len(key) <= 64 and "\0" not in key]
-
-
-def _checked_text(text: str, what: str) -> str:
-    """Refuses only text that no server could look up: every existing entry must be addressable."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{what} holds half a character (a lone surrogate): fix its decoding", code="bad_name") from None
-    if not 1 <= len(text) <= _MAX_NAME:
-        raise InputError(f"{what} has 1 to {_MAX_NAME} characters", code="bad_name")
-    return text
 
 
 # -- what people do about it: the API has a route of each, the command line a command
@@ -1542,7 +1519,7 @@ ACTIONS: Final = (
     ),
     Action(
         "jobs", "start", "Start a stopped job again, from its checkpoint",
-        "The same job, its next attempt. 409 with the code `stopping` while it still runs after a stop, `running` or"
+        "The same job, its next attempt. Refused with the code `stopping` while it still runs after a stop, `running` or"
         " `finished` if there is nothing to start, `refused` if a check of its worker refuses.",
         lambda operations, job_id, _, who: operations.start_job(job_id, who=who), ToldEvent,
     ),

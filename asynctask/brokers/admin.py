@@ -44,7 +44,8 @@ COUNTED_OTHERS: Final = 1_000
 ACTED_AT_ONCE: Final = 500
 """Entries per step of an action on all."""
 
-_MAX_SEARCH: Final = 255
+MAX_TEXT: Final = 255
+"""The most characters of a key, of a queue's name and of a text to search for."""
 
 T = TypeVar("T")
 
@@ -212,16 +213,14 @@ def checked_window(offset: int, limit: int) -> None:
         raise InputError(f"a page begins at 0 to {MAX_OFFSET:,}, not {offset}: search instead", code="out_of_range")
 
 
-def checked_text(text: str) -> str:
-    """A valid text to search for. Raises :class:`InputError`."""
-    if not 1 <= len(text) <= _MAX_SEARCH or "\0" in text:
-        raise InputError(f"search for 1 to {_MAX_SEARCH} characters without NUL", code="bad_search")
+def checked_text(text: str, what: str = "search for", code: str = "bad_search", *, nul: bool = False) -> str:
+    """A text that a server can look up. Raises :class:`InputError` for another; ``nul``: it may hold a NUL character."""
+    if not 1 <= len(text) <= MAX_TEXT or ("\0" in text and not nul):
+        raise InputError(f"{what} 1 to {MAX_TEXT} characters{'' if nul else ' without NUL'}", code=code)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(
-            "the search text holds half a character (a lone surrogate): fix its decoding", code="bad_search"
-        ) from None
+        raise InputError(f"{text[:100]!r} holds half a character (a lone surrogate): fix its decoding", code=code) from None
     return text
 
 
