@@ -21,7 +21,6 @@ from asynctask.brokers.admin import (
     Found,
     Page,
     QueueFacts,
-    RemoteProcess,
     Removed,
     checked_text,
     checked_window,
@@ -238,7 +237,7 @@ class RedisOperations:
 
     # -- processes
 
-    def processes(self) -> list[RemoteProcess]:
+    def processes(self) -> list[dict[str, Any]]:
         """The members of the set ``processes`` whose own key has not expired."""
         (names,) = self._server.ask(("SMEMBERS", self._keys("processes")))
         identities = sorted(_text(name) for name in names)[:MOST_NAMES]
@@ -247,7 +246,7 @@ class RedisOperations:
         ]
         answers = self._server.ask(*queries) if queries else []
         return [
-            RemoteProcess(identity, process_facts(identity, answer))
+            process_facts(identity, answer)
             for identity, answer in zip(identities, answers, strict=True)
             if answer[0] is not None
         ]
