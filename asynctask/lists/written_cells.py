@@ -15,7 +15,6 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from html import escape
 from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
@@ -246,7 +245,7 @@ def csv_cell(value: Any) -> str | float | None:
 def sheet_value(value: Any) -> Any:
     """A value of a type that a workbook has: None, bool, int, float, Decimal, date, datetime, time, timedelta or text.
 
-    Also :class:`CellError`, of :data:`ERROR_CELLS` only. A text must still pass :func:`sheet_text`.
+    Also :class:`CellError`, of :data:`ERROR_CELLS` only.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -267,15 +266,6 @@ def sheet_value(value: Any) -> Any:
     if isinstance(value, CellError) and value.text in ERROR_CELLS:
         return value
     return _shown(value)
-
-
-def sheet_text(text: str) -> str:
-    """A text for XlsxWriter, escaped if between ``<r>`` and ``</r>``, which XlsxWriter writes as rich text."""
-    text = cut(text)
-    if text.startswith("<r>") and text.endswith("</r>"):
-        marked = f'<r><t xml:space="preserve">{escape(text, quote=False)}</t></r>'
-        return marked if len(marked) <= _MAX_TEXT else text[:-1] + "…"
-    return text
 
 
 def _shown(value: Any) -> str:
