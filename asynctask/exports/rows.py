@@ -23,6 +23,7 @@ from uuid import UUID
 import orjson
 
 from asynctask.errors import InputError, NormalException, not_installed
+from asynctask.ledger.base import chunks
 from asynctask.lists.workbook_writer import iter_workbook, table
 from asynctask.lists.written_cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_value, unpacked
 
@@ -84,7 +85,7 @@ class Format:
         """Writes the rows of a shard; returns their number. Raises :class:`RowError`."""
         count = 0
         with self._packing(out) as packing:
-            for batch in _batches(rows):
+            for batch in chunks(rows, _BATCH):
                 packing.write(self._encode(batch, columns, count))
                 count += len(batch)
         return count
@@ -118,17 +119,6 @@ class _Open:
         return self
 
     def __exit__(self, *_: object) -> None: ...
-
-
-def _batches(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
-    batch: list[Sequence[Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 # -- csv: UTF-8 with a byte order mark, cells as in reports, but never cut
@@ -302,7 +292,7 @@ class Parquet(Format):
 
         kinds: list[str | None] = [None] * len(columns)
         count = 0
-        for batch in _batches(rows):
+        for batch in chunks(rows, _BATCH):
             arrays = []
             for at, name in enumerate(columns):
                 kinds[at], array = _typed([row[at] for row in batch], kinds[at], name, count)
