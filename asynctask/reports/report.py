@@ -20,6 +20,7 @@ from asynctask.lists.items import ItemShape
 from asynctask.lists.problems import render
 from asynctask.lists.readers import Limits, Source
 from asynctask.lists.readers.base import normalise
+from asynctask.lists.readers.workbook import column_index
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import ListFile, Uploads, list_file
 from asynctask.logs import get_logger
@@ -394,14 +395,6 @@ def _all_columns(source: Source, names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in known:
             if (match := _COLUMN.fullmatch(name)) is not None:
-                at[name] = _place(match[1])
+                at[name] = column_index(match[1])
             headers.append(name)
     return sorted(headers, key=lambda name: at[name]) if len(at) == len(headers) else headers
-
-
-def _place(letters: str) -> int:
-    """The index of a column; A is 0."""
-    place = 0
-    for letter in letters:
-        place = place * 26 + ord(letter) - 64
-    return place - 1
