@@ -18,6 +18,7 @@ from xlsxwriter.utility import xl_range_formula
 
 from asynctask.errors import Conflict, InputError
 from asynctask.lists.items import ItemShape
+from asynctask.lists.options import whole_number
 from asynctask.lists.workbook_writer import Cell, Sheet, iter_workbook
 from asynctask.lists.written_cells import SHEET_ROWS, csv_cell, cut
 from asynctask.worker import Worker
@@ -120,7 +121,7 @@ def _model_example(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def _column(name: str, info: FieldInfo, header: str, schema: Mapping[str, Any], example: Mapping[str, Any]) -> Column:
     flat = _flat(schema.get("properties", {}).get(name, {}), schema.get("$defs", {}), decimal=_is_decimal(info.annotation))
     kind, choices = _kind(flat)
-    limits = {key: _plain(flat[key]) for key in _LIMITS if flat.get(key) is not None}
+    limits = {key: whole_number(flat[key]) for key in _LIMITS if flat.get(key) is not None}
     given = example.get(name, example.get(header))
     if given is None:
         given = next((each for each in flat.get("examples") or () if each is not None), None)
@@ -131,11 +132,6 @@ def _column(name: str, info: FieldInfo, header: str, schema: Mapping[str, Any], 
     return Column(
         header, name, kind, info.is_required(), choices, limits, description, _typed(kind, default), _typed(kind, given)
     )
-
-
-def _plain(limit: Any) -> Any:
-    """1000.0 as 1000."""
-    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _is_decimal(annotation: Any) -> bool:
