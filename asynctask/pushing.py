@@ -287,10 +287,7 @@ def _arguments(worker: Worker, args: Sequence[Any]) -> list[Any]:
         return kept
     found = worker.shape.validate(RawRow(1, args[0]), None)
     if isinstance(found, Refused):
-        said = "; ".join(f"{each.column}: {each.message}" if each.column else each.message for each in found.problems)
-        raise InputError(
-            f"worker {worker.name!r} does not take the item: {said}", code="invalid_item", errors=found.problems
-        )
+        raise found.error(f"worker {worker.name!r} does not take the item")
     return [found.values, *kept[1:]]
 
 

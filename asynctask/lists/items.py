@@ -59,6 +59,11 @@ class Refused:
     values: dict[str, Any]
     number: int | None = None
 
+    def error(self, what: str) -> InputError:
+        """The error for an item that is alone: ``what`` it means, and every problem."""
+        said = "; ".join(f"{each.column}: {each.message}" if each.column else each.message for each in self.problems)
+        return InputError(f"{what}: {said}", code="invalid_item", errors=self.problems)
+
 
 @dataclass(frozen=True, slots=True)
 class _Column:
@@ -83,6 +88,11 @@ class Binding:
     def fields(self) -> dict[str, str]:
         """Header -> field."""
         return {column.header: column.field for column in self.columns}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Field -> header."""
+        return {column.field: column.header for column in self.columns}
 
 
 class UnfitItem(ValueError):

@@ -128,7 +128,7 @@ def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
     if shape is None or shape.model is None:
         return {}
     try:
-        return {field: header for header, field in shape.bind(headers).fields.items()}
+        return shape.bind(headers).headers
     except InputError:
         return {}
 
