@@ -83,11 +83,15 @@ def _names(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+NAME_SCHEMA: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}
+"""The schema of one name."""
+
+
 def listed_or_text(*kinds: str) -> WithJsonSchema:
     """How the API's document describes ``unique``, which is sent as one or more of ``text`` and ``list``."""
     schemas: dict[str, Any] = {
         "text": {"type": "string", "minLength": 1, "maxLength": 5_200, "pattern": NAMES},
-        "list": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}},
+        "list": {"type": "array", "items": NAME_SCHEMA},
     }
     return WithJsonSchema({"anyOf": [*(schemas[kind] for kind in kinds), {"type": "null"}]})
 
@@ -139,18 +143,19 @@ Tolerated = Annotated[
         }
     ),
 ]
-_NAME: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}
 _CALLED: Final[dict[str, Any]] = {
     "type": "object",
-    "properties": {"worker": _NAME, "args": {"type": "array", "items": {}}},
+    "properties": {"worker": NAME_SCHEMA, "args": {"type": "array", "items": {}}},
     "required": ["worker"],
     "additionalProperties": False,
 }
 _as_callback = PlainValidator(lambda said: None if said is None else as_callback(said))
-CallbackOption = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [_NAME, _CALLED, {"type": "null"}]})]
+CallbackOption = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [NAME_SCHEMA, _CALLED, {"type": "null"}]})]
 """A :class:`~asynctask.worker.Callback`."""
 
-CallbackText = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [{**_NAME, "maxLength": 10_000}, {"type": "null"}]})]
+CallbackText = Annotated[
+    Any, _as_callback, WithJsonSchema({"anyOf": [{**NAME_SCHEMA, "maxLength": 10_000}, {"type": "null"}]})
+]
 """The same in a query or a form: a name, or the object as JSON."""
 
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
