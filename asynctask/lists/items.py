@@ -26,6 +26,7 @@ from asynctask.lists.coerce import (
     coercer_for,
     is_number,
     kind_of,
+    kinds_of,
     members,
     own_syntax,
     text_of_cell,
@@ -859,8 +860,7 @@ def is_secret_text(annotation: Any) -> bool:
     """Whether an annotation is ``SecretStr`` or ``SecretBytes``, or one of them or None."""
     from pydantic import SecretBytes, SecretStr  # with a model, pydantic is loaded already
 
-    kinds = [each for each in members(annotation) if each not in (None, type(None))]
-    return all(isinstance(each, type) and issubclass(each, SecretStr | SecretBytes) for each in kinds)
+    return all(isinstance(each, type) and issubclass(each, SecretStr | SecretBytes) for each in kinds_of(annotation))
 
 
 def _is_secret(annotation: Any) -> bool:
