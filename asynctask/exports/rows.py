@@ -25,10 +25,18 @@ import orjson
 from asynctask.errors import InputError, NormalException, not_installed
 from asynctask.ledger.base import chunks
 from asynctask.lists.workbook_writer import iter_workbook, table
-from asynctask.lists.written_cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_value, unpacked
+from asynctask.lists.written_cells import (
+    CELL_CHARS,
+    GUARDED,
+    NEGATIVE,
+    SHEET_COLUMNS,
+    SHEET_ROWS,
+    csv_cell,
+    packed,
+    sheet_value,
+    unpacked,
+)
 
-MAX_SHEET_COLUMNS: Final = 16_384
-MAX_CELL: Final = 32_767
 _CHUNK: Final = 1 << 20
 _BATCH: Final = 1_000
 
@@ -213,9 +221,9 @@ class Xlsx(Format):
     media = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
 
     def check(self, columns: Sequence[str]) -> None:
-        if len(columns) > MAX_SHEET_COLUMNS:
+        if len(columns) > SHEET_COLUMNS:
             raise InputError(
-                f"a sheet has at most {MAX_SHEET_COLUMNS:,} columns, the export has {len(columns):,}: export as csv",
+                f"a sheet has at most {SHEET_COLUMNS:,} columns, the export has {len(columns):,}: export as csv",
                 code="invalid_format",
             )
 
@@ -247,8 +255,8 @@ def _sheet_cell(value: Any) -> Any:
     if isinstance(value, Mapping | list | tuple):
         value = orjson.dumps(value).decode()
     if isinstance(value, str):
-        if len(value) > MAX_CELL // 2 and len(value.encode("utf-16-le")) // 2 > MAX_CELL:
-            raise ValueError(f"a cell holds at most {MAX_CELL:,} characters, here are {len(value):,}: export as csv")
+        if len(value) > CELL_CHARS // 2 and len(value.encode("utf-16-le")) // 2 > CELL_CHARS:
+            raise ValueError(f"a cell holds at most {CELL_CHARS:,} characters, here are {len(value):,}: export as csv")
         value.encode()
         if "\ufffe" in value or "\uffff" in value or "\0" in value:
             raise ValueError("the text holds a character that no workbook can")

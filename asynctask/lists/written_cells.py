@@ -28,6 +28,9 @@ from asynctask.worker import is_model
 
 SHEET_ROWS: Final = 1_048_575
 """The rows of a sheet without its header."""
+SHEET_COLUMNS: Final = 16_384
+CELL_CHARS: Final = 32_767
+"""The UTF-16 code units of a cell."""
 
 # -- as JSON
 
@@ -208,7 +211,6 @@ def unpacked(value: dict[str, Any]) -> Any:
 
 ERROR_CELLS: Final = frozenset({"#DIV/0!", "#N/A", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"})
 """The error values that every spreadsheet has; others become text."""
-_MAX_TEXT: Final = 32_767
 _EXACT_DIGITS: Final = 15
 _FIRST_DAY: Final = date(1900, 3, 1)
 """Excel's days before it are off by one."""
@@ -278,9 +280,9 @@ def _shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """``text`` without non-characters, cut with an ellipsis at 32,767 UTF-16 code units, a spreadsheet's limit."""
+    """``text`` without non-characters, cut with an ellipsis at :data:`CELL_CHARS`."""
     if not text.isprintable():
         text = _NO_CHARACTERS.sub("\ufffd", text)
-    if len(text) * 2 <= _MAX_TEXT or len(text.encode("utf-16-le")) // 2 <= _MAX_TEXT:
+    if len(text) * 2 <= CELL_CHARS or len(text.encode("utf-16-le")) // 2 <= CELL_CHARS:
         return text
-    return text.encode("utf-16-le")[: (_MAX_TEXT - 1) * 2].decode("utf-16-le", "ignore") + "…"
+    return text.encode("utf-16-le")[: (CELL_CHARS - 1) * 2].decode("utf-16-le", "ignore") + "…"

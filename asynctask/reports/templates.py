@@ -20,10 +20,9 @@ from asynctask.errors import Conflict, InputError
 from asynctask.lists.items import ItemShape
 from asynctask.lists.options import whole_number
 from asynctask.lists.workbook_writer import Cell, Sheet, iter_workbook
-from asynctask.lists.written_cells import SHEET_ROWS, csv_cell, cut
+from asynctask.lists.written_cells import SHEET_COLUMNS, SHEET_ROWS, csv_cell, cut
 from asynctask.worker import Worker
 
-_MAX_COLUMNS: Final = 16_384
 _DAY: Final = date(2026, 3, 5)
 _CLOCK: Final = time(14, 30)
 _FORMATS: Final = {"date": "date", "date-time": "datetime", "time": "time", "duration": "duration"}
@@ -77,7 +76,7 @@ def make_template(worker: Worker) -> Template:
             f"worker {worker.name!r} takes any row, so there are no columns that a template could name;"
             " upload a sheet with headers of your own, or have its items described by a pydantic model"
         )
-    if len(model.model_fields) > _MAX_COLUMNS:
+    if len(model.model_fields) > SHEET_COLUMNS:
         raise NoTemplate(f"the items of worker {worker.name!r} have more fields than a sheet can have columns")
     headers = _headers(model, worker.shape if isinstance(worker.shape, ItemShape) else ItemShape(model))
     schema = _schema(model)
