@@ -27,11 +27,10 @@ from asynctask.ledger.base import chunks
 from asynctask.lists.workbook_writer import iter_workbook, table
 from asynctask.lists.written_cells import (
     CELL_CHARS,
-    GUARDED,
-    NEGATIVE,
     SHEET_COLUMNS,
     SHEET_ROWS,
     csv_cell,
+    guarded,
     packed,
     sheet_value,
     unpacked,
@@ -154,8 +153,7 @@ class Csv(Format):
 
 def _csv_value(value: Any) -> Any:
     if type(value) is str:
-        guarded = value.startswith(GUARDED) and not NEGATIVE.fullmatch(value)
-        return f"'{value}" if guarded else value
+        return guarded(value)
     if isinstance(value, Mapping | list | tuple):
         try:
             return orjson.dumps(value).decode()

@@ -215,8 +215,8 @@ _EXACT_DIGITS: Final = 15
 _FIRST_DAY: Final = date(1900, 3, 1)
 """Excel's days before it are off by one."""
 _NO_CHARACTERS: Final = re.compile("[\x00\ud800-\udfff\ufffe\uffff]")
-GUARDED: Final = (*FORMULA_STARTS, "'")
-NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
+_GUARDED: Final = (*FORMULA_STARTS, "'")
+_NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
 """Negative numbers as a spreadsheet reads them exactly."""
 
 
@@ -240,8 +240,12 @@ def csv_cell(value: Any) -> str | float | None:
         return value.isoformat()
     if isinstance(value, timedelta):
         return span_text(value)
-    text = _shown(value)
-    return f"'{text}" if text.startswith(GUARDED) and not NEGATIVE.fullmatch(text) else text
+    return guarded(_shown(value))
+
+
+def guarded(text: str) -> str:
+    """A text of a CSV file, with ``'`` in front if a spreadsheet could take it for a formula."""
+    return f"'{text}" if text.startswith(_GUARDED) and not _NEGATIVE.fullmatch(text) else text
 
 
 def sheet_value(value: Any) -> Any:
