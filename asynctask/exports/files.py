@@ -27,7 +27,7 @@ from asynctask.clock import Ids
 from asynctask.config import Config, masked_url, without_secrets
 from asynctask.errors import AsyncTaskError, Conflict, NotFound, StorageUnavailable, Unavailable, not_installed
 from asynctask.exports.rows import Format, Part
-from asynctask.lists.uploads import make_private_folder, open_privately
+from asynctask.lists.uploads import make_private_folder, open_privately, sync_folder
 from asynctask.logs import get_logger
 
 _HEAD: Final = 64
@@ -107,11 +107,7 @@ class Folder(Store):
                     out.flush()
                     os.fsync(out.fileno())
                 temporary.replace(path)
-                descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
