@@ -188,8 +188,9 @@ class Operations(Protocol):
         ...
 
 
-def first_of(texts: Iterable[tuple[T, int]], limit: int) -> list[T]:
-    """The first ``limit`` things, each given with the length of its text, that :data:`PAGE_BYTES` hold; at least one."""
+def first_of(texts: Iterable[tuple[T, int]], limit: int | None) -> list[T]:
+    """The first ``limit`` things (None: any number), each given with the length of its text, that :data:`PAGE_BYTES` hold;
+    at least one. The first that is too much is read, too."""
     found: list[T] = []
     total = 0
     for each, size in islice(texts, limit):
