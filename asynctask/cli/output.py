@@ -234,7 +234,7 @@ def state_of(progress: Mapping[str, Any]) -> str:
 
 def _fell_short(progress: Mapping[str, Any]) -> bool:
     """Whether a Task finished with rows that did not succeed."""
-    return progress["state"] == "finished" and progress["counts"]["failed"] + progress["counts"]["error"] > 0
+    return progress["state"] == "finished" and any(progress["counts"][kind] for kind in ("failed", "error"))
 
 
 def style_of(progress: Mapping[str, Any]) -> str:
