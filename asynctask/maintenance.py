@@ -179,7 +179,7 @@ class Maintenance:
         with self._ledger.database.read() as connection:
             strays -= {str(each["identity"]) for each in processes.list_processes(connection)}
         if strays:
-            strays -= {each.identity for each in broker.operations.processes()}
+            strays -= {each["identity"] for each in broker.operations.processes()}
         known, self._strays = self._strays, strays
         for identity in strays & known - {self._ledger.identity}:
             self.recover(identity)

@@ -11,14 +11,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict
 
 from asynctask.brokers.admin import (
     ACTED_AT_ONCE,
     MAX_PAGE,
+    MAX_TEXT,
     Entry,
     Found,
     QueueFacts,
@@ -31,7 +31,7 @@ from asynctask.brokers.admin import (
 )
 from asynctask.brokers.admin import Operations as BrokerOperations
 from asynctask.brokers.base import BIGINT, DEAD, RETRY, SCHEDULE, Broker
-from asynctask.clock import SECOND, micros, rfc3339
+from asynctask.clock import SECOND, Time, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import interval_of, next_round
 from asynctask.dispatch.outbox import Router
@@ -43,7 +43,7 @@ from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads
 from asynctask.ledger.foreign import engine_of
-from asynctask.ledger.queries import Take, loads_shown
+from asynctask.ledger.queries import ListedEvent, Take, loads_shown
 from asynctask.messages import masked
 from asynctask.sidekiq.payload import read_time
 from asynctask.task import Services
@@ -68,6 +68,128 @@ MIN_TARGET_S: Final = 1
 MAX_TARGET_S: Final = 86_400
 
 
+# -- what is shown, each kind declared once: for Python, the command line, the API and its document
+
+
+class BacklogPart(TypedDict):
+    """What waits in a queue for one worker at one priority."""
+
+    worker: Annotated[str | None, "Null: jobs without a Task in a foreign queue."]
+    priority: Annotated[int | None, "Null: a foreign queue has none."]
+    waiting: int
+    oldest_s: float | None
+
+
+class QueueInfo(TypedDict):
+    """A queue."""
+
+    name: str
+    length: Annotated[
+        int, "Jobs in the queue in Redis, or without it the untracked ones in the ledger; others are in `waiting`."
+    ]
+    latency_s: Annotated[float | None, "Seconds since the job that waits longest was pushed, where it says so."]
+    paused: bool
+    processes: Annotated[int, "Live processes that work it."]
+    unattended: Annotated[bool, "No live process works it."]
+    next_worker: Annotated[str | None, "The worker of the next of these jobs."]
+    jobs_of_others: Annotated[int, "Of these, jobs that the live processes leave to others. Not in `waiting`."]
+    other_workers: Annotated[list[str], "Up to ten workers of these, which the processes do not have."]
+    waiting: Annotated[int, "Jobs that could start now, in the ledger and in a foreign queue."]
+    oldest_s: Annotated[float | None, "Seconds since the first of these could start, where it is known."]
+    rate_per_s: Annotated[float, "Jobs that the processes which work it finish in a second."]
+    workers_wanted: Annotated[int, "Worker processes that would finish `waiting` within `target_s`."]
+    backlog: Annotated[list[BacklogPart], "`waiting` by worker and priority."]
+
+
+class _WaitingJob(TypedDict):
+    key: str
+    tracked: bool
+    job_id: str
+    task_id: int | None
+    worker: str | None
+    args: Any
+    args_cut: Annotated[bool, "They are too long to be shown."]
+    raw: Annotated[str | None, "The beginning of what is no job."]
+
+
+class QueuedJob(_WaitingJob):
+    """A job in a queue."""
+
+    priority: int
+    enqueued_at: Time | None
+
+
+class WaitingEntry(_WaitingJob):
+    """A job that waits for a retry or its time, or that is dead."""
+
+    row: int | None
+    queue: str | None
+    at: Annotated[Time | None, "When it is due, or died."]
+    retries: int
+    error: str | None
+    error_class: str | None
+    created_at: Time | None
+
+
+class ProcessInfo(TypedDict):
+    """A process."""
+
+    identity: str
+    kind: Annotated[str, "worker, web, an engine's name; sidekiq: of another program."]
+    hostname: str | None
+    pid: int | None
+    concurrency: int
+    busy: int
+    rss: Annotated[int | None, "Bytes."]
+    quiet: bool
+    alive: bool
+    queues: list[str]
+    started_at: Time | None
+    beat_at: Time | None
+
+
+class Skipped(TypedDict):
+    """An entry that was skipped."""
+
+    key: str
+    reason: str
+
+
+class Outcome(TypedDict):
+    """The result of an action."""
+
+    done: int
+    skipped: Annotated[list[Skipped], "At most 100."]
+
+
+class Event(ListedEvent):
+    """The record of one job, and what can be done about it."""
+
+    actions: Annotated[list[Literal["restart", "kill", "delete", "stop", "start"]], "Those that apply to it now."]
+
+
+class ToldEvent(Event):
+    """The record of a job that was to be stopped or started."""
+
+    changed: Annotated[bool, "Whether anything changed."]
+    detail: Annotated[str, "What is the case."]
+
+
+class PauseState(TypedDict):
+    """A queue after it was paused or unpaused."""
+
+    queue: str
+    paused: bool
+    changed: bool
+
+
+class Signalled(TypedDict):
+    """The signal that was left for a process."""
+
+    identity: str
+    signal: str
+
+
 @dataclass(slots=True)
 class Result:
     """The result of an action: ``done``, the number of jobs it was applied to; ``skipped``: key -> reason, at most 100."""
@@ -80,17 +202,17 @@ class Result:
         if len(self.skipped) < 100:
             self.skipped[key] = reason
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Outcome:
         return {"done": self.done, "skipped": [{"key": key, "reason": why} for key, why in self.skipped.items()]}
 
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """Why no row of a Task begins: a ``code``, a sentence, and what a person can do about it."""
+    """Why no row of a Task begins."""
 
     code: str
     message: str
-    mend: str
+    mend: Annotated[str, "What a person can do about it."]
 
 
 class Operations:
@@ -119,16 +241,10 @@ class Operations:
 
     # -- queues
 
-    def queues(self, *, target_s: float = TARGET_S, only: str | None = None) -> list[dict[str, Any]]:
+    def queues(self, *, target_s: float = TARGET_S, only: str | None = None) -> list[QueueInfo]:
         """Every queue that is paused, or in which something waits or runs, those of attached engines at the end. ``only``:
-        that one, even if empty.
+        that one, even if empty; ``target_s``: the seconds within which the wanted processes would finish what waits.
 
-        Of the queue in Redis, or without it of the untracked jobs that wait in the ledger: its length, the wait of its
-        oldest job in seconds, whether it is paused, how many processes work it (``unattended``: none), the worker of the
-        next job, and how many jobs these processes leave to others (``jobs_of_others``), with up to :data:`OTHERS_NAMED` of
-        their workers (``other_workers``). Of everything that could start, most of which waits in the ledger: ``waiting``,
-        ``oldest_s``, ``rate_per_s`` of the processes that work it, ``workers_wanted`` (worker processes that would finish
-        it within ``target_s`` seconds), and ``backlog``, the same by worker and priority.
         Raises :class:`InputError` for a ``target_s`` that is not from 1 to 86,400.
         """
         if not MIN_TARGET_S <= target_s <= MAX_TARGET_S:
@@ -140,31 +256,50 @@ class Operations:
         # The brokers first: jobs pushed after the ledger's count would look unknown to the ledger.
         foreign = {} if self._admin is None else {each.name: each for each in self._admin.queues()}
         foreign |= self._engine_queues(works)
-        here, left = self._ledger_queues(now) if self._admin is None else ({}, {})
+        here, left = self._ledger_queues(now)
         waiting = self._backlog(now, left)
         with self._ledger.database.read() as connection:
             performing = _performing(recovery.list_processes(connection), now)
             paused = lending.paused_queues(connection)
         facts = {**here, **foreign}
-        facts |= {name: replace(facts.get(name) or QueueFacts(name, 0, None, False, None), paused=True) for name in paused}
+        facts |= {name: replace(facts.get(name) or QueueFacts(name), paused=True) for name in paused}
         busy = {name for name, those in performing.items() if any(each.busy for each in those)}
-        names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {queue_name(only)}
+        names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {_queue_name(only)}
         parts: dict[str, list[queries.Backlog]] = {name: [] for name in names}
         for part in waiting:
             if part.queue in parts:
                 parts[part.queue].append(part)
-        return [
-            {
-                **_queue_object(facts.get(name) or QueueFacts(name, 0, None, False, None), works[name], now),
-                "other_workers": list(self._others(name, left)) if name in facts and facts[name].others else [],
-                **_backlog_object(foreign.get(name), parts[name], performing.get(name, ()), target_s, now),
+
+        def shown(name: str) -> QueueInfo:
+            its = facts.get(name) or QueueFacts(name)
+            backlog = _parts(its if name in foreign else None, parts[name], now)
+            count = sum(part["waiting"] for part in backlog)
+            processes = performing.get(name, ())
+            limited = [each for part in parts[name] for each in part.limited]
+            return {
+                "name": plain(name),
+                "length": its.length,
+                "latency_s": _age_s(its.oldest_at, now),
+                "paused": its.paused,
+                "processes": works[name],
+                "unattended": not works[name],
+                "next_worker": its.next_class,
+                "jobs_of_others": its.others,
+                "other_workers": list(self._others(name, left)) if its.others else [],
+                "waiting": count,
+                "oldest_s": max((part["oldest_s"] for part in backlog if part["oldest_s"] is not None), default=None),
+                "rate_per_s": round(sum(each.rate for each in processes), 3),
+                "workers_wanted": workers_wanted(count, processes, target_s, limited),
+                "backlog": backlog,
             }
-            for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))
-        ]
+
+        return [shown(name) for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))]
 
     def _ledger_queues(self, now: int) -> tuple[dict[str, QueueFacts], dict[str, dict[str, int]]]:
-        """The queues in which untracked jobs wait in the ledger; and by queue and worker how many of them no process that
-        works the queue performs."""
+        """Without Redis, the queues in which untracked jobs wait in the ledger; and by queue and worker how many of them no
+        process that works the queue performs."""
+        if self._admin is not None:
+            return {}, {}
         with self._ledger.database.read() as connection:
             found = queries.untracked_queues(connection, now)
             processes = recovery.list_processes(connection)
@@ -195,16 +330,14 @@ class Operations:
         ``left``: those of the ledger, as of :meth:`_ledger_queues`."""
         counts = left.get(queue, {}) if self._admin is None else self._admin.others(queue)
         found = Counter(counts).most_common(OTHERS_NAMED)
-        return {plain(name)[:_MAX_NAME]: count for name, count in found}
+        return {plain(name)[:MAX_TEXT]: count for name, count in found}
 
     def _engine_queues(self, names: Iterable[str]) -> dict[str, QueueFacts]:
         """The queues of attached engines that a process works. Only their lengths are known."""
         queues = {name for name in names if engine_of(name) is not None and self._router.reaches(name)}
         waiting = self._router.waiting(queues) if queues else {}
         return {
-            name: QueueFacts(name, sum(waiting.get(name, {}).values()), None, False, None)
-            for name in queues
-            if self._router.reaches(name)
+            name: QueueFacts(name, sum(waiting.get(name, {}).values())) for name in queues if self._router.reaches(name)
         }
 
     def jobs(
@@ -217,12 +350,12 @@ class Operations:
             total, shown = self._untracked_jobs(name, after, limit, newest=newest)
         else:
             found = self._admin.jobs(name, offset=after, limit=limit, newest=newest)
-            total, shown = found.total, map(job_object, found.entries)
-        jobs = take(iter(shown))
+            total, shown = found.total, map(_queued_entry, found.entries)
+        jobs = take(shown)
         end = after + len(jobs)
         return {"jobs": jobs, "total": total, "next": end if jobs and end < total else None}
 
-    def _untracked_jobs(self, queue: str, after: int, limit: int, *, newest: bool) -> tuple[int, Iterator[dict[str, Any]]]:
+    def _untracked_jobs(self, queue: str, after: int, limit: int, *, newest: bool) -> tuple[int, Iterator[QueuedJob]]:
         """How many jobs wait in a queue of the ledger, and a page of them; they are read as they are consumed."""
         checked_window(after, limit)
         now = self._ledger.now()
@@ -231,14 +364,14 @@ class Operations:
             found = queries.untracked_page(connection, queue, now, offset=after, limit=limit, newest=newest)
         priorities = dict(found)
         rows = queries.untracked_rows(self._ledger.database, list(priorities))
-        return total, (waiting_object(row, priorities[row["id"]]) for row in rows)
+        return total, (_queued_row(row, priorities[row["id"]]) for row in rows)
 
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
         """Removes jobs from a queue for good; the items of tracked ones are cancelled."""
         result, queue, wanted = Result(), self._own_queue(queue), wanted_keys(keys)
         if self._admin is None:
             with self._ledger.database.read() as connection:
-                found = queries.find_untracked(connection, queue, self._ledger.now(), job_ids(wanted))
+                found = queries.find(connection, queries.in_queue(queue, self._ledger.now()), job_ids(wanted))
             result.done = queries.turn_waiting(self._ledger, "delete", list(found.values()), who=who)
             for key in wanted:
                 if key not in found:
@@ -258,7 +391,7 @@ class Operations:
         """Removes all jobs present at the start from a queue; the items of tracked ones are cancelled."""
         queue, result = self._own_queue(queue), Result()
         if self._admin is None:
-            for ids in self._pages(partial(queries.untracked_ids, queue=queue, now=self._ledger.now())):
+            for ids in self._pages(queries.in_queue(queue, self._ledger.now())):
                 result.done += queries.turn_waiting(self._ledger, "delete", ids, who=who)
             return result
         left = self._admin.jobs(queue, limit=1).total
@@ -312,7 +445,7 @@ class Operations:
 
     def _own_queue(self, queue: str) -> str:
         """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""
-        name, engine = queue_name(queue), engine_of(queue)
+        name, engine = _queue_name(queue), engine_of(queue)
         if engine is not None and (engine in self._engines or any(name in each["queues"] for each in self.processes())):
             raise Conflict(f"{engine} keeps the queue {name}: use its own tools; of a Task, asynctask pause and cancel")
         return name
@@ -416,7 +549,7 @@ class Operations:
     def _behind_others(self, queue: str, priority: int) -> list[WaitReason]:
         """What the processes of a queue do first."""
         now = self._ledger.now()
-        backlog = self._backlog(now, {} if self._admin is not None else self._ledger_queues(now)[1])
+        backlog = self._backlog(now, self._ledger_queues(now)[1])
         with self._ledger.database.read() as connection:
             those = _performing(recovery.list_processes(connection), now).get(queue, [])
         if before := sum(part.waiting for part in backlog if part.queue == queue and part.priority < priority):
@@ -429,7 +562,7 @@ class Operations:
 
     def _beside_others(self, queue: str) -> list[WaitReason]:
         """What waits in a queue for workers that its processes lack. It keeps no row of ours, but may be meant for them."""
-        here, left = self._ledger_queues(self._ledger.now()) if self._admin is None else ({}, {})
+        here, left = self._ledger_queues(self._ledger.now())
         known = here.values() if self._admin is None else self._admin.queues()
         count = next((each.others for each in known if each.name == queue), 0)
         if not count:
@@ -442,8 +575,7 @@ class Operations:
     # -- one tracked job
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """One Event, and ``actions``: which of :data:`ACTIONS`, ``stop`` and ``start`` apply to it now. Raises
-        :class:`NotFound`."""
+        """An :class:`Event`. Raises :class:`NotFound`."""
         event, foreign = self._event(job_id)
         return {**event, "actions": [] if foreign else [*self._actions(event), *_stop_or_start(event)]}
 
@@ -457,9 +589,9 @@ class Operations:
         lone = event["task_id"] is None
         match event["status"]:
             case "enqueue" if event["due_at"] is not None:
-                return list(ACTIONS)
+                return list(VERBS)
             case "enqueue" if event["waits_for"] is not None:
-                return [action for action in ACTIONS if action != "restart"]
+                return [action for action in VERBS if action != "restart"]
             case "enqueue":
                 engine = engine_of(str(event["queue"]))
                 return ["delete"] if engine is None or (lone and engine in self._engines) else []
@@ -475,8 +607,7 @@ class Operations:
         One that waits in a queue is deleted there: in a queue of an attached engine, through that engine. Returns the Event
         as :meth:`job`. Raises :class:`NotFound`, and :class:`Conflict` with the reason if the action does not apply.
         """
-        if action not in ACTIONS:
-            raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
+        _refuse_unknown(action, VERBS, "action")
         event = self.job(job_id)
         if action == "restart" and action in event["actions"]:
             self._services.refuse_unperformed(str(event["worker"]), str(event["queue"]))
@@ -624,7 +755,7 @@ class Operations:
         found: Iterator[_Listed] = iter(rows)
         if in_broker and self._admin is not None:
             found = self._merged(self._admin, set_name, rows, after, limit)
-        entries = take(self._objects(found))
+        entries = take(self._shown(found))
         end, total = after + len(entries), in_ledger + in_broker
         following = bool(entries) and end < min(total, MAX_WINDOW)
         return {"entries": entries, "total": total, "next": end if following else None}
@@ -651,14 +782,14 @@ class Operations:
             if not page.entries:
                 return
 
-    def _objects(self, found: Iterator[_Listed]) -> Iterator[dict[str, Any]]:
+    def _shown(self, found: Iterator[_Listed]) -> Iterator[WaitingEntry]:
         """What is shown of these jobs, read as it is consumed; those that are gone meanwhile are left out."""
         while some := list(islice(found, _SHOWN_AT_ONCE)):
             ids = [each for _, each in some if not isinstance(each, Entry)]
-            rows = {row["id"]: row_object(row) for row in queries.listed_rows(self._ledger.database, ids)}
+            rows = {row["id"]: _listed_row(row) for row in queries.listed_rows(self._ledger.database, ids)}
             for _, each in some:
                 if isinstance(each, Entry):
-                    yield entry_object(each)
+                    yield _listed_entry(each)
                 elif each in rows:
                     yield rows[each]
 
@@ -674,7 +805,7 @@ class Operations:
             complete = found.complete and queries.count(connection, set_name, now) < queries.COUNTED
         both: list[_Listed] = [*rows, *((each.at, each) for each in found.entries)]
         both.sort(key=_time_of, reverse=set_name == DEAD)
-        entries = take(self._objects(iter(both[:limit])))
+        entries = take(self._shown(iter(both[:limit])))
         return {"entries": entries, "complete": complete and len(entries) == len(both)}
 
     def act(self, list_name: str, action: str, keys: Sequence[str], *, who: str = "") -> Result:
@@ -687,33 +818,58 @@ class Operations:
         set_name = checked(list_name, action)
         result, wanted = Result(), wanted_keys(keys)
         with self._ledger.database.read() as connection:
-            found = queries.find(connection, set_name, self._ledger.now(), job_ids(wanted))
+            found = queries.find(connection, queries.in_list(set_name, self._ledger.now()), job_ids(wanted))
             elsewhere = queries.engines(connection, found.values())
         if elsewhere and len(elsewhere) == len(wanted):
             raise OtherEngine(min(elsewhere.values()))
-        for job_id in [job_id for job_id, event_id in found.items() if event_id in elsewhere]:
-            result.skip(job_id, str(OtherEngine(elsewhere[found[job_id]])))
+        for job_id, event_id in found.items():
+            if event_id in elsewhere:
+                result.skip(job_id, str(OtherEngine(elsewhere[event_id])))
         ours = {job_id: event_id for job_id, event_id in found.items() if event_id not in elsewhere}
-        if action == "restart":
-            ours = self._performed(ours, result)
         self._act_on_rows(set_name, action, ours, result, who)
         for key in wanted:
             if key not in found:
                 self._act_on_entry(set_name, action, key, result)
         return result
 
-    def _act_on_rows(self, set_name: str, action: str, ids: dict[str, int], result: Result, who: str) -> None:
+    def act_on_all(self, list_name: str, action: str, *, who: str = "") -> Result:
+        """:meth:`act` for all entries present at the start. A tracked job's outcome stays recorded: deleting the dead
+        removes untracked ones only."""
+        set_name = checked(list_name, action)
+        result, where = Result(), queries.in_list(set_name, self._ledger.now())
+        if set_name == DEAD and action == "delete":
+            for ids in self._pages(where & queries.IS_UNTRACKED):
+                result.done += queries.delete_dead(self._ledger, ids)
+        else:
+            if set_name == DEAD:
+                self._retry_dead_tasks(result, who)
+                where &= queries.IS_ALONE
+            for ids in self._pages(where):
+                self._act_on_rows(set_name, action, {str(event_id): event_id for event_id in ids}, result, who)
+        if self._admin is not None:
+            if action == "delete":
+                result.done += self._admin.clear(set_name)
+            else:
+                self._act_on_entries(self._admin, set_name, action, result)
+        return result
+
+    def _act_on_rows(self, set_name: str, action: str, ids: Mapping[str, int], result: Result, who: str) -> None:
+        """Acts on jobs of the ledger, key -> Event id; a restart skips those that nobody performs."""
+        if action == "restart":
+            ids = self._performed(ids, result)
         if set_name != DEAD:
-            changed = queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
-            result.done += changed
+            result.done += queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
             return
         for job_id, event_id in ids.items():
-            if action == "restart":
-                self._retry_one(job_id, event_id, result, who)
-            elif gone := queries.delete_dead(self._ledger, [event_id]):
-                result.done += gone
-            else:
-                result.skip(job_id, _RECORDED)
+            try:
+                if action == "restart":
+                    result.done += queries.retry_one(self._ledger, event_id, who=who)
+                elif queries.delete_dead(self._ledger, [event_id]):
+                    result.done += 1
+                else:
+                    result.skip(job_id, _RECORDED)
+            except Conflict as error:
+                result.skip(job_id, str(error))
 
     def _performed(self, ids: Mapping[str, int], result: Result) -> dict[str, int]:
         """Those of these jobs, key -> Event id, that somebody performs; skips the others."""
@@ -730,11 +886,28 @@ class Operations:
             result.skip(key, reason)
         return {key: event_id for key, event_id in ids.items() if key not in unperformed}
 
-    def _retry_one(self, job_id: str, event_id: int, result: Result, who: str) -> None:
-        try:
-            result.done += queries.retry_one(self._ledger, event_id, who=who)
-        except Conflict as error:
-            result.skip(job_id, str(error))
+    def _retry_dead_tasks(self, result: Result, who: str) -> None:
+        with self._ledger.database.read() as connection:
+            found = queries.dead_tasks(connection, self._ledger.now())
+        for task_id, jobs in found:
+            try:
+                task = tasks.read(self._ledger, task_id)
+                self._services.refuse_unperformed(task.worker_name, task.queue)
+                if self._services.control.retry(task_id, ("error",), who):
+                    result.done += jobs
+            except Conflict as error:
+                result.skip(f"Task {task_id}", str(error))
+
+    def _pages(self, where: Any) -> Iterator[list[int]]:
+        """The ids of all jobs of the ledger in a list or queue, by id."""
+        after = 0
+        while True:
+            with self._ledger.database.read() as connection:
+                ids = queries.ids(connection, where, after=after, limit=ACTED_AT_ONCE)
+            if not ids:
+                return
+            yield ids
+            after = ids[-1]
 
     def _act_on_entry(self, set_name: str, action: str, key: str, result: Result) -> None:
         try:
@@ -746,56 +919,6 @@ class Operations:
         result.done += done
         if not done:
             result.skip(key, "it is not there (any more)")
-
-    def act_on_all(self, list_name: str, action: str, *, who: str = "") -> Result:
-        """:meth:`act` for all entries present at the start. A tracked job's outcome stays recorded: deleting the dead
-        removes untracked ones only."""
-        set_name = checked(list_name, action)
-        result = Result()
-        if set_name == DEAD:
-            if action == "restart":
-                self._retry_dead(result, who)
-            for ids in self._pages(queries.untracked_dead) if action == "delete" else ():
-                result.done += queries.delete_dead(self._ledger, ids)
-        else:
-            for ids in self._pages(partial(queries.ids, set_name=set_name, now=self._ledger.now())):
-                chosen = {str(event_id): event_id for event_id in ids}
-                if action == "restart":
-                    chosen = self._performed(chosen, result)
-                result.done += queries.turn_waiting(self._ledger, action, list(chosen.values()), who=who)
-        if self._admin is not None:
-            if action == "delete":
-                result.done += self._admin.clear(set_name)
-            else:
-                self._act_on_entries(self._admin, set_name, action, result)
-        return result
-
-    def _pages(self, query: Callable[..., list[int]]) -> Iterator[list[int]]:
-        """All ids that ``query(connection, after=, limit=)`` finds, by id."""
-        after = 0
-        while True:
-            with self._ledger.database.read() as connection:
-                ids = query(connection, after=after, limit=ACTED_AT_ONCE)
-            if not ids:
-                return
-            yield ids
-            after = ids[-1]
-
-    def _retry_dead(self, result: Result, who: str) -> None:
-        now = self._ledger.now()
-        with self._ledger.database.read() as connection:
-            found = queries.dead_tasks(connection, now)
-        for task_id, jobs in found:
-            try:
-                task = tasks.read(self._ledger, task_id)
-                self._services.refuse_unperformed(task.worker_name, task.queue)
-                if self._services.control.retry(task_id, ("error",), who):
-                    result.done += jobs
-            except Conflict as error:
-                result.skip(f"Task {task_id}", str(error))
-        for ids in self._pages(partial(queries.alone_dead, now=now)):
-            for key, event_id in self._performed({str(each): each for each in ids}, result).items():
-                self._retry_one(key, event_id, result, who)
 
     def _act_on_entries(self, admin: BrokerOperations, set_name: str, action: str, result: Result) -> None:
         left, offset = admin.entries(set_name, limit=1).total, 0
@@ -822,7 +945,7 @@ class Operations:
         set_name = set_of(list_name)
         (wanted,) = wanted_keys([key])
         with self._ledger.database.read() as connection:
-            found = queries.find(connection, set_name, self._ledger.now(), job_ids([wanted]))
+            found = queries.find(connection, queries.in_list(set_name, self._ledger.now()), job_ids([wanted]))
         for event_id in found.values():
             if not 0 < at <= BIGINT:
                 raise InputError("a time before 1970 is none to wait for", code="bad_time")
@@ -839,21 +962,22 @@ class Operations:
 
     # -- processes
 
-    def processes(self) -> list[dict[str, Any]]:
+    def processes(self) -> list[ProcessInfo]:
         """This application's processes, and those of other programs (``kind`` is ``sidekiq``) at the same broker."""
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
-            ours = recovery.list_processes(connection)
-        found = [
-            process_object({**each, "queues": loads(each["queues"]), "alive": each["lease_until"] > now}) for each in ours
-        ]
-        known = {each["identity"] for each in ours}
+            ours = {each["identity"]: each for each in recovery.list_processes(connection)}
         there = () if self._admin is None else self._admin.processes()
-        others = [each for each in there if each.identity not in known]
-        # A process of another program that records here is in both lists; the broker's entry has more members.
-        twice = {f"sidekiq@{each.identity}" for each in others}
-        found = [each for each in found if each["identity"] not in twice]
-        return [*found, *(process_object({**each.facts, "kind": "sidekiq", "alive": True}) for each in others)]
+        others = {each["identity"]: each for each in there if each["identity"] not in ours}
+        return [
+            # A process of another program that records here is in both lists; the broker's entry has more members.
+            *(
+                _process(each, each["kind"], each["lease_until"] > now, loads(each["queues"]))
+                for name, each in ours.items()
+                if name.removeprefix("sidekiq@") not in others
+            ),
+            *(_process(each, "sidekiq", True, each["queues"]) for each in others.values()),
+        ]
 
     def monitored(self, *, target_s: float = TARGET_S) -> dict[str, Any]:
         """What there is to monitor: ``queues`` as :meth:`queues`, ``tasks`` (open ones by state) and ``processes`` of this
@@ -870,8 +994,7 @@ class Operations:
 
         Raises :class:`NotFound`; :class:`Conflict` for a process that takes no jobs.
         """
-        if verb not in SIGNALS:
-            raise InputError(f"there is no {verb!r}; there are {', '.join(SIGNALS)}", code="bad_action")
+        _refuse_unknown(verb, SIGNALS, "action")
         found = next((each for each in self.processes() if each["identity"] == identity), None)
         if found is None or not found["alive"]:
             raise NotFound(f"there is no live process {identity[:100]!r}; `asynctask processes` lists them")
@@ -1037,7 +1160,7 @@ def workers_wanted(
     return max(1, busy, math.ceil(min(needed, most)))
 
 
-# -- queues as JSON
+# -- queues
 
 
 def _performing(processes: Iterable[Mapping[str, Any]], now: int) -> dict[str, list[Performing]]:
@@ -1053,47 +1176,31 @@ def _performing(processes: Iterable[Mapping[str, Any]], now: int) -> dict[str, l
     return found
 
 
-def _queue_object(facts: QueueFacts, processes: int, now: int) -> dict[str, Any]:
-    return {
-        "name": plain(facts.name),
-        "length": facts.length,
-        "latency_s": _age_s(facts.oldest_at, now),
-        "paused": facts.paused,
-        "processes": processes,
-        "unattended": not processes,
-        "next_worker": facts.next_class,
-        "jobs_of_others": facts.others,
-    }
-
-
-def _backlog_object(
-    facts: QueueFacts | None, parts: Sequence[queries.Backlog], performing: Sequence[Performing], target_s: float, now: int
-) -> dict[str, Any]:
-    """What could start in a queue: jobs as counted in the ledger, and those of a foreign queue (``facts``) that belong to
-    no Task."""
-    rows: list[tuple[str | None, int | None, int, float | None]]
-    rows = [(part.worker or None, part.priority, part.waiting, _age_s(part.oldest_at, now)) for part in parts]
-    if facts is not None:
+def _parts(foreign: QueueFacts | None, parts: Sequence[queries.Backlog], now: int) -> list[BacklogPart]:
+    """What could start in a queue: jobs as counted in the ledger, and those of a foreign queue that belong to no Task."""
+    found: list[BacklogPart] = [
+        {
+            "worker": part.worker or None,
+            "priority": part.priority,
+            "waiting": part.waiting,
+            "oldest_s": _age_s(part.oldest_at, now),
+        }
+        for part in parts
+    ]
+    if foreign is not None:
         # As a process may hold some of the Tasks' jobs, this is a lower bound.
-        alone = facts.length - facts.others - sum(part.of_tasks for part in parts)
-        age_s = None if facts.others else _age_s(facts.oldest_at, now)  # the oldest may be one of theirs
-        rows += [(None, None, alone, age_s)] if alone > 0 else []
-    waiting = sum(count for _, _, count, _ in rows)
-    limited = [each for part in parts for each in part.limited]
-    return {
-        "waiting": waiting,
-        "oldest_s": max((age_s for *_, age_s in rows if age_s is not None), default=None),
-        "rate_per_s": round(sum(each.rate for each in performing), 3),
-        "workers_wanted": workers_wanted(waiting, performing, target_s, limited),
-        "backlog": [dict(zip(("worker", "priority", "waiting", "oldest_s"), row, strict=True)) for row in rows],
-    }
+        alone = foreign.length - foreign.others - sum(part.of_tasks for part in parts)
+        age_s = None if foreign.others else _age_s(foreign.oldest_at, now)  # the oldest may be one of theirs
+        if alone > 0:
+            found.append({"worker": None, "priority": None, "waiting": alone, "oldest_s": age_s})
+    return found
 
 
 def _age_s(at: int | None, now: int) -> float | None:
     return None if at is None else max(0, now - at) / SECOND
 
 
-# -- jobs and processes as JSON, bounded in size, for they may come from any program
+# -- jobs and processes, bounded in size, for they may come from any program
 
 _Listed = tuple[int | None, int | Entry]
 """When a job of a list is due, or died, in microseconds; and its Event's id, or its entry in the broker."""
@@ -1113,11 +1220,9 @@ _MESSAGE: Final = 2_000
 _RAW: Final = 1_000
 
 
-def row_object(row: Mapping[str, Any]) -> dict[str, Any]:
+def _listed_row(row: Mapping[str, Any]) -> WaitingEntry:
     """A job of one of the ledger's lists."""
-    params = row["params"] or "null"
-    whole = len(params) <= SHOWN
-    args = loads_shown(params) if whole else None
+    args, args_cut = _params(row)
     messages = loads(row["added_messages"]) or []
     errors = [str(each.get("message", "")) for each in messages if each.get("status") in ("error", "failed")]
     return {
@@ -1130,8 +1235,8 @@ def row_object(row: Mapping[str, Any]) -> dict[str, Any]:
         "queue": row["in_queue"],
         "at": rfc3339(row["due_at"] if row["finished_at"] is None else row["finished_at"]),
         "retries": row["retries"],
-        "args": args if row["task_id"] is None or not whole else [args],
-        "args_cut": not whole,
+        "args": args if row["task_id"] is None or args_cut else [args],
+        "args_cut": args_cut,
         "error": errors[-1][:_MESSAGE] if errors else None,
         "error_class": row["problem"],
         "created_at": rfc3339(row["created_at"]),
@@ -1139,10 +1244,15 @@ def row_object(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def waiting_object(row: Mapping[str, Any], priority: int) -> dict[str, Any]:
-    """An untracked job that waits in a queue of the ledger."""
+def _params(row: Mapping[str, Any]) -> tuple[Any, bool]:
+    """The arguments of a job of the ledger, and whether they are too long to be shown."""
     params = row["params"] or "null"
-    whole = len(params) <= SHOWN
+    return (loads_shown(params), False) if len(params) <= SHOWN else (None, True)
+
+
+def _queued_row(row: Mapping[str, Any], priority: int) -> QueuedJob:
+    """An untracked job that waits in a queue of the ledger."""
+    args, args_cut = _params(row)
     return {
         "key": row["job_id"],
         "tracked": False,
@@ -1150,62 +1260,68 @@ def waiting_object(row: Mapping[str, Any], priority: int) -> dict[str, Any]:
         "task_id": None,
         "worker": row["worker_name"],
         "priority": priority,
-        "args": loads_shown(params) if whole else None,
-        "args_cut": not whole,
+        "args": args,
+        "args_cut": args_cut,
         "enqueued_at": rfc3339(row["due_at"]),
         "raw": None,
     }
 
 
-def entry_object(entry: Entry) -> dict[str, Any]:
+def _listed_entry(entry: Entry) -> WaitingEntry:
     """An entry of one of the broker's sets."""
     job = peeked(entry.copy.payload)
     count = job.get("retry_count")
     message, name = job.get("error_message"), job.get("error_class")
     return {
-        "key": plain(entry.key),
-        "tracked": False,
-        "job_id": plain(entry.copy.jid),
-        "task_id": None,
+        **_entry(entry, tracked=False, task_id=None),
         "row": None,
-        "worker": class_of(entry.copy.payload),
         "queue": plain(entry.copy.queue),
         "at": rfc3339(_shown_time(entry.at)),
         "retries": count + 1 if isinstance(count, int) and not isinstance(count, bool) and -1 <= count < 2**31 else 0,
-        **_args(entry, job),
         "error": message[:_MESSAGE] if isinstance(message, str) else None,
         "error_class": name[:255] if isinstance(name, str) else None,
         "created_at": rfc3339(_shown_time(read_time(job.get("created_at")))),
-        "raw": None if entry.sound else plain(entry.raw[:_RAW]),
     }
 
 
-def job_object(entry: Entry) -> dict[str, Any]:
+def _queued_entry(entry: Entry) -> QueuedJob:
     """A job in a queue of the broker."""
     copy = entry.copy
     return {
-        "key": plain(entry.key),
-        "tracked": copy.attempt > 0,
-        "job_id": plain(copy.jid),
-        "task_id": copy.task_id,
-        "worker": class_of(copy.payload),
+        **_entry(entry, tracked=copy.attempt > 0, task_id=copy.task_id),
         "priority": copy.priority,
-        **_args(entry, peeked(copy.payload)),
         "enqueued_at": rfc3339(_shown_time(enqueued_at(copy.payload))),
+    }
+
+
+def _entry(entry: Entry, *, tracked: bool, task_id: int | None) -> _WaitingJob:
+    whole = len(entry.raw) <= SHOWN
+    return {
+        "key": plain(entry.key),
+        "tracked": tracked,
+        "job_id": plain(entry.copy.jid),
+        "task_id": task_id,
+        "worker": class_of(entry.copy.payload),
+        "args": masked(peeked(entry.copy.payload).get("args")) if whole else None,
+        "args_cut": not whole,
         "raw": None if entry.sound else plain(entry.raw[:_RAW]),
     }
 
 
-def process_object(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A process of this or another program."""
-    names = ("identity", "kind", "hostname", "pid", "concurrency", "busy", "rss")
+def _process(facts: Mapping[str, Any], kind: str, alive: bool, queues: Iterable[str]) -> ProcessInfo:
     return {
-        **{name: plain(value) if isinstance(value := facts.get(name), str) else value for name in names},
-        "quiet": bool(facts.get("quiet")),
-        "alive": bool(facts["alive"]),
-        "queues": [plain(str(name)) for name in facts.get("queues") or ()],
-        "started_at": rfc3339(_shown_time(facts.get("started_at"))),
-        "beat_at": rfc3339(_shown_time(facts.get("beat_at"))),
+        "identity": plain(facts["identity"]),
+        "kind": kind,
+        "hostname": plain(facts["hostname"]),
+        "pid": facts["pid"],
+        "concurrency": facts["concurrency"],
+        "busy": facts["busy"],
+        "rss": facts["rss"],
+        "quiet": bool(facts["quiet"]),
+        "alive": alive,
+        "queues": [plain(name) for name in queues],
+        "started_at": rfc3339(_shown_time(facts["started_at"])),
+        "beat_at": rfc3339(_shown_time(facts["beat_at"])),
     }
 
 
@@ -1229,11 +1345,6 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _args(entry: Entry, job: Mapping[str, Any]) -> dict[str, Any]:
-    whole = len(entry.raw) <= SHOWN
-    return {"args": masked(job.get("args")) if whole else None, "args_cut": not whole}
-
-
 def _shown_time(at: int | None) -> int | None:
     """A time within RFC 3339's range, else None: any program may have written it."""
     return at if at is not None and 0 <= at < 253_402_300_800_000_000 else None
@@ -1241,43 +1352,55 @@ def _shown_time(at: int | None) -> int | None:
 
 # -- names of lists, actions and signals; validation of names and keys
 
-LISTS: Final[dict[str, str]] = {"retries": RETRY, "scheduled": SCHEDULE, "dead": DEAD}
-ACTIONS: Final = ("restart", "kill", "delete")
+
+class JobList(NamedTuple):
+    """A list of jobs that are in no queue: the broker's set, its jobs for people, and which of them are first."""
+
+    set_name: str
+    jobs: str
+    first: str = "those due"
+
+
+LISTS: Final = {
+    "retries": JobList(RETRY, "jobs that wait for a retry"),
+    "scheduled": JobList(SCHEDULE, "jobs that wait for their time"),
+    "dead": JobList(DEAD, "jobs that ended in an error", "the last"),
+}
+VERBS: Final = ("restart", "kill", "delete")
 SIGNALS: Final = {"quiet": "TSTP", "stop": "TERM"}
 
 _MAX_KEYS: Final = 1_000
-_MAX_NAME: Final = 255
+
+
+def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
+    if name not in known:
+        raise InputError(f"there is no {what} {name!r}; there are {', '.join(known)}", code=f"bad_{what}")
 
 
 def set_of(list_name: str) -> str:
     """The broker's set of a list. Raises :class:`InputError`."""
-    if list_name not in LISTS:
-        raise InputError(f"there is no list {list_name!r}; there are {', '.join(LISTS)}", code="bad_list")
-    return LISTS[list_name]
+    _refuse_unknown(list_name, LISTS, "list")
+    return LISTS[list_name].set_name
 
 
 def checked(list_name: str, action: str) -> str:
     """The broker's set of a list, if the action suits it. Raises :class:`InputError`."""
     set_name = set_of(list_name)
-    if action not in ACTIONS:
-        raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
+    _refuse_unknown(action, VERBS, "action")
     if action == "kill" and set_name == DEAD:
         raise InputError("dead jobs cannot be killed; delete or restart them", code="bad_action")
     return set_name
 
 
-def queue_name(queue: str) -> str:
-    """A valid name of a queue. Raises :class:`InputError`."""
-    if "\0" in queue:
-        raise InputError("a queue's name holds no NUL character", code="bad_name")
-    return _checked_text(queue, "a queue's name")
+def _queue_name(queue: str) -> str:
+    return checked_text(queue, "a queue's name has", "bad_name")
 
 
 def wanted_keys(keys: Sequence[str]) -> list[str]:
     """The distinct keys, 1 to 1,000. Raises :class:`InputError`."""
     if not 1 <= len(keys) <= _MAX_KEYS:
         raise InputError(f"name 1 to {_MAX_KEYS:,} entries, not {len(keys):,}", code="out_of_range")
-    return [_checked_text(key, "a key") for key in dict.fromkeys(keys)]
+    return [checked_text(key, "a key has", "bad_name", nul=True) for key in dict.fromkeys(keys)]
 
 
 def job_ids(keys: Sequence[str]) -> list[str]:
@@ -1285,12 +1408,130 @@ def job_ids(keys: Sequence[str]) -> list[str]:
     return [key for key in keys if len(key) <= 64 and "\0" not in key]
 
 
-def _checked_text(text: str, what: str) -> str:
-    """Refuses only text that no server could look up: every existing entry must be addressable."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{what} holds half a character (a lone surrogate): fix its decoding", code="bad_name") from None
-    if not 1 <= len(text) <= _MAX_NAME:
-        raise InputError(f"{what} has 1 to {_MAX_NAME} characters", code="bad_name")
-    return text
+# -- what people do about it: the API has a route of each, the command line a command
+
+Call = Callable[[Operations, str, Sequence[str] | None, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that people do. It changes something: a token that only reads is refused.
+
+    ``on``: one of :data:`LISTS`, or ``queues``, ``processes``, ``jobs``, of which one is named; ``takes_keys``: it is done
+    to jobs of the list or queue by their keys, of a list also to all; ``title``, ``more``: what it does, ``{0}`` being the
+    list's jobs; ``call``: with the operations, the name of the list or the thing, the keys (None: all), and who does it;
+    ``answer``: what that returns; ``done``: what was done, for people; ``asks``: what cannot be undone, if anything.
+    """
+
+    on: str
+    name: str
+    title: str
+    more: str
+    call: Call
+    answer: type
+    done: str = ""
+    takes_keys: bool = False
+    asks: str = ""
+
+
+def _on_list(verb: str) -> Call:
+    def call(operations: Operations, name: str, keys: Sequence[str] | None, who: str) -> Outcome:
+        if keys is None:
+            return operations.act_on_all(name, verb, who=who).as_dict()
+        return operations.act(name, verb, keys, who=who).as_dict()
+
+    return call
+
+
+def _on_job(verb: str) -> Call:
+    return lambda operations, job_id, _, who: operations.act_on_job(job_id, verb, who=who)
+
+
+def _pausing(paused: bool) -> Call:
+    def call(operations: Operations, queue: str, _keys: Sequence[str] | None, _who: str) -> PauseState:
+        changed = operations.pause(queue) if paused else operations.unpause(queue)
+        return {"queue": queue, "paused": paused, "changed": changed}
+
+    return call
+
+
+def _signalling(verb: str) -> Call:
+    def call(operations: Operations, identity: str, _keys: Sequence[str] | None, _who: str) -> Signalled:
+        operations.signal(identity, verb)
+        return {"identity": identity, "signal": verb}
+
+    return call
+
+
+_CANCELS: Final = "The items of tracked ones are cancelled."
+_OBEYS: Final = "It obeys at its next heartbeat."
+
+ACTIONS: Final = (
+    Action(
+        "queues", "delete", "Delete jobs of a queue", _CANCELS,
+        lambda operations, queue, keys, who: operations.delete_jobs(queue, keys or (), who=who).as_dict(),
+        Outcome, "deleted", takes_keys=True,
+    ),
+    Action(
+        "queues", "clear", "Delete all jobs of a queue", _CANCELS,
+        lambda operations, queue, _, who: operations.clear_queue(queue, who=who).as_dict(),
+        Outcome, "deleted", asks="clearing {0}",
+    ),
+    Action(
+        "queues", "pause", "Begin no jobs of a queue until it is unpaused",
+        "Of every Task of it, limited or not, and of single jobs. Refused for a queue that an attached engine keeps.",
+        _pausing(True), PauseState, "paused",
+    ),
+    Action("queues", "unpause", "Resume a paused queue", "", _pausing(False), PauseState, "unpaused"),
+    *(
+        action
+        for name in LISTS
+        for action in (
+            Action(
+                name, "restart", "Have {0} run now",
+                "An untracked one goes to the end of its queue; a tracked one is due now, a dead one is retried"
+                " explicitly.",
+                _on_list("restart"), Outcome, "started again", takes_keys=True,
+            ),
+            Action(
+                name, "kill", "Give up {0}", "An untracked one moves to the dead; a tracked one ends in `error`.",
+                _on_list("kill"), Outcome, "moved to the dead", takes_keys=True, asks="killing all {0}",
+            ),
+            Action(
+                name, "delete", "Delete {0}",
+                "The item of a tracked one that waits is cancelled; an outcome stays recorded, and is skipped.",
+                _on_list("delete"), Outcome, "deleted", takes_keys=True, asks="deleting all {0}",
+            ),
+        )
+        if (name, action.name) != ("dead", "kill")
+    ),
+    Action(
+        "processes", "quiet", "Make a worker process finish its running jobs and take no more", _OBEYS,
+        _signalling("quiet"), Signalled, "take nothing more",
+    ),
+    Action("processes", "stop", "Stop a worker process", _OBEYS, _signalling("stop"), Signalled, "stop"),
+    Action(
+        "jobs", "stop", "Stop a job, until it is started again",
+        "A waiting job is stopped at once. A running one is asked to stop: it saves a checkpoint at its next call of"
+        " `should_stop()`. One that never calls it runs to its end. If there is nothing to stop, `detail` describes the"
+        " state.",
+        lambda operations, job_id, _, who: operations.stop_job(job_id, who=who), ToldEvent,
+    ),
+    Action(
+        "jobs", "start", "Start a stopped job again, from its checkpoint",
+        "The same job, its next attempt. Refused with the code `stopping` while it still runs after a stop, `running` or"
+        " `finished` if there is nothing to start, `refused` if a check of its worker refuses.",
+        lambda operations, job_id, _, who: operations.start_job(job_id, who=who), ToldEvent,
+    ),
+    Action(
+        "jobs", "restart", "Restart a job",
+        "A job that ended in an error, or was refused without a Task, is retried; one that waits in the ledger is due now.",
+        _on_job("restart"), Event,
+    ),
+    Action("jobs", "kill", "End a job that waits in the ledger", "It ends in `error`.", _on_job("kill"), Event),
+    Action(
+        "jobs", "delete", "Cancel a job that has not begun",
+        "It is removed from its queue; an attached engine removes it if it can.",
+        _on_job("delete"), Event,
+    ),
+)  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -21,7 +20,7 @@ from asynctask.config import Config
 from asynctask.errors import ConfigError, IdInUse, InputError, Problem
 from asynctask.job import CurrentJob, current_job
 from asynctask.ledger import standalone
-from asynctask.ledger.base import dumps
+from asynctask.ledger.base import chunks, dumps
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, plain_json
@@ -75,7 +74,7 @@ class Pushing:
         if due is not None and due > now:
             item["at"] = due / SECOND
         pushed: list[str | None] = []
-        for part in _slices(args, BATCH):
+        for part in chunks(args, BATCH):
             jobs = [self._untracked(worker, each, item, jid, now) for each, jid in self._with_ids(part)]
             _send(core, [job for job in jobs if job is not None], int(options.get("priority", worker.priority)), now)
             pushed += [None if job is None else str(job[0]["jid"]) for job in jobs]
@@ -288,10 +287,7 @@ def _arguments(worker: Worker, args: Sequence[Any]) -> list[Any]:
         return kept
     found = worker.shape.validate(RawRow(1, args[0]), None)
     if isinstance(found, Refused):
-        said = "; ".join(f"{each.column}: {each.message}" if each.column else each.message for each in found.problems)
-        raise InputError(
-            f"worker {worker.name!r} does not take the item: {said}", code="invalid_item", errors=found.problems
-        )
+        raise found.error(f"worker {worker.name!r} does not take the item")
     return [found.values, *kept[1:]]
 
 
@@ -323,9 +319,3 @@ def _check_text(worker: Worker, job: CurrentJob) -> None:
 def _spoilt(worker: Worker, error: Exception) -> InputError:
     text = f"a client middleware left a job of {worker.name} that cannot be pushed: {error}"
     return InputError(text, code="not_json", errors=getattr(error, "errors", ()))
-
-
-def _slices(items: Iterable[Sequence[Any]], size: int) -> Iterator[list[Sequence[Any]]]:
-    iterator = iter(items)
-    while part := list(islice(iterator, size)):
-        yield part

@@ -443,7 +443,8 @@ def _is_job_id(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(JOB_ID, value) is not None
 
 
-def _is_priority(value: Any) -> bool:
+def is_priority(value: Any) -> bool:
+    """Whether a value can be the priority of a job or a Task."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_PRIORITY
 
 
@@ -462,7 +463,7 @@ _RULES: Final[Mapping[str, Rule]] = {
     "queue": _QUEUE_RULE,
     "retry_queue": _QUEUE_RULE,
     "job_id": (_is_job_id, "must be 1 to 64 letters, digits or _ . : @ = + -"),
-    "priority": (_is_priority, f"must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"),
+    "priority": (is_priority, f"must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"),
 }
 
 

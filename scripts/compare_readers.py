@@ -1,7 +1,7 @@
 """Compares the readers of workbooks on a folder: ``python scripts/compare_readers.py FOLDER [--json]``.
 
 Reads the visible sheets of each .xlsx, .xlsm, .xls and .ods file by AsyncTask's reader and by whichever of python-calamine,
-openpyxl, xlrd and odfpy is installed, in a child process each, with limits of processor time and memory.
+openpyxl and odfpy is installed, in a child process each, with limits of processor time and memory.
 Prints for each file and in sum: rows with a value, cells that differ from AsyncTask's, seconds of processor time (with the
 start of Python), peak memory, failures. docs/reference/readers.md explains the figures.
 """
@@ -30,7 +30,6 @@ READERS = {  # name -> its module, the formats that it reads
     "asynctask": ("asynctask", {"xlsx", "xls", "ods"}),
     "calamine": ("python_calamine", {"xlsx", "xls", "ods"}),
     "openpyxl": ("openpyxl", {"xlsx"}),
-    "xlrd": ("xlrd", {"xls"}),
     "odfpy": ("odf", {"ods"}),
 }
 Rows = Iterator[tuple[int, list[Any]]]
@@ -81,23 +80,6 @@ def openpyxl_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
             yield sheet.title, ((number, list(row)) for number, row in enumerate(sheet.iter_rows(values_only=True), 1))
 
 
-def xlrd_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
-    import xlrd
-
-    book = xlrd.open_workbook(str(path), on_demand=True)
-
-    def value(cell: Any) -> Any:
-        if cell.ctype == xlrd.XL_CELL_DATE:
-            return xlrd.xldate_as_datetime(cell.value, book.datemode)
-        if cell.ctype == xlrd.XL_CELL_ERROR:
-            return xlrd.error_text_from_code[cell.value]
-        return bool(cell.value) if cell.ctype == xlrd.XL_CELL_BOOLEAN else cell.value
-
-    for sheet in book.sheets():
-        if sheet.visibility == 0:
-            yield sheet.name, ((n, [value(cell) for cell in sheet.row(n - 1)]) for n in range(1, sheet.nrows + 1))
-
-
 def odfpy_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
     from odf import opendocument, table, teletype
     from odf.namespaces import OFFICENS, TABLENS
@@ -129,8 +111,7 @@ def odfpy_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
 
 
 SHEETS = {
-    "asynctask": asynctask_sheets, "calamine": calamine_sheets, "openpyxl": openpyxl_sheets, "xlrd": xlrd_sheets,
-    "odfpy": odfpy_sheets,
+    "asynctask": asynctask_sheets, "calamine": calamine_sheets, "openpyxl": openpyxl_sheets, "odfpy": odfpy_sheets,
 }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def home() -> ResponseReturnValue:
     takes_lists = app.list_workers()
     return render_template(
         "home.html",
-        workers=[each for each in workers.described(app) if each["name"] in takes_lists],
+        workers=[each for each in workers.registered(app) if each["name"] in takes_lists],
         max_file_bytes=app.config.max_file_bytes,
         formats=list(FORMATS),
         suffixes=suffixes,

@@ -22,6 +22,7 @@ from flask import Response, current_app, g, has_request_context, request
 from werkzeug.exceptions import ClientDisconnected
 
 from asynctask.app import AsyncTask
+from asynctask.brokers.admin import first_of
 from asynctask.errors import InputError, NotFound, Unavailable
 from asynctask.lists.readers import Limits
 from asynctask.lists.readers.encodings import BOM
@@ -181,12 +182,10 @@ def page_links(after: int | str | None) -> dict[str, str | None]:
 
 # -- pages of rows, bounded by their bytes: one row may have a megabyte
 
-PAGE_BYTES: Final = 8_000_000
-"""Bytes of JSON at which a page ends, however few rows it has; one row is always in it."""
-
 
 class JsonPage:
-    """Takes rows as JSON until there are ``limit`` (None: any number), or until they reach :data:`PAGE_BYTES`.
+    """Takes rows as JSON until there are ``limit`` (None: any number), or until they reach
+    :data:`~asynctask.brokers.admin.PAGE_BYTES`; one row is always in it.
 
     ``after``: the ``place`` of the last one, if there may be more behind it; else None. Each row becomes a text at
     once: the objects of a hostile one take twenty times as much memory.
@@ -197,18 +196,17 @@ class JsonPage:
         self.after: int | str | None = None
 
     def __call__(self, rows: Iterable[dict[str, Any]]) -> list[orjson.Fragment]:
-        taken: list[orjson.Fragment] = []
-        size, after = 0, None
-        for row in rows:
-            text = bytes(memoryview(json_text(row)))  # a copy of its size: orjson reserves eight times as much and keeps it
-            size += len(text)
-            if taken and size > PAGE_BYTES:
-                self.after = after
-                return taken
-            taken.append(orjson.Fragment(text))
-            after = self._place(row)
-        if len(taken) == self._limit:
-            self.after = after
+        places: list[int | str] = []
+
+        def texts() -> Iterator[tuple[orjson.Fragment, int]]:
+            for row in rows:
+                text = bytes(memoryview(json_text(row)))  # a copy: orjson's own reserves eight times as much
+                places.append(self._place(row))
+                yield orjson.Fragment(text), len(text)
+
+        taken = first_of(texts(), self._limit)
+        if len(taken) < len(places) or len(taken) == self._limit:
+            self.after = places[len(taken) - 1]
         return taken
 
 

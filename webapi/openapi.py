@@ -10,7 +10,7 @@ from apiflask import APIBlueprint, APIFlask
 from flask import Response, current_app, request
 
 from asynctask.app import AsyncTask
-from asynctask.lists.options import NAMES, NOT_BLANK, NUL_FREE, CommonOptions
+from asynctask.lists.options import NAME_SCHEMA, NAMES, NUL_FREE, CommonOptions
 from asynctask.lists.readers import FORMATS
 from asynctask.worker import Worker
 from webapi.context import json_response
@@ -186,11 +186,7 @@ def _some_or_all(properties: dict[str, Any], name: str, one: dict[str, Any]) -> 
 def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The schemas of one field name and of several in one text; of any names if none are ``known``."""
     if not known:
-        return {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}, {
-            "type": "string",
-            "minLength": 1,
-            "pattern": NAMES,
-        }
+        return NAME_SCHEMA, {"type": "string", "minLength": 1, "pattern": NAMES}
     one = "|".join(map(re.escape, known))
     return {"enum": known}, {"type": "string", "pattern": f"^({one})(,({one})){{0,19}}$"}
 

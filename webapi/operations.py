@@ -1,22 +1,36 @@
-"""/api/queues, /retries, /scheduled, /dead and /processes; /healthz and /readyz: liveness and readiness; /metrics."""
+"""The routes of what waits and runs, and of what people do about it; liveness, readiness and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from apiflask import APIBlueprint, FileSchema
 from flask import Response
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, StringConstraints, create_model
 
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
 from asynctask.logs import get_logger
-from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
+from asynctask.operations import (
+    ACTIONS,
+    LISTS,
+    MAX_TARGET_S,
+    MIN_TARGET_S,
+    TARGET_S,
+    Action,
+    JobList,
+    Operations,
+    ProcessInfo,
+    QueuedJob,
+    QueueInfo,
+    WaitingEntry,
+)
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
-from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Query
+from webapi.shapes import Health, Name, NoQuery, PageLinks, _In, _list_of, _Out, _Query, described
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -73,174 +87,49 @@ class Keys(_In):
     keys: list[Key] = Field(min_length=1, max_length=1000, description="Their keys, as the list has them.")
 
 
-class BacklogPart(_Out):
-    """What waits in a queue for one worker at one priority."""
-
-    worker: str | None = Field(description="Null: jobs without a Task in a foreign queue.")
-    priority: int | None = Field(description="Null: a foreign queue has none.")
-    waiting: int
-    oldest_s: float | None
-
-
-class QueueInfo(_Out):
-    """A queue."""
-
-    name: str
-    length: int = Field(
-        description="Jobs in the queue in Redis, or without it the untracked ones in the ledger; others are in `waiting`."
-    )
-    latency_s: float | None = Field(description="Seconds since the job that waits longest was pushed, where it says so.")
-    paused: bool
-    processes: int = Field(description="Live processes that work it.")
-    unattended: bool = Field(description="No live process works it.")
-    next_worker: str | None = Field(description="The worker of the next of these jobs.")
-    jobs_of_others: int = Field(description="Of these, jobs that the live processes leave to others. Not in `waiting`.")
-    other_workers: list[str] = Field(description="Up to ten workers of these, which the processes do not have.")
-    waiting: int = Field(description="Jobs that could start now, in the ledger and in a foreign queue.")
-    oldest_s: float | None = Field(description="Seconds since the first of these could start, where it is known.")
-    rate_per_s: float = Field(description="Jobs that the processes which work it finish in a second.")
-    workers_wanted: int = Field(description="Worker processes that would finish `waiting` within `target_s`.")
-    backlog: list[BacklogPart] = Field(description="`waiting` by worker and priority.")
-
-
-class Queues(_Out):
-    """Every queue in which something waits or runs, or that is paused."""
-
-    queues: list[QueueInfo]
-
-
-class QueuedJob(_Out):
-    """A job in a queue."""
-
-    key: str
-    tracked: bool
-    job_id: str
-    task_id: int | None
-    worker: str | None
-    priority: int
-    args: JsonValue
-    args_cut: bool = Field(description="They are too long to be shown.")
-    enqueued_at: Time | None
-    raw: str | None = Field(description="The beginning of what is no job.")
-
-
-class JobPage(_Out):
-    """Jobs of a queue."""
-
-    jobs: list[QueuedJob]
-    total: int
-    links: PageLinks
-
-
-class WaitingEntry(_Out):
-    """A job that waits for a retry or its time, or that is dead."""
-
-    key: str
-    tracked: bool
-    job_id: str
-    task_id: int | None
-    row: int | None
-    worker: str | None
-    queue: str | None
-    at: Time | None = Field(description="When it is due, or died.")
-    retries: int
-    args: JsonValue
-    args_cut: bool = Field(description="They are too long to be shown.")
-    error: str | None
-    error_class: str | None
-    created_at: Time | None
-    raw: str | None = Field(description="The beginning of what is no job.")
-
-
-class EntryPage(_Out):
-    """A page of a list."""
-
-    entries: list[WaitingEntry]
-    total: int
-    links: PageLinks
-
-
-class Found(_Out):
-    """The result of a search."""
-
-    entries: list[WaitingEntry]
-    complete: bool = Field(description="False where there may be more.")
-
-
-class Skipped(_Out):
-    """An entry that was skipped."""
-
-    key: str
-    reason: str
-
-
-class Outcome(_Out):
-    """The result of an action."""
-
-    done: int
-    skipped: list[Skipped] = Field(description="At most 100.")
-
-
-class PauseState(_Out):
-    """A queue after it was paused or unpaused."""
-
-    queue: str
-    paused: bool
-    changed: bool
-
-
-class ProcessInfo(_Out):
-    """A process."""
-
-    identity: str
-    kind: str = Field(description="worker, web, an engine's name; sidekiq: of another program.")
-    hostname: str | None
-    pid: int | None
-    concurrency: int
-    busy: int
-    rss: int | None = Field(description="Bytes.")
-    quiet: bool
-    alive: bool
-    queues: list[str]
-    started_at: Time | None
-    beat_at: Time | None
-
-
-class Processes(_Out):
-    """The running processes."""
-
-    processes: list[ProcessInfo]
-
-
-class Signalled(_Out):
-    """The signal that was left for a process."""
-
-    identity: str
-    signal: str
+_Entries: Final = _list_of(described(WaitingEntry))
+Queues: Final = create_model(
+    "Queues",
+    __base__=_Out,
+    __doc__="Every queue in which something waits or runs, or that is paused.",
+    queues=(_list_of(described(QueueInfo)), ...),
+)
+JobPage: Final = create_model(
+    "JobPage",
+    __base__=_Out,
+    __doc__="Jobs of a queue.",
+    jobs=(_list_of(described(QueuedJob)), ...),
+    total=(int, ...),
+    links=(PageLinks, ...),
+)
+EntryPage: Final = create_model(
+    "EntryPage",
+    __base__=_Out,
+    __doc__="A page of a list.",
+    entries=(_Entries, ...),
+    total=(int, ...),
+    links=(PageLinks, ...),
+)
+Found: Final = create_model(
+    "Found",
+    __base__=_Out,
+    __doc__="The result of a search.",
+    entries=(_Entries, ...),
+    complete=(bool, Field(description="False where there may be more.")),
+)
+Processes: Final = create_model(
+    "Processes",
+    __base__=_Out,
+    __doc__="The running processes.",
+    processes=(_list_of(described(ProcessInfo)), ...),
+)
 
 
 # -- routes
 
 blueprint: Final = APIBlueprint("operations", __name__, url_prefix="/api", tag="Operations")
 
-_WITH_BODY: Final = [400, 403, 413, 415, 503]
 _MAX_NAME: Final = 255
-_TITLES: Final = {
-    "retries": "jobs that wait for a retry",
-    "scheduled": "jobs that wait for their time",
-    "dead": "jobs that ended in an error",
-}
-_ABOUT: Final = {
-    "restart": (
-        "Have {0} run now",
-        "An untracked one goes to the end of its queue; a tracked one is due now, a dead one is retried explicitly.",
-    ),
-    "kill": ("Give up {0}", "An untracked one moves to the dead; a tracked one ends in `error`."),
-    "delete": (
-        "Delete {0}",
-        "The item of a tracked one that waits is cancelled; an outcome stays recorded, and is skipped.",
-    ),
-}
 
 
 def _operations() -> Operations:
@@ -251,17 +140,11 @@ def _uncached(value: Any) -> Response:
     return json_response(value, cache="no-cache")
 
 
-def _outcome(result: Result) -> Response:
-    return json_response(result.as_dict())
-
-
-def _known(name: str, what: str) -> str:
+def _known(name: str) -> str:
+    """The name of a queue or a process in a path. Raises :class:`NotFound` for one that none can have."""
     if len(name) > _MAX_NAME or "\0" in name:
-        raise NotFound(f"there is no {what} of such a name")
+        raise NotFound("there is nothing of such a name")
     return name
-
-
-# -- queues
 
 
 @blueprint.get("/queues")
@@ -285,163 +168,8 @@ def queue_jobs(name: str, query: JobQuery) -> Response:
 
     A page ends early, after at least one job, at about 8 MB.
     """
-    queue, page = _known(name, "queue"), JsonPage()
-    found = _operations().jobs(queue, after=query.after, limit=query.limit, newest=query.newest, take=page)
+    found = _operations().jobs(_known(name), after=query.after, limit=query.limit, newest=query.newest, take=JsonPage())
     return _uncached({"jobs": found["jobs"], "total": found["total"], "links": page_links(found["next"])})
-
-
-@blueprint.post("/queues/<name>/delete")
-@blueprint.input(Keys, location="json", arg_name="body")
-@blueprint.output(Outcome)
-@blueprint.doc(operation_id="deleteQueueJobs", responses=_WITH_BODY)
-def delete_queue_jobs(name: str, body: Keys) -> Response:
-    """Delete jobs of a queue
-
-    The items of tracked ones are cancelled.
-    """
-    return _outcome(_operations().delete_jobs(_known(name, "queue"), body.keys, who=who()))
-
-
-@blueprint.post("/queues/<name>/clear")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Outcome)
-@blueprint.doc(operation_id="clearQueue", responses=[403, 503])
-def clear_queue(name: str, query: NoQuery) -> Response:
-    """Delete all jobs of a queue
-
-    The items of tracked ones are cancelled.
-    """
-    return _outcome(_operations().clear_queue(_known(name, "queue"), who=who()))
-
-
-@blueprint.post("/queues/<name>/pause")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(PauseState)
-@blueprint.doc(operation_id="pauseQueue", responses=[403, 409, 503])
-def pause_queue(name: str, query: NoQuery) -> Response:
-    """Begin no jobs of a queue until it is unpaused
-
-    Of every Task of it, limited or not, and of single jobs. 409 for a queue that an attached engine keeps.
-    """
-    changed = _operations().pause(_known(name, "queue"))
-    return json_response({"queue": name, "paused": True, "changed": changed})
-
-
-@blueprint.post("/queues/<name>/unpause")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(PauseState)
-@blueprint.doc(operation_id="unpauseQueue", responses=[403, 409, 503])
-def unpause_queue(name: str, query: NoQuery) -> Response:
-    """Resume a paused queue"""
-    changed = _operations().unpause(_known(name, "queue"))
-    return json_response({"queue": name, "paused": False, "changed": changed})
-
-
-# -- retries, scheduled, dead: the same routes for each
-
-
-def _route(
-    rule: str, title: str, more: str, view: Callable[..., Response], *, post: bool, schema: Any, where: str, answer: Any
-) -> None:
-    name = rule.strip("/").replace("/", "_").replace("-", "_")
-    words = name.split("_")
-    operation_id = words[-1] + "".join(word.capitalize() for word in (words[1:-1] + words[:1])) if len(words) > 1 else ""
-    view.__name__ = name
-    view.__doc__ = f"{title}\n\n{more}"
-    view = blueprint.input(schema, location=where, arg_name="given")(view)
-    view = blueprint.output(answer)(view)
-    responses = [*_WITH_BODY, 409] if where == "json" else [403, 503] if post else [503]
-    view = blueprint.doc(operation_id=operation_id or f"list{name.capitalize()}", responses=responses)(view)
-    (blueprint.post if post else blueprint.get)(rule)(view)
-
-
-def _page_of(list_name: str) -> Callable[..., Response]:
-    def view(given: ListQuery) -> Response:
-        found = _operations().listed(list_name, after=given.after, limit=given.limit, take=JsonPage())
-        following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
-        return _uncached({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
-
-    return view
-
-
-def _search_in(list_name: str) -> Callable[..., Response]:
-    def view(given: SearchQuery) -> Response:
-        return _uncached(_operations().search(list_name, given.text, limit=given.limit, take=JsonPage()))
-
-    return view
-
-
-def _act_on(list_name: str, action: str) -> Callable[..., Response]:
-    def view(given: Keys) -> Response:
-        return _outcome(_operations().act(list_name, action, given.keys, who=who()))
-
-    return view
-
-
-def _act_on_all(list_name: str, action: str) -> Callable[..., Response]:
-    def view(given: NoQuery) -> Response:
-        return _outcome(_operations().act_on_all(list_name, action, who=who()))
-
-    return view
-
-
-_LAST_PAGE: Final = 9_000
-
-
-def _register(list_name: str) -> None:
-    title = _TITLES[list_name]
-    first = "The last first" if list_name == "dead" else "Those due first"
-    _route(
-        f"/{list_name}",
-        f"The {title}",
-        f"{first}; those of the ledger and untracked ones in Redis. A page ends early at about 8 MB.",
-        _page_of(list_name),
-        post=False,
-        schema=ListQuery,
-        where="query",
-        answer=EntryPage,
-    )
-    _route(
-        f"/{list_name}/search",
-        f"Find {title}",
-        "Those that contain a text (case-sensitive), among the first 100,000, up to about 8 MB.",
-        _search_in(list_name),
-        post=False,
-        schema=SearchQuery,
-        where="query",
-        answer=Found,
-    )
-    for action in ACTIONS:
-        if (list_name, action) == ("dead", "kill"):
-            continue
-        verb, more = _ABOUT[action]
-        _route(
-            f"/{list_name}/{action}",
-            verb.format(title),
-            more,
-            _act_on(list_name, action),
-            post=True,
-            schema=Keys,
-            where="json",
-            answer=Outcome,
-        )
-        _route(
-            f"/{list_name}/{action}-all",
-            verb.format(f"all {title}"),
-            more,
-            _act_on_all(list_name, action),
-            post=True,
-            schema=NoQuery,
-            where="query",
-            answer=Outcome,
-        )
-
-
-for _each in LISTS:
-    _register(_each)
-
-
-# -- processes
 
 
 @blueprint.get("/processes")
@@ -453,33 +181,80 @@ def processes(query: NoQuery) -> Response:
     return _uncached({"processes": _operations().processes()})
 
 
-@blueprint.post("/processes/<name>/quiet")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Signalled)
-@blueprint.doc(operation_id="quietProcess", responses=[403, 409, 503])
-def quiet_process(name: str, query: NoQuery) -> Response:
-    """Make a worker process finish its running jobs and take no more
-
-    `name` is its identity. It obeys at its next beat.
-    """
-    return _signalled(name, "quiet")
+_LAST_PAGE: Final = 9_000
 
 
-@blueprint.post("/processes/<name>/stop")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Signalled)
-@blueprint.doc(operation_id="stopProcess", responses=[403, 409, 503])
-def stop_process(name: str, query: NoQuery) -> Response:
-    """Stop a worker process
+def _serve_list(name: str, its: JobList) -> None:
+    @blueprint.get(f"/{name}", endpoint=name)
+    @blueprint.input(ListQuery, location="query", arg_name="query")
+    @blueprint.output(EntryPage)
+    @blueprint.doc(
+        summary=f"The {its.jobs}",
+        description=f"{its.first.capitalize()} first; those of the ledger and untracked ones in Redis. A page ends early at"
+        " about 8 MB.",
+        operation_id=f"list{name.capitalize()}",
+        responses=[503],
+    )
+    def page(query: ListQuery) -> Response:
+        found = _operations().listed(name, after=query.after, limit=query.limit, take=JsonPage())
+        following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
+        return _uncached({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
 
-    `name` is its identity. It obeys at its next beat.
-    """
-    return _signalled(name, "stop")
+    @blueprint.get(f"/{name}/search", endpoint=f"{name}_search")
+    @blueprint.input(SearchQuery, location="query", arg_name="query")
+    @blueprint.output(Found)
+    @blueprint.doc(
+        summary=f"Find {its.jobs}",
+        description="Those that contain a text (case-sensitive), among the first 100,000, up to about 8 MB.",
+        operation_id=f"search{name.capitalize()}",
+        responses=[503],
+    )
+    def search(query: SearchQuery) -> Response:
+        return _uncached(_operations().search(name, query.text, limit=query.limit, take=JsonPage()))
 
 
-def _signalled(name: str, verb: str) -> Response:
-    _operations().signal(_known(name, "process"), verb)
-    return json_response({"identity": name, "signal": verb})
+for _name, _its in LISTS.items():
+    _serve_list(_name, _its)
+
+
+_NAMED: Final = {
+    "queues": ("/queues/<name>", "Queue"),
+    "processes": ("/processes/<name>", "Process"),
+    "jobs": ("/jobs/<job:job_id>", "Job"),
+}
+"""Of what is named in a path: the path, and the word of it in the ids of operations."""
+
+
+def _serve(action: Action, *, takes_keys: bool = False) -> None:
+    """The route of an action: with ``takes_keys`` the one for the jobs that its body names."""
+    path, word = _NAMED.get(action.on, (f"/{action.on}", action.on.capitalize()))
+    name, some = action.name, ""
+    if action.on in LISTS:
+        some = LISTS[action.on].jobs if takes_keys else f"all {LISTS[action.on].jobs}"
+        name = action.name if takes_keys else f"{action.name}-all"
+    elif takes_keys:
+        word = f"{word}Jobs"
+
+    @blueprint.post(f"{path}/{name}", endpoint=f"{action.on}_{name}")
+    @blueprint.input(Keys if takes_keys else NoQuery, location="json" if takes_keys else "query", arg_name="given")
+    @blueprint.output(described(action.answer))
+    @blueprint.doc(
+        summary=action.title.format(some),
+        description=action.more,
+        operation_id=f"all{action.name.capitalize()}{word}" if name != action.name else f"{name}{word}",
+        responses=[400, 403, 409, 413, 415, 503] if takes_keys else [403, 503] if some else [403, 409, 503],
+        tags=["Workers" if action.on == "jobs" else "Operations"],
+    )
+    def act(given: Keys | NoQuery, name: str = "", job_id: str = "") -> Response:
+        of = job_id or _known(name) or action.on
+        return json_response(action.call(_operations(), of, given.keys if isinstance(given, Keys) else None, who()))
+
+
+for _action in ACTIONS:
+    if _action.takes_keys:
+        _serve(_action, takes_keys=True)
+    if not _action.takes_keys or _action.on in LISTS:
+        _serve(_action)
 
 
 # -- health
@@ -549,63 +324,46 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         """Every metric, with a sample for each of its labels."""
         yield from _of_queues(self._found["queues"])
-        open_tasks = sorted(self._found["tasks"].items())
-        yield _gauge("tasks", "Tasks that are not over.", ["state"], [((state,), n) for state, n in open_tasks])
+        tasks = [((state,), count) for state, count in sorted(self._found["tasks"].items())]
+        yield _metric("Gauge", "tasks", "Tasks that are not over.", ["state"], tasks)
         yield from _of_processes(self._found["processes"])
-        yield from _of_work([each for each in self._found["processes"] if isinstance(each["figures"], dict)])
+        figures = {each["identity"]: each["figures"] for each in self._found["processes"]}
+        yield from _of_work({identity: its for identity, its in figures.items() if isinstance(its, dict)})
 
 
-_Samples = Sequence[tuple[tuple[str, ...], float]]
+_Samples = Iterable[tuple[tuple[str, ...], Any]]
 
 
-def _gauge(name: str, about: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
+def _metric(kind: str, name: str, about: str, labels: Sequence[str], samples: _Samples) -> Metric:
+    from prometheus_client import core
 
-    family = GaugeMetricFamily(f"asynctask_{name}", about, labels=labels)
+    family = getattr(core, f"{kind}MetricFamily")(f"asynctask_{name}", about, labels=labels)
     for values, value in samples:
-        family.add_metric(values, value)
-    return family
+        family.add_metric(values, *value) if kind == "Histogram" else family.add_metric(values, value)
+    return cast("Metric", family)
 
 
-def _counter(name: str, about: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(f"asynctask_{name}", about, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def _histogram(
-    name: str, about: str, labels: Sequence[str], bounds: Sequence[float], samples: Sequence[tuple[tuple[str, ...], Any]]
-) -> Metric:
-    """``samples``: as :meth:`asynctask.figures.Histogram.as_list`; those of another version's buckets are left
-    out."""
-    from prometheus_client.core import HistogramMetricFamily
-
-    family = HistogramMetricFamily(f"asynctask_{name}", about, labels=labels)
+def _buckets(bounds: Sequence[float], samples: _Samples) -> _Samples:
+    """Samples of a histogram, given as of :meth:`asynctask.figures.Histogram.as_list`; those of another version's buckets
+    are left out."""
     limits = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     for values, (total, counts) in samples:
         if len(counts) == len(limits):
-            family.add_metric(values, list(zip(limits, accumulate(counts), strict=True)), total)
-    return family
+            yield values, (list(zip(limits, accumulate(counts), strict=True)), total)
 
 
 def _of_queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     known: set[str] = set()
-    parts: dict[tuple[str, ...], float] = {}
+    parts: Counter[tuple[str, ...]] = Counter()
     for queue in queues:
         for part in queue["backlog"]:
             worker = part["worker"] or ""
             if worker not in known and len(known) >= MOST_WORKERS:
                 worker = OTHERS
             known.add(worker)
-            labels = (queue["name"], worker, "" if part["priority"] is None else str(part["priority"]))
-            parts[labels] = parts.get(labels, 0) + part["waiting"]
-    yield _gauge(
-        "backlog_jobs", "Jobs that could start now; no worker: jobs without a Task in a foreign queue.",
-        ["queue", "worker", "priority"], list(parts.items()),
-    )  # fmt: skip
+            parts[queue["name"], worker, "" if part["priority"] is None else str(part["priority"])] += part["waiting"]
+    about = "Jobs that could start now; no worker: jobs without a Task in a foreign queue."
+    yield _metric("Gauge", "backlog_jobs", about, ["queue", "worker", "priority"], parts.items())
     for name, member, about in (
         ("queue_waiting_jobs", "waiting", "Jobs that could start now, in the ledger and in a foreign queue."),
         ("queue_oldest_seconds", "oldest_s", "Seconds since the first of these could start; 0: nothing waits."),
@@ -614,15 +372,12 @@ def _of_queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         ("queue_broker_jobs", "length", "Jobs in a foreign queue, or untracked ones in the ledger."),
         ("queue_processes", "processes", "Live processes that work the queue."),
     ):
-        yield _gauge(name, about, ["queue"], [((queue["name"],), queue[member] or 0) for queue in queues])
+        yield _metric("Gauge", name, about, ["queue"], [((queue["name"],), queue[member] or 0) for queue in queues])
 
 
 def _of_processes(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    kinds: dict[tuple[str, ...], float] = {}
-    for each in processes:
-        if each["alive"]:
-            kinds[each["kind"],] = kinds.get((each["kind"],), 0) + 1
-    yield _gauge("processes", "Processes with a valid lease.", ["kind"], sorted(kinds.items()))
+    kinds = Counter((each["kind"],) for each in processes if each["alive"])
+    yield _metric("Gauge", "processes", "Processes with a valid lease.", ["kind"], sorted(kinds.items()))
     for name, member, about in (
         ("process_lease_age_seconds", "lease_age_s", "Seconds since the process renewed its lease itself."),
         ("process_threads", "concurrency", "Jobs that the process can run at once."),
@@ -630,32 +385,31 @@ def _of_processes(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         ("process_memory_bytes", "rss", "The most memory that the process has used."),
     ):
         samples = [((each["identity"], each["kind"]), each[member]) for each in processes if each[member] is not None]
-        yield _gauge(name, about, ["process", "kind"], samples)
+        yield _metric("Gauge", name, about, ["process", "kind"], samples)
 
 
-def _of_work(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    """The metrics of the processes' work, from their heartbeats."""
-    figures = [(each["identity"], each["figures"]) for each in processes]
+def _of_work(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    """The metrics of the processes' work, from the figures of their heartbeats."""
     outcomes = [
-        ((identity, worker, status), n)
-        for identity, its in figures
+        ((identity, worker, status), count)
+        for identity, its in figures.items()
         for worker, counts in its.get("outcomes", {}).items()
-        for status, n in counts.items()
+        for status, count in counts.items()
     ]
-    yield _counter("outcomes", "Attempts of tracked jobs that ended.", ["process", "worker", "status"], outcomes)
+    about = "Attempts of tracked jobs that ended."
+    yield _metric("Counter", "outcomes", about, ["process", "worker", "status"], outcomes)
     durations = [
-        ((identity, name), its["durations"][name]) for identity, its in figures for name in its.get("durations", ())
+        ((identity, worker), its["durations"][worker])
+        for identity, its in figures.items()
+        for worker in its.get("durations", ())
     ]
     about = "How long attempts of tracked jobs ran."
-    yield _histogram("job_duration_seconds", about, ["process", "worker"], DURATIONS_S, durations)
-    for name, member, about in (
-        ("flush_outcomes", "flushes", "Outcomes committed in one transaction."),
-        ("claim_jobs", "claims", "Jobs that one borrow, or one exchange with the broker, brought."),
+    yield _metric("Histogram", "job_duration_seconds", about, ["process", "worker"], _buckets(DURATIONS_S, durations))
+    for kind, name, member, about in (
+        ("Histogram", "flush_outcomes", "flushes", "Outcomes committed in one transaction."),
+        ("Histogram", "claim_jobs", "claims", "Jobs that one borrow, or one exchange with the broker, brought."),
+        ("Counter", "dispatch_rounds", "rounds", "Rounds of the dispatcher."),
+        ("Counter", "dispatched_jobs", "dispatched", "Jobs that the dispatcher pushed to foreign queues."),
     ):
-        sizes = [((identity,), its[member]) for identity, its in figures if member in its]
-        yield _histogram(name, about, ["process"], SIZES, sizes)
-    for name, member, about in (
-        ("dispatch_rounds", "rounds", "Rounds of the dispatcher."),
-        ("dispatched_jobs", "dispatched", "Jobs that the dispatcher pushed to foreign queues."),
-    ):
-        yield _counter(name, about, ["process"], [((identity,), its[member]) for identity, its in figures if member in its])
+        samples: _Samples = [((identity,), its[member]) for identity, its in figures.items() if member in its]
+        yield _metric(kind, name, about, ["process"], _buckets(SIZES, samples) if kind == "Histogram" else samples)

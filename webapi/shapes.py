@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from types import GenericAlias, UnionType
 from typing import (
@@ -36,7 +36,7 @@ from pydantic import (
     create_model,
 )
 
-from asynctask import clock, task
+from asynctask import clock, operations, task
 from asynctask.clock import from_datetime
 from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.lists.options import (
@@ -406,13 +406,14 @@ class _Out(BaseModel):
 Time = Annotated[str, Field(description="RFC 3339, UTC", json_schema_extra={"format": "date-time"})]
 
 
-def described(declared: Any, name: str = "", about: str = "", /, **more: Any) -> Any:
-    """The schema of an object that the application declares as a TypedDict; ``more``: fields that this API adds."""
+@cache
+def described(declared: Any) -> Any:
+    """The schema of an object that the application declares as a TypedDict or a dataclass."""
     fields: dict[str, Any] = {}
     for field, hint in get_type_hints(declared, include_extras=True).items():
         text = hint.__metadata__[0] if get_origin(hint) is Annotated and hint != clock.Time else None
         fields[field] = (_schema(hint.__origin__), Field(description=text)) if text else (_schema(hint), ...)
-    return create_model(name or declared.__name__, __base__=_Out, __doc__=about or declared.__doc__, **fields, **more)
+    return create_model(declared.__name__, __base__=_Out, __doc__=declared.__doc__, **fields)
 
 
 def _schema(hint: Any) -> Any:
@@ -481,19 +482,6 @@ class Links(_Out):
 
 
 ListedEvent = described(task.ListedEvent)
-Event = described(
-    task.ListedEvent,
-    "Event",
-    "The record of one job, and what can be done about it.",
-    actions=(list[Literal["restart", "kill", "delete", "stop", "start"]], Field(description="Those that apply to it now.")),
-)
-ToldEvent = create_model(
-    "ToldEvent",
-    __base__=Event,
-    __doc__="The record of a job that was to be stopped or started.",
-    changed=(bool, Field(description="Whether anything changed.")),
-    detail=(str, Field(description="What is the case.")),
-)
 
 
 class Refusal(_Out):
@@ -504,8 +492,10 @@ class Refusal(_Out):
     errors: list[Fault] = Field(description="The first 20.")
 
 
-Progress = described(
-    task.Progress,
+Progress = create_model(
+    "Progress",
+    __base__=described(task.Progress),
+    __doc__=task.Progress.__doc__,
     links=(Links, ...),
     errors=(_list_of(ListedEvent) | None, Field(None, description="With include=errors: the first 20 failures.")),
     refusal=(Refusal | None, Field(None, description="With include=errors: why a rejected list was refused.")),
@@ -600,16 +590,7 @@ class LogEntry(_Out):
     detail: JsonValue
 
 
-class WaitReason(_Out):
-    """Why no row of a Task begins."""
-
-    code: str
-    message: str
-    mend: str = Field(description="What a person can do about it.")
-
-
-class WaitReasons(_Out):
-    reasons: list[WaitReason]
+WaitReasons = create_model("WaitReasons", __base__=_Out, reasons=(_list_of(described(operations.WaitReason)), ...))
 
 
 class LogEntries(_Out):

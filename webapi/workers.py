@@ -14,11 +14,11 @@ from werkzeug.routing import BaseConverter
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
 from asynctask.ledger.standalone import is_job_id
+from asynctask.operations import Event
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
-from webapi.context import JsonPage, asynctask_app, json_response, page_links, reader_locale, set_language, who
+from webapi.context import JsonPage, asynctask_app, json_response, page_links, reader_locale, set_language
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import (
-    Event,
     JobsPage,
     JobsQuery,
     NewJob,
@@ -27,8 +27,8 @@ from webapi.shapes import (
     RecordBatch,
     RecordResult,
     RecordResults,
-    ToldEvent,
     Workers,
+    described,
 )
 
 blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Workers")
@@ -57,7 +57,7 @@ def register(flask_app: APIFlask) -> None:
 @blueprint.doc(operation_id="listWorkers")
 def index(query: NoQuery) -> Response:
     """The registered workers, with the form of their items"""
-    return json_response({"workers": described(asynctask_app())})
+    return json_response({"workers": registered(asynctask_app())})
 
 
 @blueprint.get("/workers/<name>/template.xlsx")
@@ -117,7 +117,7 @@ def jobs(query: JobsQuery) -> Response:
 
 @blueprint.post("/jobs")
 @blueprint.input(NewJob, location="json", arg_name="body")
-@blueprint.output(Event, status_code=202)
+@blueprint.output(described(Event), status_code=202)
 @blueprint.doc(operation_id="createJob", responses=[400, 403, 409, 413, 415, 503])
 def create_job(body: NewJob) -> Response:
     """Create one tracked job, without a Task
@@ -142,7 +142,7 @@ def _arguments(body: NewJob) -> list[Any]:
 
 @blueprint.get("/jobs/<job:job_id>")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Event)
+@blueprint.output(described(Event))
 @blueprint.doc(operation_id="getJob", responses=[503])
 def job(job_id: str, query: NoQuery) -> Response:
     """One job: its Event
@@ -150,72 +150,6 @@ def job(job_id: str, query: NoQuery) -> Response:
     `actions` says which of restart, kill, delete, stop and start apply to it now.
     """
     return json_response(asynctask_app().operations.job(job_id))
-
-
-@blueprint.post("/jobs/<job:job_id>/stop")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(ToldEvent)
-@blueprint.doc(operation_id="stopJob", responses=[403, 409, 503])
-def stop_job(job_id: str, query: NoQuery) -> Response:
-    """Stop a job, until it is started again
-
-    A waiting job is stopped at once. A running one is asked to stop: it saves a checkpoint at its next call of
-    `should_stop()`. One that never calls it runs to its end. If there is nothing to stop, `detail` describes the state.
-    """
-    return json_response(asynctask_app().stop_job(job_id, who=who()))
-
-
-@blueprint.post("/jobs/<job:job_id>/start")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(ToldEvent)
-@blueprint.doc(operation_id="startJob", responses=[403, 409, 503])
-def start_job(job_id: str, query: NoQuery) -> Response:
-    """Start a stopped job again, from its checkpoint
-
-    The same job, its next attempt. 409 with the code `stopping` while it still runs after a stop, `running` or `finished`
-    if there is nothing to start, `refused` if a check of its worker refuses.
-    """
-    return json_response(asynctask_app().start_job(job_id, who=who()))
-
-
-@blueprint.post("/jobs/<job:job_id>/restart")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Event)
-@blueprint.doc(operation_id="restartJob", responses=[403, 409, 503])
-def restart_job(job_id: str, query: NoQuery) -> Response:
-    """Restart a job
-
-    A job that ended in an error, or was refused without a Task, is retried; one that waits in the ledger is due now.
-    """
-    return _acted_on(job_id, "restart")
-
-
-@blueprint.post("/jobs/<job:job_id>/kill")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Event)
-@blueprint.doc(operation_id="killJob", responses=[403, 409, 503])
-def kill_job(job_id: str, query: NoQuery) -> Response:
-    """End a job that waits in the ledger
-
-    It ends in `error`.
-    """
-    return _acted_on(job_id, "kill")
-
-
-@blueprint.post("/jobs/<job:job_id>/delete")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Event)
-@blueprint.doc(operation_id="deleteJob", responses=[403, 409, 503])
-def delete_job(job_id: str, query: NoQuery) -> Response:
-    """Cancel a job that has not begun
-
-    It is removed from its queue; an attached engine removes it if it can.
-    """
-    return _acted_on(job_id, "delete")
-
-
-def _acted_on(job_id: str, action: str) -> Response:
-    return json_response(asynctask_app().operations.act_on_job(job_id, action, who=who()))
 
 
 @blueprint.post("/records")
@@ -253,6 +187,6 @@ def record_job(job_id: str, body: Record) -> Response:
     return json_response(asdict(result))
 
 
-def described(app: AsyncTask) -> list[dict[str, Any]]:
+def registered(app: AsyncTask) -> list[dict[str, Any]]:
     """The registered workers, by name."""
     return [app.workers[name].as_dict() for name in sorted(app.workers)]

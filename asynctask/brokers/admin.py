@@ -44,7 +44,8 @@ COUNTED_OTHERS: Final = 1_000
 ACTED_AT_ONCE: Final = 500
 """Entries per step of an action on all."""
 
-_MAX_SEARCH: Final = 255
+MAX_TEXT: Final = 255
+"""The most characters of a key, of a queue's name and of a text to search for."""
 
 T = TypeVar("T")
 
@@ -87,10 +88,10 @@ class QueueFacts:
     of the next job; ``others``: how many of its jobs are left to others."""
 
     name: str
-    length: int
-    oldest_at: int | None
-    paused: bool
-    next_class: str | None
+    length: int = 0
+    oldest_at: int | None = None
+    paused: bool = False
+    next_class: str | None = None
     others: int = 0
 
 
@@ -100,14 +101,6 @@ class Removed:
 
     count: int
     tracked: Sequence[Key]
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteProcess:
-    """A process that registered with the broker; ``facts``: its columns as in :func:`list_processes`."""
-
-    identity: str
-    facts: Mapping[str, Any]
 
 
 class Operations(Protocol):
@@ -185,8 +178,9 @@ class Operations(Protocol):
 
     # -- processes
 
-    def processes(self) -> list[RemoteProcess]:
-        """Live processes of any language that registered with the broker."""
+    def processes(self) -> list[dict[str, Any]]:
+        """Live processes of any language that registered with the broker: of each the columns as of
+        :func:`~asynctask.ledger.processes.list_processes`, ``queues`` as a list."""
         ...
 
     def signal(self, identity: str, name: str) -> bool:
@@ -194,8 +188,9 @@ class Operations(Protocol):
         ...
 
 
-def first_of(texts: Iterable[tuple[T, int]], limit: int) -> list[T]:
-    """The first ``limit`` things, each given with the length of its text, that :data:`PAGE_BYTES` hold; at least one."""
+def first_of(texts: Iterable[tuple[T, int]], limit: int | None) -> list[T]:
+    """The first ``limit`` things (None: any number), each given with the length of its text, that :data:`PAGE_BYTES` hold;
+    at least one. The first that is too much is read, too."""
     found: list[T] = []
     total = 0
     for each, size in islice(texts, limit):
@@ -219,16 +214,14 @@ def checked_window(offset: int, limit: int) -> None:
         raise InputError(f"a page begins at 0 to {MAX_OFFSET:,}, not {offset}: search instead", code="out_of_range")
 
 
-def checked_text(text: str) -> str:
-    """A valid text to search for. Raises :class:`InputError`."""
-    if not 1 <= len(text) <= _MAX_SEARCH or "\0" in text:
-        raise InputError(f"search for 1 to {_MAX_SEARCH} characters without NUL", code="bad_search")
+def checked_text(text: str, what: str = "search for", code: str = "bad_search", *, nul: bool = False) -> str:
+    """A text that a server can look up. Raises :class:`InputError` for another; ``nul``: it may hold a NUL character."""
+    if not 1 <= len(text) <= MAX_TEXT or ("\0" in text and not nul):
+        raise InputError(f"{what} 1 to {MAX_TEXT} characters{'' if nul else ' without NUL'}", code=code)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(
-            "the search text holds half a character (a lone surrogate): fix its decoding", code="bad_search"
-        ) from None
+        raise InputError(f"{text[:100]!r} holds half a character (a lone surrogate): fix its decoding", code=code) from None
     return text
 
 

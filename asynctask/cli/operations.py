@@ -20,7 +20,7 @@ from asynctask.database.engine import Database, missing_file
 from asynctask.errors import SchemaOutdated, UnknownWorker
 from asynctask.ledger.purge import ENDED, Purged
 from asynctask.middleware.tracker import TaskEventMiddleware
-from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S
+from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Action, Outcome, Signalled
 from asynctask.worker import Worker
 
 _AGE: Final = re.compile(r"(\d{1,6})([dhms])")
@@ -28,13 +28,6 @@ _SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _TELL_S: Final = 2.0
 _AFTER: Final = click.IntRange(0)
 _LIMIT: Final = click.IntRange(1, 1_000)
-_DONE: Final = {"restart": "started again", "kill": "moved to the dead", "delete": "deleted"}
-_GERUND: Final = {"kill": "killing", "delete": "deleting"}
-_ABOUT: Final = {
-    "retries": "jobs that wait for a retry",
-    "scheduled": "jobs that wait for their time",
-    "dead": "jobs that ended in an error",
-}
 
 
 class Listing(Group):
@@ -69,14 +62,6 @@ def _page_options(command: _Function) -> _Function:
         command
     )
     return click.option("--after", type=_AFTER, default=0, help="Entries to skip, as the previous page says.")(command)
-
-
-def _print_result(session: Session, result: Mapping[str, Any], words: str) -> int:
-    session.out.document(result)
-    session.out.line(f"{count(result['done'], 'job')} {words}.")
-    if result["skipped"]:
-        session.out.table(("key", "not done, because"), [(each["key"], each["reason"]) for each in result["skipped"]])
-    return FAILURES if result["skipped"] else OK
 
 
 def _print_next(session: Session, found: Mapping[str, Any]) -> None:
@@ -157,47 +142,6 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
     return OK
 
 
-@queues.command("delete")
-@click.argument("queue")
-@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-@pass_session
-def delete_jobs(session: Session, queue: str, keys: tuple[str, ...]) -> int:
-    """Delete jobs of a queue. The items of tracked ones are cancelled."""
-    return _print_result(session, session.existing().operations.delete_jobs(queue, keys, who=who()).as_dict(), "deleted")
-
-
-@queues.command("clear")
-@click.argument("queue")
-@_yes
-@pass_session
-def clear(session: Session, queue: str, yes: bool) -> int:
-    """Delete all jobs of a queue. The items of tracked ones are cancelled."""
-    sure(session, yes, f"clearing {clean(queue)}")
-    return _print_result(session, session.existing().operations.clear_queue(queue, who=who()).as_dict(), "deleted")
-
-
-@queues.command("pause")
-@click.argument("queue")
-@pass_session
-def pause(session: Session, queue: str) -> int:
-    """Begin no jobs of a queue until it is unpaused."""
-    return _print_pause(session, queue, session.existing().operations.pause(queue), "paused")
-
-
-@queues.command("unpause")
-@click.argument("queue")
-@pass_session
-def unpause(session: Session, queue: str) -> int:
-    """Resume a paused queue."""
-    return _print_pause(session, queue, session.existing().operations.unpause(queue), "unpaused")
-
-
-def _print_pause(session: Session, queue: str, changed: bool, word: str) -> int:
-    session.out.document({"queue": queue, "changed": changed})
-    session.out.line(f"{clean(queue)} is {word}." if changed else f"Nothing to do: {clean(queue)} is {word} already.")
-    return OK
-
-
 # -- retries, scheduled, dead
 
 
@@ -226,17 +170,10 @@ def _print_entries(session: Session, entries: Sequence[Mapping[str, Any]]) -> No
 
 
 def _list_group(name: str) -> Listing:
-    group = Listing(name, help=f"Show {_ABOUT[name]}; restart or delete them.")
-    for command in (_list_command(name), _search_command(name)):
-        group.add_command(command)
-    for action in ACTIONS:
-        if not (name == "dead" and action == "kill"):
-            group.add_command(_action_command(name, action))
-    return group
+    its = LISTS[name]
+    group = Listing(name, help=f"Show {its.jobs}; restart or delete them.")
 
-
-def _list_command(name: str) -> click.Command:
-    @click.command("list", cls=Command, help=f"List {_ABOUT[name]}, {'the last' if name == 'dead' else 'those due'} first.")
+    @group.command("list", help=f"List {its.jobs}, {its.first} first.")
     @_page_options
     @pass_session
     def listed(session: Session, limit: int, after: int) -> int:
@@ -247,11 +184,7 @@ def _list_command(name: str) -> click.Command:
         _print_next(session, found)
         return OK
 
-    return listed
-
-
-def _search_command(name: str) -> click.Command:
-    @click.command("search", cls=Command, help=f"Find {_ABOUT[name]} that contain a text (case-sensitive).")
+    @group.command("search", help=f"Find {its.jobs} that contain a text (case-sensitive).")
     @click.argument("text")
     @click.option("--limit", type=_LIMIT, default=20, show_default=True, help="At most this many entries.")
     @pass_session
@@ -266,35 +199,7 @@ def _search_command(name: str) -> click.Command:
             session.out.line("There may be more: search for more letters, or raise --limit.")
         return OK
 
-    return search
-
-
-_HELP: Final = {
-    "restart": "Run {0} now.",
-    "kill": "Move {0} to the dead; tracked ones end in error.",
-    "delete": "Delete {0}. The items of waiting tracked ones are cancelled; recorded outcomes stay.",
-}
-
-
-def _action_command(name: str, action: str) -> click.Command:
-    @click.command(action, cls=Command, help=_HELP[action].format(_ABOUT[name]))
-    @click.argument("keys", nargs=-1, metavar="[KEY]...")
-    @click.option("--all", "everything", is_flag=True, help="All of the list, as it is now.")
-    @_yes
-    @pass_session
-    def act(session: Session, keys: tuple[str, ...], everything: bool, yes: bool) -> int:
-        if bool(keys) == everything:
-            raise click.UsageError("name the jobs by their keys, or say --all")
-        if everything and action != "restart":
-            sure(session, yes, f"{_GERUND[action]} all {_ABOUT[name]}")
-        operations = session.existing().operations
-        if everything:
-            result = operations.act_on_all(name, action, who=who())
-        else:
-            result = operations.act(name, action, keys, who=who())
-        return _print_result(session, result.as_dict(), _DONE[action])
-
-    return act
+    return group
 
 
 # -- processes
@@ -327,29 +232,56 @@ def list_processes(session: Session) -> int:
     return OK
 
 
-@processes.command("quiet")
-@click.argument("identity")
-@pass_session
-def quiet(session: Session, identity: str) -> int:
-    """Make a worker process finish its running jobs and take no more."""
-    return _send_signal(session, identity, "quiet")
+# -- what people do about it
 
 
-@processes.command("stop")
-@click.argument("identity")
-@pass_session
-def stop(session: Session, identity: str) -> int:
-    """Stop a worker process."""
-    return _send_signal(session, identity, "stop")
+def _action_command(action: Action) -> Command:
+    of_list = action.on in LISTS
+
+    def act(
+        session: Session, of: str = action.on, keys: tuple[str, ...] = (), everything: bool = False, yes: bool = False
+    ) -> int:
+        if of_list and bool(keys) == everything:
+            raise click.UsageError("name the jobs by their keys, or say --all")
+        if action.asks and (everything or not of_list):
+            sure(session, yes, action.asks.format(LISTS[of].jobs if of_list else clean(of)))
+        answer = action.call(session.existing().operations, of, keys or None, who())
+        session.out.document(answer)
+        if action.answer is Outcome:
+            session.out.line(f"{count(answer['done'], 'job')} {action.done}.")
+            if answer["skipped"]:
+                session.out.table(
+                    ("key", "not done, because"), [(each["key"], each["reason"]) for each in answer["skipped"]]
+                )
+                return FAILURES
+        elif action.answer is Signalled:
+            session.out.line(f"{clean(of)} is told to {action.done}, at its next heartbeat.")
+        elif answer["changed"]:
+            session.out.line(f"{clean(of)} is {action.done}.")
+        else:
+            session.out.line(f"Nothing to do: {clean(of)} is {action.done} already.")
+        return OK
+
+    params: list[click.Parameter] = []
+    if not of_list:
+        params.append(click.Argument(["of"], metavar={"queues": "QUEUE", "processes": "IDENTITY"}[action.on]))
+    if action.takes_keys:
+        metavar = "[KEY]..." if of_list else "KEY..."
+        params.append(click.Argument(["keys"], nargs=-1, required=not of_list, metavar=metavar))
+    if of_list:
+        params.append(click.Option(["--all", "everything"], is_flag=True, help="All of the list, as it is now."))
+    if of_list or action.asks:
+        params.append(click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation."))
+    title = action.title.format(LISTS[action.on].jobs if of_list else "")
+    about = f"{title}. {action.more}".strip()
+    return Command(action.name, params=params, callback=pass_session(act), help=about)
 
 
-def _send_signal(session: Session, identity: str, verb: str) -> int:
-    session.existing().operations.signal(identity, verb)
-    session.out.document({"identity": identity, "signal": verb})
-    session.out.line(
-        f"{clean(identity)} is told to {'take nothing more' if verb == 'quiet' else 'stop'}, at its next heartbeat."
-    )
-    return OK
+GROUPS: Final = {"queues": queues, **{name: _list_group(name) for name in LISTS}, "processes": processes}
+
+for _action in ACTIONS:
+    if _action.on in GROUPS:
+        GROUPS[_action.on].add_command(_action_command(_action))
 
 
 # -- db, doctor, config, middleware
@@ -580,9 +512,7 @@ def _print_worker(session: Session, worker: Worker) -> None:
 
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
-    queues,
-    *(_list_group(name) for name in LISTS),
-    processes,
+    *GROUPS.values(),
     db,
     doctor,
     purge,

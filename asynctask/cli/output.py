@@ -31,7 +31,6 @@ _SHOWN_PROBLEMS: Final = 10
 _BLANKS: Final = str.maketrans("\n\r\t", "   ")
 STYLES: Final = {
     "finish": "green",
-    "finished": "green",
     "failed": "yellow",
     "error": "red",
     "rejected": "yellow",
@@ -225,9 +224,24 @@ def summary(progress: Mapping[str, Any]) -> Text:
 
 
 def state_of(progress: Mapping[str, Any]) -> str:
-    """The state, and why it is so; the whole reason of a rejected list is a line of its own."""
+    """The state, and why it is so; the whole reason of a rejected list is a line of its own. Of a Task that ended without a
+    success that is said, so that it does not look like one."""
     reason = (progress["state_reason"] or "").partition(": ")[0]
+    if not reason and _fell_short(progress) and not progress["counts"]["finish"]:
+        reason = "nothing succeeded"
     return clean(progress["state"]) + (f" ({clean(reason)})" if reason else "")
+
+
+def _fell_short(progress: Mapping[str, Any]) -> bool:
+    """Whether a Task finished with rows that did not succeed."""
+    return progress["state"] == "finished" and any(progress["counts"][kind] for kind in ("failed", "error"))
+
+
+def style_of(progress: Mapping[str, Any]) -> str:
+    """The colour of a Task: that of its state, and of one that finished by what came of its rows."""
+    if _fell_short(progress):
+        return STYLES["failed" if progress["counts"]["finish"] else "error"]
+    return STYLES.get("finish" if progress["state"] == "finished" else progress["state"], "")
 
 
 def pace(progress: Mapping[str, Any]) -> str:
@@ -314,7 +328,7 @@ class Bars(_Drawn):
             animation_time=self._monotonic(),
         )
         line = Table.grid(padding=(0, 2))
-        line.add_row(bar, Text(pace(progress), style=STYLES.get(progress["state"], "")))
+        line.add_row(bar, Text(pace(progress), style=style_of(progress)))
         parts: list[RenderableType] = [Text(headline(progress), style="bold", overflow="ellipsis", no_wrap=True), line]
         parts.append(summary(progress))
         if key in self._notes:

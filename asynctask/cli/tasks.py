@@ -20,6 +20,7 @@ from asynctask.cli.submit import print_refusal, priority_value, why_still
 from asynctask.clock import SystemClock
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
+from asynctask.operations import ACTIONS, Action, ToldEvent
 from asynctask.task import place_in_list
 
 if TYPE_CHECKING:
@@ -371,31 +372,17 @@ def _job_done(event: Mapping[str, Any]) -> str:
     return f"{done['done']:g}" if done["percent"] is None else f"{done['percent']:g} %"
 
 
-def _tell_job(session: Session, event: Mapping[str, Any]) -> int:
-    session.out.document(event)
-    done = _job_done(event)
-    words = clean(event["detail"]) if event["changed"] else f"nothing to do, {clean(event['detail'])}"
-    session.out.line(f"Job {event['job_id']}: {words}{f' (at {done})' if done else ''}.")
-    return OK
+def _job_command(action: Action) -> Command:
+    def tell(session: Session, job_id: str) -> int:
+        event = action.call(session.existing().operations, job_id, None, who())
+        session.out.document(event)
+        done = _job_done(event)
+        words = clean(event["detail"]) if event["changed"] else f"nothing to do, {clean(event['detail'])}"
+        session.out.line(f"Job {event['job_id']}: {words}{f' (at {done})' if done else ''}.")
+        return OK
 
-
-@click.command("stop", cls=Command)
-@click.argument("job_id")
-@pass_session
-def stop(session: Session, job_id: str) -> int:
-    """Stop one job, until it is started again.
-
-    A waiting job is stopped at once; a running one when it next checks whether it should stop, after saving its checkpoint.
-    """
-    return _tell_job(session, session.existing().stop_job(job_id, who=who()))
-
-
-@click.command("start", cls=Command)
-@click.argument("job_id")
-@pass_session
-def start(session: Session, job_id: str) -> int:
-    """Start a stopped job again, from its checkpoint."""
-    return _tell_job(session, session.existing().start_job(job_id, who=who()))
+    about = f"{action.title}. {action.more}"
+    return Command(action.name, params=[click.Argument(["job_id"])], callback=pass_session(tell), help=about)
 
 
 @click.command("report", cls=Command)
@@ -508,8 +495,7 @@ COMMANDS: Final = (
     retry,
     callbacks,
     jobs,
-    stop,
-    start,
+    *(_job_command(action) for action in ACTIONS if action.answer is ToldEvent),
     report,
     result,
     template,

@@ -7,7 +7,6 @@ uploaded when complete. Names consist of a random id and numbers, not of user in
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import importlib.util
 import io
@@ -16,7 +15,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -28,7 +27,7 @@ from asynctask.clock import Ids
 from asynctask.config import Config, masked_url, without_secrets
 from asynctask.errors import AsyncTaskError, Conflict, NotFound, StorageUnavailable, Unavailable, not_installed
 from asynctask.exports.rows import Format, Part
-from asynctask.lists.uploads import make_private_folder, open_privately
+from asynctask.lists.uploads import make_private_folder, open_privately, sync_folder
 from asynctask.logs import get_logger
 
 _HEAD: Final = 64
@@ -39,9 +38,6 @@ _BLOCK: Final = 4 << 20
 
 _BUFFER: Final = 1 << 16
 """Bytes that are copied at once from what was read of a bucket."""
-
-_SCRATCH: Final = ".merge-"
-"""Prefix of the folders for the temporary files of a merge."""
 
 _OURS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """Errors of a write to the folder that concern its file system."""
@@ -88,10 +84,6 @@ class Store(ABC):
         """The path or URL, for people: without secrets."""
 
     @abstractmethod
-    def scratch(self, folder: str) -> AbstractContextManager[Path]:
-        """A folder of this machine for the temporary files of a merge in ``folder``."""
-
-    @abstractmethod
     def check(self) -> None:
         """Raises :class:`Unavailable` if a library is missing."""
 
@@ -115,11 +107,7 @@ class Folder(Store):
                     out.flush()
                     os.fsync(out.fileno())
                 temporary.replace(path)
-                descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -142,9 +130,6 @@ class Folder(Store):
 
     def location(self, name: str) -> str:
         return str(self._root / name)
-
-    def scratch(self, folder: str) -> AbstractContextManager[Path]:
-        return nullcontext(self._root / folder)  # the next merge removes what a killed one left there
 
     def check(self) -> None:
         """The standard library is enough."""
@@ -219,22 +204,6 @@ class Bucket(Store):
         return f"{self._shown}/{name}"
 
     @contextmanager
-    def scratch(self, folder: str) -> Iterator[Path]:
-        """A new folder, locked by its process; removes folders without a lock, whose process was killed."""
-        make_private_folder(self._scratch)
-        with _held(self._scratch, fcntl.LOCK_EX):  # nobody looks at a folder between its making and its lock
-            for each in self._scratch.glob(f"{_SCRATCH}*"):
-                _remove_abandoned(each)
-            made = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._scratch))
-            own = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(own, fcntl.LOCK_EX)
-        try:
-            yield made
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-            os.close(own)
-
-    @contextmanager
     def _reached(self) -> Iterator[tuple[Any, str]]:
         """The file system, and the path of the URL in it."""
         self.check()
@@ -289,22 +258,6 @@ class _Remote(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
-
-
-@contextmanager
-def _held(folder: Path, how: int) -> Iterator[None]:
-    """Holds a lock on a folder. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, how)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    with suppress(OSError), _held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):  # BlockingIOError: its process lives
-        shutil.rmtree(folder)
 
 
 def store_of(config: Config, ids: Ids) -> Store:
@@ -393,8 +346,7 @@ class ExportFiles:
             parts = [self._part(export, number) for number in numbers]
             name = f"result-{generation}.{form.suffix}"
             with self._store.written(f"{export}/{name}") as out:
-                with self._store.scratch(export) as scratch:
-                    form.merge(out, parts, columns, scratch)
+                form.merge(out, parts, columns)
                 out.seek(0)
                 digest = hashlib.file_digest(out, "sha256").hexdigest()  # type: ignore[arg-type]
                 size = out.tell()

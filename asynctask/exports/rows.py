@@ -10,30 +10,34 @@ import csv
 import gzip
 import importlib.util
 import io
-import math
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cache
-from itertools import chain, islice
-from pathlib import Path
 from typing import IO, Any, Final
 from uuid import UUID
 
 import orjson
 
 from asynctask.errors import InputError, NormalException, not_installed
-from asynctask.lists.written_cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_text, sheet_value, unpacked
+from asynctask.ledger.base import chunks
+from asynctask.lists.workbook_writer import iter_workbook, table
+from asynctask.lists.written_cells import (
+    CELL_CHARS,
+    SHEET_COLUMNS,
+    SHEET_ROWS,
+    csv_cell,
+    guarded,
+    packed,
+    sheet_value,
+    unpacked,
+)
 
-MAX_SHEET_COLUMNS: Final = 16_384
-MAX_CELL: Final = 32_767
 _CHUNK: Final = 1 << 20
 _BATCH: Final = 1_000
-_PLAIN: Final = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
 
 
 class RowError(NormalException):
@@ -88,13 +92,13 @@ class Format:
         """Writes the rows of a shard; returns their number. Raises :class:`RowError`."""
         count = 0
         with self._packing(out) as packing:
-            for batch in _batches(rows):
+            for batch in chunks(rows, _BATCH):
                 packing.write(self._encode(batch, columns, count))
                 count += len(batch)
         return count
 
-    def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str], tmp: Path) -> None:
-        """Writes the file, in constant memory; ``tmp`` is a folder for temporary files. Raises :class:`RowError`."""
+    def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str]) -> None:
+        """Writes the file, in constant memory. Raises :class:`RowError`."""
         with self._packing(out) as packing:
             packing.write(self._head(columns))
         for part in parts:
@@ -124,17 +128,6 @@ class _Open:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _batches(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
-    batch: list[Sequence[Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 # -- csv: UTF-8 with a byte order mark, cells as in reports, but never cut
 
 
@@ -160,8 +153,7 @@ class Csv(Format):
 
 def _csv_value(value: Any) -> Any:
     if type(value) is str:
-        guarded = value.startswith(GUARDED) and not NEGATIVE.fullmatch(value)
-        return f"'{value}" if guarded else value
+        return guarded(value)
     if isinstance(value, Mapping | list | tuple):
         try:
             return orjson.dumps(value).decode()
@@ -227,9 +219,9 @@ class Xlsx(Format):
     media = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
 
     def check(self, columns: Sequence[str]) -> None:
-        if len(columns) > MAX_SHEET_COLUMNS:
+        if len(columns) > SHEET_COLUMNS:
             raise InputError(
-                f"a sheet has at most {MAX_SHEET_COLUMNS:,} columns, the export has {len(columns):,}: export as csv",
+                f"a sheet has at most {SHEET_COLUMNS:,} columns, the export has {len(columns):,}: export as csv",
                 code="invalid_format",
             )
 
@@ -243,44 +235,9 @@ class Xlsx(Format):
                 raise _bad_cell(number, row, columns, error) from None
         return b"".join(lines)
 
-    def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str], tmp: Path) -> None:
-        import xlsxwriter  # imported only for workbooks
-        from xlsxwriter.exceptions import XlsxFileError
-
-        with tempfile.TemporaryDirectory(prefix=".sheet-", dir=tmp) as folder:
-            book = xlsxwriter.Workbook(out, {"constant_memory": True, "tmpdir": folder, **_PLAIN})
-            book.use_zip64()
-            try:
-                _write_sheets(book, parts, columns)
-                book.close()
-            except XlsxFileError as error:
-                raise OSError(*error.args) from error
-            finally:
-                book.fileclosed = True  # closing an incomplete book would finish it
-                for sheet in book.worksheets():
-                    sheet._opt_close()
-
-
-def _write_sheets(book: Any, parts: Sequence[Part], columns: Sequence[str]) -> None:
-    formats = {kind: book.add_format({"num_format": pattern}) for kind, pattern in _PATTERNS.items()}
-    lines = _lines(parts)
-    for first in chain([next(lines, None)], lines):  # an export without rows has a sheet, too
-        sheets = len(book.worksheets())
-        sheet = book.add_worksheet(f"Rows {sheets + 1}" if sheets else "Rows")
-        sheet.freeze_panes(1, 0)
-        for column, name in enumerate(columns):
-            sheet.write_string(0, column, sheet_text(name))
-        for number, cells in enumerate(chain([first or []], islice(lines, SHEET_ROWS - 1)), 1):
-            for column, value in enumerate(cells):
-                _write_cell(sheet, number, column, value, formats)
-
-
-_PATTERNS: Final[Mapping[type, str]] = {
-    date: "yyyy-mm-dd",
-    datetime: "yyyy-mm-dd hh:mm:ss",
-    time: "hh:mm:ss",
-    timedelta: "[h]:mm:ss",
-}
+    def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str]) -> None:
+        for piece in iter_workbook(table("Rows", columns, _sheet_rows(parts), SHEET_ROWS)):
+            out.write(piece)
 
 
 def _bad_cell(number: int, row: Sequence[Any], columns: Sequence[str], error: Exception) -> RowError:
@@ -296,8 +253,8 @@ def _sheet_cell(value: Any) -> Any:
     if isinstance(value, Mapping | list | tuple):
         value = orjson.dumps(value).decode()
     if isinstance(value, str):
-        if len(value) > MAX_CELL // 2 and len(value.encode("utf-16-le")) // 2 > MAX_CELL:
-            raise ValueError(f"a cell holds at most {MAX_CELL:,} characters, here are {len(value):,}: export as csv")
+        if len(value) > CELL_CHARS // 2 and len(value.encode("utf-16-le")) // 2 > CELL_CHARS:
+            raise ValueError(f"a cell holds at most {CELL_CHARS:,} characters, here are {len(value):,}: export as csv")
         value.encode()
         if "\ufffe" in value or "\uffff" in value or "\0" in value:
             raise ValueError("the text holds a character that no workbook can")
@@ -308,24 +265,11 @@ def _sheet_cell(value: Any) -> Any:
     return value if value is None or isinstance(value, str | bool | int | float) else packed(value)
 
 
-def _lines(parts: Sequence[Part]) -> Iterator[list[Any]]:
+def _sheet_rows(parts: Sequence[Part]) -> Iterator[list[Any]]:
     for part in parts:
         with part.open() as body:
             for line in body:
-                yield orjson.loads(line)
-
-
-def _write_cell(sheet: Any, row: int, column: int, value: Any, formats: Mapping[type, Any]) -> None:
-    kind = type(value)
-    if kind is str:
-        sheet.write_string(row, column, sheet_text(value) if value[:1] == "<" else value)
-    elif kind is int or (kind is float and math.isfinite(value)):
-        sheet.write_number(row, column, value)
-    elif kind is bool:
-        sheet.write_boolean(row, column, value)
-    elif kind is dict:
-        found = unpacked(value)
-        sheet.write_datetime(row, column, found, formats[type(found)])
+                yield [unpacked(value) if type(value) is dict else value for value in orjson.loads(line)]
 
 
 # -- parquet: parts are record batches of Arrow, the merge writes them as row groups of one schema
@@ -354,7 +298,7 @@ class Parquet(Format):
 
         kinds: list[str | None] = [None] * len(columns)
         count = 0
-        for batch in _batches(rows):
+        for batch in chunks(rows, _BATCH):
             arrays = []
             for at, name in enumerate(columns):
                 kinds[at], array = _typed([row[at] for row in batch], kinds[at], name, count)
@@ -371,7 +315,7 @@ class Parquet(Format):
         out.write(tail + _LENGTH.pack(len(tail)))
         return count
 
-    def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str], tmp: Path) -> None:
+    def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -629,8 +629,7 @@ def _kept_item(worker: Worker, item: Any, own: Sequence[Any]) -> Any:
             return own[0]
     found = worker.shape.validate(RawRow(1, item), None)
     if isinstance(found, Refused):
-        said = "; ".join(f"{each.column}: {each.message}" if each.column else each.message for each in found.problems)
-        raise InputError(f"the job cannot send this item under its own id: {said}", code="invalid_item")
+        raise found.error("the job cannot send this item under its own id")
     return found.values
 
 

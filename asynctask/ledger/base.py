@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import orjson
 import sqlalchemy as sa
@@ -168,13 +169,17 @@ def stamp(at: int, status: str, message: str, attempt: int, row: int | None = No
     return entry
 
 
+T = TypeVar("T")
+
 BATCH: Final = 1_000
 """Rows of one statement, or of one transaction that holds SQLite's only write lock."""
 
 
-def chunks(values: Sequence[Any], size: int = BATCH) -> Iterable[Sequence[Any]]:
-    """Slices of at most ``size``."""
-    return (values[i : i + size] for i in range(0, len(values), size))
+def chunks(values: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
+    """Lists of at most ``size``, as they are asked for."""
+    rest = iter(values)
+    while part := list(islice(rest, size)):
+        yield part
 
 
 PURGING: Final = "purge"

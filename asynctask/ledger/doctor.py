@@ -59,7 +59,6 @@ _KEPT = sa.select(_t.id).where(sa.func.coalesce(_t.turning, "") != PURGING).orde
 _PAGE = 5_000
 _REPAIRED = "counts repaired"
 _REPAIRABLE = ("counts", "errors", "corrections")
-_COMPARED = ("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled", "retrying", "jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ def _agrees(record: EventRecord) -> bool:
 def _compare(task: dict[str, Any], stored: Delta, truth: Delta) -> list[Finding]:
     wrong = [
         f"{name} says {getattr(stored, name)}, rows say {getattr(truth, name)}"
-        for name in _COMPARED
+        for name in COUNTS
         if getattr(stored, name) != getattr(truth, name)
     ]
     if task["created_jobs"] != truth.jobs:

@@ -57,7 +57,7 @@ from asynctask.messages import SECRET, is_storable, masked
 
 _t, _e, _x, _n, _l = tasks.c, events.c, task_errors.c, task_tallies.c, loans.c
 
-Take = Callable[[Iterator[dict[str, Any]]], list[Any]]
+Take = Callable[[Iterator[Any]], list[Any]]
 """What becomes of the rows of a page: ``list``, or a reader that ends the page by its size. The rows are read as it takes
 them."""
 
@@ -501,7 +501,8 @@ _LISTED = sa.select(
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))  # fmt: skip
 
 
-def _condition(set_name: str, now: int) -> Any:
+def in_list(set_name: str, now: int) -> Any:
+    """The condition that a job is in a list."""
     if set_name == DEAD:
         return _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
     waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
@@ -519,7 +520,7 @@ def listed_ids(
 ) -> list[tuple[int, int]]:
     """(when it is due or died, Event id) of jobs of a list: first due first, or last dead first; with ``text``, those with
     it in their id, worker, parameters or options (no wildcards), among the first 100,000."""
-    listed: Any = _SEARCHED.where(_condition(set_name, now)).order_by(*_order(set_name))
+    listed: Any = _SEARCHED.where(in_list(set_name, now)).order_by(*_order(set_name))
     c: Any = _e
     if text is not None:
         position = sa.func.strpos if connection.dialect.name == "postgresql" else sa.func.instr
@@ -539,14 +540,14 @@ def listed_rows(database: Database, event_ids: Sequence[int]) -> Iterator[dict[s
 
 def count(connection: Connection, set_name: str, now: int) -> int:
     """The length of a list; 100,000 may mean more."""
-    first = sa.select(_e.id).where(_condition(set_name, now)).limit(COUNTED).subquery()
+    first = sa.select(_e.id).where(in_list(set_name, now)).limit(COUNTED).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(first)).scalar_one())
 
 
-def find(connection: Connection, set_name: str, now: int, job_ids: Sequence[str]) -> dict[str, int]:
-    """job id -> Event id, of those of these jobs that are in a list."""
+def find(connection: Connection, where: Any, job_ids: Sequence[str]) -> dict[str, int]:
+    """job id -> Event id, of those of these jobs that are in a list (:func:`in_list`) or queue (:func:`in_queue`)."""
     named = among(connection, _e.job_id, list(job_ids))
-    found = connection.execute(sa.select(_e.job_id, _e.id).where(named, _condition(set_name, now)))
+    found = connection.execute(sa.select(_e.job_id, _e.id).where(named, where))
     return {str(job_id): int(i) for job_id, i in found}
 
 
@@ -565,9 +566,9 @@ def performers(connection: Connection, event_ids: Iterable[int]) -> dict[int, tu
     return {int(i): (str(worker or ""), str(queue or "")) for i, worker, queue in rows}
 
 
-def ids(connection: Connection, set_name: str, now: int, *, after: int, limit: int) -> list[int]:
-    """Event ids of a list by id, after ``after``: to visit all of it once."""
-    found = sa.select(_e.id).where(_condition(set_name, now), _e.id > after).order_by(_e.id).limit(limit)
+def ids(connection: Connection, where: Any, *, after: int, limit: int) -> list[int]:
+    """Event ids of a list or queue by id, after ``after``: to visit all of it once."""
+    found = sa.select(_e.id).where(where, _e.id > after).order_by(_e.id).limit(limit)
     return [int(i) for (i,) in connection.execute(found)]
 
 
@@ -1024,14 +1025,8 @@ def _turn_one(
 
 def dead_tasks(connection: Connection, now: int, *, limit: int = 1_000) -> list[tuple[int, int]]:
     """Tasks with jobs that ended in error, and how many."""
-    found = sa.select(_e.task_id, sa.func.count()).where(_condition(DEAD, now), _e.task_id.is_not(None))
+    found = sa.select(_e.task_id, sa.func.count()).where(in_list(DEAD, now), _e.task_id.is_not(None))
     return [(int(i), int(n)) for i, n in connection.execute(found.group_by(_e.task_id).order_by(_e.task_id).limit(limit))]
-
-
-def alone_dead(connection: Connection, now: int, *, after: int, limit: int) -> list[int]:
-    """Event ids of jobs without a Task that ended in error, after ``after``."""
-    found = sa.select(_e.id).where(_condition(DEAD, now), _e.task_id.is_(None), _e.id > after).order_by(_e.id).limit(limit)
-    return [int(i) for (i,) in connection.execute(found)]
 
 
 def retry_one(ledger: Ledger, event_id: int, *, who: str = "", refused_too: bool = False) -> bool:
@@ -1149,8 +1144,9 @@ _AHEAD: Final = 1_000
 """The oldest jobs of a queue, among which the next one is looked for, as a borrow does."""
 
 _QUEUE: Final[Any] = sa.func.coalesce(_e.queue, "default")
-_IS_UNTRACKED: Final = _e.task_id.is_(None) & (_e["items"] == 0)
-_WAITS_UNTRACKED: Final = _IS_UNTRACKED & (_e.status == str(Status.ENQUEUE)) & (_e.due_at <= sa.bindparam("now"))
+IS_ALONE: Final = _e.task_id.is_(None)
+IS_UNTRACKED: Final = IS_ALONE & (_e["items"] == 0)
+_WAITS_UNTRACKED: Final = IS_UNTRACKED & (_e.status == str(Status.ENQUEUE)) & (_e.due_at <= sa.bindparam("now"))
 _HEAD: Final = sa.func.substr(_e.options, 1, 64)  # the priority comes first
 
 
@@ -1218,18 +1214,9 @@ def untracked_rows(database: Database, event_ids: Sequence[int]) -> Iterator[dic
     return fetch_wide(database, _SHOWN_UNTRACKED, _e.id, (_e.params,), event_ids)
 
 
-def find_untracked(connection: Connection, queue: str, now: int, job_ids: Collection[str]) -> dict[str, int]:
-    """job id -> id of the row, of those of these jobs that wait in a queue."""
-    named = sa.select(_e.job_id, _e.id).where(
-        _WAITS_UNTRACKED, queue == _QUEUE, among(connection, _e.job_id, list(job_ids))
-    )
-    return {str(job_id): int(i) for job_id, i in connection.execute(named, {"now": now})}
-
-
-def untracked_ids(connection: Connection, queue: str, now: int, *, after: int, limit: int) -> list[int]:
-    """Ids of the jobs that wait in a queue, after ``after``: to visit all of them once."""
-    found = sa.select(_e.id).where(_WAITS_UNTRACKED, queue == _QUEUE, _e.id > after).order_by(_e.id).limit(limit)
-    return [int(i) for (i,) in connection.execute(found, {"now": now})]
+def in_queue(queue: str, now: int) -> Any:
+    """The condition that an untracked job waits in a queue."""
+    return IS_UNTRACKED & (_e.status == str(Status.ENQUEUE)) & (_e.due_at <= now) & (queue == _QUEUE)
 
 
 def reschedule(ledger: Ledger, event_id: int, at: int) -> bool:
@@ -1261,15 +1248,8 @@ def delete_dead(ledger: Ledger, event_ids: Collection[int]) -> int:
 @repeatable
 def _delete_dead(ledger: Ledger, event_ids: Sequence[int]) -> int:
     with ledger.database.write() as connection:
-        is_dead = _IS_UNTRACKED & (_e.status == str(Status.ERROR))
+        is_dead = IS_UNTRACKED & (_e.status == str(Status.ERROR))
         return connection.execute(events.delete().where(among(connection, _e.id, event_ids), is_dead)).rowcount
-
-
-def untracked_dead(connection: Connection, *, after: int, limit: int) -> list[int]:
-    """Ids of the dead untracked jobs, after ``after``: to visit all of them once."""
-    is_dead = _IS_UNTRACKED & _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
-    found = sa.select(_e.id).where(is_dead, _e.id > after).order_by(_e.id).limit(limit)
-    return [int(i) for (i,) in connection.execute(found)]
 
 
 # -- processes and queues

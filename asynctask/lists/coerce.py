@@ -90,8 +90,13 @@ def allows_none(annotation: Any) -> bool:
 
 def kind_of(annotation: Any) -> Any:
     """The single type of an annotation without None and wrappers: ``int``, ``Decimal``, ``date``...; None for any other."""
-    found = [each for each in members(annotation) if each not in (None, type(None))]
+    found = kinds_of(annotation)
     return _kind(found[0]) if len(found) == 1 else None
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    """The alternatives of an annotation but None."""
+    return [each for each in members(annotation) if each not in (None, type(None))]
 
 
 def _with_points() -> int:
@@ -126,7 +131,7 @@ def coercer_for(annotation: Any, *, sheet: bool, notation: Notation | None = Non
 
 def is_number(annotation: Any) -> bool:
     """Whether every alternative but None is a number, of one type or several."""
-    found = [each for each in members(annotation) if each not in (None, type(None))]
+    found = kinds_of(annotation)
     return bool(found) and all(_kind(each) in _NUMBERS for each in found)
 
 

@@ -26,6 +26,7 @@ from asynctask.lists.coerce import (
     coercer_for,
     is_number,
     kind_of,
+    kinds_of,
     members,
     own_syntax,
     text_of_cell,
@@ -59,6 +60,11 @@ class Refused:
     values: dict[str, Any]
     number: int | None = None
 
+    def error(self, what: str) -> InputError:
+        """The error for an item that is alone: ``what`` it means, and every problem."""
+        said = "; ".join(f"{each.column}: {each.message}" if each.column else each.message for each in self.problems)
+        return InputError(f"{what}: {said}", code="invalid_item", errors=self.problems)
+
 
 @dataclass(frozen=True, slots=True)
 class _Column:
@@ -83,6 +89,11 @@ class Binding:
     def fields(self) -> dict[str, str]:
         """Header -> field."""
         return {column.header: column.field for column in self.columns}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Field -> header."""
+        return {column.field: column.header for column in self.columns}
 
 
 class UnfitItem(ValueError):
@@ -849,8 +860,7 @@ def is_secret_text(annotation: Any) -> bool:
     """Whether an annotation is ``SecretStr`` or ``SecretBytes``, or one of them or None."""
     from pydantic import SecretBytes, SecretStr  # with a model, pydantic is loaded already
 
-    kinds = [each for each in members(annotation) if each not in (None, type(None))]
-    return all(isinstance(each, type) and issubclass(each, SecretStr | SecretBytes) for each in kinds)
+    return all(isinstance(each, type) and issubclass(each, SecretStr | SecretBytes) for each in kinds_of(annotation))
 
 
 def _is_secret(annotation: Any) -> bool:

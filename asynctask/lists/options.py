@@ -24,7 +24,7 @@ from asynctask.errors import InputError, Problem
 from asynctask.iterable import AUTO, MAX_CHUNK
 from asynctask.lists.problems import fault, from_pydantic
 from asynctask.messages import is_storable
-from asynctask.worker import as_callback
+from asynctask.worker import MAX_PRIORITY, as_callback, is_priority
 
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
@@ -83,11 +83,15 @@ def _names(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+NAME_SCHEMA: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}
+"""The schema of one name."""
+
+
 def listed_or_text(*kinds: str) -> WithJsonSchema:
     """How the API's document describes ``unique``, which is sent as one or more of ``text`` and ``list``."""
     schemas: dict[str, Any] = {
         "text": {"type": "string", "minLength": 1, "maxLength": 5_200, "pattern": NAMES},
-        "list": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}},
+        "list": {"type": "array", "items": NAME_SCHEMA},
     }
     return WithJsonSchema({"anyOf": [*(schemas[kind] for kind in kinds), {"type": "null"}]})
 
@@ -126,7 +130,7 @@ ChunkSize = Annotated[
 ]
 TaskId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(whole_number)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
-Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
+Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), BeforeValidator(whole_number)]
 Tolerated = Annotated[
     str,
     BeforeValidator(_tolerated),
@@ -139,18 +143,19 @@ Tolerated = Annotated[
         }
     ),
 ]
-_NAME: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}
 _CALLED: Final[dict[str, Any]] = {
     "type": "object",
-    "properties": {"worker": _NAME, "args": {"type": "array", "items": {}}},
+    "properties": {"worker": NAME_SCHEMA, "args": {"type": "array", "items": {}}},
     "required": ["worker"],
     "additionalProperties": False,
 }
 _as_callback = PlainValidator(lambda said: None if said is None else as_callback(said))
-CallbackOption = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [_NAME, _CALLED, {"type": "null"}]})]
+CallbackOption = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [NAME_SCHEMA, _CALLED, {"type": "null"}]})]
 """A :class:`~asynctask.worker.Callback`."""
 
-CallbackText = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [{**_NAME, "maxLength": 10_000}, {"type": "null"}]})]
+CallbackText = Annotated[
+    Any, _as_callback, WithJsonSchema({"anyOf": [{**NAME_SCHEMA, "maxLength": 10_000}, {"type": "null"}]})
+]
 """The same in a query or a form: a name, or the object as JSON."""
 
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
@@ -247,10 +252,8 @@ def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
         interval = changes["interval"]
         if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 <= interval <= MAX_INTERVAL_S:
             raise InputError(f"interval must be a number of seconds from 0 to {MAX_INTERVAL_S}; 0 for none")
-    if "priority" in changes:
-        priority = changes["priority"]
-        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
-            raise InputError("priority must be a whole number from -1000000 to 1000000; smaller runs first")
+    if "priority" in changes and not is_priority(changes["priority"]):
+        raise InputError(f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}; smaller runs first")
     if "title" in changes and (not isinstance(changes["title"], str) or len(changes["title"]) > 255):
         raise InputError("title must be text of at most 255 characters")
     if not is_storable(changes.get("title", "")):

@@ -383,7 +383,7 @@ class _Keyed:
 
     def __init__(self, shape: ItemShape, binding: Binding | None, key: str | None) -> None:
         self._shape, self._key = shape, key
-        self._names = {field: header for header, field in binding.fields.items()} if binding else {}
+        self._names = binding.headers if binding else {}
 
     def validate(self, raw: RawRow, binding: Binding | None, compared: Sequence[str] = ()) -> NewItem | Refused:
         """The row as the shape takes it, with its key."""
@@ -550,7 +550,7 @@ class Twins:
         self._unique = tuple(unique)
         self._shape = shape
         self._binding = binding
-        headers = {field: header for header, field in binding.fields.items()} if binding else {}
+        headers = binding.headers if binding else {}
         self._names = {field: headers.get(field, field) for field in self._unique}
         self._plain = {field: _PLAIN.get(shape.kind(field)) for field in self._unique}
         self._first = FirstRows()

@@ -108,7 +108,7 @@ class Uploads:
                     out.write(chunk)
                 out.flush()
                 os.fsync(out.fileno())
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise Unavailable(f"the upload could not be written to {self._folder}: {error.strerror}") from error
@@ -207,7 +207,7 @@ def _not_json(items: Any, error: TypeError) -> InputError:
     return InputError(f"the items cannot be kept as JSON: {error}", code="not_json")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """The directory entry of a new file is durable only once its folder is synced."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

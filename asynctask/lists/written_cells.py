@@ -15,7 +15,6 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from html import escape
 from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
@@ -29,6 +28,9 @@ from asynctask.worker import is_model
 
 SHEET_ROWS: Final = 1_048_575
 """The rows of a sheet without its header."""
+SHEET_COLUMNS: Final = 16_384
+CELL_CHARS: Final = 32_767
+"""The UTF-16 code units of a cell."""
 
 # -- as JSON
 
@@ -209,13 +211,12 @@ def unpacked(value: dict[str, Any]) -> Any:
 
 ERROR_CELLS: Final = frozenset({"#DIV/0!", "#N/A", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"})
 """The error values that every spreadsheet has; others become text."""
-_MAX_TEXT: Final = 32_767
 _EXACT_DIGITS: Final = 15
 _FIRST_DAY: Final = date(1900, 3, 1)
 """Excel's days before it are off by one."""
 _NO_CHARACTERS: Final = re.compile("[\x00\ud800-\udfff\ufffe\uffff]")
-GUARDED: Final = (*FORMULA_STARTS, "'")
-NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
+_GUARDED: Final = (*FORMULA_STARTS, "'")
+_NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
 """Negative numbers as a spreadsheet reads them exactly."""
 
 
@@ -239,14 +240,18 @@ def csv_cell(value: Any) -> str | float | None:
         return value.isoformat()
     if isinstance(value, timedelta):
         return span_text(value)
-    text = _shown(value)
-    return f"'{text}" if text.startswith(GUARDED) and not NEGATIVE.fullmatch(text) else text
+    return guarded(_shown(value))
+
+
+def guarded(text: str) -> str:
+    """A text of a CSV file, with ``'`` in front if a spreadsheet could take it for a formula."""
+    return f"'{text}" if text.startswith(_GUARDED) and not _NEGATIVE.fullmatch(text) else text
 
 
 def sheet_value(value: Any) -> Any:
     """A value of a type that a workbook has: None, bool, int, float, Decimal, date, datetime, time, timedelta or text.
 
-    Also :class:`CellError`, of :data:`ERROR_CELLS` only. A text must still pass :func:`sheet_text`.
+    Also :class:`CellError`, of :data:`ERROR_CELLS` only.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -269,15 +274,6 @@ def sheet_value(value: Any) -> Any:
     return _shown(value)
 
 
-def sheet_text(text: str) -> str:
-    """A text for XlsxWriter, escaped if between ``<r>`` and ``</r>``, which XlsxWriter writes as rich text."""
-    text = cut(text)
-    if text.startswith("<r>") and text.endswith("</r>"):
-        marked = f'<r><t xml:space="preserve">{escape(text, quote=False)}</t></r>'
-        return marked if len(marked) <= _MAX_TEXT else text[:-1] + "…"
-    return text
-
-
 def _shown(value: Any) -> str:
     """A value as text, lists and objects as JSON; cut to the size of a cell."""
     if isinstance(value, Mapping | list | tuple):
@@ -288,9 +284,9 @@ def _shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """``text`` without non-characters, cut with an ellipsis at 32,767 UTF-16 code units, a spreadsheet's limit."""
+    """``text`` without non-characters, cut with an ellipsis at :data:`CELL_CHARS`."""
     if not text.isprintable():
         text = _NO_CHARACTERS.sub("\ufffd", text)
-    if len(text) * 2 <= _MAX_TEXT or len(text.encode("utf-16-le")) // 2 <= _MAX_TEXT:
+    if len(text) * 2 <= CELL_CHARS or len(text.encode("utf-16-le")) // 2 <= CELL_CHARS:
         return text
-    return text.encode("utf-16-le")[: (_MAX_TEXT - 1) * 2].decode("utf-16-le", "ignore") + "…"
+    return text.encode("utf-16-le")[: (CELL_CHARS - 1) * 2].decode("utf-16-le", "ignore") + "…"

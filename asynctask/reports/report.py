@@ -20,8 +20,10 @@ from asynctask.lists.items import ItemShape
 from asynctask.lists.problems import render
 from asynctask.lists.readers import Limits, Source
 from asynctask.lists.readers.base import normalise
+from asynctask.lists.readers.workbook import column_index
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import ListFile, Uploads, list_file
+from asynctask.lists.written_cells import SHEET_COLUMNS
 from asynctask.logs import get_logger
 from asynctask.messages import MASK
 from asynctask.reports.files import ReportRow
@@ -39,7 +41,6 @@ _FAILED = (Status.FAILED, Status.ERROR)
 _WITH_REJECTS = frozenset({"failed", "rejected", "all"})
 _PAGE = 500
 _ALIVE_EVERY = 500
-_MAX_NAMES = 16_384
 _NO_MORE = 2**63
 
 
@@ -127,7 +128,7 @@ def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
     if shape is None or shape.model is None:
         return {}
     try:
-        return {field: header for header, field in shape.bind(headers).fields.items()}
+        return shape.bind(headers).headers
     except InputError:
         return {}
 
@@ -215,10 +216,10 @@ class _LedgerRows:
         if not names:
             for event in self._events(params=True):
                 names.update(dict.fromkeys(self._cells(event.params)))
-                if len(names) > _MAX_NAMES:
+                if len(names) > SHEET_COLUMNS:
                     break
         for reject in self._rejects(cells=True):
-            if len(names) > _MAX_NAMES:
+            if len(names) > SHEET_COLUMNS:
                 break
             names.update(dict.fromkeys(self._cells(reject.cells)))
         return list(names)
@@ -336,7 +337,7 @@ class Original:
             for number, values in _original_cells(self._opened, quiet=True) if known is None else ():
                 if number % _ALIVE_EVERY_READ == 0:
                     alive()
-                if values.keys() - names.keys() and len(names) < _MAX_NAMES:
+                if values.keys() - names.keys() and len(names) < SHEET_COLUMNS:
                     names.update(dict.fromkeys(values))
             self.headers: tuple[str, ...] = tuple(_all_columns(self._opened, list(names)))
             self._stack = stack.pop_all()
@@ -394,14 +395,6 @@ def _all_columns(source: Source, names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in known:
             if (match := _COLUMN.fullmatch(name)) is not None:
-                at[name] = _place(match[1])
+                at[name] = column_index(match[1])
             headers.append(name)
     return sorted(headers, key=lambda name: at[name]) if len(at) == len(headers) else headers
-
-
-def _place(letters: str) -> int:
-    """The index of a column; A is 0."""
-    place = 0
-    for letter in letters:
-        place = place * 26 + ord(letter) - 64
-    return place - 1

@@ -8,19 +8,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
+from itertools import zip_longest
 from typing import Any, Final, get_args
 
 import pydantic
-import xlsxwriter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic.fields import FieldInfo
+from xlsxwriter.utility import xl_range_formula
 
 from asynctask.errors import Conflict, InputError
 from asynctask.lists.items import ItemShape
-from asynctask.lists.written_cells import SHEET_ROWS, csv_cell, cut, sheet_text, sheet_value
+from asynctask.lists.options import whole_number
+from asynctask.lists.workbook_writer import Cell, Sheet, iter_workbook
+from asynctask.lists.written_cells import SHEET_COLUMNS, SHEET_ROWS, csv_cell, cut
 from asynctask.worker import Worker
 
-_MAX_COLUMNS: Final = 16_384
 _DAY: Final = date(2026, 3, 5)
 _CLOCK: Final = time(14, 30)
 _FORMATS: Final = {"date": "date", "date-time": "datetime", "time": "time", "duration": "duration"}
@@ -74,7 +76,7 @@ def make_template(worker: Worker) -> Template:
             f"worker {worker.name!r} takes any row, so there are no columns that a template could name;"
             " upload a sheet with headers of your own, or have its items described by a pydantic model"
         )
-    if len(model.model_fields) > _MAX_COLUMNS:
+    if len(model.model_fields) > SHEET_COLUMNS:
         raise NoTemplate(f"the items of worker {worker.name!r} have more fields than a sheet can have columns")
     headers = _headers(model, worker.shape if isinstance(worker.shape, ItemShape) else ItemShape(model))
     schema = _schema(model)
@@ -118,7 +120,7 @@ def _model_example(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def _column(name: str, info: FieldInfo, header: str, schema: Mapping[str, Any], example: Mapping[str, Any]) -> Column:
     flat = _flat(schema.get("properties", {}).get(name, {}), schema.get("$defs", {}), decimal=_is_decimal(info.annotation))
     kind, choices = _kind(flat)
-    limits = {key: _plain(flat[key]) for key in _LIMITS if flat.get(key) is not None}
+    limits = {key: whole_number(flat[key]) for key in _LIMITS if flat.get(key) is not None}
     given = example.get(name, example.get(header))
     if given is None:
         given = next((each for each in flat.get("examples") or () if each is not None), None)
@@ -129,11 +131,6 @@ def _column(name: str, info: FieldInfo, header: str, schema: Mapping[str, Any], 
     return Column(
         header, name, kind, info.is_required(), choices, limits, description, _typed(kind, default), _typed(kind, given)
     )
-
-
-def _plain(limit: Any) -> Any:
-    """1000.0 as 1000."""
-    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _is_decimal(annotation: Any) -> bool:
@@ -242,9 +239,6 @@ _MAX_CHOICES: Final = 100_000
 _MAX_MESSAGE: Final = 255
 _MAX_COMMENT: Final = 2_000
 _SHOWN_CHOICES: Final = 20
-_OPTIONS: Final = {
-    "in_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False,
-}  # fmt: skip
 
 
 def template_csv(template: Template) -> bytes:
@@ -260,50 +254,45 @@ def template_xlsx(template: Template, locale: str = "en") -> bytes:
 
     The first sheet has the header row only, so that an upload contains only the user's rows.
     """
-    buffer = io.BytesIO()
-    book = xlsxwriter.Workbook(buffer, dict(_OPTIONS))
-    words = TEXTS.get(locale, TEXTS["en"])
-    _Book(book, template, words).write()
-    book.close()
-    return buffer.getvalue()
+    return b"".join(iter_workbook(_Book(template, TEXTS.get(locale, TEXTS["en"])).sheets()))
+
+
+_HEADER: Final = {"bold": True, "border": 1, "text_wrap": True, "valign": "top"}
+_REQUIRED: Final = {**_HEADER, "bg_color": "#1F4E79", "font_color": "#FFFFFF"}
+_OPTIONAL: Final = {**_HEADER, "bg_color": "#DDEBF7"}
+_BOLD: Final = {"bold": True, "font_size": 14}
+_WRAPPED: Final = {"text_wrap": True, "valign": "top"}
+
+
+def _header(column: Column) -> Cell:
+    return Cell(column.header, _REQUIRED if column.required else _OPTIONAL)
 
 
 class _Book:
-    def __init__(self, book: Any, template: Template, words: Mapping[str, str]) -> None:
-        self._book, self._template, self._words = book, template, words
-        self._rows, self._help = book.add_worksheet(words["rows"]), book.add_worksheet(words["help"])
-        self._lists: Any = None
-        self._list_count = 0
-        header = {"bold": True, "border": 1, "text_wrap": True, "valign": "top"}
-        self._required = book.add_format({**header, "bg_color": "#1F4E79", "font_color": "#FFFFFF"})
-        self._optional = book.add_format({**header, "bg_color": "#DDEBF7"})
-        self._bold = book.add_format({"bold": True, "font_size": 14})
-        self._wrapped = book.add_format({"text_wrap": True, "valign": "top"})
-        self._formats = {pattern: book.add_format({"num_format": pattern}) for pattern in {*_CELL_FORMATS.values()}}
-        self._shown = {
-            kind: book.add_format({"num_format": pattern, "valign": "top", "align": "left"})
-            for kind, pattern in _CELL_FORMATS.items()
-        }
+    def __init__(self, template: Template, words: Mapping[str, str]) -> None:
+        self._template, self._words = template, words
+        self._lists: list[tuple[Any, ...]] = []
+        """The columns of the hidden sheet."""
+        self._rules = list(map(self._rule_of, template.columns))
 
-    def write(self) -> None:
-        self._rows.freeze_panes(1, 0)
-        for index, column in enumerate(self._template.columns):
-            self._add_column(index, column)
-        self._write_help()
-        self._rows.activate()
+    def sheets(self) -> Iterator[Sheet]:
+        columns = self._template.columns
+        formats = [_pattern(column) for column in columns]
+        widths = [
+            (min(max(len(column.header) + 4, 14), 60), {"num_format": pattern} if pattern else {})
+            for column, pattern in zip(columns, formats, strict=True)
+        ]
+        yield Sheet(self._words["rows"], [list(map(_header, columns))], widths, self._furnish)
+        yield Sheet(self._words["help"], self._help_rows(), [(28, {}), *[(22, {})] * 6])
+        if self._lists:
+            yield Sheet(_LISTS, zip_longest(*self._lists), (), lambda made, _: made.hide())
 
-    def _add_column(self, index: int, column: Column) -> None:
-        sheet, width = self._rows, min(max(len(column.header) + 4, 14), 60)
-        pattern = _pattern(column)
-        sheet.set_column(index, index, width, self._formats.get(pattern))
-        sheet.write_string(0, index, sheet_text(column.header), self._required if column.required else self._optional)
-        sheet.write_comment(0, index, cut(self._comment(column))[:_MAX_COMMENT], {"x_scale": 2, "y_scale": 1.5})
-        rule = self._rule(column)
-        if rule:
-            text = f"{column.header}: {self._limits(column)}"
-            message = {"error_title": self._words["refused"][:32], "error_message": cut(text)[:_MAX_MESSAGE]}
-            rule = message | rule
-            sheet.data_validation(1, index, SHEET_ROWS, index, rule)
+    def _furnish(self, sheet: Any, _: int) -> None:
+        sheet.freeze_panes(1, 0)
+        for index, (column, rule) in enumerate(zip(self._template.columns, self._rules, strict=True)):
+            sheet.write_comment(0, index, cut(self._comment(column))[:_MAX_COMMENT], {"x_scale": 2, "y_scale": 1.5})
+            if rule:
+                sheet.data_validation(1, index, SHEET_ROWS, index, dict(rule))
 
     def _comment(self, column: Column) -> str:
         must = self._words["required" if column.required else "optional"]
@@ -311,6 +300,11 @@ class _Book:
 
     def _limits(self, column: Column) -> str:
         return ", ".join([self._words[column.kind], *_limits(column, self._words)])
+
+    def _rule_of(self, column: Column) -> dict[str, Any]:
+        rule = self._rule(column)
+        text = cut(f"{column.header}: {self._limits(column)}")[:_MAX_MESSAGE]
+        return {"error_title": self._words["refused"][:32], "error_message": text} | rule if rule else {}
 
     def _rule(self, column: Column) -> dict[str, Any]:
         """The data validation of a column: it refuses only what the reader would refuse too."""
@@ -347,44 +341,39 @@ class _Book:
         plain = all(text == text.strip() and text and not set(text) & set(',"\n') for text in texts)
         if plain and not texts[0].startswith("=") and len(",".join(texts)) <= _MAX_INLINE:
             return texts
-        if self._lists is None:
-            self._lists = self._book.add_worksheet(_LISTS)
-            self._lists.hide()
-        column, self._list_count = self._list_count, self._list_count + 1
-        for row, choice in enumerate(choices):
-            _write(self._lists, row, column, choice)
-        return "=" + xlsxwriter.utility.xl_range_formula(_LISTS, 0, column, len(choices) - 1, column)
+        self._lists.append(choices)
+        column = len(self._lists) - 1
+        return "=" + xl_range_formula(_LISTS, 0, column, len(choices) - 1, column)
 
-    def _write_help(self) -> None:
-        sheet, words, template = self._help, self._words, self._template
-        sheet.set_column(0, 0, 28)
-        sheet.set_column(1, 6, 22)
-        _write(sheet, 0, 0, words["title"].format(worker=template.worker), self._bold)
-        _write(sheet, 1, 0, " ".join(template.doc.split()))
-        _write(sheet, 2, 0, words["hint"])
+    def _help_rows(self) -> Iterator[list[Any]]:
+        words, template = self._words, self._template
+        yield [Cell(words["title"].format(worker=template.worker), _BOLD)]
+        yield [" ".join(template.doc.split())]
+        yield [words["hint"]]
+        yield []
         names = ("column", "required", "type", "allowed", "default", "example", "description")
-        for index, name in enumerate(names):
-            _write(sheet, 4, index, words[name], self._optional)
-        for row, column in enumerate(template.columns, 5):
-            self._help_line(row, column)
-        row = len(template.columns) + 6
-        _write(sheet, row, 0, words["examples"], self._bold)
-        for index, column in enumerate(template.columns):
-            _write(sheet, row + 1, index, column.header, self._required if column.required else self._optional)
-            _write(sheet, row + 2, index, self._shown_value(column.example), self._shown.get(column.kind))
+        yield [Cell(words[name], _OPTIONAL) for name in names]
+        yield from map(self._help_row, template.columns)
+        yield []
+        yield [Cell(words["examples"], _BOLD)]
+        yield list(map(_header, template.columns))
+        yield [self._value(column, column.example) for column in template.columns]
 
-    def _help_line(self, row: int, column: Column) -> None:
-        words, sheet = self._words, self._help
-        _write(sheet, row, 0, column.header, self._wrapped)
-        _write(sheet, row, 1, words["yes" if column.required else "no"], self._wrapped)
-        _write(sheet, row, 2, words[column.kind], self._wrapped)
-        _write(sheet, row, 3, ", ".join(_limits(column, words)), self._wrapped)
-        _write(sheet, row, 4, self._shown_value(column.default), self._shown.get(column.kind))
-        _write(sheet, row, 5, self._shown_value(column.example), self._shown.get(column.kind))
-        _write(sheet, row, 6, column.description, self._wrapped)
+    def _help_row(self, column: Column) -> list[Any]:
+        words = self._words
+        said = (
+            column.header,
+            words["yes" if column.required else "no"],
+            words[column.kind],
+            ", ".join(_limits(column, words)),
+        )
+        values = [self._value(column, column.default), self._value(column, column.example)]
+        return [*(Cell(text, _WRAPPED) for text in said), *values, Cell(column.description, _WRAPPED)]
 
-    def _shown_value(self, value: Any) -> Any:
-        return self._words["yes" if value else "no"] if isinstance(value, bool) else value
+    def _value(self, column: Column, value: Any) -> Cell:
+        pattern = _CELL_FORMATS.get(column.kind)
+        shown = self._words["yes" if value else "no"] if isinstance(value, bool) else value
+        return Cell(shown, {"num_format": pattern, "valign": "top", "align": "left"} if pattern else {})
 
 
 def _pattern(column: Column) -> str:
@@ -441,21 +430,6 @@ def _range(low: Any, high: Any, words: Mapping[str, str], prefix: str) -> Iterat
         yield words[prefix + "at_least"].format(low=low)
     elif high is not None:
         yield words[prefix + "at_most"].format(high=high)
-
-
-def _write(sheet: Any, row: int, column: int, value: Any, style: Any = None) -> None:
-    """Writes a cell of the value's type; never a formula."""
-    value = sheet_value(value)
-    if value is None:
-        return
-    if isinstance(value, str):
-        sheet.write_string(row, column, sheet_text(value), style)
-    elif isinstance(value, bool):
-        sheet.write_boolean(row, column, value, style)
-    elif isinstance(value, int | float):
-        sheet.write_number(row, column, value, style)
-    else:
-        sheet.write_datetime(row, column, value, style)
 
 
 # -- words, by language

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -20,7 +20,7 @@ from asynctask.database.notify import Waker
 from asynctask.dispatch.demand import Shares, Source
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, chunks
 from asynctask.ledger.lending import Alone, Borrowed, Job, Offer
 from asynctask.ledger.standalone import discard
 from asynctask.logs import get_logger
@@ -447,7 +447,7 @@ class Arrivals:
             self._pool.lines.places(offer.task_id)  # if it got a limit since the query, its jobs wait for places
         for loan, jobs in found.loans:
             own = self._loans.add(loan, len(jobs))
-            for part in _parts(jobs):
+            for part in chunks(jobs, PART):
                 held = dict.fromkeys((job.job_id for job in part), own)
                 self._parts.append(_Part(rank, part, asked, offer.has_rounds, own, held))
             self._pool.durations.measure(offer.task_id, jobs)
@@ -458,7 +458,7 @@ class Arrivals:
 
     def claimed(self, rank: Rank, jobs: Sequence[Job], asked: float) -> int:
         """The same of jobs that were claimed one by one."""
-        for part in _parts(jobs):
+        for part in chunks(jobs, PART):
             held = {job.job_id: self._loans.claim(job.event_id, job.attempt) for job in part}
             self._parts.append(_Part(rank, part, asked, False, None, held))
         self.line_up()
@@ -520,7 +520,3 @@ class Arrivals:
         for job_id in by_id:  # those have ended, with the reason
             part.held[job_id].ended()
         self._pool.line_up(ready)
-
-
-def _parts(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
-    return (jobs[start : start + PART] for start in range(0, len(jobs), PART))

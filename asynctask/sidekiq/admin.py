@@ -21,7 +21,6 @@ from asynctask.brokers.admin import (
     Found,
     Page,
     QueueFacts,
-    RemoteProcess,
     Removed,
     checked_text,
     checked_window,
@@ -67,8 +66,8 @@ class RedisOperations:
 
     def queues(self) -> list[QueueFacts]:
         found, paused_names = self._server.ask(("SMEMBERS", self._keys.queues), ("SMEMBERS", self._keys.paused))
-        paused = {_text(name) for name in paused_names}
-        names = sorted({_text(name) for name in found} | paused)[:MOST_NAMES]
+        paused = {text_of(name) for name in paused_names}
+        names = sorted({text_of(name) for name in found} | paused)[:MOST_NAMES]
         commands = [command for name in names for command in self._facts_commands(name)]
         answers = iter(self._server.ask(*commands)) if commands else iter(())
         facts = []
@@ -125,7 +124,7 @@ class RedisOperations:
     def clear_some(self, queue: str, limit: int) -> Removed:
         keys = (self._keys.queue(queue), self._keys.held, self._keys.queues)
         count, *tracked = self._server.run("clear", keys, (max(1, limit), queue))
-        return Removed(int(count), [key_of(_text(key)) for key in tracked])
+        return Removed(int(count), [key_of(text_of(key)) for key in tracked])
 
     def pause(self, queue: str) -> bool:
         _check_queue(queue)
@@ -238,16 +237,16 @@ class RedisOperations:
 
     # -- processes
 
-    def processes(self) -> list[RemoteProcess]:
+    def processes(self) -> list[dict[str, Any]]:
         """The members of the set ``processes`` whose own key has not expired."""
         (names,) = self._server.ask(("SMEMBERS", self._keys("processes")))
-        identities = sorted(_text(name) for name in names)[:MOST_NAMES]
+        identities = sorted(text_of(name) for name in names)[:MOST_NAMES]
         queries = [
             ("HMGET", self._keys(name), "info", "busy", "beat", "quiet", "rss", "concurrency") for name in identities
         ]
         answers = self._server.ask(*queries) if queries else []
         return [
-            RemoteProcess(identity, process_facts(identity, answer))
+            process_facts(identity, answer)
             for identity, answer in zip(identities, answers, strict=True)
             if answer[0] is not None
         ]
@@ -288,12 +287,12 @@ def _check_queue(queue: str) -> None:
 
 def _job(raw: bytes, queue: str) -> Entry:
     copy = opened(raw, queue)
-    return Entry(job_key(copy), copy, None, _text(raw), not copy.jid.startswith(MALFORMED))
+    return Entry(job_key(copy), copy, None, text_of(raw), not copy.jid.startswith(MALFORMED))
 
 
 def _entry(raw: bytes, at: float) -> Entry:
     copy = opened(raw, None)
-    return Entry(f"{at!r}-{copy.jid}", copy, time_of(at), _text(raw), not copy.jid.startswith(MALFORMED))
+    return Entry(f"{at!r}-{copy.jid}", copy, time_of(at), text_of(raw), not copy.jid.startswith(MALFORMED))
 
 
 def _split(key: str) -> tuple[float, str]:
@@ -312,7 +311,8 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _text(raw: bytes | str) -> str:
+def text_of(raw: bytes | str) -> str:
+    """What Redis answered as text; bytes that are no UTF-8 come back the same."""
     return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else raw
 
 

@@ -29,7 +29,7 @@ from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
 from asynctask.sidekiq.activejob import OLD_WRAPPER, WRAPPER
-from asynctask.sidekiq.admin import RedisOperations, Sets
+from asynctask.sidekiq.admin import RedisOperations, Sets, text_of
 from asynctask.sidekiq.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
 from asynctask.sidekiq.presence import Counters, RedisPresence, Statistics
 from asynctask.sidekiq.server import Server, count_of
@@ -236,7 +236,7 @@ class RedisBroker:
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         taken: list[Key] = []
         (queues,) = self._server.ask(("SMEMBERS", self._keys.our_queues))
-        for queue in sorted(_text(name) for name in queues):
+        for queue in sorted(text_of(name) for name in queues):
             at = 0  # from the newest to the oldest: concurrent fetches do not move the copies not yet looked at
             while len(taken) < limit:
                 looked, found = self._withdraw_from(queue, at, _WITHDRAWN_AT_ONCE, limit - len(taken), task_id)
@@ -252,7 +252,7 @@ class RedisBroker:
         gone = f"withdrawn {self._batches}.{next(self._numbers)}"
         args = (first, count, task_id, limit, gone)
         looked, *found = self._server.run("withdraw", (self._keys.queue(queue), self._keys.held), args)
-        return looked, [key_of(_text(key)) for key in found]
+        return looked, [key_of(text_of(key)) for key in found]
 
     # -- queries
 
@@ -275,7 +275,7 @@ class RedisBroker:
         for first in range(0, len(keys), PUSHED_AT_ONCE):
             part = [held_key(key) for key in keys[first : first + PUSHED_AT_ONCE]]
             places += self._server.run("holds", (self._keys.held,), (self._keys.prefix, *part), repeat=True)
-        return {key: _text(place) for key, place in zip(keys, places, strict=True)}
+        return {key: text_of(place) for key, place in zip(keys, places, strict=True)}
 
     def _not_in(self, queue: str, keys: Sequence[Key]) -> list[Key]:
         name = self._keys.queue(queue)
@@ -297,7 +297,7 @@ class RedisBroker:
 
     def queues(self) -> Mapping[str, int]:
         (found,) = self._server.ask(("SMEMBERS", self._keys.queues))
-        names = sorted(_text(name) for name in found)
+        names = sorted(text_of(name) for name in found)
         lengths = self._server.ask(*(("LLEN", self._keys.queue(name)) for name in names)) if names else []
         return {name: length for name, length in zip(names, lengths, strict=True) if length}
 
@@ -307,7 +307,7 @@ class RedisBroker:
         name = self._keys.fetched(process)
         fields, deaths = self._server.ask(("HGETALL", name), ("HGETALL", self._keys.deaths))
         found = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
-        copies = [opened(text, _text(field).split(":", 2)[2], _text(field)) for field, text in found]
+        copies = [opened(text, text_of(field).split(":", 2)[2], text_of(field)) for field, text in found]
         copies.sort(key=lambda copy: _fetch_order(copy.handle))
         self._count_all_deaths(copies, deaths)
         return copies
@@ -324,7 +324,7 @@ class RedisBroker:
 
     def holders(self) -> set[str]:
         (processes,) = self._server.ask(("SMEMBERS", self._keys.holders))
-        return {_text(process) for process in processes}
+        return {text_of(process) for process in processes}
 
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         self.exchange(process, copies, (), 0)
@@ -411,7 +411,7 @@ def _renamed_text(copy: Copy) -> str:
 
 
 def _count_deaths(copies: Sequence[Copy], deaths: Sequence[bytes]) -> None:
-    counts = {_text(jid): int(count) for jid, count in zip(deaths[::2], deaths[1::2], strict=True)}
+    counts = {text_of(jid): int(count) for jid, count in zip(deaths[::2], deaths[1::2], strict=True)}
     for copy in copies:
         copy.deaths = counts.get(copy.jid, 0)
 
@@ -420,10 +420,6 @@ def _fetch_order(handle: str) -> tuple[str, int, int]:
     batch, n, _ = handle.split(":", 2)
     broker, _, number = batch.partition(".")
     return broker, int(number), int(n)
-
-
-def _text(raw: bytes | str) -> str:
-    return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else raw
 
 
 # -- waiting for changes of queues, without fetching and without polling

@@ -293,9 +293,7 @@ class RemoteWorker:
         past; returns its jid. Also takes a timedelta or an aware datetime."""
         return self._push(when, args, keywords)
 
-    def perform_at(self, when: When, *args: Any, **keywords: Any) -> str | None:
-        """Same as :meth:`perform_in`."""
-        return self._push(when, args, keywords)
+    perform_at = perform_in
 
     def perform_bulk(self, args: Iterable[Sequence[Any]], at: float | Sequence[float] | None = None) -> list[str | None]:
         """Pushes a job for each list of arguments, 1,000 per round trip; returns their jids.

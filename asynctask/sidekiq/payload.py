@@ -118,7 +118,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
+    """Whether a member is a whole number; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -174,7 +175,7 @@ def presentable(job: dict[str, Any], *, queue: str) -> bool:
         if not (job.get(name) is None or _is_number(job[name])):
             del job[name]
     count = job.get("retry_count")
-    if not (count is None or _is_int(count)):
+    if not (count is None or is_int(count)):
         del job["retry_count"]
     _present_backtrace(job)
     return job != before

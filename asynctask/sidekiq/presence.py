@@ -256,8 +256,6 @@ def process_facts(identity: str, answer: Sequence[bytes | None]) -> dict[str, An
         "quiet": quiet == "true",
         "rss": None if kib is None else kib * 1024,
         "queues": [str(name)[:255] for name in queues[:_MOST_QUEUES]] if isinstance(queues, list) else [],
-        "tag": _short(info.get("tag")),
-        "version": _short(info.get("version")),
     }
 
 

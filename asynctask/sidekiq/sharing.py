@@ -33,7 +33,7 @@ from asynctask.runtime.pool import Pool
 from asynctask.runtime.process import memory_bytes
 from asynctask.sidekiq.copies import buried, options_of
 from asynctask.sidekiq.fetcher import Arrivals, Fetcher, HeldCopies
-from asynctask.sidekiq.payload import dump, dump_any, encode_backtrace, parse, read_time, retries, write_time
+from asynctask.sidekiq.payload import dump, dump_any, encode_backtrace, is_int, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 MAX_REPORTS: Final = 1_000
@@ -560,7 +560,7 @@ def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
         job["jid"] = copy.jid
     job["error_message"] = text_of(error)
     job["error_class"] = clean(type(error).__name__)
-    again = _is_count(job.get("retry_count"))
+    again = is_int(job.get("retry_count"))
     job["retry_count"] = _count(job)
     if again:
         job["retried_at"] = write_time(now)
@@ -572,21 +572,17 @@ def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
     return Copy(copy.jid, copy.attempt, queue, dump(job), copy.priority, None, 0, copy.handle)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _count(job: Mapping[str, Any]) -> int:
     """The number of the next retry: 0 is the first. The member may hold any value."""
     count = job.get("retry_count")
-    return max(0, min(count, MAX_RETRY_COUNT) + 1) if isinstance(count, int) and _is_count(count) else 0
+    return max(0, min(count, MAX_RETRY_COUNT) + 1) if isinstance(count, int) and is_int(count) else 0
 
 
 def _backtrace(error: BaseException, wanted: Any) -> list[str] | None:
     """The lines of an error, the innermost first, as many as ``wanted`` says; None if none are wanted."""
     if wanted is None or wanted is False:
         return None
-    most = max(0, min(wanted, MAX_BACKTRACE)) if _is_count(wanted) else MAX_BACKTRACE
+    most = max(0, min(wanted, MAX_BACKTRACE)) if is_int(wanted) else MAX_BACKTRACE
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     lines = (f"{code.co_filename}:{line}:in `{code.co_qualname}'" for code, line in reversed(frames))
     return [line.encode("utf-8", "replace").decode() for line in islice(lines, most)]

@@ -1,4 +1,4 @@
-"""Tools for tests of applications and of engines: :func:`wait_for`, the suite of the engine contract, a private Redis."""
+"""Tools for tests of applications: :func:`wait_for`, and a private Redis."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def test_a_sheet_is_handed_in_its_bar_moves_and_its_refused_rows_are_found_and_d
         expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(step * 10))
     expect(page.locator("#failed tbody tr")).to_have_count(1)
     shop.open_gate(10)
-    expect(page.locator("#state")).to_have_text("finished")
-    expect(page.locator("#words")).to_contain_text("2 rows of 10 did not succeed. 2 rows were not taken.")
+    expect(page.locator("#state")).to_have_text("finished with failures")
+    expect(page.locator("#words")).to_contain_text("2 rows of 10 did not succeed. 2 rows were not accepted.")
     expect(page.locator("#percent")).to_have_text("100 %")
     assert page.evaluate("window.notReloaded") is True
 
@@ -182,7 +182,7 @@ def test_a_task_that_paused_itself_offers_no_resume(page: Page, open_shop: tuple
     page.get_by_role("button", name="Apply").click()
     expect(page.locator("#state")).to_have_text("running")
     shop.open_gate(3)
-    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#state")).to_have_text("finished with failures")
 
 
 def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
@@ -276,8 +276,8 @@ def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, web_alone: st
     expect(page.get_by_role("alert")).to_contain_text("no column for sku")
     page.goto(web_alone)
     page.get_by_role("link", name="spring.csv").click()
-    expect(page.locator("#state")).to_have_text("rejected")
-    expect(page.locator("#words")).to_contain_text("Rejected: the sheet has no column for sku")
+    expect(page.locator("#state")).to_have_text("not accepted")
+    expect(page.locator("#words")).to_contain_text("Not accepted: the sheet has no column for sku")
     expect(page.get_by_role("alert").locator("tbody tr td:nth-child(2)")).to_have_text(["sku"])
     expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "0")
     for empty in ("#percent", "#of"):
@@ -301,6 +301,9 @@ def test_one_row_is_not_spoken_of_as_many(page: Page, web_alone: str) -> None:
         p = {**PROGRESS, **changes, "state": state, "done": state in ("finished", "cancelled", "rejected")}
         found = page.evaluate("(p) => import('/static/words.js').then((words) => words.sentence(p))", p)
         assert found == sentence
+    for counts, rejected, word in BADGES:
+        p = {**PROGRESS, **ended(**counts), **split(rejected=rejected), "state": "finished"}
+        assert page.evaluate("(p) => import('/static/words.js').then((words) => words.badge(p))", p) == word
 
 
 def split(**changes: Any) -> dict[str, Any]:
@@ -333,14 +336,28 @@ SENTENCES: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "finished",
         {**ended(finish=9), **split(rejected=1)},
-        "Finished: every row that was taken succeeded. 1 row was not taken.",
+        "Finished: every row that was accepted succeeded. 1 row was not accepted.",
     ),
-    ("finished", {**ended(failed=1), **split(rejected=2)}, "Finished: 1 row of 9 did not succeed. 2 rows were not taken."),
-    ("rejected", split(state="failed", reason=BROKEN), "Rejected: the file ends in the middle"),
-    ("rejected", split(), "Rejected: the list has no rows."),
-    ("rejected", split(rejected=1), "Rejected: its only row could not be taken."),
-    ("rejected", split(rejected=2), "Rejected: none of its 2 rows could be taken."),
-    ("rejected", {**split(rejected=1), "state_reason": "rows_rejected"}, "Rejected as a whole: 1 row is not in order."),
+    (
+        "finished",
+        {**ended(failed=1), **split(rejected=2)},
+        "Finished: 1 row of 9 did not succeed. 2 rows were not accepted.",
+    ),
+    ("finished", ended(error=9), "Finished: none of 9 rows succeeded."),
+    ("rejected", split(state="failed", reason=BROKEN), "Not accepted: the file ends in the middle"),
+    ("rejected", split(), "Not accepted: the list has no rows."),
+    ("rejected", split(rejected=1), "Not accepted: its only row is not in order."),
+    ("rejected", split(rejected=2), "Not accepted: none of its 2 rows is in order."),
+    ("rejected", {**split(rejected=1), "state_reason": "rows_rejected"}, "Not accepted as a whole: 1 row is not in order."),
+)
+
+
+BADGES: tuple[tuple[dict[str, int], int, list[str]], ...] = (
+    ({"finish": 9}, 0, ["finished", "finished"]),
+    ({"finish": 9}, 1, ["finished in part", "partial"]),
+    ({"finish": 8, "failed": 1}, 0, ["finished with failures", "partial"]),
+    ({"error": 9}, 0, ["nothing succeeded", "error"]),
+    ({"failed": 9}, 0, ["nothing succeeded", "error"]),
 )
 
 
@@ -358,7 +375,7 @@ def test_nothing_that_users_send_runs_or_becomes_markup(page: Page, shop: Shop, 
     file = sheet(tmp_path / "products.xlsx", (f"NO {EVIL}"[:40], 1, EVIL), (EVIL, 2, EVIL), ("مرحبا NO 🌸", 3, "x" * 3000))
     with shop.worker(), shop.web() as (_, said):
         hand_in(page, said["url"], file, "enroll", Title=EVIL)
-        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("#state")).to_have_text("finished with failures")
         expect(page.locator("#failed")).to_contain_text("<img src=x")
         expect(page.locator("#rejected")).to_contain_text("<script>")
         expect(page.get_by_role("heading", level=1)).to_have_text(EVIL)
@@ -385,7 +402,7 @@ def test_the_list_of_tasks_starts_empty_moves_by_itself_and_works_by_keyboard(
         shop.open_gate(1)
         expect(entry.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "50")
         shop.open_gate(2)
-        expect(entry).to_contain_text("every row that was taken succeeded")
+        expect(entry).to_contain_text("every row that was accepted succeeded")
         page.get_by_role("link", name="By hand").focus()
         page.keyboard.press("Enter")
         expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
@@ -484,7 +501,7 @@ def test_the_pages_fit_their_window(page: Page, open_shop: tuple[Shop, str], tmp
     )
     _, url = open_shop
     hand_in(page, url, file, "enroll", Title="W" * 255)
-    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#state")).to_have_text("nothing succeeded")
     task = page.url
     for width in (360, 1200):
         page.set_viewport_size({"width": width, "height": 800})
@@ -505,7 +522,7 @@ def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(
     shop, url = open_shop
     hand_in(page, url, file, "gated")
     shop.open_gate(1)
-    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#state")).to_have_text("nothing succeeded")
     rows, pager = page.locator("#failed tbody tr"), page.locator("[data-pager=failed]")
     expect(pager).to_contain_text("1–20 of 24")
     expect(rows).to_have_count(20)
@@ -519,7 +536,7 @@ def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(
     page.get_by_role("button", name="Retry failed rows").click()
     expect(page.locator("#failed-card")).to_be_hidden()
     shop.open_gate(1)
-    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#state")).to_have_text("nothing succeeded")
     expect(rows.first.locator("td").nth(3)).to_have_text("2")
     page.locator("#groups").get_by_role("button", name="Run these again").click()
     expect(rows.first.locator("td").nth(3)).to_have_text("3")
@@ -532,7 +549,7 @@ def test_failed_rows_are_downloaded_corrected_and_uploaded_again(
     shop, url = open_shop
     shop.open_gate(3)
     hand_in(page, url, file, "gated")
-    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#state")).to_have_text("finished with failures")
     first = page.url
     with page.expect_download() as download:
         page.get_by_role("link", name="Rows to correct, as csv").click()
@@ -544,7 +561,7 @@ def test_failed_rows_are_downloaded_corrected_and_uploaded_again(
     page.get_by_role("button", name="Take these rows again").click()
     page.get_by_role("button", name="Read sheet Products").click()
     expect(page).not_to_have_url(first)
-    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#state")).to_have_text("finished with failures")
     expect(page.locator("#failed tbody tr")).to_have_count(1)
     expect(page.locator("#corrections")).to_contain_text("These rows correct those of Task")
     page.locator("#corrections a").click()

@@ -129,7 +129,7 @@ def test_corrected_rows_whose_answer_is_lost_are_taken_once(
     shop.open_gate(1)
     with lossy(real) as (proxy, url):
         hand_in(page, url, sheet(tmp_path / "p.xlsx", ("NO-1", 1, "red"), ("OK-1", 1, "red")), "gated")
-        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("#state")).to_have_text("finished with failures")
         first = page.url
         with page.expect_download() as download:
             page.get_by_role("link", name="Rows to correct, as csv").click()
@@ -414,7 +414,7 @@ def test_tables_that_could_not_be_loaded_are_loaded_later_and_a_page_that_was_no
     for each in held:
         page.route(each, lambda route: route.fulfill(status=502, **HTML))
     page.goto(submit(url, *["NO-1"] * 22))
-    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#state")).to_have_text("nothing succeeded")
     expect(page.locator("#connection")).to_contain_text("status 502")
     for each in held:
         page.unroute(each)
@@ -477,7 +477,7 @@ def test_a_retry_whose_answer_is_lost_shows_what_it_did(page: Page, open_shop: t
     shop.open_gate(1)
     with lossy(real) as (proxy, url):
         page.goto(submit(url, *["NO-1"] * number))
-        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("#state")).to_have_text("nothing succeeded")
         proxy.watch((b"/retry HTTP",), AFTER, every=True)
         shop.open_gate(0)
         page.get_by_role("button", name="Retry failed rows").click()
@@ -485,7 +485,7 @@ def test_a_retry_whose_answer_is_lost_shows_what_it_did(page: Page, open_shop: t
         expect(page.locator("#state")).to_have_text("running")
         expect(page.get_by_role("button", name="Retry failed rows")).to_be_hidden()
         shop.open_gate(1)
-        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("#state")).to_have_text("nothing succeeded")
         assert get(f"{url}/api/tasks/{task_of(page)}")["generation"] == 2
 
 
@@ -601,7 +601,7 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
         expect(reader.locator("main")).to_contain_text("Your token may only read")
         reader.get_by_text("enroll", exact=True).click()
         expect(reader.get_by_text("Quantity").first).to_be_visible()
-        for task, words in ((ended, "finished"), (held, "running"), (paused, "paused")):
+        for task, words in ((ended, "finished with failures"), (held, "running"), (paused, "paused")):
             reader.goto(f"{url}/tasks/{task.id}")
             expect(reader.locator("#state")).to_have_text(words)
             expect(reader.locator(CHANGES)).to_have_count(0)
@@ -669,7 +669,7 @@ def test_a_list_that_no_corrected_one_can_follow_offers_no_field_for_it(page: Pa
         with urlopen(refused) as answer:
             export = json.load(answer)
         page.goto(url + export["links"]["ui"])
-        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("#state")).to_have_text("nothing succeeded")
         expect(page.locator("#failed tbody tr")).to_have_count(1)
         expect(page.locator("#correct")).to_have_count(0)
         page.goto(submit(url, "NO-1", worker="enroll"))

@@ -15,8 +15,9 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
-from support import engines
+from support import engine_suite, engines
 from support.databases import Databases
+from support.engine_suite import EngineConformance, EngineHarness
 from support.engine_worker import RQ, Harness
 from support.engines import partial_of
 from support.servers import RedisServer
@@ -30,8 +31,7 @@ from asynctask.integrations import rq as on_rq
 from asynctask.integrations.base import pushed_job
 from asynctask.integrations.dramatiq import TaskEvents, attach
 from asynctask.middleware.tracker import Attempt, Ticket, Tracker
-from asynctask.testing import engine_suite, wait_for
-from asynctask.testing.engine_suite import EngineConformance, EngineHarness
+from asynctask.testing import wait_for
 from asynctask.worker import Worker
 
 pytestmark = pytest.mark.full(reason="it proves the suite, not the program")

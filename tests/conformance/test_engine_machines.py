@@ -16,11 +16,11 @@ import pytest
 import xlsxwriter
 from support import engines
 from support.databases import Store
+from support.engine_suite import performed
 from support.engine_worker import CELERY, DRAMATIQ, RQ, words
 from support.machines import Machine
 
 from asynctask.testing import wait_for
-from asynctask.testing.engine_suite import performed
 from asynctask.testing.servers import free_port
 
 pytestmark = [

@@ -12,11 +12,11 @@ import pytest
 from support import engines
 from support.databases import Databases
 from support.drawn import examples
+from support.engine_suite import EngineConformance, EngineHarness, ended, exact, job_of
 from support.engine_worker import CELERY, DRAMATIQ, OWN, RQ, Harness
 
 from asynctask.errors import Conflict
 from asynctask.testing import wait_for
-from asynctask.testing.engine_suite import EngineConformance, EngineHarness, ended, exact, job_of
 
 pytestmark = pytest.mark.needs_redis
 

@@ -15,6 +15,7 @@ import rq
 import sqlalchemy as sa
 from support import engines
 from support.databases import Databases
+from support.engine_suite import performed
 from support.engine_worker import CELERY, DRAMATIQ, RQ, Harness
 from support.foreign import works
 from support.redis_world import RedisWorld
@@ -29,7 +30,6 @@ from asynctask.integrations.rq import FENCE
 from asynctask.ledger.standalone import Arrival, enqueue
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
-from asynctask.testing.engine_suite import performed
 
 BROKEN: Final = (0, -1, 2**31, 2**63, 10**30, True, "1", 1.5, None, [1], {"a": 1}, "x" * 100_000)
 """What a message may name in the place of an attempt."""

@@ -1,6 +1,6 @@
 """What is declared as an export on an engine, and what is refused there. No engine's server is needed: nothing is sent.
 
-That exports are performed is in the suite of engines, :mod:`asynctask.testing.engine_suite`.
+That exports are performed is in the suite of engines, :mod:`support.engine_suite`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import resource
-import signal
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
@@ -27,7 +26,6 @@ from support.servers import unmet
 
 from asynctask import AsyncTask, NormalException
 from asynctask.errors import Conflict, InputError, UnknownWorker
-from asynctask.exports.files import Bucket
 from asynctask.exports.run import MERGER
 from asynctask.testing import wait_for
 
@@ -235,19 +233,6 @@ def test_the_same_key_gives_the_same_export_and_a_dry_run_makes_none(app: AsyncT
     for shards, form in ((SHARDS, "xlsx"), (SHARDS[:2], "csv")):
         with pytest.raises(InputError):
             app.submit_export("numbers", shards, format=form, idempotency_key="a")
-
-
-def test_what_a_killed_merge_left_on_its_machine_is_removed_by_the_next(tmp_path: Path) -> None:
-    bucket = Bucket("s3://shop", tmp_path / "exports")
-    if not (pid := os.fork()):
-        with bucket.scratch("a") as folder:
-            (folder / "sheet").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    assert len(list(tmp_path.glob("exports/*/sheet"))) == 1
-    with bucket.scratch("b") as one, bucket.scratch("c") as other:
-        assert sorted(tmp_path.glob("exports/*")) == sorted([one, other]), "what lives is left alone"
-    assert list(tmp_path.glob("exports/*")) == []
 
 
 def test_formulas_are_texts(app: AsyncTask) -> None:

@@ -17,7 +17,7 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.errors import AsyncTaskError, InputError, NotFound, Unavailable
-from asynctask.operations import ACTIONS, LISTS
+from asynctask.operations import LISTS, VERBS
 from webapi import create_app
 
 HALF = "\ud800"
@@ -97,7 +97,7 @@ def text_doors(app: AsyncTask, text: str) -> Iterator[Callable[[], Any]]:
     yield lambda: operations.signal(text, "quiet")
     for name in LISTS:
         yield lambda name=name: operations.search(name, text)  # type: ignore[misc]
-        for action in ACTIONS:
+        for action in VERBS:
             yield lambda name=name, action=action: operations.act(name, action, [text, f"event:{text}"], who=text)  # type: ignore[misc]
 
 

@@ -14,9 +14,9 @@ from support.databases import Store
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
+from asynctask.brokers.admin import PAGE_BYTES
 from asynctask.database.tables import events
 from asynctask.ledger import tasks as task_rows
-from webapi.context import PAGE_BYTES
 
 pytestmark = pytest.mark.one_database(reason="where a page ends is decided above the database")
 

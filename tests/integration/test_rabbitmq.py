@@ -14,6 +14,7 @@ from tempfile import mkdtemp
 import pytest
 from support import engines
 from support.databases import Databases
+from support.engine_suite import ended, exact, is_past, performed
 from support.engine_worker import CELERY, DRAMATIQ, Harness
 from support.proxy import BEFORE, Proxy
 from support.rabbit import shared_rabbit
@@ -25,7 +26,6 @@ from asynctask.errors import BrokerUnavailable
 from asynctask.sidekiq.copies import build
 from asynctask.sidekiq.payload import dump
 from asynctask.testing import wait_for
-from asynctask.testing.engine_suite import ended, exact, is_past, performed
 from asynctask.testing.servers import MissingServer
 from benchmarks.servers import RabbitServer
 

@@ -329,7 +329,7 @@ def test_we_quiet_and_stop_a_process_of_rubys_and_perform_what_it_gave_back(
         me = wait_for(lambda: process.identity, "it is seen")
 
         def seen() -> dict[str, Any]:
-            return next((each for each in operations.processes() if each["identity"] == me), {})
+            return next((dict(each) for each in operations.processes() if each["identity"] == me), {})
 
         facts = seen()
         assert (facts["kind"], facts["queues"], facts["concurrency"], facts["quiet"]) == (

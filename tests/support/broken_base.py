@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from asynctask.brokers.admin import Entry, Found, Operations, Page, QueueFacts, RemoteProcess, Removed
+from asynctask.brokers.admin import Entry, Found, Operations, Page, QueueFacts, Removed
 from asynctask.brokers.base import About, Broker, Copy, Held, Key, Presence
 
 
@@ -135,7 +135,7 @@ class WholeOperations(Whole):
     def clear(self, set_name: str) -> int:
         return self.real.operations.clear(set_name)
 
-    def processes(self) -> list[RemoteProcess]:
+    def processes(self) -> list[dict[str, Any]]:
         return self.real.operations.processes()
 
     def signal(self, identity: str, name: str) -> bool:

@@ -261,7 +261,7 @@ class SignalsInWordsOnly(WholeOperations):
     caught_by = "a_process_that_shows_itself_is_listed_and_takes_each_signal_once"
 
     def signal(self, identity: str, name: str) -> bool:
-        return any(each.identity == identity for each in self.processes())
+        return any(each["identity"] == identity for each in self.processes())
 
 
 class Shown:

@@ -992,15 +992,15 @@ class OperationsConformance(OperationsCrashes):
             if presence is None:
                 return
             assert presence.beat((), quiet=False, rss_kib=1_024) is None
-            ((found, facts),) = [(each.identity, each.facts) for each in broker.operations.processes()]
-            assert (found, facts["pid"], facts["concurrency"], facts["quiet"]) == (identity, 17, 3, False)
+            (facts,) = broker.operations.processes()
+            assert (facts["identity"], facts["pid"], facts["concurrency"], facts["quiet"]) == (identity, 17, 3, False)
             assert presence.processes() == 1
             assert broker.operations.signal(identity, "TSTP")
             assert not broker.operations.signal("box:18:0123456789ab", "TSTP")
             assert presence.beat((), quiet=False, rss_kib=1_024) == "TSTP"
             assert presence.beat((), quiet=True, rss_kib=1_024) is None
-            assert [each.facts["quiet"] for each in broker.operations.processes()] == [True]
+            assert [each["quiet"] for each in broker.operations.processes()] == [True]
             presence.prune()
-            assert [each.identity for each in broker.operations.processes()] == [identity], "it lives"
+            assert [each["identity"] for each in broker.operations.processes()] == [identity], "it lives"
             presence.leave()
             assert broker.operations.processes() == []

@@ -12,13 +12,13 @@ from celery import Celery, Task, group
 from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel, Field
 from support.charges import Charge, charge
+from support.engine_suite import act
 from support.world import Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import IdInUse
 from asynctask.integrations.celery import attach
 from asynctask.testing import wait_for
-from asynctask.testing.engine_suite import act
 
 
 class Product(BaseModel):

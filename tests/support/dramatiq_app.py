@@ -13,12 +13,12 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AsyncIO, CurrentMessage, TimeLimit
 from pydantic import BaseModel, Field
 from support.charges import Charge, charge
+from support.engine_suite import act
 from support.world import Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.integrations.dramatiq import attach
 from asynctask.testing import wait_for
-from asynctask.testing.engine_suite import act
 
 
 class Product(BaseModel):

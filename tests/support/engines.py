@@ -16,6 +16,7 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Retries
 from redis import Redis
+from support.engine_suite import COLUMNS, act, cells
 from support.export_app import slow_merge
 from support.world import SUPPORT, settings
 
@@ -25,7 +26,6 @@ from asynctask.integrations import celery as on_celery
 from asynctask.integrations import dramatiq as on_dramatiq
 from asynctask.integrations import rq as on_rq
 from asynctask.integrations.base import pushed_job
-from asynctask.testing.engine_suite import COLUMNS, act, cells
 
 FOLDER, DATABASE, BROKER, ENGINE = "ENGINE_FOLDER", "ENGINE_DATABASE", "ENGINE_BROKER", "ENGINE_KIND"
 BREAK = "ENGINE_BREAK"

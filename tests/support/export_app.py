@@ -37,14 +37,14 @@ def slow_merge(folder: Path) -> None:
     """The merge to csv waits, half done, for the file ``merge-gate``."""
     whole = type(FORMATS["csv"]).merge
 
-    def merge(self: Any, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str], tmp: Path) -> None:
-        whole(self, out, parts[:1], columns, tmp)
+    def merge(self: Any, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str]) -> None:
+        whole(self, out, parts[:1], columns)
         out.flush()
         (folder / "in-merge").touch()
         wait_for_file(folder / "merge-gate")
         out.seek(0)
         out.truncate()
-        whole(self, out, parts, columns, tmp)
+        whole(self, out, parts, columns)
 
     type(FORMATS["csv"]).merge = merge  # type: ignore[method-assign]
 

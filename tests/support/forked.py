@@ -31,7 +31,7 @@ __all__ = ["Program", "run_program"]
 _PRELOADED = [
     "asynctask.app", "asynctask.cli.root", "asynctask.cli.serve", "asynctask.cli.submit", "asynctask.cli.tasks",
     "asynctask.cli.operations", "asynctask.lists.options", "asynctask.lists.items", "asynctask.runtime.launcher",
-    "asynctask.integrations.celery", "asynctask.integrations.rq", "asynctask.testing.engine_suite", "support.world",
+    "asynctask.integrations.celery", "asynctask.integrations.rq", "support.engine_suite", "support.world",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", "sqlalchemy.dialects.mysql.pymysql",
     "pymysql", "pydantic", "alembic.command", "celery.bin.celery", "celery.app.control", "celery.app.events",
     "celery.app.log", "celery.backends.base", "celery.events", "celery.fixups.django", "celery.concurrency.prefork",

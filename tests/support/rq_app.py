@@ -24,12 +24,12 @@ from rq import Retry
 from rq.decorators import job
 from rq.job import get_current_job
 from support.charges import Charge, charge
+from support.engine_suite import act
 from support.world import DATABASE, MARK, Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.integrations.rq import attach
 from asynctask.testing import wait_for
-from asynctask.testing.engine_suite import act
 
 REDIS = "TEST_REDIS"
 NAMESPACE = "TEST_NAMESPACE"

@@ -169,12 +169,12 @@ def bof(kind: int) -> bytes:
     return record(0x0809, struct.pack("<HHHHII", 0x0600, kind, 0, 0, 0, 0))
 
 
-def xls_stream(cells: bytes, *, extra: bytes = b"", name: str = "Data", state: int = 0) -> bytes:
-    """The stream of an old workbook of one sheet; ``extra`` are records of its globals."""
+def xls_stream(cells: bytes, *, extra: bytes = b"", name: str = "Data", state: int = 0, kind: int = 0) -> bytes:
+    """The stream of an old workbook of one sheet, of a chart if ``kind`` is 2; ``extra`` are records of its globals."""
     title = struct.pack("<BB", len(name), 1) + name.encode("utf-16-le")
     size = len(bof(5)) + len(extra) + len(record(0x85, bytes(6) + title)) + len(record(0x0A))
-    sheet = record(0x85, struct.pack("<IBB", size, state, 0) + title)
-    return bof(5) + extra + sheet + record(0x0A) + bof(16) + cells + record(0x0A)
+    sheet = record(0x85, struct.pack("<IBB", size, state, kind) + title)
+    return bof(5) + extra + sheet + record(0x0A) + bof(32 if kind == 2 else 16) + cells + record(0x0A)
 
 
 def ole(path: Path, streams: Mapping[str, bytes]) -> Path:

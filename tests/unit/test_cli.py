@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from asynctask import AsyncTask, cli
 from asynctask.cli import main
 from asynctask.cli.options import environment
-from asynctask.cli.output import Bars, Output, clean, count, duration, exit_code, pace, summary
+from asynctask.cli.output import Bars, Output, clean, count, duration, exit_code, pace, state_of, style_of, summary
 from asynctask.cli.root import build, run
 from asynctask.cli.serve import address, child_argv, free_port
 from asynctask.cli.submit import follow, outcome, priority_value
@@ -723,3 +723,18 @@ def test_the_audit_is_content_when_everything_agrees() -> None:
 )
 def test_the_audit_sees_each_way_of_being_wrong(changes: dict[str, Any]) -> None:
     assert _audit(**changes) != []
+
+
+@pytest.mark.parametrize(
+    ("counts", "said", "colour"),
+    [
+        ({"finish": 9}, "finished", "green"),
+        ({"finish": 8, "error": 1}, "finished", "yellow"),
+        ({"error": 8, "failed": 1}, "finished (nothing succeeded)", "red"),
+    ],
+)
+def test_a_task_that_finished_without_a_success_does_not_look_like_one(
+    counts: dict[str, int], said: str, colour: str
+) -> None:
+    ended = {"state": "finished", "state_reason": None, "counts": {"finish": 0, "failed": 0, "error": 0, **counts}}
+    assert (state_of(ended), style_of(ended)) == (said, colour)

@@ -267,7 +267,7 @@ def test_a_thousand_sheets_on_the_same_records(tmp_path: Path, nested: bool) -> 
     body = bof(16) * depth + record(0x1234) * 200_000 + record(0x0A) * depth
     path = ole(tmp_path / "f", {"Workbook": bof(5) + sheets + record(0x0A) + body})
     with little_time() as limits:
-        assert refusal(path, limits).code == ("damaged_file" if nested else "empty_sheet")
+        assert refusal(path, limits).code == ("too_costly" if nested else "empty_sheet")
 
 
 def test_a_flood_of_empty_shared_texts(tmp_path: Path) -> None:
@@ -280,11 +280,11 @@ def test_a_flood_of_empty_shared_texts(tmp_path: Path) -> None:
 
 
 def test_rows_in_no_order_take_the_memory_of_their_values(tmp_path: Path) -> None:
-    cells = label(0, 0, "a") + label(0, 1, "b") + b"".join(number(row, 999, 1.5) for row in range(15_000, 0, -1))
+    cells = label(0, 0, "a") + label(0, 1, "b") + b"".join(number(row, 255, 1.5) for row in range(15_000, 0, -1))
     with little_time() as limits:
         rows = rows_of(xls(tmp_path / "f", cells), limits)
     assert [row.number for row in rows] == list(range(2, 15_002))
-    assert rows[0].values == {"a": None, "b": None, "Column ALL": 1.5}
+    assert rows[0].values == {"a": None, "b": None, "Column IV": 1.5}
 
 
 def test_a_line_without_an_end_under_the_name_of_a_workbook(tmp_path: Path) -> None:

@@ -746,14 +746,14 @@ class TestXls:
             + record(0x00BD, struct.pack("<HHHIHIH", 1, 3, 1, (46086 << 2) | 2, 0, (2**30 - 5) << 2 | 2, 4))
             + record(0x0006, struct.pack("<HHHBBBBBBHHIH", 1, 5, 0, 0, 0, 0, 0, 0, 0, 0xFFFF, 0, 0, 0))
             + record(0x04BC, b"shared formula")
-            + record(0x0207, struct.pack("<HB", 6, 0) + b"abc")
-            + record(0x003C, b"\x01" + "春🎉".encode("utf-16-le"))
+            + record(0x0207, struct.pack("<HB", 4, 0) + b"abc")
+            + record(0x003C, b"\x01" + "春".encode("utf-16-le"))
             + record(0x0006, struct.pack("<HHHBBBBBBHHIH", 1, 6, 0, 2, 0, 7, 0, 0, 0, 0xFFFF, 0, 0, 0))
             + record(0x0006, struct.pack("<HHHdHIH", 1, 7, 0, 2.5, 0, 0, 0))
         )
         styled = record(0x00E0, bytes(20)) + record(0x00E0, struct.pack("<HH", 0, 14) + bytes(16))
         assert values(xls(tmp_path / "f", head + cells, extra=styled)) == [
-            (2, [True, CellError("#N/A"), 0.07, dt.date(2026, 3, 5), -5, "abc春🎉", CellError("#DIV/0!"), 2.5])
+            (2, [True, CellError("#N/A"), 0.07, dt.date(2026, 3, 5), -5, "abc春", CellError("#DIV/0!"), 2.5])
         ]
 
     def test_charts_in_a_sheet_and_rows_out_of_order_do_no_harm(self, tmp_path: Path) -> None:
@@ -767,8 +767,18 @@ class TestXls:
         assert refusal(path).code == "empty_sheet"
         assert values(path, sheet="data") == [(2, [1, 2])]
         assert refusal(path, sheet="x").code == "unknown_sheet"
-        path = ole(tmp_path / "g", {"Workbook": xls_stream(cells).replace(bof(16), bof(32))})
+        path = ole(tmp_path / "g", {"Workbook": xls_stream(cells, kind=2)})
         assert refusal(path).code == "empty_sheet"
+
+    def test_what_is_not_read_is_refused_and_told_how_to_mend(self, tmp_path: Path) -> None:
+        text = "春🎉".encode("utf-16-le")
+        formula = record(0x0006, struct.pack("<HHHBBBBBBHHIH", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0xFFFF, 0, 0, 0))
+        beyond = xls_stream(xls_cells([["a", "b"]]) + formula + record(0x0207, struct.pack("<HB", 3, 1) + text))
+        no_table = xls_stream(xls_cells([["a", "b"], [1, 2]])).replace(bof(16), bof(32))
+        for stream in (beyond, no_table):
+            error = refusal(ole(tmp_path / "f", {"Workbook": stream}))
+            assert error.code == "damaged_file"
+            assert "save as .xlsx" in str(error)
 
     @pytest.mark.parametrize("kind", [0x0006, 0x0206, 0x0406])
     def test_formulas_of_every_version_have_their_values(self, tmp_path: Path, kind: int) -> None:
@@ -780,8 +790,13 @@ class TestXls:
         cells = xls_cells([["a", "b"]]) + formula(1, 0, struct.pack("<d", 2.5)) + formula(1, 1, follows) + text
         assert values(xls(tmp_path / "f", cells)) == [(2, [2.5, "ok"])]
 
-    @pytest.mark.parametrize(("page", "data", "wanted"), [(10007, b"\xdf\xe1", "яб"), (737, b"\x98\x99", "αβ")])
-    def test_texts_of_old_workbooks_have_a_code_page(self, tmp_path: Path, page: int, data: bytes, wanted: str) -> None:
+    @pytest.mark.parametrize(
+        ("page", "data", "wanted"),
+        [(10007, b"\xdf\xe1", "яб"), (737, b"\x98\x99", "αβ"), (32769, b"5 \x80", "5 €"), (None, b"5 \x80", "5 €")],
+    )
+    def test_texts_of_old_workbooks_have_a_code_page(
+        self, tmp_path: Path, page: int | None, data: bytes, wanted: str
+    ) -> None:
         assert values(self.old(tmp_path / "f", page, data)) == [(2, [wanted, 1])]
 
     def test_a_code_page_that_is_not_known_is_refused(self, tmp_path: Path) -> None:
@@ -791,7 +806,7 @@ class TestXls:
         later = xls(tmp_path / "g", xls_cells([["a", "b"], ["é", 1]]), extra=record(0x42, struct.pack("<H", 12_345)))
         assert values(later) == [(2, ["é", 1])], "Unicode, whatever it claims"
 
-    def old(self, path: Path, page: int, data: bytes) -> Path:
+    def old(self, path: Path, page: int | None, data: bytes) -> Path:
         """A workbook of Excel 5 with a text in a code page."""
         begin = record(0x0809, struct.pack("<HHHH", 0x0500, 5, 0, 0))
         sheet = record(0x0809, struct.pack("<HHHH", 0x0500, 16, 0, 0))
@@ -799,7 +814,7 @@ class TestXls:
         def text(row: int, column: int, said: bytes) -> bytes:
             return record(0x0204, struct.pack("<HHHH", row, column, 0, len(said)) + said)
 
-        codepage = record(0x42, struct.pack("<H", page))
+        codepage = b"" if page is None else record(0x42, struct.pack("<H", page))
         at = len(begin) + len(codepage) + 4 + 8 + 4 + 3
         globals_ = begin + codepage + record(0x85, struct.pack("<IBBB", at, 0, 0, 4) + b"Data") + record(0x0A)
         cells = text(0, 0, b"a") + text(0, 1, b"b") + text(1, 0, data) + number(1, 1, 1)
@@ -820,7 +835,7 @@ class TestXls:
         starts = [0]
         for text in texts:
             starts.append(starts[-1] + 3 + len(text) * (1 + any(ord(letter) > 255 for letter in text)))
-        for cut in starts:
+        for cut in starts[1:]:
             extra = record(0xFC, head + whole[:cut]) + record(0x3C, whole[cut:])
             assert values(xls(tmp_path / "f", cells, extra=extra)) == wanted
 

@@ -33,6 +33,12 @@ export function leave(url) {
 }
 
 /** Segments in the given order; each is [class, share from 0 to 1]. */
+/** A badge of a word and its colour. */
+export function drawBadge(node, [word, kind]) {
+  setText(node, word);
+  node.className = `badge ${kind}`;
+}
+
 export function drawBar(bar, segments, { percent, text }) {
   for (const [i, [kind, share]] of segments.entries()) {
     const fill = bar.children[i] ?? bar.appendChild(el("span", { class: `fill ${kind}` }));

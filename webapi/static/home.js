@@ -1,8 +1,8 @@
 // The form that hands in a list, and the recent Tasks.
 
 import { Poller, attempt, call, upload } from "./api.js";
-import { $, $$, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
-import { STATES, amount, pace, percent, reached, segments, sentence, when } from "./words.js";
+import { $, $$, drawBadge, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
+import { amount, badge, pace, percent, reached, segments, sentence, when } from "./words.js";
 
 const api = document.body.dataset.api;
 const PAGE = 10;
@@ -105,17 +105,11 @@ function entry(p) {
 }
 
 function fill(node, p) {
-  const badge = $(".badge", node);
   setText($(".task-title", node), p.title || `Task ${p.task_id}`);
-  setText(badge, STATES[p.state] ?? p.state);
-  badge.className = `badge ${badgeKind(p)}`;
+  drawBadge($(".badge", node), badge(p));
   drawBar($(".bar", node), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p)}` });
   setText($(".said", node), amount(p) + sentence(p));
   setText($(".meta", node), [p.worker, pace(p), when(p.created_at)].filter(Boolean).join(" · "));
-}
-
-export function badgeKind(p) {
-  return p.state === "finished" && p.counts.failed + p.counts.error > 0 ? "finished-with-failures" : p.state;
 }
 
 function draw(tasks) {

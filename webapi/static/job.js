@@ -1,7 +1,7 @@
 // One job: its record, and what can be done about it.
 
 import { Poller, attempt, call } from "./api.js";
-import { $, $$, el, setText, show, user } from "./dom.js";
+import { $, $$, drawBadge, el, setText, show, user } from "./dom.js";
 import { STATUSES, count, when } from "./words.js";
 
 const page = $("#job");
@@ -19,8 +19,7 @@ function draw(job) {
   page.setAttribute("aria-busy", "false");
   const word = STATUSES[job.status] ?? job.status;
   setText($("#job-title"), job.worker || "Job");
-  setText($("#state"), word);
-  $("#state").className = `badge ${job.status}`;
+  drawBadge($("#state"), [word, job.status]);
   setText($("#live"), word);
   for (const button of $$("[data-verb]")) show(button, job.actions.includes(button.dataset.verb));
   drawFacts(job);

@@ -1,7 +1,7 @@
 // The jobs without a Task, page by page, and the queues. Filter and page are in the address, so that a link leads to them.
 
 import { Poller } from "./api.js";
-import { $, el, setText, show, user } from "./dom.js";
+import { $, drawBadge, el, setText, show, user } from "./dom.js";
 import { STATUSES, count, duration, when } from "./words.js";
 
 const card = $("#jobs-card");
@@ -76,9 +76,7 @@ function entry(job) {
 }
 
 function fill(row, job) {
-  const badge = $(".badge", row);
-  setText(badge, STATUSES[job.status] ?? job.status);
-  badge.className = `badge ${job.status}`;
+  drawBadge($(".badge", row), [STATUSES[job.status] ?? job.status, job.status]);
   setText(row.children[3], count(job.attempt));
   setText($(".user", row.children[4]), job.messages.at(-1)?.message ?? "");
 }

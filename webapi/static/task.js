@@ -1,8 +1,8 @@
 // A Task's own page: its bar, its knobs, its failures. Everything moves without a reload.
 
 import { Poller, attempt, call, check, upload } from "./api.js";
-import { $, $$, cells, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
-import { CALLBACKS, CALLED, COUNTS, KINDS, STATES, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
+import { $, $$, cells, drawBadge, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
+import { CALLBACKS, CALLED, COUNTS, KINDS, badge, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
 
 const id = $("#task").dataset.id;
 const self = `${document.body.dataset.api}/${id}`;
@@ -46,9 +46,7 @@ function drawHead(p) {
   const title = p.title || `Task ${p.task_id}`;
   setText($("#task-title"), title);
   document.title = `${p.progress.percent === null ? "" : `${Math.floor(p.progress.percent)} % · `}${title}`;
-  const badge = $("#state");
-  setText(badge, STATES[p.state] ?? p.state);
-  badge.className = `badge ${p.state === "finished" && p.counts.failed + p.counts.error > 0 ? "finished-with-failures" : p.state}`;
+  drawBadge($("#state"), badge(p));
   setText($("#words"), sentence(p));
   drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
@@ -194,7 +192,7 @@ function drawKnobs(p) {
 function drawFacts(p) {
   const facts = [
     ["Worker", p.worker], ["In flight, about", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
-    ["Ended", when(p.finished_at)], ["Rows not taken", count(p.split.rejected)], ["Waiting for another try", count(p.retrying)],
+    ["Ended", when(p.finished_at)], ["Rows not accepted", count(p.split.rejected)], ["Waiting for another try", count(p.retrying)],
     ...(knobs ? [] : settings(p)),
     ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? "not called"}`]),
   ];
@@ -267,7 +265,7 @@ function drawReports(p) {
 const correct = $("#correct");
 
 function drawCorrections(p) {
-  // Of a list that was refused as a whole, nothing was taken that its rows could take the place of.
+  // Of a list that was not accepted as a whole there is no row whose place a corrected one could take.
   if (correct) show(correct, p.state_reason !== "rows_rejected" && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
   const link = (task) => el("a", { href: new URL(task, location.href).pathname }, `Task ${task}`);
   const box = $("#corrections");
@@ -389,7 +387,7 @@ async function loadTables(p) {
 
 let refused = "";
 
-/** What is wrong with a list that was refused as a whole: its columns, say. Its rows have a table of their own. */
+/** What is wrong with a list that was not accepted as a whole: its columns, say. Its rows have a table of their own. */
 async function loadRefusal(p) {
   const now = p.state === "rejected" ? `${p.task_id} ${p.version}` : "";
   if (now === refused || p.state !== "rejected" || p.split.rejected > 0) return;

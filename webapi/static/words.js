@@ -21,7 +21,7 @@ export const when = (text) => (text ? new Date(text).toLocaleString() : "–");
 
 export const STATES = {
   splitting: "reading", running: "running", paused: "paused", finalizing: "closing", finished: "finished",
-  cancelled: "cancelled", rejected: "rejected",
+  cancelled: "cancelled", rejected: "not accepted",
 };
 
 /** Of a single job. */
@@ -34,7 +34,7 @@ export const KINDS = { failed: "refused", error: "error" };
 
 export const CALLBACKS = { on_complete: "Called at the end", on_success: "Called if all succeed", on_failure: "Called if any does not" };
 export const CALLED = {
-  enqueue: "waiting", working: "running", stopped: "stopped", finish: "done", failed: "refused", error: "failed", cancelled: "cancelled",
+  enqueue: "waiting", working: "running", stopped: "stopped", finish: "done", failed: "refused", error: "error", cancelled: "cancelled",
 };
 
 export const COUNTS = [
@@ -43,6 +43,14 @@ export const COUNTS = [
 ];
 
 const unsuccessful = (c) => c.failed + c.error;
+
+/** The word and the colour of a Task. What ended without a success, or not whole, does not look like one that succeeded. */
+export function badge(p) {
+  const bad = unsuccessful(p.counts);
+  if (p.state !== "finished" || bad + p.split.rejected === 0) return [STATES[p.state] ?? p.state, p.state];
+  if (bad > 0 && p.counts.finish === 0) return ["nothing succeeded", "error"];
+  return [bad > 0 ? "finished with failures" : "finished in part", "partial"];
+}
 
 /** What a Task does now, in a sentence. */
 export function sentence(p) {
@@ -76,9 +84,10 @@ function paused(p) {
 
 function finished(p) {
   const bad = unsuccessful(p.counts);
-  const rejected = p.split.rejected ? ` ${rowsThat(p.split.rejected, "was", "were")} not taken.` : "";
-  if (bad === 0) return `Finished: every row that was taken succeeded.${rejected}${lost(p)}`;
-  return `Finished: ${rows(bad)} of ${count(p.counts.total)} did not succeed.${rejected}${lost(p)}`;
+  const rejected = p.split.rejected ? ` ${rowsThat(p.split.rejected, "was", "were")} not accepted.` : "";
+  if (bad === 0) return `Finished: every row that was accepted succeeded.${rejected}${lost(p)}`;
+  const which = bad === p.counts.total && bad > 1 ? `none of ${rows(bad)} succeeded` : `${rows(bad)} of ${count(p.counts.total)} did not succeed`;
+  return `Finished: ${which}.${rejected}${lost(p)}`;
 }
 
 const lost = (p) => (p.state_reason === "callback_failed" ? " What should have followed it failed." : "");
@@ -89,10 +98,10 @@ const why = ({ split }) => (split.reason ?? "").replace(/^[a-z_]+: /, "");
 /** Why a list was refused. What is wrong with its rows stands below. */
 function rejected(p) {
   const { split } = p;
-  if (split.reason) return `Rejected: ${why(p)}`;
-  if (split.rejected === 0) return "Rejected: the list has no rows.";
-  if (p.state_reason === "rows_rejected") return `Rejected as a whole: ${rowsThat(split.rejected, "is", "are")} not in order.`;
-  return split.rejected === 1 ? "Rejected: its only row could not be taken." : `Rejected: none of its ${rows(split.rejected)} could be taken.`;
+  if (split.reason) return `Not accepted: ${why(p)}`;
+  if (split.rejected === 0) return "Not accepted: the list has no rows.";
+  if (p.state_reason === "rows_rejected") return `Not accepted as a whole: ${rowsThat(split.rejected, "is", "are")} not in order.`;
+  return split.rejected === 1 ? "Not accepted: its only row is not in order." : `Not accepted: none of its ${rows(split.rejected)} is in order.`;
 }
 
 /** Rate and time left, or "" where nothing is known. */
@@ -106,7 +115,7 @@ export function pace(p) {
 
 /** The parts of the bar: what has ended, by outcome, out of what there is. */
 export function segments(p) {
-  // While the list is read its rows are only partly there; rows that are not taken do not count in the end.
+  // While the list is read its rows are only partly there; rows that are not accepted do not count in the end.
   const expected = p.split.state === "splitting" ? (p.split.planned ?? 0) : 0;
   const all = Math.max(p.counts.total, expected, 1);
   return ["finish", "failed", "error", "cancelled"].map((kind) => [kind, p.counts[kind] / all]);

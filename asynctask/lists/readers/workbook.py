@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import operator
 import posixpath
@@ -18,7 +17,7 @@ from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Self
+from typing import Any, BinaryIO, Final, NamedTuple, Self
 from urllib.parse import unquote
 from xml.parsers import expat
 from xml.parsers.expat import XMLParserType
@@ -860,10 +859,6 @@ def from_iso(text: str, kind: str = DATE) -> Any:
 
 # -- OLE, the container of old Office files, untrusted: a small file system of sectors and chains
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-
 OLE: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _HEADER: Final = 512
 _FREE_FROM: Final = 0xFFFFFFFA
@@ -900,15 +895,12 @@ class OleFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def open(self, name: str) -> io.BufferedReader:
-        """A stream, readable and seekable."""
-        entry = self.streams[name.lower()]
-        if entry.size < self._cutoff:
-            chain = _chain(self._small_map, entry.start)
-            places = [self._small_place(sector) for sector in chain]
-            return _buffered(self._file, places, _SMALL_SECTOR, entry.size)
-        places = [self._place(sector) for sector in _chain(self._map, entry.start)]
-        return _buffered(self._file, places, self._sector, entry.size)
+    def read(self, name: str) -> bytes:
+        """The content of a stream."""
+        entry = self.streams[name]
+        if entry.size >= self._cutoff:
+            return b"".join(map(self._read, _chain(self._map, entry.start)))[: entry.size]
+        return b"".join(map(self._read_small, _chain(self._small_map, entry.start)))[: entry.size]
 
     def _read_header(self, size: int) -> None:
         header = self._file.read(_HEADER)
@@ -962,59 +954,17 @@ class OleFile:
     def _place(self, sector: int) -> int:
         return (sector + 1) << self._shift
 
-    def _small_place(self, sector: int) -> int:
+    def _read_small(self, sector: int) -> bytes:
         block, rest = divmod(sector * _SMALL_SECTOR, self._sector)
         if block >= len(self._small_places):
             raise damaged("a stream of it ends nowhere")
-        return self._small_places[block] + rest
+        self._file.seek(self._small_places[block] + rest)
+        return self._file.read(_SMALL_SECTOR)
 
     def _read(self, sector: int) -> bytes:
         self._file.seek(self._place(sector))
         # Beyond the end of the file counts as free, as in other programs: a chain into it is broken.
         return self._file.read(self._sector).ljust(self._sector, b"\xff")
-
-
-class _Stream(io.RawIOBase):
-    """A stream assembled from pieces of a file."""
-
-    def __init__(self, file: BinaryIO, places: list[int], piece: int, size: int) -> None:
-        self._file, self._places, self._piece = file, places, piece
-        self._size, self._at = min(size, len(places) * piece), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        base: int = (0, self._at, self._size)[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        done = 0
-        while done < len(view) and self._at < self._size:
-            index, skip = divmod(self._at, self._piece)
-            run = 1
-            # Read adjacent pieces at once.
-            while index + run < len(self._places) and self._places[index + run] == self._places[index] + run * self._piece:
-                run += 1
-                if run * self._piece >= len(view) - done + skip:
-                    break
-            length = min(run * self._piece - skip, len(view) - done, self._size - self._at)
-            self._file.seek(self._places[index] + skip)
-            data = self._file.read(length)
-            if not data:
-                break
-            view[done : done + len(data)] = data
-            done, self._at = done + len(data), self._at + len(data)
-        return done
-
-
-def _buffered(file: BinaryIO, places: list[int], piece: int, size: int) -> io.BufferedReader:
-    return io.BufferedReader(_Stream(file, places, piece, size), 1 << 16)
 
 
 def _chain(sectors: array[int], start: int) -> list[int]:
