@@ -19,12 +19,12 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.queries import other_language
-from asynctask.ledger.tasks import Made, NewCallback, NewTask, SplitLost
+from asynctask.ledger.tasks import First, Made, NewCallback, NewTask, SplitLost
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
-from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list
+from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, too_many_items
 from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json
@@ -40,6 +40,9 @@ INLINE_BYTES = 1_000_000
 
 MOST_ROWS: Final = 1_000
 """Rows of one transaction; a list with as many is written alone."""
+
+_AS_GIVEN: Final = ("session", "parallel", "tolerated_failures", "idempotency_key", "resubmit_of", "who")
+"""Options that the Task's row has under their own names."""
 
 SLOW_S = 60.0
 """Seconds after a slow validation during which lists of that worker are not validated before the response."""
@@ -67,7 +70,7 @@ class Submission:
 
 @dataclass(slots=True)
 class _Waiting:
-    new: NewTask
+    first: First
     made: Made | None = None
     error: BaseException | None = None
 
@@ -85,9 +88,9 @@ class GroupSubmit:
         self._lock = threading.Lock()
         self._commit_lock = threading.Lock()
 
-    def create(self, new: NewTask) -> Made:
+    def create(self, first: First) -> Made:
         """Creates a Task with its first slice; result and errors as of :func:`asynctask.ledger.tasks.create`."""
-        own = _Waiting(new)
+        own = _Waiting(first)
         with self._lock:
             self._waiting.append(own)
         with self._commit_lock:
@@ -105,7 +108,8 @@ class GroupSubmit:
             count = rows = 0
             for each in taken:
                 # One that corrects a Task locks others.
-                rows += len(each.new.items) + len(each.new.rejects) if each.new.resubmit_of is None else MOST_ROWS
+                corrects = each.first.new.resubmit_of is not None
+                rows += MOST_ROWS if corrects else len(each.first.items) + len(each.first.rejects)
                 if count and rows > MOST_ROWS:
                     break
                 count += 1
@@ -114,7 +118,7 @@ class GroupSubmit:
 
     def _write_batch(self, batch: list[_Waiting]) -> None:
         try:
-            found = task_rows.create(self._ledger, [each.new for each in batch], lease_s=self._lease_s)
+            found = task_rows.create(self._ledger, [each.first for each in batch], lease_s=self._lease_s)
             for each, made in zip(batch, found, strict=True):
                 each.made = made
         except BaseException as error:
@@ -182,10 +186,10 @@ class Submitter:
             if strict:
                 total, rows = stack.enter_context(all_good(rows, self._limits.max_rows))
                 new = replace(new, planned=total)
-            new, made = self._splitter.split_items(new, rows, self._group.create)
+            first, made = self._splitter.split_items(new, rows, self._group.create)
         if not made.created and (task := task_rows.read(self._ledger, made.task_id)).split_state == "failed":
             raise Conflict(f"this key was used for Task {task.id}, which broke off ({task.split_reason}); use a new key")
-        return self._handle(worker, made, new, is_over=True)
+        return self._handle(worker, made, first, is_over=True)
 
     def _submit_json(
         self, worker: Worker, items: Any, given: Submission, callbacks: Sequence[NewCallback]
@@ -193,6 +197,8 @@ class Submitter:
         """Items that have to be split are stored, as an uploaded file is."""
         options = given.options
         body = items.text if isinstance(items, JsonItems) else items_body(items)
+        if len(items) > self._limits.max_rows:
+            raise too_many_items(self._limits.max_rows)
         if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
             rows = self._rows(worker, items, self._unique(worker, options), self._key(worker, options))
             digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()), callbacks)
@@ -222,14 +228,14 @@ class Submitter:
                 origin=stored.filename[:255],
                 source=source.as_json(),
             )
-            new = self._gather_stored(worker, new, stored, source) or new
-            made = self._group.create(new)
+            first = self._gather_stored(worker, new, stored, source) or First(new)
+            made = self._group.create(first)
             kept = made.created
         finally:
             if not kept:
                 self._services.uploads.remove(stored.name)
-        is_over = not (made.created and new.more) or self._start_split(worker, made.task_id, stored.size, given.wait_s)
-        return self._taken(worker, made, new, is_over=is_over)
+        is_over = not (made.created and first.more) or self._start_split(worker, made.task_id, stored.size, given.wait_s)
+        return self._taken(worker, made, first, is_over=is_over)
 
     # -- what is to be written
 
@@ -282,32 +288,25 @@ class Submitter:
         callbacks: Sequence[NewCallback],
         *,
         title: str = "",
-        origin: str | None = None,
         source: dict[str, Any] | None = None,
-        planned: int | None = None,
+        **known: Any,
     ) -> NewTask:
         self._check_chunks(worker, options)
         return NewTask(
             worker_name=worker.name,
             queue=worker.queue_for(options.queue),
             priority=worker.priority if options.priority is None else options.priority,
-            title=options.title or title[:255],
+            title=options.title or title,
             owner=options.owner or "",
-            session=options.session,
-            parallel=options.parallel,
             interval_s=options.interval or 0.0,
-            tolerated_failures=options.tolerated_failures,
-            idempotency_key=options.idempotency_key,
             body_digest=digest,
             options={"retry": worker.max_retries},
-            planned=planned,
-            origin=origin,
-            resubmit_of=options.resubmit_of,
             source=source,
             callbacks=callbacks,
             key_field=self._key(worker, options, (source or {}).get("columns")) or worker.key,
             chunk_size=1 if options.chunk_size is None else options.chunk_size,
-            who=options.who,
+            **{name: getattr(options, name) for name in _AS_GIVEN},
+            **known,
         )
 
     def _check_chunks(self, worker: Worker, options: Options) -> None:
@@ -359,7 +358,7 @@ class Submitter:
 
     def _gather(
         self, new: NewTask, rows: Iterable[NewItem | Refused], names: Names | None, *, strict: bool
-    ) -> NewTask | None:
+    ) -> First | None:
         """The Task with its whole list; None if it has to be split."""
         begun = self._services.clock.monotonic()
         if begun < self._slow.get(new.worker_name, 0.0):
@@ -372,7 +371,7 @@ class Submitter:
             self._slow[new.worker_name] = ended + SLOW_S
         return whole
 
-    def _gather_stored(self, worker: Worker, new: NewTask, stored: StoredFile, source: ListSource) -> NewTask | None:
+    def _gather_stored(self, worker: Worker, new: NewTask, stored: StoredFile, source: ListSource) -> First | None:
         # A small workbook may unpack to a large one, so no process that serves requests reads it.
         # A list that takes rows of another Task is split: its slices lock that Task.
         if not self._splitter.may_fit(None, stored.size) or is_workbook(stored.path) or source.resubmit_of is not None:
@@ -437,28 +436,28 @@ class Submitter:
 
     # -- answers
 
-    def _taken(self, worker: Worker, made: Made, new: NewTask, *, is_over: bool = True) -> TaskHandle:
+    def _taken(self, worker: Worker, made: Made, first: First, *, is_over: bool = True) -> TaskHandle:
         """The handle of a Task; ``is_over``: the list is validated. Raises :class:`InputError` if no row was taken."""
-        if made.created and is_over and not new.items and (error := refusal(self._ledger, made.task_id)) is not None:
-            if new.more:
+        if made.created and is_over and not first.items and (error := refusal(self._ledger, made.task_id)) is not None:
+            if first.more:
                 task_rows.refuse_submission(self._ledger, made.task_id)
             raise error
-        return self._handle(worker, made, new, is_over=is_over)
+        return self._handle(worker, made, first, is_over=is_over)
 
-    def _handle(self, worker: Worker, made: Made, new: NewTask, *, is_over: bool) -> TaskHandle:
-        if made.row is not None and not new.more:
-            problems = problems_of(new.rejects, self._ledger.catalogue.locale)[:KEPT_PROBLEMS]
-            first = first_progress(made.row)
+    def _handle(self, worker: Worker, made: Made, first: First, *, is_over: bool) -> TaskHandle:
+        if made.row is not None and not first.more:
+            problems = problems_of(first.rejects, self._ledger.catalogue.locale)[:KEPT_PROBLEMS]
+            progress = first_progress(made.row)
         else:
             problems = kept_problems(self._ledger, made.task_id, KEPT_PROBLEMS) if is_over else ()
-            first = None
+            progress = None
         return TaskHandle(
             self._services,
             made.task_id,
             self._shape(worker),
             created=made.created,
             problems=problems,
-            first_progress=first,
+            first_progress=progress,
         )
 
 

@@ -20,7 +20,7 @@ from asynctask.errors import InputError, NotFound, Problem, Unavailable
 from asynctask.exports.rows import FORMATS
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
-from asynctask.lists.rows import ListSource, encoding_option, too_many_items
+from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
 from asynctask.task import TaskHandle, place_in_list
 from webapi.context import (
@@ -114,8 +114,6 @@ def export(body: ExportSubmission) -> Response:
     """
     app = asynctask_app()
     _refuse_unknown(app, body.worker)
-    if len(body.shards) > app.config.max_rows:
-        raise too_many_items(app.config.max_rows)
     options, wait_s = body.with_request(_idempotency_key(current_request()), who()), app.config.submit_wait_s
     given = Submission(body.worker, body.shards, options, form=body.format, is_kept=True, wait_s=wait_s)
     return answer(app.hand_in(given))
@@ -488,14 +486,10 @@ def _from_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submiss
         raise InputError('the body must be a JSON object: {"worker": ..., "items": [...]}', code="wrong_type")
     if "jobs" in body:
         mixed = JobsSubmission.model_validate(body)
-        if len(mixed.jobs) > app.config.max_rows:
-            raise too_many_items(app.config.max_rows)
         options = mixed.with_request(key, who())
         return Submission(None, mixed.jobs, options, is_kept=True, wait_s=app.config.submit_wait_s)
     given = JsonSubmission.model_validate(body)
     _refuse_unknown(app, given.worker)
-    if len(given.items) > app.config.max_rows:
-        raise too_many_items(app.config.max_rows)
     options = given.with_request(key, who())
     return Submission(given.worker, given.items, options, is_kept=True, wait_s=app.config.submit_wait_s)
 

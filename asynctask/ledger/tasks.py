@@ -69,13 +69,9 @@ class NewCallback:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A Task to be, with its first slice. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the
-    requester, for the log. ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed.
+    """A Task to be. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
 
-    ``items``: the jobs of the first slice; ``rejects``: its refused rows; ``cursor``: its last row; ``headers``: as of
-    :class:`~asynctask.lists.rows.Names`; ``more``: False if it is the whole list, ``planned`` then being the number of its
-    rows. Without jobs such a Task is ``rejected``, and keeps no idempotency key, for a corrected list to use;
-    ``refused``: because the list is strict."""
+    ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 
     worker_name: str
     queue: str
@@ -97,6 +93,18 @@ class NewTask:
     key_field: str | None = None
     chunk_size: int = 1
     who: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """A Task to be with its first slice: ``items`` are its jobs, ``rejects`` its refused rows, ``cursor`` is its last row.
+
+    ``headers``: as of :class:`~asynctask.lists.rows.Names`. ``more``: False if it is the whole list, whose number of rows
+    is ``new.planned``. Without jobs such a Task is ``rejected``, and keeps no idempotency key, for a corrected list to use;
+    ``refused``: because the list is strict.
+    """
+
+    new: NewTask
     items: Sequence[NewItem] = ()
     rejects: Sequence[Reject] = ()
     cursor: int = 0
@@ -139,7 +147,7 @@ class Made:
     row: dict[str, Any] | None = None
 
 
-def create(ledger: Ledger, new: Sequence[NewTask], *, lease_s: float) -> list[Made]:
+def create(ledger: Ledger, firsts: Sequence[First], *, lease_s: float) -> list[Made]:
     """Creates these Tasks with their first slices in one transaction, or none of them.
 
     A Task without ``more`` rows is sealed when it becomes visible. Any other is in ``splitting``, and this process has the
@@ -150,11 +158,12 @@ def create(ledger: Ledger, new: Sequence[NewTask], *, lease_s: float) -> list[Ma
     Several raise :class:`~sqlalchemy.exc.IntegrityError` if an idempotency key among them was used before.
     """
     try:
-        return _insert(ledger, new, lease_s)
+        return _insert(ledger, firsts, lease_s)
     except exc.IntegrityError:
-        if len(new) > 1 or new[0].idempotency_key is None:
+        new = firsts[0].new
+        if len(firsts) > 1 or new.idempotency_key is None:
             raise
-        return [Made(first_answer(ledger, new[0]), False)]
+        return [Made(first_answer(ledger, new), False)]
 
 
 _INSERT: Final = tasks.insert().returning(_t.id, sort_by_parameter_order=True)
@@ -162,17 +171,18 @@ _LOG_COLUMNS: Final = ("task_id", "at", "who", "action", "detail")
 
 
 @repeatable
-def _insert(ledger: Ledger, new: Sequence[NewTask], lease_s: float) -> list[Made]:
+def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Made]:
     now = ledger.now()
-    rows = [_row(ledger, each, now, lease_s) for each in new]
-    jids = ledger.ids.jids(sum(len(each.items) for each in new))
+    rows = [_row(ledger, each, now, lease_s) for each in firsts]
+    jids = ledger.ids.jids(sum(len(each.items) for each in firsts))
     with ledger.database.write() as connection:
-        above = [corrections.may_be_corrected(connection, each.resubmit_of) if each.resubmit_of else [] for each in new]
+        parents = [each.new.resubmit_of for each in firsts]
+        above = [[] if parent is None else corrections.may_be_corrected(connection, parent) for parent in parents]
         if any(row["key_field"] is not None for row in rows):  # after its ancestors, whose rows may be locked for long
             lock_order(connection)
         for row, (task_id,) in zip(rows, connection.execute(_INSERT, rows).all(), strict=True):
             row["id"] = int(task_id)
-        made = list(zip(rows, new, strict=True))
+        made = list(zip(rows, firsts, strict=True))
         corrected = [
             {"ancestor_id": i, "task_id": row["id"]} for row, known in zip(rows, above, strict=True) for i in known
         ]
@@ -195,44 +205,46 @@ _AS_GIVEN: Final = (
 )  # fmt: skip
 
 
-def _row(ledger: Ledger, new: NewTask, now: int, lease_s: float) -> dict[str, Any]:
+def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, Any]:
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
-    key, count = sessions.key_of(new.owner, new.session), len(new.items)
+    new, count = first.new, len(first.items)
+    key = sessions.key_of(new.owner, new.session)
     row: dict[str, Any] = {
         **{name: getattr(new, name) for name in _AS_GIVEN}, "title": new.title[:255], "options": dumps(new.options),
         "split_source": dumps(new.source) if new.source is not None else None, "created_at": now, "updated_at": now,
         "slots": MAX_SLOTS if new.planned is not None and new.planned >= SLOTS_FROM else 1,
         "session_key": key, "session_waits": new.priority if key is not None else None,
         "callbacks": dumps([asdict(each) for each in new.callbacks]) if new.callbacks else None,
-        "created": items_of(new.items), "created_jobs": count, "rejected": len(new.rejects), "split_cursor": new.cursor,
-        "headers": dumps(new.headers) if new.headers is not None else None, "state": State.SPLITTING, "state_reason": None,
+        "created": items_of(first.items), "created_jobs": count, "rejected": len(first.rejects),
+        "split_cursor": first.cursor, "headers": None if first.headers is None else dumps(first.headers),
+        "state": State.SPLITTING, "state_reason": None,
         "split_state": "splitting", "split_by": ledger.identity, "split_until": now + micros(lease_s),
         "generation_sealed": 0, "closed_at": None, "finished_at": None,
     }  # fmt: skip
-    if not new.more:  # the Task is invisible between the two steps, so one statement takes both
-        refused = Reason.ROWS_REJECTED if new.refused else Reason.NOTHING_ACCEPTED
+    if not first.more:  # the Task is invisible between the two steps, so one statement takes both
+        refused = Reason.ROWS_REJECTED if first.refused else Reason.NOTHING_ACCEPTED
         state, reason = (State.RUNNING, Reason.SEALED) if count else (State.REJECTED, refused)
         check_task(State.SPLITTING, state, reason)
         row |= {"state": state, "split_state": "sealed", "split_by": None, "split_until": None, "generation_sealed": 1}
         if not count:
-            state_reason = nothing_taken(reason, len(new.rejects))
+            state_reason = nothing_taken(reason, len(first.rejects))
             row |= {"state_reason": state_reason, "closed_at": now, "finished_at": now, "session_waits": None}
     # In a session it gets its hints with its turn.
     return row | readiness.hints(Gate(row["state"], new.priority, new.session is None, count > 0), 0)._asdict()
 
 
-def _log_rows(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
-    # The owner is a text of the client's: who submitted is ``new.who``.
+def _log_rows(first: First, task_id: int, now: int) -> list[tuple[Any, ...]]:
+    new = first.new  # its owner is a text of the client's: who submitted is ``who``
     detail = {"title": new.title, "worker": new.worker_name, **({"owner": new.owner} if new.owner else {})}
     submitted = (task_id, now, clean(new.who)[:255], "submitted", dumps(detail))
-    return [submitted] if new.more else [submitted, (task_id, now, "", "split sealed", None)]
+    return [submitted] if first.more else [submitted, (task_id, now, "", "split sealed", None)]
 
 
-def _write_rest(connection: Connection, ledger: Ledger, new: NewTask, row: dict[str, Any]) -> None:
+def _write_rest(connection: Connection, ledger: Ledger, first: First, row: dict[str, Any]) -> None:
     """Writes what few Tasks have: refused rows, a released idempotency key, a session."""
-    write_rejects(connection, row["id"], new.rejects)
+    write_rejects(connection, row["id"], first.rejects)
     if row["state"] == State.REJECTED:
-        if new.idempotency_key is not None:  # after the insert, which checks the key
+        if row["idempotency_key"] is not None:  # after the insert, which checks the key
             connection.execute(tasks.update().where(_t.id == row["id"]).values(idempotency_key=None))
     elif row["session_key"] is not None:
         sessions.promote(connection, ledger, row["session_key"])

@@ -18,7 +18,7 @@ from asynctask.iterable import MAX_SLICE_BYTES as MAX_JOB_BYTES
 from asynctask.iterable import chunk_of, pack
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, Reject
-from asynctask.ledger.tasks import Made, NewTask, SplitLost
+from asynctask.ledger.tasks import First, Made, NewTask, SplitLost
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
@@ -66,19 +66,12 @@ class _Slice:
             self.items.append(NewItem(params, rows[0], items=len(rows), last_row=rows[-1]))
         self.open, self.open_size = [], 0
 
-    def begins(self, new: NewTask, names: Names | None, *, strict: bool = False) -> NewTask:
+    def begins(self, new: NewTask, names: Names | None, *, strict: bool = False) -> First:
         """The Task with this as its first slice; of a ``strict`` list that is all of it, a refused one has no jobs."""
         refused = strict and bool(self.rejects)
-        return replace(
-            new,
-            items=() if refused else self.items,
-            rejects=self.rejects,
-            cursor=self.cursor,
-            headers=None if names is None else names.as_json(),
-            planned=new.planned if self.more else self.count,
-            more=self.more,
-            refused=refused,
-        )
+        new, items = (new, self.items) if self.more else (replace(new, planned=self.count), () if refused else self.items)
+        headers = None if names is None else names.as_json()
+        return First(new, items, self.rejects, self.cursor, headers, self.more, refused)
 
 
 class Splitter:
@@ -170,8 +163,8 @@ class Splitter:
             self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
     def split_items(
-        self, new: NewTask, rows: Iterable[NewItem | Refused], create: Callable[[NewTask], Made]
-    ) -> tuple[NewTask, Made]:
+        self, new: NewTask, rows: Iterable[NewItem | Refused], create: Callable[[First], Made]
+    ) -> tuple[First, Made]:
         """Makes a Task of a program's items, consumed one by one in the caller's thread: ``create`` writes it with the
         first slice. Re-raises what the iterable raises; raises :class:`Conflict` if another process ended the split."""
         names = Names("items", {})
@@ -179,13 +172,12 @@ class Splitter:
         sizes = self._sizes(whole=new.planned is not None and self.may_fit(new.planned, None))
         slices = self._slices(_noted(rows, names), _Chunks(new.chunk_size, new.planned), sizes, planned=new.planned)
         try:
-            first = next(slices)
+            first = next(slices).begins(new, names)
         except Exception as error:  # the Task says why it has no item
-            first, broken = _Slice(), error
-        new = first.begins(new, names)
-        made = create(new)
-        if not (made.created and new.more):
-            return new, made
+            first, broken = First(new), error
+        made = create(first)
+        if not (made.created and first.more):
+            return first, made
         with self._lease(made.task_id):
             try:
                 if broken is not None:
@@ -204,7 +196,7 @@ class Splitter:
                 why = clean(f"the items ended with {type(error).__name__}: {error}")
                 task_rows.end_split(self._ledger, made.task_id, Reason.SPLIT_FAILED, why=why)
                 raise
-        return new, made
+        return first, made
 
     # -- lists that are one slice
 
@@ -212,9 +204,7 @@ class Splitter:
         """Whether a list of ``count`` rows and ``size`` bytes (None: unknown) may suit :meth:`gather`."""
         return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
 
-    def gather(
-        self, new: NewTask, rows: Iterable[NewItem | Refused], names: Names | None, *, strict: bool
-    ) -> NewTask | None:
+    def gather(self, new: NewTask, rows: Iterable[NewItem | Refused], names: Names | None, *, strict: bool) -> First | None:
         """A Task with its whole list, validated, if that is one slice and takes at most :data:`WHOLE_S`; writes nothing.
 
         ``new.planned`` is the number of rows, as far as it is known; ``names`` gets those of items. None for a list that

@@ -705,9 +705,11 @@ def test_names_that_differ_in_a_letters_case_or_a_space_are_different(world: Wor
     app = world.app()
     keys = ["a", "A", "a ", "á", "ａ"]
     new = [task_rows.NewTask("note", "default", 240, owner=one, idempotency_key=two) for one in keys for two in keys]
-    ids = {task_rows.create(app.ledger, [each], lease_s=60)[0].task_id for each in new}
+    ids = {task_rows.create(app.ledger, [task_rows.First(each)], lease_s=60)[0].task_id for each in new}
     assert len(ids) == len(new)
-    assert [task_rows.create(app.ledger, [each], lease_s=60)[0].created for each in new] == [False] * len(new)
+    assert [task_rows.create(app.ledger, [task_rows.First(each)], lease_s=60)[0].created for each in new] == [False] * len(
+        new
+    )
 
 
 @pytest.mark.databases("sqlite", reason="the settings of a server are its administrator's")

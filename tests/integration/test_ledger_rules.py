@@ -283,7 +283,7 @@ def test_a_model_that_changes_its_mind_between_the_two_passes_ends_the_split_as_
 def test_a_splitter_that_was_passed_refuses_no_list(world: World) -> None:
     one, two = world.app(), world.app()
     new = task_rows.NewTask("note", "default", 240, source={"strict": True})
-    task_id = task_rows.create(one.ledger, [new], lease_s=60)[0].task_id
+    task_id = task_rows.create(one.ledger, [task_rows.First(new)], lease_s=60)[0].task_id
     assert task_rows.claim_split(two.ledger, task_id, lease_s=60, of=one.ledger.identity) is not None
     with pytest.raises(SplitLost):
         task_rows.end_split(one.ledger, task_id, Reason.ROWS_REJECTED, planned=5)

@@ -21,7 +21,7 @@ from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.ledger import lending, tasks
 from asynctask.ledger.base import NewItem, Reject
 from asynctask.ledger.recorder import TaskCloser
-from asynctask.ledger.tasks import NewTask
+from asynctask.ledger.tasks import First, NewTask
 from asynctask.lists import split
 from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.split import MAX_WHOLE_BYTES
@@ -52,10 +52,10 @@ def uploads(app: AsyncTask) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-def new_whole(*numbers: int, **more: Any) -> NewTask:
+def new_whole(*numbers: int, **more: Any) -> First:
     items = [NewItem(f'{{"n":{n}}}', row) for row, n in enumerate(numbers, 1)]
-    whole: dict[str, Any] = {"items": items, "planned": len(items), "cursor": len(items), "more": False}
-    return NewTask("note", "default", 240, **whole, **more)
+    new = NewTask("note", "default", 240, planned=len(items), **more)
+    return First(new, items, cursor=len(items), more=False)
 
 
 # -- submitting
@@ -201,7 +201,7 @@ def test_sessions_go_one_after_the_other_also_in_one_transaction(world: World) -
 # -- together
 
 
-def together(group: GroupSubmit, wholes: list[NewTask]) -> list[Any]:
+def together(group: GroupSubmit, wholes: list[First]) -> list[Any]:
     """Submits from a thread each, while an earlier transaction of the group goes on; what each got, an error too."""
     found: list[Any] = [None] * len(wholes)
 
@@ -244,7 +244,7 @@ def test_one_that_is_refused_does_not_take_the_others_along(world: World) -> Non
             new_whole(1, idempotency_key="k", body_digest="a"),
             new_whole(1, idempotency_key="k", body_digest="b"),
             new_whole(2),
-            replace(new_whole(idempotency_key="new"), rejects=[Reject(1, [{"code": "x"}], {"n": 1})], planned=1, cursor=1),
+            replace(new_whole(idempotency_key="new"), rejects=[Reject(1, [{"code": "x"}], {"n": 1})], cursor=1),
         ],
     )
     assert (same.task_id, same.created) == (first.task_id, False)
