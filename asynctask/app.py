@@ -40,7 +40,7 @@ from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
-from asynctask.lists.uploads import JsonItems, StoredFile
+from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
 from asynctask.operations import Operations
 from asynctask.pushing import Pushing
@@ -62,6 +62,7 @@ from asynctask.worker import (
     Register,
     RetryIn,
     Takes,
+    TaskOptions,
     Worker,
     WorkerOptions,
     as_callback,
@@ -89,6 +90,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Model = TypeVar("Model", bound="BaseModel")
+Named = str | Actor | EngineTask
+AnyWorker = Named | Worker[..., Any]
 RowsOf = Callable[[Any], abc.Iterable[Any]]
 Target = TypeVar("Target", bound=Callable[..., Any])
 
@@ -249,28 +252,28 @@ class AsyncTask(OnDemand):
     @overload
     def submit_export(
         self,
-        worker: str | Worker[..., Any] | Actor | EngineTask,
+        worker: AnyWorker,
         shards: abc.Iterable[Any],
         *,
         format: str = "csv",
         dry_run: Literal[True],
-        **options: Any,
+        **options: Unpack[TaskOptions],
     ) -> DryRun: ...
 
     @overload
     def submit_export(
         self,
-        worker: str | Worker[..., Any] | Actor | EngineTask,
+        worker: AnyWorker,
         shards: abc.Iterable[Any],
         *,
         format: str = "csv",
         dry_run: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[TaskOptions],
     ) -> TaskHandle: ...
 
     def submit_export(
         self,
-        worker: str | Worker[..., Any] | Actor | EngineTask,
+        worker: Any,
         shards: abc.Iterable[Any],
         *,
         format: str = "csv",  # noqa: A002
@@ -283,36 +286,8 @@ class AsyncTask(OnDemand):
         Raises :class:`InputError`, :class:`UnknownWorker`, :class:`Unavailable` if the library of ``results_url`` is not
         installed.
         """
-        made = self.hand_in_export(worker, list(checked_items(shards)), format, self._checked(options))
-        return made.task if isinstance(made, Submission) else made
-
-    def hand_in_export(
-        self,
-        worker: str | Worker[..., Any] | Actor | EngineTask,
-        shards: Sequence[Any] | JsonItems,
-        form: str,
-        options: Options,
-        *,
-        wait_s: float = 1.0,
-    ) -> Submission | DryRun:
-        """Submits an export whose options are already validated; see :meth:`submit_export`."""
-        found = self._find_export(worker)
-        if options.resubmit_of is not None:
-            raise InputError("an export has no rows to correct: leave out resubmit_of", code="invalid_options")
-        if options.chunk_size not in (None, 1):
-            raise InputError("each shard of an export is a job: leave out chunk_size", code="invalid_options")
-        self.export_files.check()
-        columns = list(found.columns)
-        said = {"export": self.ids.jid(), "format": check_format(form, columns), "columns": columns}
-        # The workers of an engine need only take the queue of the shards.
-        queue = self.config.callback_queue if found.engine is None else found.queue_for(options.queue)
-        callbacks = [
-            NewCallback(MERGE, MERGER, queue, [said]),
-            *self._callbacks(found, options, is_export=True),
-        ]
-        submitter = self._made().submitter
-        items = shards if isinstance(shards, JsonItems) else list(shards)
-        return submitter.submit_items(found, items, options, callbacks=callbacks, wait_s=wait_s)
+        shards = list(checked_items(shards))
+        return self.hand_in(Submission(worker, shards, self._checked(options), form=format, is_kept=True))
 
     def result(self, task_id: int) -> ResultFile:
         """The file of an export, with its manifest. Raises :class:`Conflict` if there is none yet, :class:`NotFound`."""
@@ -392,7 +367,7 @@ class AsyncTask(OnDemand):
         items: abc.Iterable[Model | Mapping[str, Any]],
         *,
         dry_run: Literal[True],
-        **options: Any,
+        **options: Unpack[TaskOptions],
     ) -> DryRun: ...
 
     @overload
@@ -402,25 +377,27 @@ class AsyncTask(OnDemand):
         items: abc.Iterable[Model | Mapping[str, Any]],
         *,
         dry_run: Literal[False] = False,
-        **options: Any,
-    ) -> TaskHandle: ...
-
-    @overload
-    def submit(self, worker: Takes[T], items: abc.Iterable[T], *, dry_run: Literal[True], **options: Any) -> DryRun: ...
-
-    @overload
-    def submit(
-        self, worker: Takes[T], items: abc.Iterable[T], *, dry_run: Literal[False] = False, **options: Any
+        **options: Unpack[TaskOptions],
     ) -> TaskHandle: ...
 
     @overload
     def submit(
-        self, worker: str | Actor | EngineTask, items: abc.Iterable[Any], *, dry_run: Literal[True], **options: Any
+        self, worker: Takes[T], items: abc.Iterable[T], *, dry_run: Literal[True], **options: Unpack[TaskOptions]
     ) -> DryRun: ...
 
     @overload
     def submit(
-        self, worker: str | Actor | EngineTask, items: abc.Iterable[Any], *, dry_run: Literal[False] = False, **options: Any
+        self, worker: Takes[T], items: abc.Iterable[T], *, dry_run: Literal[False] = False, **options: Unpack[TaskOptions]
+    ) -> TaskHandle: ...
+
+    @overload
+    def submit(
+        self, worker: Named, items: abc.Iterable[Any], *, dry_run: Literal[True], **options: Unpack[TaskOptions]
+    ) -> DryRun: ...
+
+    @overload
+    def submit(
+        self, worker: Named, items: abc.Iterable[Any], *, dry_run: Literal[False] = False, **options: Unpack[TaskOptions]
     ) -> TaskHandle: ...
 
     def submit(self, worker: Any, items: abc.Iterable[Any], **options: Any) -> TaskHandle | DryRun:
@@ -440,31 +417,19 @@ class AsyncTask(OnDemand):
         name, or ``{"worker": ..., "args": [...]}``, called with the arguments and the progress object when the last item
         has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
         """
-        found = self._find(worker)
-        if isinstance(worker, Worker):
-            if worker.wait is not None:
-                raise InputError("a Task cannot be scheduled: submit it at that time, or leave wait out of set()")
-            found = replace(found, **worker.overrides)  # worker.set(queue=...) applies to its Tasks too
-        checked, items = self._checked(options), checked_items(items)
-        return self._made().submitter.submit(found, items, checked, callbacks=self._callbacks(found, checked))
+        return self.hand_in(Submission(worker, checked_items(items), self._checked(options)))
 
     @overload
     def submit_jobs(
-        self, jobs: abc.Iterable[tuple[Worker | str | Actor | EngineTask, Any]], *, dry_run: Literal[True], **options: Any
+        self, jobs: abc.Iterable[tuple[AnyWorker, Any]], *, dry_run: Literal[True], **options: Unpack[TaskOptions]
     ) -> DryRun: ...
 
     @overload
     def submit_jobs(
-        self,
-        jobs: abc.Iterable[tuple[Worker | str | Actor | EngineTask, Any]],
-        *,
-        dry_run: Literal[False] = False,
-        **options: Any,
+        self, jobs: abc.Iterable[tuple[AnyWorker, Any]], *, dry_run: Literal[False] = False, **options: Unpack[TaskOptions]
     ) -> TaskHandle: ...
 
-    def submit_jobs(
-        self, jobs: abc.Iterable[tuple[Worker | str | Actor | EngineTask, Any]], **options: Any
-    ) -> TaskHandle | DryRun:
+    def submit_jobs(self, jobs: abc.Iterable[tuple[Any, Any]], **options: Any) -> TaskHandle | DryRun:
         """Submits jobs of several workers, ``[(worker, item), ...]``, as one Task.
 
         Each item is validated and retried as its own worker says; priority and queue are by default those of the first
@@ -479,22 +444,7 @@ class AsyncTask(OnDemand):
         )
         if isinstance(jobs, Collection):
             items = list(items)
-        mixed, checked = self._mixed(like), self._checked(options)
-        return self._made().submitter.submit(mixed, items, checked, callbacks=self._callbacks(mixed, checked))
-
-    def hand_in_jobs(
-        self, jobs: Sequence[Any] | JsonItems, options: Options, *, wait_s: float = 1.0
-    ) -> Submission | DryRun:
-        """Submits jobs as JSON, ``[{"worker": name, "item": ...}, ...]``; see :meth:`submit_jobs` and :meth:`hand_in`.
-
-        The first job with a known worker determines priority and queue.
-        """
-        named = (each.get("worker") for each in jobs if isinstance(each, Mapping))
-        first = next((name for name in named if isinstance(name, str) and name in self.workers), None)
-        like = None if first is None else self._find(first)
-        mixed = self._mixed(like)
-        callbacks = self._callbacks(mixed, options)
-        return self._made().submitter.submit_items(mixed, jobs, options, callbacks=callbacks, wait_s=wait_s)
+        return self.hand_in(Submission(self._mixed(like), items, self._checked(options)))
 
     def _mixed(self, like: Worker | None, queue: str | None = None) -> Worker:
         """The worker of a Task of mixed jobs, on the engine and queue of ``like``."""
@@ -515,19 +465,20 @@ class AsyncTask(OnDemand):
         )
 
     @overload
-    def check(self, worker: Takes[Model], items: abc.Iterable[Model | Mapping[str, Any]], **options: Any) -> DryRun: ...
+    def check(
+        self, worker: Takes[Model], items: abc.Iterable[Model | Mapping[str, Any]], **options: Unpack[TaskOptions]
+    ) -> DryRun: ...
 
     @overload
-    def check(self, worker: Takes[T], items: abc.Iterable[T], **options: Any) -> DryRun: ...
+    def check(self, worker: Takes[T], items: abc.Iterable[T], **options: Unpack[TaskOptions]) -> DryRun: ...
 
     @overload
-    def check(self, worker: str | Actor | EngineTask, items: abc.Iterable[Any], **options: Any) -> DryRun: ...
+    def check(self, worker: Named, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> DryRun: ...
 
-    def check(self, worker: Any, items: abc.Iterable[Any], **options: Any) -> DryRun:
+    def check(self, worker: Any, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> DryRun:
         """The result that :meth:`submit` would have for these items; writes nothing, and validates all of them in this
         thread."""
-        found: DryRun = self.submit(worker, items, dry_run=True, **options)
-        return found
+        return self.submit(worker, items, dry_run=True, **options)
 
     def submit_file(
         self,
@@ -538,8 +489,8 @@ class AsyncTask(OnDemand):
         columns: Mapping[str, str] | None = None,
         encoding: str | None = None,
         wait_s: float = 1.0,
-        **options: Any,
-    ) -> Submission:
+        **options: Unpack[TaskOptions],
+    ) -> TaskHandle:
         """Submits a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
 
         ``sheet`` selects a sheet of a workbook; ``columns`` maps headers to fields; ``encoding`` is that of a text
@@ -548,18 +499,17 @@ class AsyncTask(OnDemand):
 
         Raises :class:`InputError` (with ``status``, ``code`` and every problem) if no row can be accepted.
         """
-        found = self._hand_in_file(worker, stored, options, sheet, columns, encoding, wait_s=wait_s)
-        assert isinstance(found, Submission)
-        return found
+        with self.uploads.removing_refused(stored):
+            source, checked = ListSource.checked(sheet, columns, encoding), self._checked(options, may_be_dry=False)
+        return self._task_of(Submission(worker, stored, checked, source, wait_s=wait_s))
 
     def submit_items(
-        self, worker: Worker | str, items: Sequence[Any], *, wait_s: float = 1.0, **options: Any
-    ) -> Submission:
+        self, worker: Worker | str, items: Sequence[Any], *, wait_s: float = 1.0, **options: Unpack[TaskOptions]
+    ) -> TaskHandle:
         """Submits JSON items. Few are written with their Task; many are stored like an upload, so that their split survives
         this process. Raises as :meth:`submit_file`."""
-        found = self.hand_in(worker, checked_items(items), self._checked(options, may_be_dry=False), wait_s=wait_s)
-        assert isinstance(found, Submission)
-        return found
+        checked = self._checked(options, may_be_dry=False)
+        return self._task_of(Submission(worker, checked_items(items), checked, is_kept=True, wait_s=wait_s))
 
     def check_file(
         self,
@@ -569,54 +519,50 @@ class AsyncTask(OnDemand):
         sheet: str | None = None,
         columns: Mapping[str, str] | None = None,
         encoding: str | None = None,
-        **options: Any,
+        **options: Unpack[TaskOptions],
     ) -> DryRun:
         """The result that :meth:`submit_file` would have for a stored file; writes nothing and removes the file.
 
         Raises :class:`InputError` as it does, :class:`Unavailable` if it takes longer than ``dry_run_s``.
         """
-        found = self._hand_in_file(worker, stored, {**options, "dry_run": True}, sheet, columns, encoding, check=True)
+        with self.uploads.removing_refused(stored):
+            source, checked = ListSource.checked(sheet, columns, encoding), self._checked({**options, "dry_run": True})
+        found = self.hand_in(Submission(worker, stored, checked, source))
         assert isinstance(found, DryRun)
         return found
 
-    def _hand_in_file(
-        self,
-        worker: Worker | str,
-        stored: StoredFile,
-        given: Mapping[str, Any],
-        sheet: str | None,
-        columns: Mapping[str, str] | None,
-        encoding: str | None,
-        *,
-        wait_s: float = 1.0,
-        check: bool = False,
-    ) -> Submission | DryRun:
-        with self.uploads.removing_refused(stored):
-            source, options = ListSource.checked(sheet, columns, encoding), self._checked(given, may_be_dry=check)
-        return self.hand_in(worker, stored, options, source, wait_s=wait_s)
+    def hand_in(self, given: Submission) -> TaskHandle | DryRun:
+        """The one way in: makes a Task of what is handed in, of Python, the command line or HTTP. With the option
+        ``dry_run`` it is only validated.
 
-    def hand_in(
-        self,
-        worker: Worker | str,
-        listed: StoredFile | Sequence[Any] | JsonItems,
-        options: Options,
-        source: ListSource | None = None,
-        *,
-        wait_s: float = 1.0,
-    ) -> Submission | DryRun:
-        """Submits a stored file, read as ``source`` says, or JSON items; the options are already validated.
-
-        With the option ``dry_run`` it is only validated. Raises as :meth:`submit_file` and :meth:`check_file`.
+        Raises as :meth:`submit` for items, as :meth:`submit_file` and :meth:`check_file` for JSON items and files.
         """
-        submitter = self._made().submitter
-        if not isinstance(listed, StoredFile):
-            found = self._find(worker)
-            callbacks = self._callbacks(found, options)
-            return submitter.submit_items(found, listed, options, callbacks=callbacks, wait_s=wait_s)
-        with self.uploads.removing_refused(listed):
-            found = self._find(worker)
-            callbacks = self._callbacks(found, options)
-        return submitter.submit_stored(found, listed, source or ListSource(), options, callbacks=callbacks, wait_s=wait_s)
+        with self.uploads.removing_refused(given.listed):
+            worker = self._worker_for(given)
+            callbacks = self._callbacks(worker, given)
+        return self._made().submitter.submit(worker, given, callbacks)
+
+    def _task_of(self, given: Submission) -> TaskHandle:
+        handle = self.hand_in(given)
+        assert isinstance(handle, TaskHandle)
+        return handle
+
+    def _worker_for(self, given: Submission) -> Worker:
+        """The worker of a submission. Raises :class:`InputError`, :class:`UnknownWorker`."""
+        if given.worker is None:  # the first job with a known worker determines priority and queue
+            named = (each.get("worker") for each in given.listed if isinstance(each, Mapping))  # type: ignore[union-attr]
+            first = next((name for name in named if isinstance(name, str) and name in self.workers), None)
+            return self._mixed(None if first is None else self._find(first))
+        if isinstance(given.worker, Worker) and given.worker.name == MIXED:
+            return given.worker
+        found = self._find(given.worker)
+        if given.form is not None:
+            self._check_export(found, given.options)
+        if not isinstance(given.worker, Worker):
+            return found
+        if given.worker.wait is not None:
+            raise InputError("a Task cannot be scheduled: submit it at that time, or leave wait out of set()")
+        return replace(found, **given.worker.overrides)  # worker.set(queue=...) applies to its Tasks too
 
     def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
         """The response of a child process that checks a large list: see :mod:`asynctask.lists.dry_run`."""
@@ -664,8 +610,7 @@ class AsyncTask(OnDemand):
         except InputError:
             return False
 
-    def _find_export(self, worker: Any) -> Worker:
-        found = self._find(worker)
+    def _check_export(self, found: Worker, options: Options) -> None:
         engine = None if found.engine is None else self._engines[found.engine]
         if engine is not None and not engine.capabilities.exports:
             raise InputError(
@@ -676,7 +621,11 @@ class AsyncTask(OnDemand):
         if not found.columns:
             how = "with @app.export" if engine is None else f"with the option export_columns of {engine.name}'s task"
             raise InputError(f"worker {found.name!r} is no export: declare it {how}", code="invalid_worker")
-        return found
+        if options.resubmit_of is not None:
+            raise InputError("an export has no rows to correct: leave out resubmit_of", code="invalid_options")
+        if options.chunk_size not in (None, 1):
+            raise InputError("each shard of an export is a job: leave out chunk_size", code="invalid_options")
+        self.export_files.check()
 
     # -- callbacks
 
@@ -686,7 +635,7 @@ class AsyncTask(OnDemand):
         named = {name: self._named(given[name]) for name in CALLBACKS if given.get(name) is not None}
         options = check_options({**given, **named})
         if options.dry_run and not may_be_dry:
-            raise InputError("use check_file for a dry run of a stored list")
+            raise InputError("use check_file, or check, for a dry run")
         return options
 
     def _named(self, callback: Any) -> Any:
@@ -706,13 +655,20 @@ class AsyncTask(OnDemand):
                     raise ConfigError(f"{name} {error}") from None
         return found
 
-    def _callbacks(self, worker: Worker, options: Options, *, is_export: bool = False) -> Sequence[NewCallback]:
-        """The callbacks of a submission: those of its options, else the worker's. Raises :class:`UnknownWorker`, and
-        :class:`InputError` for a worker whose jobs are not tracked."""
-        if worker.columns and not is_export:
+    def _callbacks(self, worker: Worker, given: Submission) -> Sequence[NewCallback]:
+        """The callbacks of a submission: those of its options, else the worker's, and the merge of an export before them.
+        Raises :class:`UnknownWorker`, and :class:`InputError` for a worker whose jobs are not tracked."""
+        options, merge = given.options, list[NewCallback]()
+        if given.form is not None:
+            columns = list(worker.columns)
+            said = {"export": self.ids.jid(), "format": check_format(given.form, columns), "columns": columns}
+            # The workers of an engine need only take the queue of the shards.
+            queue = self.config.callback_queue if worker.engine is None else worker.queue_for(options.queue)
+            merge = [NewCallback(MERGE, MERGER, queue, [said])]
+        elif worker.columns:
             raise InputError(f"worker {worker.name!r} is an export: use submit_export", code="invalid_worker")
-        said = {name: getattr(options, name) or worker.callbacks.get(name) for name in CALLBACKS}
-        return [self._callback(name, each) for name, each in said.items() if each is not None]
+        named = {name: getattr(options, name) or worker.callbacks.get(name) for name in CALLBACKS}
+        return merge + [self._callback(name, each) for name, each in named.items() if each is not None]
 
     def _callback(self, name: str, callback: Callback) -> NewCallback:
         found = self.workers.get(callback.worker)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -18,12 +19,12 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.queries import other_language
-from asynctask.ledger.tasks import NewCallback, NewTask, NewWhole, SplitLost, Whole, create_whole
+from asynctask.ledger.tasks import First, Made, NewCallback, NewTask, SplitLost
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
-from asynctask.lists.rows import MAX_KEY, ListSource, all_good, checked, open_list
+from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, too_many_items
 from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json
@@ -40,30 +41,37 @@ INLINE_BYTES = 1_000_000
 MOST_ROWS: Final = 1_000
 """Rows of one transaction; a list with as many is written alone."""
 
+_AS_GIVEN: Final = ("session", "parallel", "tolerated_failures", "idempotency_key", "resubmit_of", "who")
+"""Options that the Task's row has under their own names."""
+
 SLOW_S = 60.0
 """Seconds after a slow validation during which lists of that worker are not validated before the response."""
-
-Rows = Callable[[], Iterable[NewItem | Refused]]
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The result of a submission.
+    """What is handed in: a list for a worker, with its options.
 
-    ``created``: False if the same list was submitted before under the same Idempotency-Key; ``problems``: of refused rows,
-    None while the validation goes on; ``progress``: the progress object, if known without a query.
+    ``worker``: a worker, its name, or a task or an actor of an attached engine; None for jobs as JSON, which name their
+    own (``{"worker": name, "item": ...}``). ``listed``: items; or a stored file, read as ``source`` says. ``form``: the
+    items are shards, whose rows become a file in this format. ``is_kept``: the items are JSON, and their split survives
+    this process; others are consumed in the caller's thread. ``wait_s``: seconds to wait for the validation of a list that
+    is split by another thread or process.
     """
 
-    task: TaskHandle
-    created: bool
-    problems: tuple[Problem, ...] | None
-    progress: dict[str, Any] | None = None
+    worker: Any
+    listed: Iterable[Any] | JsonItems | StoredFile
+    options: Options
+    source: ListSource = field(default_factory=ListSource)
+    form: str | None = None
+    is_kept: bool = False
+    wait_s: float = 1.0
 
 
 @dataclass(slots=True)
 class _Waiting:
-    whole: NewWhole
-    made: Whole | None = None
+    first: First
+    made: Made | None = None
     error: BaseException | None = None
 
 
@@ -73,40 +81,35 @@ class GroupSubmit:
     Each caller waits for its own Task and gets the result of that one alone.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, *, lease_s: float) -> None:
         self._ledger = ledger
+        self._lease_s = lease_s
         self._waiting: list[_Waiting] = []
         self._lock = threading.Lock()
         self._commit_lock = threading.Lock()
 
-    def create(self, whole: NewWhole) -> Whole:
-        """Creates a Task with its items.
-
-        Returns the first submission's Task, not ``created``, if the owner used the idempotency key before with the same
-        body. Raises :class:`InputError` (422) if it was used with another body, and LedgerUnavailable.
-        """
-        own = _Waiting(whole)
+    def create(self, first: First) -> Made:
+        """Creates a Task with its first slice; result and errors as of :func:`asynctask.ledger.tasks.create`."""
+        own = _Waiting(first)
         with self._lock:
             self._waiting.append(own)
         with self._commit_lock:
             if own.made is None and own.error is None:
-                self._write(self._take_waiting())
+                with self._lock:
+                    taken, self._waiting = self._waiting, []
+                self._write(taken)  # its own is among them
         if own.error is not None:
             raise own.error
         assert own.made is not None
         return own.made
 
-    def _take_waiting(self) -> list[_Waiting]:
-        """All waiting submissions, the caller's own among them: it holds the commit lock."""
-        with self._lock:
-            taken, self._waiting = self._waiting, []
-        return taken
-
     def _write(self, taken: list[_Waiting]) -> None:
         while taken:
             count = rows = 0
             for each in taken:
-                rows += each.whole.rows
+                # One that corrects a Task locks others.
+                corrects = each.first.new.resubmit_of is not None
+                rows += MOST_ROWS if corrects else len(each.first.items) + len(each.first.rejects)
                 if count and rows > MOST_ROWS:
                     break
                 count += 1
@@ -115,7 +118,8 @@ class GroupSubmit:
 
     def _write_batch(self, batch: list[_Waiting]) -> None:
         try:
-            for each, made in zip(batch, create_whole(self._ledger, [each.whole for each in batch]), strict=True):
+            found = task_rows.create(self._ledger, [each.first for each in batch], lease_s=self._lease_s)
+            for each, made in zip(batch, found, strict=True):
                 each.made = made
         except BaseException as error:
             if len(batch) == 1 or isinstance(error, Unavailable):
@@ -145,30 +149,71 @@ class Submitter:
         self._split_elsewhere = split_elsewhere
         self._checker = checker
         self._limits = services.limits
-        self._group = GroupSubmit(services.ledger)
+        self._group = GroupSubmit(services.ledger, lease_s=lease_s)
         self._slow: dict[str, float] = {}  # workers whose validation is slow, and until when that is assumed
         self._log = get_logger("asynctask.submit")
 
     # -- the way of a list, step 1 of docs/explanation/internals.md
 
-    def submit_stored(
-        self,
-        worker: Worker,
-        stored: StoredFile,
-        source: ListSource,
-        options: Options,
-        *,
-        callbacks: Sequence[NewCallback] = (),
-        wait_s: float = 1.0,
-    ) -> Submission | DryRun:
-        """Makes a Task of a stored list and waits up to ``wait_s`` seconds for its validation; a dry run writes nothing.
+    def submit(self, worker: Worker, given: Submission, callbacks: Sequence[NewCallback] = ()) -> TaskHandle | DryRun:
+        """Makes a Task of a list; a dry run writes nothing. ``callbacks``: those of the options, or of the worker.
 
-        ``callbacks``: those of the options, or of the worker. Raises :class:`InputError` with every problem if the list as
-        a whole, or every row of it, is refused; for a dry run :class:`Unavailable` if it takes longer than ``dry_run_s``.
+        Raises :class:`InputError` with every problem if a list of JSON items or a file, or every row of it, is refused, and
+        for any strict list with a refused row; what a program's iterable raises; for a dry run :class:`Unavailable` if it
+        takes longer than ``dry_run_s``.
         """
+        if isinstance(given.listed, StoredFile):
+            return self._submit_stored(worker, given.listed, given, callbacks)
+        _refuse_items(given.options)
+        way = self._submit_json if given.is_kept else self._submit_iterable
+        return way(worker, given.listed, given, callbacks)
+
+    def _submit_iterable(
+        self, worker: Worker, items: Iterable[Any], given: Submission, callbacks: Sequence[NewCallback]
+    ) -> TaskHandle | DryRun:
+        """A strict list is validated before anything of it is written: its rows wait in a temporary file."""
+        options, digest = given.options, None
+        strict = bool(options.strict)
+        unique, key = self._unique(worker, options), self._key(worker, options)
+        if options.idempotency_key is not None and not options.dry_run:
+            items = list(items)  # the key identifies the whole list
+            digest = _digest(worker, options, _program_body(items), callbacks)
+        rows = self._rows(worker, items, unique, key)
+        if options.dry_run:
+            return check_rows(rows, self._shape(worker), self._limits.max_rows, strict=strict)
+        new = self._new_task(worker, options, digest, callbacks, planned=len(items) if isinstance(items, Sized) else None)
+        with ExitStack() as stack:
+            if strict:
+                total, rows = stack.enter_context(all_good(rows, self._limits.max_rows))
+                new = replace(new, planned=total)
+            first, made = self._splitter.split_items(new, rows, self._group.create)
+        if not made.created and (task := task_rows.read(self._ledger, made.task_id)).split_state == "failed":
+            raise Conflict(f"this key was used for Task {task.id}, which broke off ({task.split_reason}); use a new key")
+        return self._handle(worker, made, first, is_over=True)
+
+    def _submit_json(
+        self, worker: Worker, items: Any, given: Submission, callbacks: Sequence[NewCallback]
+    ) -> TaskHandle | DryRun:
+        """Items that have to be split are stored, as an uploaded file is."""
+        options = given.options
+        body = items.text if isinstance(items, JsonItems) else items_body(items)
+        if len(items) > self._limits.max_rows:
+            raise too_many_items(self._limits.max_rows)
+        if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
+            rows = self._rows(worker, items, self._unique(worker, options), self._key(worker, options))
+            digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()), callbacks)
+            new = self._new_task(worker, options, digest, callbacks, origin=ITEMS, planned=len(items))
+            whole = self._gather(new, rows, Names("items", {}), strict=bool(options.strict))
+            if whole is not None:
+                return self._taken(worker, self._group.create(whole), whole)
+        return self._submit_stored(worker, self._services.uploads.store_body(body), given, callbacks)
+
+    def _submit_stored(
+        self, worker: Worker, stored: StoredFile, given: Submission, callbacks: Sequence[NewCallback]
+    ) -> TaskHandle | DryRun:
         kept = False
         try:
-            options, source = self._correcting(worker, stored, options, source)
+            options, source = self._correcting(worker, stored, given.options, given.source)
             source = self._bound(worker, stored, source, options)
             if options.dry_run:
                 shape = self._shape(worker, source.columns)
@@ -183,67 +228,14 @@ class Submitter:
                 origin=stored.filename[:255],
                 source=source.as_json(),
             )
-            whole = self._gather_stored(worker, new, stored, source)
-            made = self._group.create(whole) if whole is not None else self._create(new)
+            first = self._gather_stored(worker, new, stored, source) or First(new)
+            made = self._group.create(first)
             kept = made.created
         finally:
             if not kept:
                 self._services.uploads.remove(stored.name)
-        if not made.created:
-            return self._submitted_before(worker, made.task_id)
-        if whole is not None:
-            return self._answer_whole(worker, made, whole)
-        if self._start_split(worker, made.task_id, stored.size, wait_s):
-            return self._answer(worker, made.task_id)
-        return Submission(self._handle(worker, made.task_id), True, None)
-
-    def submit_items(
-        self,
-        worker: Worker,
-        items: Sequence[Any] | JsonItems,
-        options: Options,
-        *,
-        callbacks: Sequence[NewCallback] = (),
-        wait_s: float = 1.0,
-    ) -> Submission | DryRun:
-        """Makes a Task of JSON items, as :meth:`submit_stored`; only items that have to be split are stored."""
-        _refuse_items(options)
-        body = items.text if isinstance(items, JsonItems) else items_body(items)
-        if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
-            digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()), callbacks)
-            rows = self._rows(worker, items, self._unique(worker, options), self._key(worker, options))
-            new = self._new_task(worker, options, digest, callbacks, origin=ITEMS)
-            whole = self._gather(new, rows, strict=bool(options.strict))
-            if whole is not None:
-                return self._answer_whole(worker, self._group.create(whole), whole)
-        stored = self._services.uploads.store_body(body)
-        return self.submit_stored(worker, stored, ListSource(), options, callbacks=callbacks, wait_s=wait_s)
-
-    def submit(
-        self, worker: Worker, items: Iterable[Any], options: Options, *, callbacks: Sequence[NewCallback] = ()
-    ) -> TaskHandle | DryRun:
-        """Splits a program's items in the caller's thread; jobs of the first slices run meanwhile.
-
-        A strict list is validated before anything of it is written: its rows wait in a temporary file.
-        """
-        _refuse_items(options)
-        unique, key = self._unique(worker, options), self._key(worker, options)
-        strict, digest = bool(options.strict), None
-        if options.idempotency_key is not None and not options.dry_run:
-            items = list(items)  # the key identifies the whole list
-            digest = _digest(worker, options, _program_body(items), callbacks)
-        rows = self._rows(worker, items, unique, key)
-        if options.dry_run:
-            return check_rows(rows(), self._shape(worker), self._limits.max_rows, strict=strict)
-        new = self._new_task(worker, options, digest, callbacks)
-        if isinstance(items, Collection) and self._splitter.may_fit(len(items), None):
-            whole = self._gather(new, rows, strict=strict)
-            if whole is not None and not whole.refused:
-                return self._unbroken(worker, self._group.create(whole))
-        if not strict:
-            return self._split_here(worker, replace(new, planned=_length(items)), rows())
-        with all_good(rows(), self._limits.max_rows) as (total, good):
-            return self._split_here(worker, replace(new, planned=total), good)
+        is_over = not (made.created and first.more) or self._start_split(worker, made.task_id, stored.size, given.wait_s)
+        return self._taken(worker, made, first, is_over=is_over)
 
     # -- what is to be written
 
@@ -258,8 +250,6 @@ class Submitter:
         task_id = options.resubmit_of
         if task_id is None:
             return options, source
-        if stored.is_items:
-            _refuse_items(options)
         try:
             with self._ledger.database.read() as connection:
                 task = task_rows.get(connection, task_id)
@@ -298,30 +288,25 @@ class Submitter:
         callbacks: Sequence[NewCallback],
         *,
         title: str = "",
-        origin: str | None = None,
         source: dict[str, Any] | None = None,
+        **known: Any,
     ) -> NewTask:
         self._check_chunks(worker, options)
         return NewTask(
             worker_name=worker.name,
             queue=worker.queue_for(options.queue),
             priority=worker.priority if options.priority is None else options.priority,
-            title=options.title or title[:255],
+            title=options.title or title,
             owner=options.owner or "",
-            session=options.session,
-            parallel=options.parallel,
             interval_s=options.interval or 0.0,
-            tolerated_failures=options.tolerated_failures,
-            idempotency_key=options.idempotency_key,
             body_digest=digest,
             options={"retry": worker.max_retries},
-            origin=origin,
-            resubmit_of=options.resubmit_of,
             source=source,
             callbacks=callbacks,
             key_field=self._key(worker, options, (source or {}).get("columns")) or worker.key,
             chunk_size=1 if options.chunk_size is None else options.chunk_size,
-            who=options.who,
+            **{name: getattr(options, name) for name in _AS_GIVEN},
+            **known,
         )
 
     def _check_chunks(self, worker: Worker, options: Options) -> None:
@@ -348,10 +333,6 @@ class Submitter:
             process = other_language(connection, queue, self._ledger.now())
         return process and f"{process} works the queue {queue!r}, and workers in another language perform jobs of one item"
 
-    def _create(self, new: NewTask) -> Whole:
-        """Creates the Task alone, in state ``splitting``, with the lease of its split."""
-        return Whole(*task_rows.create(self._ledger, new, lease_s=self._lease_s), None)
-
     def _unique(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> tuple[str, ...]:
         names = worker.unique if options.unique is None else options.unique
         return _fields("unique", names, self._shape(worker, columns))
@@ -367,18 +348,22 @@ class Submitter:
             return worker.shape
         return ItemShape(worker.model, columns, self._limits.max_item_bytes)
 
-    def _rows(self, worker: Worker, items: Iterable[Any], unique: tuple[str, ...], key: str | None) -> Rows:
+    def _rows(
+        self, worker: Worker, items: Iterable[Any], unique: tuple[str, ...], key: str | None
+    ) -> Iterator[NewItem | Refused]:
         numbered = lambda _after: (RawRow(number, item) for number, item in enumerate(items, 1))  # noqa: E731
-        return lambda: checked(numbered, self._shape(worker), None, unique, key=key)
+        return checked(numbered, self._shape(worker), None, unique, key=key)
 
-    # -- lists that fit one slice
+    # -- lists that are one slice
 
-    def _gather(self, new: NewTask, rows: Rows, *, strict: bool) -> NewWhole | None:
-        """A list that can be written with its Task; None if it has to be split."""
+    def _gather(
+        self, new: NewTask, rows: Iterable[NewItem | Refused], names: Names | None, *, strict: bool
+    ) -> First | None:
+        """The Task with its whole list; None if it has to be split."""
         begun = self._services.clock.monotonic()
         if begun < self._slow.get(new.worker_name, 0.0):
             return None
-        whole = self._splitter.gather(new, rows(), strict=strict)
+        whole = self._splitter.gather(new, rows, names, strict=strict)
         ended = self._services.clock.monotonic()
         if (
             ended - begun > WHOLE_S
@@ -386,7 +371,7 @@ class Submitter:
             self._slow[new.worker_name] = ended + SLOW_S
         return whole
 
-    def _gather_stored(self, worker: Worker, new: NewTask, stored: StoredFile, source: ListSource) -> NewWhole | None:
+    def _gather_stored(self, worker: Worker, new: NewTask, stored: StoredFile, source: ListSource) -> First | None:
         # A small workbook may unpack to a large one, so no process that serves requests reads it.
         # A list that takes rows of another Task is split: its slices lock that Task.
         if not self._splitter.may_fit(None, stored.size) or is_workbook(stored.path) or source.resubmit_of is not None:
@@ -399,38 +384,11 @@ class Submitter:
                     rows = stored.path.read_bytes().count(b"\n") - 1
                 if not self._splitter.may_fit(rows, None):
                     return None
-                return self._gather(new, opened.checked, strict=source.strict)
+                return self._gather(replace(new, planned=rows), opened.checked(), None, strict=source.strict)
         except InputError:  # the split raises it again, and records it
             return None
 
-    def _answer_whole(self, worker: Worker, made: Whole, whole: NewWhole) -> Submission:
-        if made.row is None:
-            return self._submitted_before(worker, made.task_id)
-        if (error := refusal(self._ledger, made.task_id) if not whole.items else None) is not None:
-            raise error
-        problems = problems_of(whole.rejects, self._ledger.catalogue.locale)[:KEPT_PROBLEMS]
-        return Submission(self._handle(worker, made.task_id), True, problems, first_progress(made.row))
-
-    # -- lists that are split
-
-    def _split_here(self, worker: Worker, new: NewTask, rows: Iterable[NewItem | Refused]) -> TaskHandle:
-        made = self._create(new)
-        if made.created:
-            try:
-                self._splitter.split_items(made.task_id, rows, chunk_size=new.chunk_size, planned=new.planned)
-            except SplitLost as lost:
-                if lost.reason != "cancelled":  # items are missing: the caller must know
-                    raise Conflict(
-                        f"Task {made.task_id} did not take every item: {lost.reason}; submit the rest again"
-                    ) from lost
-                self._log.info("split_ended", task_id=made.task_id, reason=lost.reason)
-        return self._unbroken(worker, made)
-
-    def _unbroken(self, worker: Worker, made: Whole) -> TaskHandle:
-        """Raises :class:`Conflict` if the Task was submitted before and its items ended with an error."""
-        if not made.created and (task := task_rows.read(self._ledger, made.task_id)).split_state == "failed":
-            raise Conflict(f"this key was used for Task {task.id}, which broke off ({task.split_reason}); use a new key")
-        return self._handle(worker, made.task_id)
+    # -- lists that are split elsewhere
 
     def _start_split(self, worker: Worker, task_id: int, size: int, wait_s: float) -> bool:
         """Starts the split in a thread or in a child process; returns whether it ended within ``wait_s`` seconds."""
@@ -478,17 +436,29 @@ class Submitter:
 
     # -- answers
 
-    def _answer(self, worker: Worker, task_id: int) -> Submission:
-        if (error := refusal(self._ledger, task_id)) is not None:
-            task_rows.refuse_submission(self._ledger, task_id)
+    def _taken(self, worker: Worker, made: Made, first: First, *, is_over: bool = True) -> TaskHandle:
+        """The handle of a Task; ``is_over``: the list is validated. Raises :class:`InputError` if no row was taken."""
+        if made.created and is_over and not first.items and (error := refusal(self._ledger, made.task_id)) is not None:
+            if first.more:
+                task_rows.refuse_submission(self._ledger, made.task_id)
             raise error
-        return Submission(self._handle(worker, task_id), True, kept_problems(self._ledger, task_id, KEPT_PROBLEMS))
+        return self._handle(worker, made, first, is_over=is_over)
 
-    def _submitted_before(self, worker: Worker, task_id: int) -> Submission:
-        return Submission(self._handle(worker, task_id), False, kept_problems(self._ledger, task_id, KEPT_PROBLEMS))
-
-    def _handle(self, worker: Worker, task_id: int) -> TaskHandle:
-        return TaskHandle(self._services, task_id, self._shape(worker))
+    def _handle(self, worker: Worker, made: Made, first: First, *, is_over: bool) -> TaskHandle:
+        if made.row is not None and not first.more:
+            problems = problems_of(first.rejects, self._ledger.catalogue.locale)[:KEPT_PROBLEMS]
+            progress = first_progress(made.row)
+        else:
+            problems = kept_problems(self._ledger, made.task_id, KEPT_PROBLEMS) if is_over else ()
+            progress = None
+        return TaskHandle(
+            self._services,
+            made.task_id,
+            self._shape(worker),
+            created=made.created,
+            problems=problems,
+            first_progress=progress,
+        )
 
 
 def _invalid(option: str, text: str, params: dict[str, Any], value: Any) -> InputError:
@@ -586,10 +556,3 @@ def _said(value: Any) -> Any:
         return secret_json(value)
     except (TypeError, ValueError):
         return str(value)
-
-
-def _length(items: Iterable[Any]) -> int | None:
-    try:
-        return len(items)  # type: ignore[arg-type]
-    except TypeError:
-        return None

@@ -12,14 +12,14 @@ from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock
 from asynctask.core.states import State, Status
 from asynctask.dispatch.control import Control
-from asynctask.errors import Conflict, InputError, NotFound
+from asynctask.errors import Conflict, InputError, NotFound, Problem
 from asynctask.exports.run import MERGER
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.foreign import engine_of
-from asynctask.ledger.progress import Progress
+from asynctask.ledger.progress import Counts, Progress
 from asynctask.ledger.queries import ListedEvent, Take
 from asynctask.lists.items import MIXED, ItemShape
 from asynctask.lists.problems import localised, refusal, revived
@@ -98,15 +98,30 @@ def checked_statuses(status: str | Collection[str]) -> tuple[str, ...]:
 
 
 class TaskHandle:
-    """One Task. Every method may raise :class:`NotFound` and LedgerUnavailable.
+    """One Task. Every method and property may raise :class:`NotFound` and LedgerUnavailable.
 
-    ``take`` of a list makes the result of an iterator over its rows, which are read as it takes them: ``list`` takes all.
+    What a submission returns also has ``created``, False if the idempotency key found a Task that was submitted before;
+    ``problems`` of its first 1,000 refused rows, empty while the validation goes on; and ``first_progress``, the progress
+    object as it was written, if it is known without a query. ``take`` of a list makes the result of an iterator over its
+    rows, which are read as it takes them: ``list`` takes all.
     """
 
-    def __init__(self, services: Services, task_id: int, shape: ItemShape | None = None) -> None:
+    def __init__(
+        self,
+        services: Services,
+        task_id: int,
+        shape: ItemShape | None = None,
+        *,
+        created: bool = False,
+        problems: tuple[Problem, ...] = (),
+        first_progress: dict[str, Any] | None = None,
+    ) -> None:
         self._s = services
         self._shape = shape
         self.id = task_id
+        self.created = created
+        self.problems = problems
+        self.first_progress = first_progress
 
     def __repr__(self) -> str:
         return f"<Task {self.id}>"
@@ -126,10 +141,22 @@ class TaskHandle:
             found[0]["refusal"] = self.refusal_object() if found[0]["state"] == State.REJECTED else None
         return found[0]
 
-    def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
-        """Waits until the Task is done, for at most ``timeout`` seconds; returns the progress in both cases.
+    @property
+    def state(self) -> str:
+        """The current state, as in :meth:`progress`: one statement."""
+        return str(self.progress()["state"])
 
-        Polls every ``poll_s`` seconds. Raises :class:`InputError` for a ``timeout`` or a pause that is no number.
+    @property
+    def counts(self) -> Counts:
+        """The current number of items by status, and their ``total``, as in :meth:`progress`: one statement."""
+        counts: Counts = self.progress()["counts"]
+        return counts
+
+    def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
+        """Waits until the Task is done, and returns its progress. Polls every ``poll_s`` seconds.
+
+        Raises TimeoutError if it is not done after ``timeout`` seconds; :class:`InputError` for a ``timeout`` or a pause
+        that is no number.
         """
         clock = self._s.clock
         if poll_s != poll_s or (timeout is not None and timeout != timeout):
@@ -138,8 +165,11 @@ class TaskHandle:
         pause = threading.Event()
         while True:
             progress = self.progress()
-            if progress["done"] or (until is not None and clock.monotonic() >= until):
+            if progress["done"]:
                 return progress
+            if until is not None and clock.monotonic() >= until:
+                said = ", ".join(f"{name} {count:,}" for name, count in progress["counts"].items() if count)
+                raise TimeoutError(f"Task {self.id} is {progress['state']} after {timeout:g} s: {said or 'no items yet'}")
             left = threading.TIMEOUT_MAX if until is None else until - clock.monotonic()
             pause.wait(max(0.0, min(poll_s, left, threading.TIMEOUT_MAX)))
 

@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 
@@ -91,7 +92,8 @@ class Core:
             outgoing=lambda copies: _filtered(outgoing(), copies),
             engines=engines,
         )
-        limits = _limits(config)
+        known = {each.name for each in fields(Limits)} & vars(config).keys()
+        limits = Limits(**{name: getattr(config, name) for name in known})
         self.services = Services(
             self.ledger, clock, Control(self.ledger, self.broker), self.uploads, limits,
             workers=workers, is_shared=self.broker is not None,
@@ -192,21 +194,6 @@ class WebProcess(AppProcess):
 def _filtered(outgoing: PushFilter | None, copies: Sequence[Copy]) -> Sequence[Copy]:
     """Evaluated for each push: middleware may be added after the dispatcher was made."""
     return copies if outgoing is None else outgoing(copies)
-
-
-def _limits(config: Config) -> Limits:
-    return Limits(
-        max_file_bytes=config.max_file_bytes,
-        max_unzipped_bytes=config.max_unzipped_bytes,
-        max_unzip_ratio=config.max_unzip_ratio,
-        max_rows=config.max_rows,
-        max_columns=config.max_columns,
-        max_cell_chars=config.max_cell_chars,
-        max_item_bytes=config.max_item_bytes,
-        max_json_depth=config.max_json_depth,
-        split_cpu_s=config.split_cpu_s,
-        split_memory=config.split_memory,
-    )
 
 
 def _as_environment(config: Config) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import (
     Any,
     Final,
     Generic,
+    Literal,
     Protocol,
     TypedDict,
     TypeGuard,
@@ -60,8 +61,11 @@ if TYPE_CHECKING:
     from typing_extensions import ParamSpec  # typing's has no default before 3.13
     from typing_extensions import TypeVar as Defaulted
 
+    from asynctask.task import TaskHandle
+
     P = ParamSpec("P", default=...)
     R_co = Defaulted("R_co", covariant=True, default=Any)
+    Model = TypeVar("Model", bound=BaseModel)
 else:
     from typing import ParamSpec
 
@@ -100,13 +104,16 @@ class Shape(Protocol):
 
 
 class Pusher(Protocol):
-    """Pushes jobs for a worker: the application."""
+    """Pushes jobs and submits lists for a worker: the application."""
 
     def push(
         self, worker: Worker, args: abc.Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
     ) -> list[str | None]: ...
 
+    def submit(self, worker: Any, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> Any: ...
 
+
+T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 Q = ParamSpec("Q")
 S_co = TypeVar("S_co", covariant=True)
@@ -161,6 +168,29 @@ class JobOptions(UntrackedOptions, total=False):
     job_id: str
     wait: When | None
     wait_until: When | None
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of a submission (:meth:`asynctask.AsyncTask.submit`); None is the default."""
+
+    title: str | None
+    parallel: int | None
+    interval: float | None
+    tolerated_failures: int | str | None
+    priority: int | None
+    queue: str | None
+    owner: str | None
+    who: str | None
+    session: str | None
+    key: str | None
+    chunk_size: int | Literal["auto"] | None
+    unique: Sequence[str] | str | None
+    strict: bool | None
+    resubmit_of: int | None
+    idempotency_key: str | None
+    on_complete: CallbackOption | Actor | EngineTask | None
+    on_success: CallbackOption | Actor | EngineTask | None
+    on_failure: CallbackOption | Actor | EngineTask | None
 
 
 class WorkerOptions(UntrackedOptions, total=False):
@@ -304,6 +334,21 @@ class Worker(Generic[P, R_co]):
         declared: Callable[P, R_co] = self.rows_of or self.function
         return declared(*args, **kwargs)
 
+    # -- lists
+
+    @overload
+    def submit(
+        self: Takes[Model], items: abc.Iterable[Model | Mapping[str, Any]], **options: Unpack[TaskOptions]
+    ) -> TaskHandle: ...
+
+    @overload
+    def submit(self: Takes[T], items: abc.Iterable[T], **options: Unpack[TaskOptions]) -> TaskHandle: ...
+
+    def submit(self, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> TaskHandle:
+        """Submits a list for this worker: see :meth:`asynctask.AsyncTask.submit`."""
+        handle: TaskHandle = self._application().submit(self, items, **options)
+        return handle
+
     # -- Sidekiq's verbs
 
     def set(self, **options: Unpack[JobOptions]) -> Worker[P, R_co]:
@@ -378,9 +423,12 @@ class Worker(Generic[P, R_co]):
         return bound.args
 
     def _push(self, args: abc.Iterable[Sequence[Any]], at: When | None = None) -> list[str | None]:
+        return self._application().push(self, args, at=self.wait if at is None else at, options=self.overrides)
+
+    def _application(self) -> Pusher:
         if self.pusher is None:
-            raise ConfigError(f"worker {self.name!r} belongs to no application, so nothing can be pushed")
-        return self.pusher.push(self, args, at=self.wait if at is None else at, options=self.overrides)
+            raise ConfigError(f"worker {self.name!r} belongs to no application, so nothing can be pushed or submitted")
+        return self.pusher
 
 
 # -- callbacks of Tasks

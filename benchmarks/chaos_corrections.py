@@ -123,6 +123,6 @@ class Corrections:
                 if (codes := {problem.code for problem in refused.errors}) != {"already_resubmitted"}:
                     raise AssertionError(f"a corrected list of Task {task_id} was refused for {codes}") from refused
                 return (0,)
-            return (made.task.id,)
+            return (made.id,)
 
         return patiently(act, "a corrected list is taken")[0]

@@ -220,7 +220,7 @@ class Table:
                     worker_name="job", queue=QUEUE, priority=PRIORITY, title="benchmark", planned=planned,
                     key_field="serial" if self._keys else None,
                 )  # fmt: skip
-                self._task_id, _ = task_rows.create(ledger, new, lease_s=_LEASE_S)
+                self._task_id = task_rows.create(ledger, [task_rows.First(new)], lease_s=_LEASE_S)[0].task_id
             for start in range(low, high, _SLICE):
                 numbers = range(start, min(start + _SLICE, high))
                 items = [NewItem(dumps(item), i + 1, key=str(i % self._keys) if self._keys else None) for i in numbers]

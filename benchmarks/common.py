@@ -129,7 +129,7 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, measure: Ca
     except Refused as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 3 if isinstance(error, databases.NotHere) else 2
-    except (Unaccounted, AsyncTaskError) as error:
+    except (Unaccounted, AsyncTaskError, TimeoutError) as error:
         print(f"{parser.prog}: no figure: {error}", file=sys.stderr)
         return 1
     _show(result)

@@ -64,9 +64,7 @@ def measure(options: argparse.Namespace) -> Result:
         database = app.ledger.database
         before = _written(database, worker)
         task = app.submit("job", ({"n": n} for n in range(options.n)), title="benchmark")
-        progress = task.wait(timeout=_LIMIT_S, poll_s=0.05)
-        if not progress["done"]:
-            raise Unaccounted(f"the Task is not done after {_LIMIT_S:g} s: {progress}")
+        task.wait(timeout=_LIMIT_S, poll_s=0.05)
         size = (_written(database, worker).log - before.log) / options.n
         rows = None if before.rows is None else _rows(database, worker, before.rows, 2 * options.n) / options.n
         common.audit(app, task.id, finish=options.n)

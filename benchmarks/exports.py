@@ -103,7 +103,7 @@ def _exported(options: argparse.Namespace, place: Place, source: Path) -> tuple[
             task = app.submit_export("promotions", list(map(list, itertools.pairwise(edges))), format=options.format)
             done = task.wait(timeout=_LIMIT_S, poll_s=0.05)
             seconds = clock.monotonic() - begun
-        if not done["done"] or done["result"] is None:
+        if done["result"] is None:
             raise Unaccounted(f"the export is not done after {seconds:.0f} s: {done}")
         common.audit(app, task.id, finish=options.shards)
         found = app.result(task.id)

@@ -55,7 +55,7 @@ def fill(app: AsyncTask, n: int) -> tuple[int, dict[str, int]]:
 
 def _create(ledger: Ledger, n: int) -> int:
     new = NewTask(worker_name="job", queue="default", priority=240, title="benchmark", planned=n, options={"retry": 3})
-    task_id, _ = task_rows.create(ledger, new, lease_s=LEASE_S)
+    task_id = task_rows.create(ledger, [task_rows.First(new)], lease_s=LEASE_S)[0].task_id
     for start in range(0, n, PAGE):
         items = [NewItem(dumps({"n": i}), i + 1) for i in range(start, min(n, start + PAGE))]
         task_rows.add_slice(ledger, task_id, items, [], after=start, cursor=start + len(items), lease_s=LEASE_S)

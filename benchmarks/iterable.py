@@ -105,8 +105,7 @@ def _worker(place: Place, book: Path | None = None) -> Iterator[subprocess.Popen
 def _performed(app: AsyncTask, worker: str, item: dict[str, Any]) -> float:
     """Seconds from the begin of a job until its end."""
     task = app.submit(worker, [item], title="benchmark")
-    if not task.wait(timeout=_LIMIT_S, poll_s=0.05)["done"]:
-        raise Unaccounted(f"the job is not over after {_LIMIT_S:g} s")
+    task.wait(timeout=_LIMIT_S, poll_s=0.05)
     common.audit(app, task.id, finish=1)
     (event,) = task.events()
     began, ended = (datetime.fromisoformat(event[name]) for name in ("started_at", "finished_at"))
@@ -132,8 +131,7 @@ def _killed(options: argparse.Namespace) -> dict[str, Any]:
                 process.kill()
                 process.wait()
         with _worker(place, book):
-            if not task.wait(timeout=_LIMIT_S, poll_s=0.05)["done"]:
-                raise Unaccounted("the job is not over")
+            task.wait(timeout=_LIMIT_S, poll_s=0.05)
         common.audit(app, task.id, finish=1)
         attempts = app.event(event["job_id"])["attempt"]
         return _repeated(book, options) | {"kills": options.kills, "kill_n": options.kill_n, "attempts": attempts}

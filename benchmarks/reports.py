@@ -106,7 +106,7 @@ def _items(n: int) -> Iterator[dict[str, Any]]:
 def _uploaded(app: AsyncTask, n: int, folder: Path) -> int:
     """The Task of an uploaded workbook, once it is split."""
     with sheet_files.make("xlsx", n, folder).open("rb") as file:
-        task = app.submit_file("job", app.uploads.store(file, "orders.xlsx")).task
+        task = app.submit_file("job", app.uploads.store(file, "orders.xlsx"))
     pause = threading.Event()
     while task.progress()["state"] == "splitting":
         pause.wait(_POLL_S)

@@ -90,9 +90,7 @@ def _starts(place: Place, options: argparse.Namespace) -> list[float]:
         for death in range(options.deaths):
             _await(lambda at=options.n * (death + 1) // (options.deaths + 1): task.progress()["counts"]["finish"] >= at)
             _kill(app, task.id, workers)
-        progress = task.wait(timeout=_LIMIT_S, poll_s=0.2)
-        if not progress["done"]:
-            raise Unaccounted(f"the Task is not done after {_LIMIT_S:g} s")
+        task.wait(timeout=_LIMIT_S, poll_s=0.2)
         common.audit(app, task.id, finish=options.n)
         with app.ledger.database.read() as connection:
             found = connection.scalars(sa.select(events.c.started_at).where(events.c.task_id == task.id))

@@ -24,7 +24,7 @@ from typing import Any
 from asynctask.clock import SystemClock
 from benchmarks import common
 from benchmarks.children import Job, await_worker, build, child
-from benchmarks.common import Place, Result, Unaccounted
+from benchmarks.common import Place, Result
 
 __all__ = ["main"]
 
@@ -103,10 +103,8 @@ def _seconds(place: Place, job: Job, n: int, workers: int, threads: int, paralle
         limit: dict[str, Any] = {"parallel": parallel} if workers else {}
         begun = clock.monotonic()
         task = app.submit("job", ({"n": i} for i in range(n)), title="benchmark", **limit)
-        progress = task.wait(timeout=_LIMIT_S, poll_s=0.05)
+        task.wait(timeout=_LIMIT_S, poll_s=0.05)
         seconds = clock.monotonic() - begun
-        if not progress["done"]:
-            raise Unaccounted(f"the Task is not done after {_LIMIT_S:g} s")
         common.audit(app, task.id, finish=n)
     return seconds
 

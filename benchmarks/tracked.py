@@ -219,11 +219,7 @@ def _ours(place: Place, options: argparse.Namespace, polls: Polls, *, plain: boo
             done = [task.wait(timeout=_LIMIT_S, poll_s=0.05) for task in tasks]
         seconds = clock.monotonic() - begun
         for progress, size in zip(done, _sizes(options), strict=True):
-            if (
-                not progress["done"]
-                or progress["counts"]["finish"] != size
-                or progress["state_reason"] == "callback_failed"
-            ):
+            if progress["counts"]["finish"] != size or progress["state_reason"] == "callback_failed":
                 raise Unaccounted(
                     f"a Task is not done after {_LIMIT_S:g} s, lacks items, or its callback failed: {progress}"
                 )

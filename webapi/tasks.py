@@ -20,9 +20,9 @@ from asynctask.errors import InputError, NotFound, Problem, Unavailable
 from asynctask.exports.rows import FORMATS
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
-from asynctask.lists.rows import ListSource, encoding_option, too_many_items
+from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
-from asynctask.task import place_in_list
+from asynctask.task import TaskHandle, place_in_list
 from webapi.context import (
     TASKS,
     Busy,
@@ -95,7 +95,8 @@ def create(query: RawQuery) -> Response:
     `errors`. The same Idempotency-Key with the same body returns the first Task, with another body 422. `dry_run` only
     validates the list.
     """
-    return answer(submit(asynctask_app(), current_request(), query))
+    app = asynctask_app()
+    return answer(app.hand_in(submission(app, current_request(), query)))
 
 
 exports: Final = APIBlueprint("exports", __name__, url_prefix="/api/exports", tag="Tasks")
@@ -113,10 +114,9 @@ def export(body: ExportSubmission) -> Response:
     """
     app = asynctask_app()
     _refuse_unknown(app, body.worker)
-    if len(body.shards) > app.config.max_rows:
-        raise too_many_items(app.config.max_rows)
     options, wait_s = body.with_request(_idempotency_key(current_request()), who()), app.config.submit_wait_s
-    return answer(app.hand_in_export(body.worker, body.shards, body.format, options, wait_s=wait_s))
+    given = Submission(body.worker, body.shards, options, form=body.format, is_kept=True, wait_s=wait_s)
+    return answer(app.hand_in(given))
 
 
 @blueprint.get("/<int:task_id>/result")
@@ -441,21 +441,21 @@ RAW: Final = {
 KEY_PATTERN: Final = "^[!-~]([ -~]{0,253}[!-~])?$"
 
 
-def submit(app: AsyncTask, incoming: ApiRequest, query: RawQuery) -> Submission | DryRun:
-    """Submits the list of the request. Raises :class:`InputError` (4xx) that names the field, row or column."""
+def submission(app: AsyncTask, incoming: ApiRequest, query: RawQuery) -> Submission:
+    """What the request hands in. Raises :class:`InputError` (4xx) that names the field, row or column."""
     incoming.require(JSON, FORM, *RAW)
     key = _idempotency_key(incoming)
     if incoming.mimetype in RAW:
-        return _submit_raw(app, incoming, query, key)
+        return _from_raw(app, incoming, query, key)
     if incoming.args:
         # The options of these bodies are in the body: one in the query must not be ignored.
         NoQuery.model_validate(incoming.args.to_dict())
     if incoming.mimetype == JSON:
-        return _submit_json(app, incoming, key)
-    return _submit_file(app, incoming, key)
+        return _from_json(app, incoming, key)
+    return _from_file(app, incoming, key)
 
 
-def answer(found: Submission | DryRun) -> Response:
+def answer(found: TaskHandle | DryRun) -> Response:
     """202 with the progress object and the rows refused so far; 422 with all of them if none was accepted; 200 with the
     result of a dry run."""
     locale = reader_locale()
@@ -463,11 +463,11 @@ def answer(found: Submission | DryRun) -> Response:
         response = json_response(found.as_dict(locale), cache="no-store")
         set_language(response, locale)
         return response
-    if found.progress is None and (error := found.task.refusal()) is not None:
+    if found.first_progress is None and (error := found.refusal()) is not None:
         # A replayed key whose first answer was this error.
         raise error
-    progress = with_links(found.progress or found.task.progress())
-    url = task_url(found.task.id)
+    progress = with_links(found.first_progress or found.progress())
+    url = task_url(found.id)
     if found.problems:
         progress["errors"] = problem_objects(found.problems[:MAX_ERRORS], locale)
     response = json_response(progress, 202, cache="no-store")
@@ -480,23 +480,21 @@ def answer(found: Submission | DryRun) -> Response:
     return response
 
 
-def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
+def _from_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission:
     body = incoming.get_json()
     if not isinstance(body, dict):
         raise InputError('the body must be a JSON object: {"worker": ..., "items": [...]}', code="wrong_type")
     if "jobs" in body:
         mixed = JobsSubmission.model_validate(body)
-        if len(mixed.jobs) > app.config.max_rows:
-            raise too_many_items(app.config.max_rows)
-        return app.hand_in_jobs(mixed.jobs, mixed.with_request(key, who()), wait_s=app.config.submit_wait_s)
+        options = mixed.with_request(key, who())
+        return Submission(None, mixed.jobs, options, is_kept=True, wait_s=app.config.submit_wait_s)
     given = JsonSubmission.model_validate(body)
     _refuse_unknown(app, given.worker)
-    if len(given.items) > app.config.max_rows:
-        raise too_many_items(app.config.max_rows)
-    return app.hand_in(given.worker, given.items, given.with_request(key, who()), wait_s=app.config.submit_wait_s)
+    options = given.with_request(key, who())
+    return Submission(given.worker, given.items, options, is_kept=True, wait_s=app.config.submit_wait_s)
 
 
-def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
+def _from_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission:
     incoming.load_form()
     file = _the_file(incoming)
     given = FileSubmission.model_validate(_form_fields(incoming, app.config.max_json_depth))
@@ -504,10 +502,10 @@ def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
     _refuse_unknown(app, given.worker)
     source = ListSource.checked(given.sheet, given.columns, given.encoding)
     stored = app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
-    return app.hand_in(given.worker, stored, given.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
+    return Submission(given.worker, stored, given.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
 
 
-def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission | DryRun:
+def _from_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission:
     for name, values in incoming.args.lists():
         if len(values) > 1:
             problem = fault(None, name, "duplicate", "option.twice")
@@ -529,7 +527,7 @@ def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str 
         encoding = "utf-8"
     source = ListSource.checked(None, columns, encoding)
     stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
-    return app.hand_in(query.worker, stored, query.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
+    return Submission(query.worker, stored, query.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
 
 
 def _refuse_contradiction(charset: str, encoding: str | None) -> None:

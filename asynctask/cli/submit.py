@@ -23,7 +23,6 @@ from asynctask.worker import Priority
 if TYPE_CHECKING:
     from asynctask.app import AsyncTask
     from asynctask.lists.dry_run import DryRun
-    from asynctask.submission import Submission
     from asynctask.task import TaskHandle
 
 _POLL_S: Final = 0.25
@@ -253,15 +252,15 @@ def submit(
     try:
         if dry_run:
             return _print_dry_run(session, app.check_file(worker, stored, **given), app.config.locale)
-        submission = app.submit_file(worker, stored, who=who(), **given)
+        handle = app.submit_file(worker, stored, who=who(), **given)
     except InputError as error:
         from asynctask.lists.problems import localised
 
         raise localised(error, app.config.locale) from None
     if not look_on:
-        return _print_submission(session, submission)
-    session.out.problems(submission.problems or ())
-    return _watch(session, submission.task, timeout)
+        return _print_submission(session, handle)
+    session.out.problems(handle.problems)
+    return _watch(session, handle, timeout)
 
 
 def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "row") -> int:
@@ -353,10 +352,9 @@ def check_list(session: Session, answer: Path) -> int:
     return OK
 
 
-def _print_submission(session: Session, submission: Submission) -> int:
+def _print_submission(session: Session, handle: TaskHandle) -> int:
     """Waits until the list is split (a short one by a thread of this process) and prints the rejected rows."""
-    out, handle = session.out, submission.task
-    pause = Event()
+    out, pause = session.out, Event()
     while (progress := handle.progress())["split"]["state"] == "splitting" and not progress["done"]:
         pause.wait(_POLL_S)
     if (refused := handle.refusal()) is not None:  # the same error as when it is known at once
@@ -364,15 +362,15 @@ def _print_submission(session: Session, submission: Submission) -> int:
 
         raise localised(refused, session.app().config.locale)
     rejected, total = progress["split"]["rejected"], progress["counts"]["total"]
-    problems = submission.problems
-    if problems is None and rejected:
+    problems = handle.problems
+    if rejected and not problems:  # the validation went on
         problems = tuple(Problem(row["row"], **fault) for row in handle.rejects() for fault in row["errors"])
-    found = [problem.as_dict() for problem in problems or ()]
-    out.document({**progress, "created": submission.created, "errors": found})
-    out.line(f"{headline(progress)}: {count(total, 'row')} {'taken' if submission.created else 'taken before'}")
+    found = [problem.as_dict() for problem in problems]
+    out.document({**progress, "created": handle.created, "errors": found})
+    out.line(f"{headline(progress)}: {count(total, 'row')} {'taken' if handle.created else 'taken before'}")
     if rejected:
         out.line(f"{count(rejected, 'row')} {'was' if rejected == 1 else 'were'} rejected and will not be performed:")
-        out.problems(problems or ())
+        out.problems(problems)
     if progress["split"]["state"] == "failed":
         out.line(_split_failure(progress), style="red")
         return FAILURES

@@ -69,7 +69,7 @@ class NewCallback:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
+    """A Task to be. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
 
     ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 
@@ -96,6 +96,24 @@ class NewTask:
 
 
 @dataclass(frozen=True, slots=True)
+class First:
+    """A Task to be with its first slice: ``items`` are its jobs, ``rejects`` its refused rows, ``cursor`` is its last row.
+
+    ``headers``: as of :class:`~asynctask.lists.rows.Names`. ``more``: False if it is the whole list, whose number of rows
+    is ``new.planned``. Without jobs such a Task is ``rejected``, and keeps no idempotency key, for a corrected list to use;
+    ``refused``: because the list is strict.
+    """
+
+    new: NewTask
+    items: Sequence[NewItem] = ()
+    rejects: Sequence[Reject] = ()
+    cursor: int = 0
+    headers: Mapping[str, Any] | None = None
+    more: bool = True
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TaskRow:
     """A Task's columns outside the ledger. ``source`` is where its split resumes from; None if it cannot. ``headers``: as
     of :class:`~asynctask.lists.rows.Names`; None if unknown."""
@@ -118,75 +136,118 @@ class TaskRow:
     resubmit_of: int | None
 
 
-@repeatable
-def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
-    """Creates a Task in ``splitting`` and its split's lease for this process, of ``lease_s`` seconds.
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The result of :func:`create`. ``row``: the columns as written, for
+    :func:`~asynctask.ledger.progress.first_progress`; None if the Task was created before under the same idempotency
+    key."""
 
-    Returns (task id, True), or (first submission's id, False) if the owner used the idempotency key before with the same
-    body. Raises :class:`InputError` (422) if it was used with another body.
+    task_id: int
+    created: bool
+    row: dict[str, Any] | None = None
+
+
+def create(ledger: Ledger, firsts: Sequence[First], *, lease_s: float) -> list[Made]:
+    """Creates these Tasks with their first slices in one transaction, or none of them.
+
+    A Task without ``more`` rows is sealed when it becomes visible. Any other is in ``splitting``, and this process has the
+    lease of its split for ``lease_s`` seconds. One alone may have been submitted before: if the owner used its idempotency
+    key with the same body, that Task is returned, not ``created``. Raises :class:`InputError` (422) if it was used with
+    another body; :class:`NotFound` or :class:`Conflict` for a Task that cannot be corrected.
+
+    Several raise :class:`~sqlalchemy.exc.IntegrityError` if an idempotency key among them was used before.
     """
-    check_task(None, State.SPLITTING, Reason.SUBMITTED)
-    now = ledger.now()
-    values = {
-        **described(new, now), "state": State.SPLITTING, "split_state": "splitting", "split_by": ledger.identity,
-        "split_until": now + micros(lease_s),
-    }  # fmt: skip
     try:
-        with ledger.database.write() as connection:
-            above = [] if new.resubmit_of is None else corrections.may_be_corrected(connection, new.resubmit_of)
-            if new.key_field is not None:  # after its ancestors, whose rows may be locked for long
-                lock_order(connection)
-            inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
-            assert inserted is not None
-            task_id = int(inserted[0])
-            if above:
-                rows = [{"ancestor_id": each, "task_id": task_id} for each in above]
-                connection.execute(task_ancestors.insert(), rows)
-            log(connection, ledger, task_id, "submitted", submission_detail(new), new.who)
-            if values["session_key"] is not None:
-                sessions.promote(connection, ledger, values["session_key"])
-        return task_id, True
+        return _insert(ledger, firsts, lease_s)
     except exc.IntegrityError:
-        if new.idempotency_key is None:
+        new = firsts[0].new
+        if len(firsts) > 1 or new.idempotency_key is None:
             raise
-        return first_answer(ledger, new), False
+        return [Made(first_answer(ledger, new), False)]
 
 
-def described(new: NewTask, now: int) -> dict[str, Any]:
-    """The columns of a Task that describe its submission."""
+_INSERT: Final = tasks.insert().returning(_t.id, sort_by_parameter_order=True)
+_LOG_COLUMNS: Final = ("task_id", "at", "who", "action", "detail")
+
+
+@repeatable
+def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Made]:
+    now = ledger.now()
+    rows = [_row(ledger, each, now, lease_s) for each in firsts]
+    jids = ledger.ids.jids(sum(len(each.items) for each in firsts))
+    with ledger.database.write() as connection:
+        parents = [each.new.resubmit_of for each in firsts]
+        above = [[] if parent is None else corrections.may_be_corrected(connection, parent) for parent in parents]
+        if any(row["key_field"] is not None for row in rows):  # after its ancestors, whose rows may be locked for long
+            lock_order(connection)
+        for row, (task_id,) in zip(rows, connection.execute(_INSERT, rows).all(), strict=True):
+            row["id"] = int(task_id)
+        made = list(zip(rows, firsts, strict=True))
+        corrected = [
+            {"ancestor_id": i, "task_id": row["id"]} for row, known in zip(rows, above, strict=True) for i in known
+        ]
+        if corrected:
+            connection.execute(task_ancestors.insert(), corrected)
+        entries = [entry for row, each in made for entry in _log_rows(each, row["id"], now)]
+        batches.insert(connection, task_log, _LOG_COLUMNS, entries)
+        if jids:
+            _add_jobs(connection, ledger, [({**row, "created_jobs": 0}, each.items) for row, each in made], jids, now)
+        for row, each in made:
+            _write_rest(connection, ledger, each, row)
+        if jids:
+            notify(connection)
+    return [Made(row["id"], True, row) for row in rows]
+
+
+_AS_GIVEN: Final = (
+    "worker_name", "queue", "priority", "owner", "parallel", "interval_s", "tolerated_failures", "planned", "origin",
+    "resubmit_of", "idempotency_key", "body_digest", "session", "key_field", "chunk_size",
+)  # fmt: skip
+
+
+def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, Any]:
+    check_task(None, State.SPLITTING, Reason.SUBMITTED)
+    new, count = first.new, len(first.items)
     key = sessions.key_of(new.owner, new.session)
-    return {
-        "worker_name": new.worker_name,
-        "queue": new.queue,
-        "priority": new.priority,
-        "title": new.title[:255],
-        "owner": new.owner,
-        "parallel": new.parallel,
-        "interval_s": new.interval_s,
-        "tolerated_failures": new.tolerated_failures,
-        "planned": new.planned,
-        "origin": new.origin,
-        "resubmit_of": new.resubmit_of,
-        "idempotency_key": new.idempotency_key,
-        "body_digest": new.body_digest,
-        "options": dumps(new.options),
-        "split_source": dumps(new.source) if new.source is not None else None,
-        "created_at": now,
-        "updated_at": now,
+    row: dict[str, Any] = {
+        **{name: getattr(new, name) for name in _AS_GIVEN}, "title": new.title[:255], "options": dumps(new.options),
+        "split_source": dumps(new.source) if new.source is not None else None, "created_at": now, "updated_at": now,
         "slots": MAX_SLOTS if new.planned is not None and new.planned >= SLOTS_FROM else 1,
-        "session": new.session,
-        "session_key": key,
-        "session_waits": new.priority if key is not None else None,
+        "session_key": key, "session_waits": new.priority if key is not None else None,
         "callbacks": dumps([asdict(each) for each in new.callbacks]) if new.callbacks else None,
-        "key_field": new.key_field,
-        "chunk_size": new.chunk_size,
-    }
+        "created": items_of(first.items), "created_jobs": count, "rejected": len(first.rejects),
+        "split_cursor": first.cursor, "headers": None if first.headers is None else dumps(first.headers),
+        "state": State.SPLITTING, "state_reason": None,
+        "split_state": "splitting", "split_by": ledger.identity, "split_until": now + micros(lease_s),
+        "generation_sealed": 0, "closed_at": None, "finished_at": None,
+    }  # fmt: skip
+    if not first.more:  # the Task is invisible between the two steps, so one statement takes both
+        refused = Reason.ROWS_REJECTED if first.refused else Reason.NOTHING_ACCEPTED
+        state, reason = (State.RUNNING, Reason.SEALED) if count else (State.REJECTED, refused)
+        check_task(State.SPLITTING, state, reason)
+        row |= {"state": state, "split_state": "sealed", "split_by": None, "split_until": None, "generation_sealed": 1}
+        if not count:
+            state_reason = nothing_taken(reason, len(first.rejects))
+            row |= {"state_reason": state_reason, "closed_at": now, "finished_at": now, "session_waits": None}
+    # In a session it gets its hints with its turn.
+    return row | readiness.hints(Gate(row["state"], new.priority, new.session is None, count > 0), 0)._asdict()
 
 
-def submission_detail(new: NewTask) -> dict[str, Any]:
-    """The detail that the log keeps of a submission. The owner is a text of the client's: who submitted is ``new.who``."""
-    detail = {"title": new.title, "worker": new.worker_name}
-    return {**detail, "owner": new.owner} if new.owner else detail
+def _log_rows(first: First, task_id: int, now: int) -> list[tuple[Any, ...]]:
+    new = first.new  # its owner is a text of the client's: who submitted is ``who``
+    detail = {"title": new.title, "worker": new.worker_name, **({"owner": new.owner} if new.owner else {})}
+    submitted = (task_id, now, clean(new.who)[:255], "submitted", dumps(detail))
+    return [submitted] if first.more else [submitted, (task_id, now, "", "split sealed", None)]
+
+
+def _write_rest(connection: Connection, ledger: Ledger, first: First, row: dict[str, Any]) -> None:
+    """Writes what few Tasks have: refused rows, a released idempotency key, a session."""
+    write_rejects(connection, row["id"], first.rejects)
+    if row["state"] == State.REJECTED:
+        if row["idempotency_key"] is not None:  # after the insert, which checks the key
+            connection.execute(tasks.update().where(_t.id == row["id"]).values(idempotency_key=None))
+    elif row["session_key"] is not None:
+        sessions.promote(connection, ledger, row["session_key"])
 
 
 def nothing_taken(reason: Reason, rejected: int) -> str:
@@ -343,7 +404,7 @@ def add_slice(
         }  # fmt: skip
         settle(connection, ledger, {**task, **grown}, **grown)
         if items:
-            _add_jobs(connection, ledger, task, jids[: len(items)], items, now)
+            _add_jobs(connection, ledger, [(task, items)], jids[: len(items)], now)
         write_rejects(connection, task_id, rejects)
         if items:
             notify(connection)
@@ -363,16 +424,25 @@ def _grown(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> 
 
 
 def _add_jobs(
-    connection: Connection, ledger: Ledger, task: Mapping[str, Any], jids: Sequence[str], items: Sequence[NewItem], now: int
+    connection: Connection,
+    ledger: Ledger,
+    added: Sequence[tuple[Mapping[str, Any], Sequence[NewItem]]],
+    jids: Sequence[str],
+    now: int,
 ) -> None:
-    """Inserts the Events of new jobs of a Task and their places in the lines of their keys, and counts them."""
-    task_id, first = int(task["id"]), int(task["created_jobs"])
-    new = [(jid, task_id, seq, one) for seq, (jid, one) in enumerate(zip(jids, items, strict=True), first)]
-    _insert_events(connection, new, now, {task_id: task["worker_name"]})
-    if task["key_field"] is not None:
-        sessions.add_places(connection, [task_id], low=first)
-    counts = Delta(enqueue=items_of(items), jobs=len(items))
-    move_counts(connection, {(task_id, ledger.slot(task["slots"])): counts}, now)
+    """Inserts the Events of new jobs and their places in the lines of their keys, and counts them. ``added``: the columns
+    of a Task without these jobs, and its jobs; one Task, or several new ones."""
+    numbered = [(task["id"], seq, one) for task, items in added for seq, one in enumerate(items, task["created_jobs"])]
+    new = [(jid, *each) for jid, each in zip(jids, numbered, strict=True)]
+    _insert_events(connection, new, now, {task["id"]: task["worker_name"] for task, _ in added})
+    keyed = [task["id"] for task, _ in added if task["key_field"] is not None]
+    sessions.add_places(connection, keyed, low=added[0][0]["created_jobs"])
+    counts = {
+        (task["id"], ledger.slot(task["slots"])): Delta(enqueue=items_of(items), jobs=len(items))
+        for task, items in added
+        if items
+    }
+    move_counts(connection, counts, now)
 
 
 def _insert_events(
@@ -544,126 +614,6 @@ def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
     with ledger.database.write() as connection:
         over = _t.id.in_(task_ids) & (_t.split_state != "splitting")
         connection.execute(tasks.update().where(over).values(split_source=None))
-
-
-# -- Tasks created with all their items, several per transaction
-#
-# For lists that fit one slice. Such a Task is sealed when it becomes visible: no split, no lease, nothing to resume.
-
-_INSERT: Final = tasks.insert().returning(_t.id, sort_by_parameter_order=True)
-_LOG_COLUMNS: Final = ("task_id", "at", "who", "action", "detail")
-
-
-@dataclass(frozen=True, slots=True)
-class NewWhole:
-    """A Task with all its items; ``items`` are its jobs.
-
-    ``planned``: number of rows of the list; ``cursor``: its last row; ``refused``: the list is strict and its ``rejects``
-    refuse it. Without items the Task is ``rejected`` and keeps no idempotency key, for a corrected list to use.
-    """
-
-    new: NewTask
-    items: Sequence[NewItem]
-    rejects: Sequence[Reject]
-    planned: int
-    cursor: int
-    refused: bool = False
-
-    @property
-    def rows(self) -> int:
-        """Number of rows to write."""
-        return len(self.items) + len(self.rejects)
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """The result of :func:`create_whole`. ``row``: the columns as written, for
-    :func:`~asynctask.ledger.progress.first_progress`; None if the Task was created before under the same idempotency
-    key."""
-
-    task_id: int
-    created: bool
-    row: dict[str, Any] | None
-
-
-def create_whole(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
-    """Creates these Tasks in one transaction, or none; one alone may have been submitted before, see :func:`create`.
-
-    Several raise :class:`~sqlalchemy.exc.IntegrityError` if an idempotency key among them was used before.
-    """
-    try:
-        return _insert(ledger, wholes)
-    except exc.IntegrityError:
-        new = wholes[0].new
-        if len(wholes) > 1 or new.idempotency_key is None:
-            raise
-        return [Whole(first_answer(ledger, new), False, None)]
-
-
-@repeatable
-def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
-    now = ledger.now()
-    rows = [_row(each, now) for each in wholes]
-    jids = iter(ledger.ids.jids(sum(len(each.items) for each in wholes)))
-    with ledger.database.write() as connection:
-        if any(row["key_field"] is not None for row in rows):
-            lock_order(connection)
-        ids = [int(i) for (i,) in connection.execute(_INSERT, rows)]
-        made = list(zip(ids, wholes, rows, strict=True))
-        entries = [entry for task_id, each, _ in made for entry in _log_rows(each.new, task_id, now)]
-        batches.insert(connection, task_log, _LOG_COLUMNS, entries)
-        numbered = [(task_id, seq, one) for task_id, each, _ in made for seq, one in enumerate(each.items)]
-        workers = {task_id: each.new.worker_name for task_id, each, _ in made}
-        _insert_events(connection, [(next(jids), task_id, seq, one) for task_id, seq, one in numbered], now, workers)
-        sessions.add_places(connection, [task_id for task_id, _, row in made if row["key_field"] is not None])
-        moved = {
-            (task_id, ledger.slot(row["slots"])): Delta(enqueue=items_of(each.items), jobs=len(each.items))
-            for task_id, each, row in made
-        }
-        move_counts(connection, moved, now)
-        for task_id, each, row in made:
-            _write_rest(connection, ledger, task_id, each, row)
-        if any(each.items for each in wholes):
-            notify(connection)
-    return [Whole(task_id, True, {**row, "id": task_id}) for task_id, _, row in made]
-
-
-def _row(whole: NewWhole, now: int) -> dict[str, Any]:
-    new, count = whole.new, len(whole.items)
-    refused = Reason.ROWS_REJECTED if whole.refused else Reason.NOTHING_ACCEPTED
-    state, reason = (State.RUNNING, Reason.SEALED) if count else (State.REJECTED, refused)
-    # The Task is invisible between the two steps, so one statement takes both.
-    check_task(None, State.SPLITTING, Reason.SUBMITTED)
-    check_task(State.SPLITTING, state, reason)
-    row = {
-        **described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1,
-        "created": items_of(whole.items), "created_jobs": count,
-        "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
-        **_hints(new, count), "closed_at": None, "finished_at": None, "state_reason": None,
-    }  # fmt: skip
-    if not count:
-        state_reason = nothing_taken(reason, len(whole.rejects))
-        row |= {"state_reason": state_reason, "closed_at": now, "finished_at": now, "session_waits": None}
-    return row
-
-
-def _hints(new: NewTask, count: int) -> dict[str, int | None]:
-    """The hints of a new Task with this many jobs; in a session it gets them with its turn."""
-    return readiness.hints(Gate(State.RUNNING, new.priority, new.session is None, count > 0), 0)._asdict()
-
-
-def _log_rows(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
-    submitted = (task_id, now, clean(new.who)[:255], "submitted", dumps(submission_detail(new)))
-    return [submitted, (task_id, now, "", "split sealed", None)]
-
-
-def _write_rest(connection: Connection, ledger: Ledger, task_id: int, whole: NewWhole, row: dict[str, Any]) -> None:
-    """Writes what few Tasks have: refused rows, a released idempotency key, a session."""
-    write_rejects(connection, task_id, whole.rejects)
-    if not whole.items and whole.new.idempotency_key is not None:  # after the insert, which checks the key
-        connection.execute(tasks.update().where(_t.id == task_id).values(idempotency_key=None))
-    if whole.items and row["session_key"] is not None:
-        sessions.promote(connection, ledger, row["session_key"])
 
 
 # -- a Task that pauses itself because too many items failed

@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from asynctask.clock import Clock
 from asynctask.core.states import Reason
-from asynctask.errors import InputError, LedgerUnavailable
+from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.iterable import MAX_SLICE_BYTES as MAX_JOB_BYTES
 from asynctask.iterable import chunk_of, pack
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, Reject
-from asynctask.ledger.tasks import NewTask, NewWhole, SplitLost
+from asynctask.ledger.tasks import First, Made, NewTask, SplitLost
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
@@ -54,6 +54,7 @@ class _Slice:
     open: list[NewItem] = field(default_factory=list)  # the items of the job that is not full yet
     open_size: int = 0
     count: int = 0  # rows, accepted or refused
+    more: bool = True  # False for the last of a list
 
     def close_job(self) -> None:
         """Makes a job of the open items."""
@@ -64,6 +65,13 @@ class _Slice:
             params = pack(rows, [each.params for each in self.open])
             self.items.append(NewItem(params, rows[0], items=len(rows), last_row=rows[-1]))
         self.open, self.open_size = [], 0
+
+    def begins(self, new: NewTask, names: Names | None, *, strict: bool = False) -> First:
+        """The Task with this as its first slice; of a ``strict`` list that is all of it, a refused one has no jobs."""
+        refused = strict and bool(self.rejects)
+        new, items = (new, self.items) if self.more else (replace(new, planned=self.count), () if refused else self.items)
+        headers = None if names is None else names.as_json()
+        return First(new, items, self.rejects, self.cursor, headers, self.more, refused)
 
 
 class Splitter:
@@ -131,7 +139,8 @@ class Splitter:
                         self._clear(task_id, source)
                         return
                     rows = read(opened, after)
-                    self._split(task_id, _still_good(rows) if source.strict else rows, names, after, chunks)
+                    slices = self._slices(_still_good(rows) if source.strict else rows, chunks, self._sizes(), after=after)
+                    self._write(task_id, slices, names)
                 task_rows.end_split(self._ledger, task_id, Reason.SEALED)
             except InputError as error:
                 detail: dict[str, Any] = {}
@@ -154,47 +163,60 @@ class Splitter:
             self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
     def split_items(
-        self, task_id: int, rows: Iterable[NewItem | Refused], *, chunk_size: int = 1, planned: int | None = None
-    ) -> None:
-        """Splits a program's items, consumed one by one in the caller's thread; re-raises what the iterable raises."""
-        with self._lease(task_id):
+        self, new: NewTask, rows: Iterable[NewItem | Refused], create: Callable[[First], Made]
+    ) -> tuple[First, Made]:
+        """Makes a Task of a program's items, consumed one by one in the caller's thread: ``create`` writes it with the
+        first slice. Re-raises what the iterable raises; raises :class:`Conflict` if another process ended the split."""
+        names = Names("items", {})
+        broken: Exception | None = None
+        sizes = self._sizes(whole=new.planned is not None and self.may_fit(new.planned, None))
+        slices = self._slices(_noted(rows, names), _Chunks(new.chunk_size, new.planned), sizes, planned=new.planned)
+        try:
+            first = next(slices).begins(new, names)
+        except Exception as error:  # the Task says why it has no item
+            first, broken = First(new), error
+        made = create(first)
+        if not (made.created and first.more):
+            return first, made
+        with self._lease(made.task_id):
             try:
-                names = Names("items", {})
-                self._split(task_id, _noted(rows, names), names, 0, _Chunks(chunk_size, planned))
-            except (SplitLost, LedgerUnavailable):
+                if broken is not None:
+                    raise broken
+                self._write(made.task_id, slices, names)
+                task_rows.end_split(self._ledger, made.task_id, Reason.SEALED)
+            except SplitLost as lost:
+                if lost.reason != "cancelled":  # items are missing: the caller must know
+                    raise Conflict(
+                        f"Task {made.task_id} did not take every item: {lost.reason}; submit the rest again"
+                    ) from lost
+                self._log.info("split_ended", task_id=made.task_id, reason=lost.reason)
+            except LedgerUnavailable:
                 raise
             except BaseException as error:
                 why = clean(f"the items ended with {type(error).__name__}: {error}")
-                task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why)
+                task_rows.end_split(self._ledger, made.task_id, Reason.SPLIT_FAILED, why=why)
                 raise
-            task_rows.end_split(self._ledger, task_id, Reason.SEALED)
+        return first, made
 
-    # -- lists that fit one slice
+    # -- lists that are one slice
 
     def may_fit(self, count: int | None, size: int | None) -> bool:
         """Whether a list of ``count`` rows and ``size`` bytes (None: unknown) may suit :meth:`gather`."""
         return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
 
-    def gather(self, new: NewTask, rows: Iterable[NewItem | Refused], *, strict: bool) -> NewWhole | None:
-        """A Task with its whole list, validated, if that fits one slice and takes at most :data:`WHOLE_S`; writes nothing.
+    def gather(self, new: NewTask, rows: Iterable[NewItem | Refused], names: Names | None, *, strict: bool) -> First | None:
+        """A Task with its whole list, validated, if that is one slice and takes at most :data:`WHOLE_S`; writes nothing.
 
-        None for a list that must be split: too large, too slow, or broken; the split meets the error again and records it.
-        A refused ``strict`` list has rejects only.
+        ``new.planned`` is the number of rows, as far as it is known; ``names`` gets those of items. None for a list that
+        must be split: too large, too slow, or broken; the split meets the error again and records it.
         """
-        current, count = _Slice(begun=self._clock.monotonic()), 0
-        chunks = _Chunks(new.chunk_size, min(SLICE, self._limits.max_rows))
+        chunks, sizes = _Chunks(new.chunk_size, new.planned), self._sizes(whole=True)
+        rows = rows if names is None else _noted(rows, names)
         try:
-            for count, row in enumerate(rows, 1):
-                if count > 1 and self._clock.monotonic() - current.begun > WHOLE_S:
-                    return None
-                _add(current, row, chunks)
-                if count > min(SLICE, self._limits.max_rows) or current.size > MAX_SLICE_BYTES:
-                    return None
+            first = next(self._slices(rows, chunks, sizes, planned=new.planned, seconds=WHOLE_S))
         except Exception:  # the split meets the error again and records it
             return None
-        current.close_job()
-        refused = strict and bool(current.rejects)
-        return NewWhole(new, [] if refused else current.items, current.rejects, count, current.cursor, refused)
+        return None if first.more else first.begins(new, names, strict=strict)
 
     # -- strict lists
 
@@ -220,27 +242,42 @@ class Splitter:
 
     # -- slices
 
-    def _split(self, task_id: int, rows: Iterable[NewItem | Refused], names: Names, after: int, chunks: _Chunks) -> None:
-        current = _Slice(begun=self._clock.monotonic(), after=after)
-        sizes = self._sizes()
-        largest = next(sizes)
+    def _slices(
+        self,
+        rows: Iterable[NewItem | Refused],
+        chunks: _Chunks,
+        sizes: Iterator[int],
+        *,
+        after: int = 0,
+        planned: int | None = None,
+        seconds: float = SLICE_S,
+    ) -> Iterator[_Slice]:
+        """The slices of a list after the row ``after``. The last one may be empty; a list of ``planned`` rows has its last
+        row in it."""
+        current, largest = _Slice(begun=self._clock.monotonic(), after=after), next(sizes)
+        for count, row in enumerate(rows, 1):
+            self._refuse_too_many(count)
+            _add(current, row, chunks)
+            if current.open or count == planned:
+                continue
+            if self._full(current, max(largest, chunks.rows_at_once), seconds):
+                yield current
+                current, largest = _Slice(begun=self._clock.monotonic(), after=current.cursor), next(sizes)
+        current.close_job()
+        current.more = False
+        yield current
+
+    def _write(self, task_id: int, slices: Iterable[_Slice], names: Names) -> None:
         ahead = not self._ledger.database.is_sqlite
         with Writing[_Slice](lambda each: self._commit(task_id, each, each.after, names), ahead=ahead) as writing:
-            for count, row in enumerate(rows, 1):
-                _add(current, row, chunks)
-                if not current.open and self._full(current, max(largest, chunks.rows_at_once)):
-                    writing.add(current)
-                    current = _Slice(begun=self._clock.monotonic(), after=current.cursor)
-                    largest = next(sizes)
-                self._refuse_too_many(count)
-            current.close_job()
-            if current.items or current.rejects:
-                writing.add(current)
+            for each in slices:
+                if each.count:
+                    writing.add(each)
 
-    def _sizes(self) -> Iterator[int]:
-        """Sizes of successive slices. The first is small, so that jobs begin soon. On a server later ones are large: the
-        writer then waits less often for the gathering thread to release the interpreter."""
-        yield FIRST_SLICE
+    def _sizes(self, *, whole: bool = False) -> Iterator[int]:
+        """Sizes of successive slices. The first is small, so that jobs begin soon, unless it may be the ``whole`` list. On
+        a server later ones are large: the writer waits less often for the gathering thread to release the interpreter."""
+        yield SLICE if whole else FIRST_SLICE
         if self._ledger.database.is_sqlite:
             yield from repeat(SLICE)  # a writer blocks every other one
         yield SLICE
@@ -250,9 +287,10 @@ class Splitter:
         if count > self._limits.max_rows:
             raise too_many_items(self._limits.max_rows)
 
-    def _full(self, current: _Slice, largest: int) -> bool:
-        slow = current.count % 16 == 0 and self._clock.monotonic() - current.begun > SLICE_S
-        return current.count >= largest or current.size > MAX_SLICE_BYTES or slow
+    def _full(self, current: _Slice, largest: int, seconds: float = SLICE_S) -> bool:
+        return (
+            current.count >= largest or current.size > MAX_SLICE_BYTES or self._clock.monotonic() - current.begun > seconds
+        )
 
     def _commit(self, task_id: int, current: _Slice, after: int, names: Names) -> None:
         task_rows.add_slice(

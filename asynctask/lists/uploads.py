@@ -122,12 +122,13 @@ class Uploads:
         return replace(self.store(io.BytesIO(body), ITEMS, limit=len(body), named=False), is_items=True)
 
     @contextmanager
-    def removing_refused(self, stored: StoredFile) -> Iterator[None]:
-        """Removes a stored list if the block raises :class:`InputError`."""
+    def removing_refused(self, listed: object) -> Iterator[None]:
+        """Removes a list, if it is a stored one, should the block raise :class:`InputError`."""
         try:
             yield
         except InputError:
-            self.remove(stored.name)
+            if isinstance(listed, StoredFile):
+                self.remove(listed.name)
             raise
 
     def find(self, name: str) -> Path:

@@ -31,7 +31,7 @@ LATER = examples(["before:commit:3"], ["after:insert:2", "after:borrow:3", "befo
 PUSHED = points("fetch", "begin", "perform", "commit", "ack")
 """Of jobs that another program pushed, which the broker hands out."""
 
-SMALL = points(*examples(["create_whole:2", "borrow:2"], ["create_whole:2", "borrow:2", "commit:2", "close"]))
+SMALL = points(*examples(["create:2", "borrow:2"], ["create:2", "borrow:2", "commit:2", "close"]))
 """What Tasks of one item each pass through together."""
 
 CALLED = [
@@ -103,7 +103,7 @@ def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_SMALL="1") == -signal.SIGKILL, world.said()
     ids = [progress["task_id"] for progress in app.tasks()]
-    assert len(ids) >= (1 if point == "before:create_whole:2" else 2 if "create_whole" in point else 1)
+    assert len(ids) >= (1 if point == "before:create:2" else 2 if "create" in point else 1)
     split = world.sql("SELECT split_state, created, (SELECT COUNT(*) FROM events e WHERE e.task_id = tasks.id) FROM tasks")
     assert set(split) == {("sealed", 1, 1)}
     with world.working(app):

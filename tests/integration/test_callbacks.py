@@ -145,9 +145,9 @@ def test_lists_that_are_split_call_back_too(world: World, count: int) -> None:
     app = world.app()
     with world.working(app):
         program = app.submit("note", iter(numbers(count)), **ALL)
-        items = app.submit_items("note", numbers(count), **ALL).task
+        items = app.submit_items("note", numbers(count), **ALL)
         body = "n,kind\n" + "".join(f"{n},ok\n" for n in range(3))
-        file = app.submit_file("order", app.uploads.store(io.BytesIO(body.encode()), "a.csv"), **ALL).task
+        file = app.submit_file("order", app.uploads.store(io.BytesIO(body.encode()), "a.csv"), **ALL)
         for task in (program, items, file):
             over(task)
     assert called(world) == sorted(3 * follow("on_complete", "on_success"))
@@ -328,7 +328,7 @@ def test_a_task_is_finalizing_until_its_callbacks_have_run(world: World) -> None
             task = app.submit("note", numbers(2), session="s", on_complete=ALL["on_complete"])
             after = app.submit("note", numbers(1, 5), session="s")
             wait_for(lambda: called(world), "it is called")
-            progress = task.wait(timeout=0.0)
+            progress = task.progress()
             assert (progress["state"], progress["done"], progress["finished_at"]) == ("finalizing", False, None)
             assert progress["progress"]["percent"] == 100.0
             assert over(after)["state"] == "finished", "the session has passed on"

@@ -20,7 +20,6 @@ from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import control, corrections, purge
 from asynctask.lists.split import Splitter
 from asynctask.reports.files import write_csv, write_xlsx
-from asynctask.submission import Submission
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -30,7 +29,7 @@ KINDS = ("ok", "refuse", "bug", "refuse", "ok", "wrong!" * 50)
 LIST = "n,kind\n" + "".join(f"{n},{kind}\n" for n, kind in enumerate(KINDS[:5], 1)) + "x,ok\n"
 
 
-def sheet(app: AsyncTask, text: str, **options: Any) -> Submission:
+def sheet(app: AsyncTask, text: str, **options: Any) -> TaskHandle:
     stored = app.uploads.store(io.BytesIO(text.encode()), "list.csv")
     return app.submit_file("order", stored, wait_s=60, **options)
 
@@ -43,7 +42,7 @@ def done(world: World, app: AsyncTask, task: TaskHandle) -> dict[str, Any]:
 
 def first(world: World, app: AsyncTask, text: str = LIST) -> TaskHandle:
     """Rows 3, 4 and 5 fail, row 7 is refused; 2 and 6 succeed."""
-    task = sheet(app, text).task
+    task = sheet(app, text)
     done(world, app, task)
     return task
 
@@ -77,8 +76,8 @@ def cancel(app: AsyncTask, task: TaskHandle) -> None:
     wait_for(is_done, "every row is cancelled")
 
 
-def codes(made: Submission) -> dict[int | None, str]:
-    return {problem.row: problem.code for problem in made.problems or ()}
+def codes(made: TaskHandle) -> dict[int | None, str]:
+    return {problem.row: problem.code for problem in made.problems}
 
 
 ALL_OK = {n: {"n": "8", "kind": "ok"} for n in ("3", "4", "5", "7")}
@@ -94,32 +93,30 @@ def test_a_corrected_report_takes_its_rows_and_mends_them(world: World) -> None:
     child = sheet(app, report(parent, {**ALL_OK, "4": {"kind": "refuse"}}), resubmit_of=parent.id)
     assert codes(child) == {}
     waiting = parent.progress()
-    assert waiting["resubmitted_by"] == [child.task.id]
+    assert waiting["resubmitted_by"] == [child.id]
     assert waiting["version"] > seen["version"]
-    counts = done(world, app, child.task)
+    counts = done(world, app, child)
     assert (counts["resubmit_of"], counts["counts"]["finish"], counts["counts"]["failed"]) == (parent.id, 3, 1)
     after = parent.progress()
     assert (after["mended"], after["counts"]) == (3, seen["counts"])
     assert after["version"] > waiting["version"]
-    (row,) = child.task.report().rows
+    (row,) = child.report().rows
     assert (row.number, row.values["n"]) == (4, "3"), "the number is that of the first list"
     # Of the parent it cannot be taken any more, of the child it can.
-    again = report(child.task, {"4": {"kind": "ok"}})
+    again = report(child, {"4": {"kind": "ok"}})
     with pytest.raises(InputError) as refused:
         sheet(app, again, resubmit_of=parent.id)
-    assert [(p.code, f"Task {child.task.id} " in p.message) for p in refused.value.errors] == [
-        ("already_resubmitted", True)
-    ]
-    grandchild = sheet(app, again, resubmit_of=child.task.id)
-    done(world, app, grandchild.task)
-    found = [task.progress() for task in (parent, child.task, grandchild.task)]
+    assert [(p.code, f"Task {child.id} " in p.message) for p in refused.value.errors] == [("already_resubmitted", True)]
+    grandchild = sheet(app, again, resubmit_of=child.id)
+    done(world, app, grandchild)
+    found = [task.progress() for task in (parent, child, grandchild)]
     assert [(each["resubmitted_by"], each["mended"]) for each in found] == [
-        ([child.task.id], 4), ([grandchild.task.id], 1), ([], 0)
+        ([child.id], 4), ([grandchild.id], 1), ([], 0)
     ]  # fmt: skip
     listed = {each["task_id"]: each["mended"] for each in app.tasks()}
     assert [listed[each["task_id"]] for each in found] == [4, 1, 0], "many at once are read by another statement"
     with pytest.raises(InputError) as nothing:
-        sheet(app, again, resubmit_of=child.task.id)
+        sheet(app, again, resubmit_of=child.id)
     assert [p.code for p in nothing.value.errors] == ["already_resubmitted"]
     assert app.doctor() == []
 
@@ -139,13 +136,13 @@ def test_rows_are_refused_by_name(world: World) -> None:
         8: "bad_row_number", 9: "wrong_type", 10: "bad_row_number", 11: "bad_row_number",
     }  # fmt: skip
     assert codes(made) == expected == {p.row: p.code for p in dry.problems}
-    assert made.task.progress()["counts"]["total"] == 1
-    said = {problem.row: problem.message for problem in made.problems or ()}
+    assert made.progress()["counts"]["total"] == 1
+    said = {problem.row: problem.message for problem in made.problems}
     assert said[3].startswith(f"row 2 is not among the failed rows of Task {parent.id}: it succeeded, has not ended, or is")
     assert said[7] == "row 3 is in this list twice, first in row 2; delete one of the two"
     # A row that the model refused has its number in the report of the new Task, and can be corrected there or before.
-    assert [(row.status, row.number) for row in made.task.report("rejected").rows if row.number] == [("rejected", 5)]
-    assert codes(sheet(app, f"{header}1,ok,5,,,,\n", resubmit_of=made.task.id)) == {}
+    assert [(row.status, row.number) for row in made.report("rejected").rows if row.number] == [("rejected", 5)]
+    assert codes(sheet(app, f"{header}1,ok,5,,,,\n", resubmit_of=made.id)) == {}
     with pytest.raises(InputError) as refused:
         sheet(app, f"{header}1,ok,5,,,,\n", resubmit_of=parent.id)
     assert [p.code for p in refused.value.errors] == ["already_resubmitted"]
@@ -158,14 +155,12 @@ def test_a_row_that_another_list_took_keeps_its_number_and_is_refused_for_the_sa
     taker = sheet(app, report(parent, ALL_OK, only=["3"]), resubmit_of=parent.id)
     late = sheet(app, report(parent, {}, only=["4"]) + report(parent, ALL_OK).splitlines()[1] + "\n", resubmit_of=parent.id)
     assert codes(late) == {3: "already_resubmitted"}
-    assert [row.number for row in late.task.report("rejected").rows] == [3]
+    assert [row.number for row in late.report("rejected").rows] == [3]
     with pytest.raises(InputError) as refused:
-        sheet(app, report(late.task, ALL_OK, only=["3"]), resubmit_of=late.task.id)
-    assert [(p.code, f"Task {taker.task.id} " in p.message) for p in refused.value.errors] == [
-        ("already_resubmitted", True)
-    ]
-    done(world, app, taker.task)
-    assert done(world, app, late.task)["counts"]["total"] == 1
+        sheet(app, report(late, ALL_OK, only=["3"]), resubmit_of=late.id)
+    assert [(p.code, f"Task {taker.id} " in p.message) for p in refused.value.errors] == [("already_resubmitted", True)]
+    done(world, app, taker)
+    assert done(world, app, late)["counts"]["total"] == 1
     assert app.doctor() == []
 
 
@@ -179,7 +174,7 @@ def test_what_a_child_refused_whole_can_be_sent_again_of_both(world: World) -> N
     assert app.progress(rejected)["resubmit_of"] == parent.id
     assert parent.progress()["resubmitted_by"] == [], "it took nothing"
     of_it = sheet(app, report(parent, ALL_OK, only=["3"]), resubmit_of=rejected)
-    assert done(world, app, of_it.task)["counts"]["finish"] == 1
+    assert done(world, app, of_it)["counts"]["finish"] == 1
     assert parent.progress()["mended"] == 1
 
 
@@ -214,22 +209,22 @@ def test_options_go_together(world: World) -> None:
     made = sheet(app, good, resubmit_of=parent.id, unique="n", idempotency_key="k")
     assert set(codes(made).values()) == {"duplicate_in_upload"}
     assert sheet(app, good, resubmit_of=parent.id, unique="n", idempotency_key="k").created is False
-    assert made.task.progress()["counts"]["total"] == 1
-    strict_child = sheet(app, report(made.task, ALL_OK), resubmit_of=made.task.id, strict=True)
-    assert done(world, app, strict_child.task)["counts"]["total"] == 3
+    assert made.progress()["counts"]["total"] == 1
+    strict_child = sheet(app, report(made, ALL_OK), resubmit_of=made.id, strict=True)
+    assert done(world, app, strict_child)["counts"]["total"] == 3
     assert app.doctor() == []
 
 
 def test_a_sorted_workbook_its_owner_and_its_columns(world: World) -> None:
     app = world.app()
-    parent = sheet(app, LIST.replace("kind", "Art"), owner="ann", columns={"Art": "kind"}).task
+    parent = sheet(app, LIST.replace("kind", "Art"), owner="ann", columns={"Art": "kind"})
     done(world, app, parent)
     made = parent.report(locale="ja")
     rows = sorted(made.rows, key=lambda row: -(row.number or 0))
     path = world.folder / "failed.xlsx"
     write_xlsx(path, made.headers, [row.with_values({**row.values, "n": "9", "Art": "ok"}) for row in rows], locale="ja")
     stored = app.uploads.store(io.BytesIO(path.read_bytes()), "failed.xlsx")
-    child = app.submit_file("order", stored, resubmit_of=parent.id, wait_s=60).task
+    child = app.submit_file("order", stored, resubmit_of=parent.id, wait_s=60)
     counts = done(world, app, child)
     assert (counts["counts"]["finish"], counts["owner"]) == (4, "ann")
     assert [row.number for row in child.report("succeeded").rows] == [7, 5, 4, 3]
@@ -240,7 +235,7 @@ def test_a_row_that_was_sent_again_is_not_retried(world: World) -> None:
     """Neither by its Task nor alone. Taken out of control: ``but_taken``; the row runs twice."""
     app = world.app()
     parent = first(world, app)
-    child = sheet(app, report(parent, ALL_OK, only=["3", "5"]), resubmit_of=parent.id).task
+    child = sheet(app, report(parent, ALL_OK, only=["3", "5"]), resubmit_of=parent.id)
     assert parent.retry()
     assert [event["row"] for event in parent.events(status="enqueue")] == [4]
     (entry,) = [entry for entry in parent.log() if entry["action"] == "retried"]
@@ -265,18 +260,18 @@ def test_a_single_job_whose_row_was_sent_again_is_not_restarted(world: World) ->
 def test_of_a_running_and_of_a_cancelled_task(world: World) -> None:
     """What has ended can be corrected; cancelled rows are found in the order of the list, without an index."""
     app = world.app()
-    parent = sheet(app, "n,kind\n" + "".join(f"{n},ok\n" for n in range(40))).task
+    parent = sheet(app, "n,kind\n" + "".join(f"{n},ok\n" for n in range(40)))
     text = "row,n,kind\n" + "".join(f"{n},1,ok\n" for n in range(41, 1, -1))
     with pytest.raises(InputError) as refused:
         sheet(app, text, resubmit_of=parent.id)
     assert {p.code for p in refused.value.errors} == {"not_failed"}
     cancel(app, parent)
     child = sheet(app, text, resubmit_of=parent.id)
-    assert child.task.progress()["counts"]["total"] == 40
-    cancel(app, child.task)
-    grandchild = sheet(app, "row,n,kind\n30,1,ok\n", resubmit_of=child.task.id)
-    assert done(world, app, grandchild.task)["counts"]["finish"] == 1
-    assert [parent.progress()["mended"], child.task.progress()["mended"]] == [1, 1]
+    assert child.progress()["counts"]["total"] == 40
+    cancel(app, child)
+    grandchild = sheet(app, "row,n,kind\n30,1,ok\n", resubmit_of=child.id)
+    assert done(world, app, grandchild)["counts"]["finish"] == 1
+    assert [parent.progress()["mended"], child.progress()["mended"]] == [1, 1]
     with pytest.raises(Conflict, match="sent again"):
         parent.retry(status="cancelled")
     assert app.doctor() == []
@@ -289,7 +284,7 @@ def test_purged_tasks_leave_their_rows_taken_and_what_they_mended_counted(
     monkeypatch.setattr(purge, "SLICE", 2)
     app = world.app()
     parent = first(world, app)
-    child = sheet(app, report(parent, {**ALL_OK, "4": {"kind": "bug"}}), resubmit_of=parent.id).task
+    child = sheet(app, report(parent, {**ALL_OK, "4": {"kind": "bug"}}), resubmit_of=parent.id)
     done(world, app, child)
     before = parent.progress()
     rest = report(child, ALL_OK)
@@ -310,14 +305,14 @@ def test_purged_tasks_leave_their_rows_taken_and_what_they_mended_counted(
 def test_a_purged_parent_leaves_the_child_its_numbers(world: World) -> None:
     app = world.app()
     parent = first(world, app)
-    child = sheet(app, report(parent, {**ALL_OK, "4": {"kind": "bug"}, "5": {"n": "x"}}), resubmit_of=parent.id).task
+    child = sheet(app, report(parent, {**ALL_OK, "4": {"kind": "bug"}, "5": {"n": "x"}}), resubmit_of=parent.id)
     done(world, app, child)
     world.sql("UPDATE tasks SET owner = 'gone' WHERE id = ?", parent.id)
     assert app.purge(0, owner="gone").tasks == 1
     assert child.progress()["resubmit_of"] == parent.id
     assert [row.number for row in child.report().rows] == [4, 5]
     last = sheet(app, report(child, ALL_OK), resubmit_of=child.id)
-    assert done(world, app, last.task)["counts"]["finish"] == 2
+    assert done(world, app, last)["counts"]["finish"] == 2
     assert child.progress()["mended"] == 2
     assert app.doctor() == []
 
@@ -326,7 +321,7 @@ def test_a_purged_parent_leaves_the_child_its_numbers(world: World) -> None:
 def test_the_doctor_finds_what_is_wrong_and_repairs_it(world: World) -> None:
     app = world.app()
     parent = first(world, app)
-    child = sheet(app, report(parent, ALL_OK, only=["3"]), resubmit_of=parent.id).task
+    child = sheet(app, report(parent, ALL_OK, only=["3"]), resubmit_of=parent.id)
     done(world, app, child)
     with app.ledger.database.write() as connection:
         connection.execute(task_ancestors.delete())
@@ -352,7 +347,7 @@ def test_the_number_of_corrections_is_limited(world: World, monkeypatch: pytest.
     monkeypatch.setattr("asynctask.ledger.corrections.MOST_CORRECTIONS", 1)
     app = world.app()
     parent = first(world, app)
-    child = sheet(app, report(parent, {"3": {"kind": "bug"}}, only=["3"]), resubmit_of=parent.id).task
+    child = sheet(app, report(parent, {"3": {"kind": "bug"}}, only=["3"]), resubmit_of=parent.id)
     done(world, app, child)
     for task in (parent, child):
         with pytest.raises(Conflict, match="1 lists correct Task"):
@@ -375,7 +370,7 @@ def test_a_split_that_is_resumed_takes_no_row_twice(world: World, monkeypatch: p
         commit(self, task_id, *rest)
 
     monkeypatch.setattr(Splitter, "_commit", once)
-    child = sheet(app, text, resubmit_of=parent.id).task
+    child = sheet(app, text, resubmit_of=parent.id)
     assert (child.progress()["split"]["state"], child.progress()["counts"]["total"]) == ("splitting", 2)
     app.split_task(child.id)
     seen = child.progress()
@@ -419,17 +414,17 @@ def waiting(app: AsyncTask, column: Any) -> Counter[int]:
 def test_two_lists_at_once_take_each_row_once(world: World) -> None:
     """Taken out of ``add_slice``: the locks on the Tasks above; the unique index then breaks one of the lists."""
     apps = [world.app() for _ in range(3)]
-    parent = sheet(apps[0], "n,kind\n" + "".join(f"{n},ok\n" for n in range(400))).task
+    parent = sheet(apps[0], "n,kind\n" + "".join(f"{n},ok\n" for n in range(400)))
     cancel(apps[0], parent)
     up, down = ("row,n,kind\n" + "".join(f"{n},1,ok\n" for n in order) for order in (range(2, 402), range(401, 1, -1)))
     found = together(*(lambda app=app, text=text: sheet(app, text, resubmit_of=parent.id)
                        for app, text in zip(apps[1:], (up, down), strict=True)))  # fmt: skip
-    made = [each for each in found if isinstance(each, Submission)]
+    made = [each for each in found if isinstance(each, TaskHandle)]
     refused = [each for each in found if isinstance(each, InputError)]
     assert len(made) + len(refused) == 2
     assert all(error.code == "all_rejected" for error in refused)
     assert waiting(apps[0], resubmitted_rows.c.number) == Counter(dict.fromkeys(range(2, 402), 1))
-    progress = [each.task.progress() for each in made]
+    progress = [each.progress() for each in made]
     assert [each["split"]["state"] for each in progress] == ["sealed"] * len(made)
     assert sum(each["counts"]["total"] for each in progress) == 400
     assert apps[0].doctor() == []
@@ -440,7 +435,7 @@ def test_a_list_beside_a_retry_runs_each_row_once(world: World, monkeypatch: pyt
     monkeypatch.setattr(control, "SLICE", 20)
     monkeypatch.setattr(control, "_SQLITE_SLICE", 20)
     apps = [world.app() for _ in range(3)]
-    parent = sheet(apps[0], "n,kind\n" + "".join(f"{n},ok\n" for n in range(400))).task
+    parent = sheet(apps[0], "n,kind\n" + "".join(f"{n},ok\n" for n in range(400)))
     cancel(apps[0], parent)
     text = "row,n,kind\n" + "".join(f"{n},1,ok\n" for n in range(401, 1, -1))
 
@@ -456,7 +451,7 @@ def test_a_list_beside_a_retry_runs_each_row_once(world: World, monkeypatch: pyt
         waits = sa.text("SELECT first_row FROM events WHERE task_id = :id AND status <> 'cancelled'")
         reopened = set(connection.execute(waits, {"id": parent.id}).scalars())
         assert connection.execute(sa.select(sa.func.count()).select_from(tasks)).scalar_one() == 2
-    assert isinstance(made, Submission | InputError)
+    assert isinstance(made, TaskHandle | InputError)
     assert taken | reopened == set(range(2, 402))
     assert not taken & reopened, "these would run twice"
     assert apps[0].doctor() == []
@@ -466,7 +461,7 @@ def test_a_list_beside_a_retry_runs_each_row_once(world: World, monkeypatch: pyt
 def test_a_retry_leaves_a_task_alone_while_a_list_takes_its_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out of ``add_slice``: the locks; the retry opens the rows that the list has found to be free."""
     apps = [world.app() for _ in range(2)]
-    parent = sheet(apps[0], "n,kind\n1,ok\n2,ok\n").task
+    parent = sheet(apps[0], "n,kind\n1,ok\n2,ok\n")
     cancel(apps[0], parent)
     control.retry(apps[1].ledger, parent.id, ["cancelled"])
     real, turned = corrections.find_corrected, list[bool | None]()
@@ -479,14 +474,14 @@ def test_a_retry_leaves_a_task_alone_while_a_list_takes_its_rows(world: World, m
     monkeypatch.setattr(corrections, "find_corrected", meanwhile)
     child = sheet(apps[0], "row,n,kind\n2,1,ok\n3,1,ok\n", resubmit_of=parent.id)
     assert turned == [None]
-    assert child.task.progress()["counts"]["total"] == 2
+    assert child.progress()["counts"]["total"] == 2
     assert control.turn_some(apps[1].ledger, parent.id) is False
     assert parent.progress()["counts"]["cancelled"] == 2, "none of them runs twice"
 
 
 def test_items_of_a_slice_are_corrected_one_by_one_and_its_retry_leaves_them_out(world: World) -> None:
     app = world.app()
-    task = sheet(app, LIST.replace("bug", "refuse"), chunk_size=5).task
+    task = sheet(app, LIST.replace("bug", "refuse"), chunk_size=5)
     assert task.progress()["jobs"] == 1
     done(world, app, task)
     child = sheet(app, report(task, ALL_OK, only=["4"]), resubmit_of=task.id)
@@ -496,7 +491,7 @@ def test_items_of_a_slice_are_corrected_one_by_one_and_its_retry_leaves_them_out
     assert (seen["counts"]["finish"], seen["counts"]["failed"]) == (2, 3)
     attempts = Counter(row.number for row in task.report("failed").rows if row.status == "failed")
     assert attempts == {3: 1, 4: 1, 5: 1}
-    assert done(world, app, child.task)["counts"]["finish"] == 1
+    assert done(world, app, child)["counts"]["finish"] == 1
     assert task.progress()["mended"] == 1
     with pytest.raises(InputError, match="one by one"):
         sheet(app, report(task, ALL_OK, only=["5"]), resubmit_of=task.id, chunk_size=2)
@@ -505,7 +500,7 @@ def test_items_of_a_slice_are_corrected_one_by_one_and_its_retry_leaves_them_out
 
 def test_cancelled_items_of_a_slice_can_be_sent_again(world: World) -> None:
     app = world.app()
-    task = sheet(app, LIST, chunk_size=2).task
+    task = sheet(app, LIST, chunk_size=2)
     task.cancel()
     done(world, app, task)
     header = "n,kind,row,status,error,attempts,result\n"
@@ -513,7 +508,7 @@ def test_cancelled_items_of_a_slice_can_be_sent_again(world: World) -> None:
     assert codes(child) == {}
     assert task.retry(status="cancelled")
     assert done(world, app, task)["counts"]["cancelled"] == 2
-    assert done(world, app, child.task)["counts"]["finish"] == 3
+    assert done(world, app, child)["counts"]["finish"] == 3
     assert task.progress()["mended"] == 3
     assert app.doctor() == []
 
@@ -548,7 +543,7 @@ def test_values_of_a_json_list_keep_their_types_on_the_way_through_a_report(worl
         stored = app.uploads.store(io.BytesIO(report(task, correct).encode()), "list.csv")
         again = app.submit_file(worker, stored, resubmit_of=task.id, wait_s=60)
         assert codes(again) == {}
-        return done(world, app, again.task)
+        return done(world, app, again)
 
     plain = {"n": 5, "share": 1.5, "flag": True, "tags": ["a", 1], "text": "007", "none": None, "sku": "bad"}
     assert (
@@ -583,5 +578,5 @@ def test_a_cell_that_is_no_value_of_the_type_that_it_had_is_kept_as_it_is(world:
         app.uploads.store(io.BytesIO(report(task, correct, kind="unprocessed").encode()), "x.csv"),
         resubmit_of=task.id,
     )
-    done(world, app, again.task)
+    done(world, app, again)
     assert sorted(taken, key=str) == [{"sku": "A", "n": "many"}, {"sku": "B", "n": 2}]

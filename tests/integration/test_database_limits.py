@@ -166,7 +166,7 @@ def test_transactions_that_the_database_undoes_at_random_are_made_again_until_al
             world.sql(trigger.format(table=table, verb=verb))
     with world.working(app):
         taken = patiently(lambda: app.submit_items("note", mixed(600), idempotency_key="once"), "it is taken")
-        task_id = int(taken.task.id)
+        task_id = int(taken.id)
         patiently(lambda: app.task(task_id).progress()["done"], "it is over")
     words = "SELECT nextval('strikes')" if world.store.kind == "postgresql" else "SELECT NEXTVAL(strikes)"
     assert world.one(words) > (33 if world.store.kind == "postgresql" else 802), "it struck several times"
@@ -705,9 +705,11 @@ def test_names_that_differ_in_a_letters_case_or_a_space_are_different(world: Wor
     app = world.app()
     keys = ["a", "A", "a ", "á", "ａ"]
     new = [task_rows.NewTask("note", "default", 240, owner=one, idempotency_key=two) for one in keys for two in keys]
-    ids = {task_rows.create(app.ledger, each, lease_s=60)[0] for each in new}
+    ids = {task_rows.create(app.ledger, [task_rows.First(each)], lease_s=60)[0].task_id for each in new}
     assert len(ids) == len(new)
-    assert [task_rows.create(app.ledger, each, lease_s=60)[1] for each in new] == [False] * len(new)
+    assert [task_rows.create(app.ledger, [task_rows.First(each)], lease_s=60)[0].created for each in new] == [False] * len(
+        new
+    )
 
 
 @pytest.mark.databases("sqlite", reason="the settings of a server are its administrator's")

@@ -316,7 +316,6 @@ def test_a_message_with_the_id_of_a_tasks_job_cannot_touch_that_job(stub: Stub) 
     def enrol(item: dict[str, Any]) -> None: ...
 
     task = stub.app.submit(enrol, [{"n": 1}])
-    task.wait(timeout=0)
     (event,) = wait_for(task.events, "the Task has its Event")
     message: dramatiq.Message[Any] = dramatiq.Message("default", "heard", ("x",), {}, {}, message_id=event["job_id"])
     with pytest.raises(IdInUse):

@@ -352,8 +352,8 @@ def test_a_report_that_comes_back_unchanged_asks_for_its_secrets(world: World) -
     stored = app.uploads.store(io.BytesIO(SHEET.encode()), "a.csv")
     made = app.submit_file("login", stored)
     with world.working(app):
-        made.task.wait(timeout=60)
-    report = made.task.report(rows="failed")
+        made.wait(timeout=60)
+    report = made.report(rows="failed")
     rows = list(csv.reader(io.StringIO(b"".join(iter_csv(report.headers, report.rows)).decode("utf-8-sig"))))
     assert rows[1][:2] == ["a", SHOWN["password"]]
     again = app.uploads.store(io.BytesIO("\n".join(";".join(row[:2]) for row in rows).encode()), "again.csv")

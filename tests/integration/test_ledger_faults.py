@@ -96,7 +96,7 @@ def test_a_key_stands_for_what_the_items_say_and_not_for_how_they_print(app: Asy
 def test_a_split_that_ends_every_process_that_takes_it_is_given_up(app: AsyncTask) -> None:
     source = {"name": "x", "filename": "x.csv"}
     new = task_rows.NewTask("noop", "default", 240, source=source)
-    task_id, _ = task_rows.create(app.ledger, new, lease_s=0.0)
+    task_id = task_rows.create(app.ledger, [task_rows.First(new)], lease_s=0.0)[0].task_id
     for n in range(task_rows.MAX_SPLIT_TRIES):
         assert task_rows.claim_split(replace(app.ledger, identity=f"p{n}"), task_id, lease_s=0.0) is not None
     assert task_rows.claim_split(replace(app.ledger, identity="one-more"), task_id, lease_s=0.0) is None
@@ -108,7 +108,7 @@ def test_a_split_that_ends_every_process_that_takes_it_is_given_up(app: AsyncTas
 def test_a_split_outlives_deaths_that_have_nothing_to_do_with_it(app: AsyncTask) -> None:
     """Under faults every second or two, a slow machine added no slice between six of them, and lists ended incomplete."""
     new = task_rows.NewTask("noop", "default", 240, source={"name": "x", "filename": "x.csv"})
-    task_id, _ = task_rows.create(app.ledger, new, lease_s=0.0)
+    task_id = task_rows.create(app.ledger, [task_rows.First(new)], lease_s=0.0)[0].task_id
     for n in range(6):
         ledger = replace(app.ledger, identity=f"p{n}")
         assert task_rows.claim_split(ledger, task_id, lease_s=0.0) is not None
@@ -119,7 +119,7 @@ def test_a_split_outlives_deaths_that_have_nothing_to_do_with_it(app: AsyncTask)
 
 def test_a_process_that_does_not_know_the_worker_leaves_the_split_to_others(app: AsyncTask) -> None:
     new = task_rows.NewTask("unknown_here", "default", 240, source={"name": "x", "filename": "x.csv"})
-    task_id, _ = task_rows.create(replace(app.ledger, identity="gone"), new, lease_s=0.0)
+    task_id = task_rows.create(replace(app.ledger, identity="gone"), [task_rows.First(new)], lease_s=0.0)[0].task_id
     app.resume_split(task_id)
     with app.ledger.database.read() as connection:
         assert task_rows.get(connection, task_id)["split_by"] == "gone"

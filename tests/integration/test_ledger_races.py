@@ -60,7 +60,7 @@ def register(ledger: Ledger) -> None:
 def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
     """A sealed Task of so many jobs."""
     new = NewTask(worker_name="note", queue="default", priority=0, session=session)
-    task_id, _ = task_rows.create(ledger, new, lease_s=60)
+    task_id = task_rows.create(ledger, [task_rows.First(new)], lease_s=60)[0].task_id
     items = [NewItem("{}", n) for n in range(1, count + 1)]
     task_rows.add_slice(ledger, task_id, items, [], after=0, cursor=count, lease_s=60)
     task_rows.end_split(ledger, task_id, Reason.SEALED)
@@ -245,7 +245,7 @@ def test_tasks_with_keys_are_committed_in_the_order_of_their_ids(
             made.append(other.submit("note", [item], key="serial").id)
         else:
             new = NewTask("note", "default", 1, key_field="serial")
-            made.append(task_rows.create(other.ledger, new, lease_s=60)[0])
+            made.append(task_rows.create(other.ledger, [task_rows.First(new)], lease_s=60)[0].task_id)
 
     def while_another_is_made(*args: Any) -> Any:
         if not second:

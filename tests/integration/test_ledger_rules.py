@@ -118,7 +118,7 @@ def test_unique_that_names_no_field_is_refused_before_anything_is_written(world:
         assert (caught.value.code, caught.value.errors[0].column) == ("invalid_options", "unique")
     for wrong in ([""], [1], ["n"] * 21, 7):
         with pytest.raises(InputError) as caught:
-            app.submit("order", [], unique=wrong)
+            app.submit("order", [], unique=wrong)  # type: ignore[arg-type]
         assert caught.value.code == "invalid_options"
     assert app.tasks() == []
     assert list(app.uploads.store_body(items_body([])).path.parent.iterdir())[1:] == []
@@ -156,9 +156,9 @@ def test_a_strict_list_without_a_bad_row_runs_like_any_other(world: World) -> No
     with world.working(app):
         found = app.submit_items("order", bad_at(45), strict=True, unique=["n"], wait_s=20)
         assert found.problems == ()
-        assert found.task.wait(120)["done"]
-    assert rows_of(world, found.task.id) == list(range(1, 46))
-    world.check_promises(app, [found.task.id], 45)
+        assert found.wait(120)["done"]
+    assert rows_of(world, found.id) == list(range(1, 46))
+    world.check_promises(app, [found.id], 45)
 
 
 def test_nothing_of_a_strict_list_is_written_before_its_last_row_was_found_good(
@@ -219,7 +219,7 @@ def test_a_paused_strict_list_is_refused_and_a_cancelled_one_is_cancelled(
             real(*args, **more)
 
         monkeypatch.setattr(task_rows, "end_split", end_split)
-        task = app.submit_items("order", bad_at(25, 7), strict=True, wait_s=0.0).task
+        task = app.submit_items("order", bad_at(25, 7), strict=True, wait_s=0.0)
         assert asleep.wait(120)
         assert getattr(task, verb)()
         wake.set()
@@ -275,16 +275,15 @@ def test_a_model_that_changes_its_mind_between_the_two_passes_ends_the_split_as_
 
     monkeypatch.setattr(type(shape), "validate", lambda self, row, binding: validate(row, binding))
     found = app.submit_items("order", bad_at(25), strict=True, wait_s=20)
-    progress = found.task.progress()
+    progress = found.progress()
     assert progress["split"]["state"] == "failed"
     assert "was accepted when the list was checked" in progress["split"]["reason"]
 
 
 def test_a_splitter_that_was_passed_refuses_no_list(world: World) -> None:
     one, two = world.app(), world.app()
-    task_id, _ = task_rows.create(
-        one.ledger, task_rows.NewTask("note", "default", 240, source={"strict": True}), lease_s=60
-    )
+    new = task_rows.NewTask("note", "default", 240, source={"strict": True})
+    task_id = task_rows.create(one.ledger, [task_rows.First(new)], lease_s=60)[0].task_id
     assert task_rows.claim_split(two.ledger, task_id, lease_s=60, of=one.ledger.identity) is not None
     with pytest.raises(SplitLost):
         task_rows.end_split(one.ledger, task_id, Reason.ROWS_REJECTED, planned=5)
@@ -308,7 +307,7 @@ def test_a_dry_run_in_python_says_what_the_list_would_come_to_and_writes_nothing
     with pytest.raises(InputError, match="no items"):
         app.check("order", [])
     with pytest.raises(InputError, match="check_file"):
-        app.submit_items("order", bad_at(3), dry_run=True)
+        app.submit_items("order", bad_at(3), dry_run=True)  # type: ignore[call-arg]
     assert world.sql("SELECT * FROM tasks") == []
 
 

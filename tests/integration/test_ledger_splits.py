@@ -50,7 +50,7 @@ def test_a_split_that_stopped_is_taken_up_after_its_last_slice_when_its_lease_en
     small_slices(monkeypatch)
     fail_at(monkeypatch, 3)
     first, second = world.app(), world.app()
-    task = first.submit_items("note", numbers(35), wait_s=20).task  # until the split was put off
+    task = first.submit_items("note", numbers(35), wait_s=20)  # until the split was put off
     assert task.progress()["split"] == {**task.progress()["split"], "state": "splitting", "created": 20}
     assert task.progress()["progress"]["percent"] is None
     second.split_task(task.id)
@@ -66,7 +66,7 @@ def test_a_split_that_stopped_is_taken_up_after_its_last_slice_when_its_lease_en
 @pytest.mark.each_database(reason="each locks in its own way")
 def test_of_two_processes_that_fight_for_a_split_the_loser_adds_nothing(world: World) -> None:
     one, two = world.app(), world.app()
-    task_id, _ = task_rows.create(one.ledger, NewTask("note", "default", 240), lease_s=60)
+    task_id = task_rows.create(one.ledger, [task_rows.First(NewTask("note", "default", 240))], lease_s=60)[0].task_id
     items = [NewItem('{"n":1}', 1)]
     assert task_rows.add_slice(one.ledger, task_id, items, [], after=0, cursor=1, lease_s=60) == 1
     with pytest.raises(SplitLost, match="took the split over"):
@@ -110,7 +110,7 @@ def test_a_splitter_that_was_passed_while_it_slept_adds_no_row_again_though_it_h
         return real(ledger, *args, **kwargs)
 
     monkeypatch.setattr(task_rows, "add_slice", add_slice)
-    task = sleeper.submit_items("note", numbers(45), wait_s=0.0).task
+    task = sleeper.submit_items("note", numbers(45), wait_s=0.0)
     assert asleep.wait(120)
     fail_at(monkeypatch, 3)  # the other adds two slices and falls silent
 
@@ -180,9 +180,9 @@ def test_an_iterable_is_consumed_lazily_and_its_first_jobs_run_before_the_last_i
 
 def test_the_split_of_a_program_that_died_is_ended_as_broken_and_not_taken_up(world: World) -> None:
     app, dead = world.app(), world.app()
-    task_id, _ = task_rows.create(dead.ledger, NewTask("note", "default", 240), lease_s=60)
+    task_id = task_rows.create(dead.ledger, [task_rows.First(NewTask("note", "default", 240))], lease_s=60)[0].task_id
     task_rows.add_slice(dead.ledger, task_id, [NewItem('{"n":0}', 1)], [], after=0, cursor=1, lease_s=60)
-    empty, _ = task_rows.create(dead.ledger, NewTask("note", "default", 240), lease_s=60)
+    empty = task_rows.create(dead.ledger, [task_rows.First(NewTask("note", "default", 240))], lease_s=60)[0].task_id
     world.sql("UPDATE tasks SET split_until = 1")
     with world.working(app):
         assert app.task(task_id).wait(120)["done"]
@@ -196,7 +196,9 @@ def test_the_split_of_a_program_that_died_is_ended_as_broken_and_not_taken_up(wo
 def test_a_source_that_is_gone_ends_the_split_with_the_reason(world: World) -> None:
     app = world.app()
     source: dict[str, Any] = {"name": "abc123", "filename": "x.csv", "sheet": None, "columns": {}}
-    task_id, _ = task_rows.create(app.ledger, NewTask("note", "default", 240, source=source), lease_s=60)
+    task_id = task_rows.create(app.ledger, [task_rows.First(NewTask("note", "default", 240, source=source))], lease_s=60)[
+        0
+    ].task_id
     app.split_task(task_id)
     progress = app.task(task_id).progress()
     assert progress["split"]["state"] == "failed"
@@ -241,7 +243,7 @@ def test_pause_resume_and_cancel_are_taken_while_the_list_is_split(world: World,
 
 def test_a_task_cancelled_before_its_first_slice_is_over(world: World) -> None:
     app = world.app()
-    task_id, _ = task_rows.create(app.ledger, NewTask("note", "default", 240), lease_s=60)
+    task_id = task_rows.create(app.ledger, [task_rows.First(NewTask("note", "default", 240))], lease_s=60)[0].task_id
     task = app.task(task_id)
     assert task.cancel()
     app.start_services()

@@ -11,6 +11,7 @@ from support.world import World, numbers
 from asynctask import AsyncTask
 from asynctask.errors import ConfigError, InputError, UnknownWorker
 from asynctask.lists.dry_run import DryRun
+from asynctask.submission import Submission
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
@@ -133,13 +134,13 @@ def test_another_process_goes_on_with_a_split(world: World) -> None:
     app: AsyncTask = world.app()
     core = app._made()
     core.submitter._start_split = lambda *_: False  # type: ignore[method-assign]  # as if the process had died here
-    found = app.hand_in_jobs(as_json(jobs(1_200)), app_options())
+    found = app.hand_in(Submission(None, as_json(jobs(1_200)), app_options(), is_kept=True))
     assert not isinstance(found, DryRun)
     world.end_leases()
     other = world.app()
-    other.split_task(found.task.id, core.ledger.identity)
+    other.split_task(found.id, core.ledger.identity)
     with world.working(other):
-        assert other.task(found.task.id).wait(120)["counts"]["finish"] == 1_200
+        assert other.task(found.id).wait(120)["counts"]["finish"] == 1_200
 
 
 def app_options() -> Any:

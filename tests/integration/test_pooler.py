@@ -61,8 +61,8 @@ def test_every_promise_holds_through_a_pooler_with_a_process_killed_on_the_way(p
     with ExitStack() as stack:
         for app in apps:
             stack.enter_context(pooled.working(app))
-        large = apps[0].submit_items("note", mixed(1_500), idempotency_key="once").task
-        assert apps[1].submit_items("note", mixed(1_500), idempotency_key="once").task.id == large.id
+        large = apps[0].submit_items("note", mixed(1_500), idempotency_key="once")
+        assert apps[1].submit_items("note", mixed(1_500), idempotency_key="once").id == large.id
         retried = apps[1].submit("shaky", [{"n": n, "breaks": n % 4} for n in range(100)])
         cancelled = apps[1].submit("brief", [{"n": n} for n in range(20_000, 22_000)])
         assert cancelled.cancel()

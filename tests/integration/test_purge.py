@@ -28,7 +28,7 @@ OF_TASKS = [table for table in tables.metadata.sorted_tables if "task_id" in tab
 
 
 def sheet(app: AsyncTask, **options: Any) -> TaskHandle:
-    return app.submit_file("order", app.uploads.store(io.BytesIO(CSV.encode()), "a.csv"), **options).task
+    return app.submit_file("order", app.uploads.store(io.BytesIO(CSV.encode()), "a.csv"), **options)
 
 
 def left(world: World, task_id: int) -> dict[str, int]:

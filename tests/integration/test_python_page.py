@@ -61,8 +61,9 @@ def test_the_page_is_a_program_that_does_what_it_says(
 def work_through(shop: Shop, app: AsyncTask, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shop.step("Submitting lists")
     assert (shop.checked.accepted, shop.checked.rejected) == (2, 1)
-    uploaded = shop.submission.task
-    assert (shop.submission.created, uploaded.wait(timeout=PATIENCE_S)["title"]) == (True, "products.csv")
+    assert [(each.row, each.column, each.code) for each in shop.task.problems] == [(3, "sku", "missing")]
+    uploaded = shop.uploaded
+    assert (uploaded.created, uploaded.wait(timeout=PATIENCE_S)["title"]) == (True, "products.csv")
     assert [each["row"] for each in uploaded.rejects()] == [3]
 
     shop.step("Following")
@@ -147,7 +148,6 @@ def test_refused_rows_are_returned_or_raised_as_the_table_says(shop: Shop) -> No
 
     # submit_items, submit_file and submit_export
     found = app.submit_file("enroll_product", store("A", ""), wait_s=PATIENCE_S)
-    assert found.problems is not None
     assert [each.row for each in found.problems] == [3]
     refused: dict[str, list[Any]] = {
         "all_rejected": [

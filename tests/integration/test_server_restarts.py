@@ -43,7 +43,7 @@ def run(app: AsyncTask) -> int:
     def submit() -> Any:
         return app.submit_items("note", items(), idempotency_key="once")
 
-    task_id = int(patiently(submit, "the list is taken").task.id)
+    task_id = int(patiently(submit, "the list is taken").id)
     patiently(lambda: app.task(task_id).progress()["done"], "it is over")
     return task_id
 

@@ -137,7 +137,9 @@ def test_cancelled_and_rejected_tasks_pass_on(world: World) -> None:
     assert holder(world) == first.id
     first.cancel()
     assert holder(world) == third.id
-    empty, _ = task_rows.create(app.ledger, task_rows.NewTask("note", "default", 1, session="t"), lease_s=60)
+    empty = task_rows.create(
+        app.ledger, [task_rows.First(task_rows.NewTask("note", "default", 1, session="t"))], lease_s=60
+    )[0].task_id
     waiting = app.submit("note", numbers(0, 1), session="t")
     assert reason(waiting) == "waiting_for_session", "a Task that is being split holds its session"
     task_rows.end_split(app.ledger, empty, Reason.SEALED)

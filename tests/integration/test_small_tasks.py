@@ -6,6 +6,7 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.ledger import lending, tasks
 from asynctask.ledger.base import NewItem, Reject
 from asynctask.ledger.recorder import TaskCloser
-from asynctask.ledger.tasks import NewTask, NewWhole
+from asynctask.ledger.tasks import First, NewTask
 from asynctask.lists import split
 from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.split import MAX_WHOLE_BYTES
@@ -51,9 +52,10 @@ def uploads(app: AsyncTask) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-def new_whole(*numbers: int, **more: Any) -> NewWhole:
+def new_whole(*numbers: int, **more: Any) -> First:
     items = [NewItem(f'{{"n":{n}}}', row) for row, n in enumerate(numbers, 1)]
-    return NewWhole(NewTask("note", "default", 240, **more), items, [], len(items), len(items))
+    new = NewTask("note", "default", 240, planned=len(items), **more)
+    return First(new, items, cursor=len(items), more=False)
 
 
 # -- submitting
@@ -67,8 +69,8 @@ def test_a_list_that_fits_one_slice_takes_one_transaction_of_the_callers_own_thr
     body = "n,kind\n" + "".join(f"{n},ok\n" for n in range(5))
     submits: dict[str, Callable[[], Any]] = {
         "submit": lambda: app.submit("order", [{"n": n, "kind": "ok"} for n in range(5)]).id,
-        "submit_items": lambda: app.submit_items("order", [{"n": n, "kind": "ok"} for n in range(5)]).task.id,
-        "submit_file": lambda: app.submit_file("order", app.uploads.store(io.BytesIO(body.encode()), "a.csv")).task.id,
+        "submit_items": lambda: app.submit_items("order", [{"n": n, "kind": "ok"} for n in range(5)]).id,
+        "submit_file": lambda: app.submit_file("order", app.uploads.store(io.BytesIO(body.encode()), "a.csv")).id,
     }
     with transactions(monkeypatch) as seen:
         task_id = submits[way]()
@@ -113,9 +115,11 @@ def test_the_answer_says_what_asking_would(world: World) -> None:
     )
     for items, options in cases:
         found = app.submit_items("order", items, **options)
-        assert found.progress is not None
-        assert found.progress == found.task.progress()
-    assert app.submit_items("order", [{"n": 1, "kind": "ok"}], session="s").progress is None, "it may wait for its session"
+        assert found.first_progress is not None
+        assert found.first_progress == found.progress()
+    assert app.submit_items("order", [{"n": 1, "kind": "ok"}], session="s").first_progress is None, (
+        "it may wait for its session"
+    )
 
 
 def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
@@ -124,10 +128,10 @@ def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
     app = world.app()
     monkeypatch.setattr(split, "SLICE", 10)
     with transactions(monkeypatch) as seen:
-        assert app.submit_items("note", numbers(10)).task.progress()["split"]["created"] == 10
+        assert app.submit_items("note", numbers(10)).progress()["split"]["created"] == 10
     assert len(seen) == 1
     found = app.submit_items("note", numbers(11), wait_s=20)
-    assert found.task.progress()["split"] == {
+    assert found.progress()["split"] == {
         "state": "sealed",
         "reason": None,
         "planned": 11,
@@ -135,9 +139,9 @@ def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
         "rejected": 0,
     }
     assert uploads(app) == []
-    assert world.one("SELECT split_source FROM tasks WHERE id = ?", found.task.id) is None
+    assert world.one("SELECT split_source FROM tasks WHERE id = ?", found.id) is None
     long = {"n": 1, "text": "x" * (MAX_WHOLE_BYTES // 8)}
-    assert app.submit_items("note", [long] * 9, wait_s=20).task.progress()["split"]["created"] == 9
+    assert app.submit_items("note", [long] * 9, wait_s=20).progress()["split"]["created"] == 9
     assert uploads(app) == []
 
 
@@ -155,7 +159,7 @@ def test_a_list_whose_validation_is_slow_is_answered_in_time_and_the_next_one_at
         return real(self, *args, **how)
 
     monkeypatch.setattr(split.Splitter, "gather", gather)
-    ids = [app.submit_items("note", numbers(3), wait_s=20).task.id for _ in range(2)]
+    ids = [app.submit_items("note", numbers(3), wait_s=20).id for _ in range(2)]
     assert len(gathered) == 1, "what is known to be slow is not tried"
     with world.working(app):
         for task_id in ids:
@@ -183,7 +187,7 @@ def test_a_strict_list_of_which_every_row_is_refused_says_so(world: World) -> No
 
 def test_sessions_go_one_after_the_other_also_in_one_transaction(world: World) -> None:
     app = world.app()
-    group = GroupSubmit(app.ledger)
+    group = GroupSubmit(app.ledger, lease_s=60)
     made = together(group, [new_whole(n, session="s") for n in range(3)])
     ids = sorted(each.task_id for each in made)
     held = world.sql("SELECT id FROM tasks WHERE session_holder IS NOT NULL AND ready IS NOT NULL")
@@ -197,7 +201,7 @@ def test_sessions_go_one_after_the_other_also_in_one_transaction(world: World) -
 # -- together
 
 
-def together(group: GroupSubmit, wholes: list[NewWhole]) -> list[Any]:
+def together(group: GroupSubmit, wholes: list[First]) -> list[Any]:
     """Submits from a thread each, while an earlier transaction of the group goes on; what each got, an error too."""
     found: list[Any] = [None] * len(wholes)
 
@@ -221,7 +225,7 @@ def together(group: GroupSubmit, wholes: list[NewWhole]) -> list[Any]:
 def test_what_comes_together_is_committed_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     with transactions(monkeypatch) as seen:
-        made = together(GroupSubmit(app.ledger), [new_whole(n, n, owner=str(n)) for n in range(6)])
+        made = together(GroupSubmit(app.ledger, lease_s=60), [new_whole(n, n, owner=str(n)) for n in range(6)])
     assert len(seen) == 1
     for n, each in enumerate(made):
         assert each.created
@@ -233,16 +237,14 @@ def test_what_comes_together_is_committed_together(world: World, monkeypatch: py
 
 def test_one_that_is_refused_does_not_take_the_others_along(world: World) -> None:
     app = world.app()
-    first = GroupSubmit(app.ledger).create(new_whole(1, idempotency_key="k", body_digest="a"))
+    first = GroupSubmit(app.ledger, lease_s=60).create(new_whole(1, idempotency_key="k", body_digest="a"))
     same, other, good, rejected = together(
-        GroupSubmit(app.ledger),
+        GroupSubmit(app.ledger, lease_s=60),
         [
             new_whole(1, idempotency_key="k", body_digest="a"),
             new_whole(1, idempotency_key="k", body_digest="b"),
             new_whole(2),
-            NewWhole(
-                NewTask("note", "default", 240, idempotency_key="new"), [], [Reject(1, [{"code": "x"}], {"n": 1})], 1, 1
-            ),
+            replace(new_whole(idempotency_key="new"), rejects=[Reject(1, [{"code": "x"}], {"n": 1})], cursor=1),
         ],
     )
     assert (same.task_id, same.created) == (first.task_id, False)
@@ -262,7 +264,7 @@ def test_a_ledger_that_is_away_is_told_to_each(world: World, monkeypatch: pytest
         raise LedgerUnavailable("away")
 
     monkeypatch.setattr(tasks, "_insert", away)
-    found = together(GroupSubmit(app.ledger), [new_whole(1), new_whole(2)])
+    found = together(GroupSubmit(app.ledger, lease_s=60), [new_whole(1), new_whole(2)])
     assert [type(each) for each in found] == [LedgerUnavailable] * 2
     assert world.one("SELECT COUNT(*) FROM tasks") == 0
 
@@ -273,7 +275,7 @@ def test_a_ledger_that_is_away_is_told_to_each(world: World, monkeypatch: pytest
 @pytest.mark.each_database(reason="what is written for many at once is each one's own")
 def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
-    group = GroupSubmit(app.ledger)
+    group = GroupSubmit(app.ledger, lease_s=60)
     over = [group.create(new_whole(n)).task_id for n in range(5)]
     open_, in_session = group.create(new_whole(1, 2)).task_id, group.create(new_whole(1, session="s")).task_id
     for task_id in [*over, in_session]:
@@ -299,7 +301,7 @@ def test_one_that_cannot_be_closed_leaves_the_others_their_turn(world: World, mo
 
     monkeypatch.setattr("asynctask.ledger.recorder.close_small", failing)
     app = world.app()
-    task_id = GroupSubmit(app.ledger).create(new_whole(1)).task_id
+    task_id = GroupSubmit(app.ledger, lease_s=60).create(new_whole(1)).task_id
     with world.working(app):
         assert app.task(task_id).wait(20)["done"]
 
@@ -311,10 +313,10 @@ def test_stored_items_whose_split_is_over_are_removed_and_nothing_else_is(world:
     app = world.app()
 
     def stored(name: str) -> int:
-        return app.submit_file("note", app.uploads.store(io.BytesIO(b'[{"n":1}]'), name), wait_s=20).task.id
+        return app.submit_file("note", app.uploads.store(io.BytesIO(b'[{"n":1}]'), name), wait_s=20).id
 
     sent, old, splitting = stored("items.json"), stored("items.json"), stored("items.json")
-    sheet = app.submit_file("note", app.uploads.store(io.BytesIO(b"n\n1\n"), "a.csv"), wait_s=20).task.id
+    sheet = app.submit_file("note", app.uploads.store(io.BytesIO(b"n\n1\n"), "a.csv"), wait_s=20).id
     for task_id in (old, splitting):  # as an earlier version would have stored JSON items
         source = world.one("SELECT split_source FROM tasks WHERE id = ?", task_id)
         assert '"items"' in source

@@ -78,7 +78,7 @@ PLACES: dict[str, list[tuple[Any, str]]] = {
     "borrow": [(lending, "borrow")],
     "give_back": [(lending, "give_back")],
     "claim_alone": [(lending, "claim_alone")],
-    "create_whole": [(tasks, "_insert")],
+    "create": [(tasks, "_insert")],
     "begin": [(Tracker, "begin")],
     "close": [(recorder, "try_close"), (maintenance, "try_close"), (recorder, "close_small")],
     "queue_callbacks": [(tasks, "_queue_callbacks")],

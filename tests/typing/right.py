@@ -9,6 +9,7 @@ from typing import Any, assert_type
 from pydantic import BaseModel
 
 from asynctask import AsyncTask, CurrentJob, NormalException, current_job
+from asynctask.errors import Problem
 from asynctask.job import CurrentJob as Job
 from asynctask.lists.dry_run import DryRun
 from asynctask.task import TaskHandle
@@ -118,6 +119,17 @@ assert_type(app.submit(plain, range(3)), TaskHandle)
 assert_type(app.submit("bare", [1, "two"]), TaskHandle)
 assert_type(app.submit("bare", [1], dry_run=True), DryRun)
 assert_type(app.check(bare, [product]), DryRun)
+assert_type(bare.submit([product], title="Spring", chunk_size="auto"), TaskHandle)
+assert_type(bare.submit([row], on_complete=called), TaskHandle)
+assert_type(called.submit(({"n": n} for n in range(3)), parallel=2), TaskHandle)
+assert_type(bare.set(queue="low").submit([product]), TaskHandle)
+assert_type(app.submit_items("bare", [row], wait_s=2.0), TaskHandle)
+assert_type(app.submit_jobs([(bare, product), ("called", {})], session="s"), TaskHandle)
+task = app.submit(bare, [product])
+assert_type(task.created, bool)
+assert_type(task.problems, tuple[Problem, ...])
+assert_type(task.state, str)
+assert_type(task.counts["finish"], int)
 
 
 def audit(worker: Any, job: Job, queue: str, call_next: Any) -> Any:

@@ -68,6 +68,16 @@ app.submit(importer, [Order(number=1)])  # wrong
 app.check(bare, [1])  # wrong
 result: int = app.submit(bare, [product], dry_run=True)  # wrong
 
+app.submit(bare, [product], paralel=3)  # wrong
+app.submit(bare, [product], parallel="3")  # wrong
+app.submit("bare", [1], paralel=3)  # wrong
+app.submit_jobs([(bare, product)], paralel=3)  # wrong
+app.submit_items("bare", [{}], paralel=3)  # wrong
+app.check(bare, [product], paralel=3)  # wrong
+bare.submit([1])  # wrong
+bare.submit([product], paralel=3)  # wrong
+app.submit(bare, [product]).counts["finnish"]  # wrong
+
 app.worker(queue=1)  # wrong
 app.worker(retries=3)  # wrong
 app.worker(3)  # wrong

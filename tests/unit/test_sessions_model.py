@@ -96,7 +96,7 @@ class Lines(RuleBasedStateMachine):
     @rule(session=st.sampled_from(SESSIONS), count=st.integers(0, 3), priority=st.sampled_from((1, 1, 2)), parallel=PICK)
     def submit(self, session: str | None, count: int, priority: int, parallel: int) -> None:
         new = NewTask("w", "default", priority, session=session, parallel=1 if parallel > 5 else None)
-        task_id, _ = task_rows.create(self.ledger, new, lease_s=1e6)
+        task_id = task_rows.create(self.ledger, [task_rows.First(new)], lease_s=1e6)[0].task_id
         self.tasks.append(task_id)
         if count:
             items = [NewItem("{}", n) for n in range(count)]

@@ -29,6 +29,9 @@ class Pushed:
         self.args, self.at = [tuple(each) for each in args], at
         return ["jid"]
 
+    def submit(self, worker: Any, items: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
 
 def mail(to: str, subject: str = "Hello", body: str = "", *, urgent: bool = False) -> None: ...
 

@@ -102,8 +102,8 @@ def test_a_file_of_a_program_is_called_by_its_name_and_a_key_stands_for_the_same
     app = build_app(tmp_path)
     first = app.submit_file("enroll", app.uploads.store(io.BytesIO(b"sku\nA\n"), "a.csv"), idempotency_key="k")
     again = app.submit_file("enroll", app.uploads.store(io.BytesIO(b"sku\nA\n"), "b.csv"), idempotency_key="k")
-    assert (again.created, again.task.id) == (False, first.task.id)
-    assert app.progress(first.task.id)["title"] == "a.csv"
+    assert (again.created, again.id) == (False, first.id)
+    assert app.progress(first.id)["title"] == "a.csv"
     app.close()
 
 

@@ -471,7 +471,7 @@ def long_sheet() -> bytes:
 @pytest.fixture
 def long_workbook(app: AsyncTask) -> int:
     """The Task of a workbook whose rows no pipe has room for, with a column that the worker ignores."""
-    task = app.submit_file("enroll", app.uploads.store(io.BytesIO(long_sheet()), "list.xlsx"), wait_s=120).task
+    task = app.submit_file("enroll", app.uploads.store(io.BytesIO(long_sheet()), "list.xlsx"), wait_s=120)
     wait_for(lambda: task.progress()["counts"]["total"] == 1_500, "the end of the split")
     return int(task.id)
 

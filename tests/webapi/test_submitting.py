@@ -9,6 +9,7 @@ import pytest
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
+from asynctask.testing import wait_for
 
 Form = Callable[..., dict[str, Any]]
 
@@ -135,10 +136,8 @@ def test_a_list_whose_validation_goes_on_is_answered_at_once(
     assert "errors" not in answer.json
     # The rejects are there once the list has been read.
     task = app.task(answer.json["task_id"])
-    seen = task.progress()
-    while seen["split"]["state"] == "splitting":
-        seen = task.wait(timeout=0.2)
-    assert seen["split"]["rejected"] == 19_600
+    wait_for(lambda: task.progress()["split"]["state"] != "splitting", "the list has been read")
+    assert task.progress()["split"]["rejected"] == 19_600
     page = client.get(f"/api/tasks/{task.id}/rejected?limit=2").json
     assert [r["row"] for r in page["rejected"]] == [2, 3]
     assert page["rejected"][0]["errors"][0]["column"] == "quantity"
