@@ -410,7 +410,7 @@ class AsyncTask(OnDemand):
         more the Task pauses itself; ``priority``; ``queue``; ``owner``; ``session``, whose Tasks run one after the other;
         ``key``, a field whose equal values run one after the other across all Tasks of the worker; ``idempotency_key``;
         ``chunk_size``, items per job, or ``"auto"`` (docs/how-to/slices.md); ``unique``, fields no two items may share;
-        ``strict``: one refused item refuses the list, so all are validated before anything is written (they wait in a
+        ``strict``: one rejected item rejects the list, so all are validated before anything is written (they wait in a
         temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`; ``who``: who submits it, for
         the Task's log;
         ``on_complete``, ``on_success`` (no item failed or was cancelled) and ``on_failure`` (any did): a worker or its

@@ -128,7 +128,7 @@ class Config:
     access_log: bool = _field(False, "Log each request of the web server.")
     submit_wait_s: float = _field(
         1.0,
-        "Seconds that a submission waits for its validation, to return the refused rows.",
+        "Seconds that a submission waits for its validation, to return the rejected rows.",
         low=0,
         high=60,
     )

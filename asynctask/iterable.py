@@ -1,7 +1,7 @@
 """Jobs of many items: classes that process elements of their own, and slices, several items of a list in one job.
 
 ``events.params`` of a slice is ``{"rows": [[first, count], ...], "items": [...]}``: its items, and their rows in the list
-as runs of consecutive numbers, since a refused row leaves a gap. ``events.marks`` has the outcome of each item
+as runs of consecutive numbers, since a rejected row leaves a gap. ``events.marks`` has the outcome of each item
 (:class:`asynctask.core.transitions.Row`).
 """
 

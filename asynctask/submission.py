@@ -159,7 +159,7 @@ class Submitter:
         """Makes a Task of a list; a dry run writes nothing. ``callbacks``: those of the options, or of the worker.
 
         Raises :class:`InputError` with every problem if a list of JSON items or a file, or every row of it, is refused, and
-        for any strict list with a refused row; what a program's iterable raises; for a dry run :class:`Unavailable` if it
+        for any strict list with a rejected row; what a program's iterable raises; for a dry run :class:`Unavailable` if it
         takes longer than ``dry_run_s``.
         """
         if isinstance(given.listed, StoredFile):

@@ -101,7 +101,7 @@ class TaskHandle:
     """One Task. Every method and property may raise :class:`NotFound` and LedgerUnavailable.
 
     What a submission returns also has ``created``, False if the idempotency key found a Task that was submitted before;
-    ``problems`` of its first 1,000 refused rows, empty while the validation goes on; and ``first_progress``, the progress
+    ``problems`` of its first 1,000 rejected rows, empty while the validation goes on; and ``first_progress``, the progress
     object as it was written, if it is known without a query. ``take`` of a list makes the result of an iterator over its
     rows, which are read as it takes them: ``list`` takes all.
     """
@@ -129,7 +129,7 @@ class TaskHandle:
     def progress(self, errors: bool = False, *, take: Take = list) -> dict[str, Any]:
         """The progress object (docs/reference/http.md).
 
-        ``errors`` adds the first 20 failures as ``errors``, and why a rejected list was refused as ``refusal``
+        ``errors`` adds the first 20 failures as ``errors``, and why a list was rejected as ``refusal``
         (:meth:`refusal_object`).
         """
         with self._s.ledger.database.read() as connection:
@@ -195,7 +195,7 @@ class TaskHandle:
             return queries.error_groups(connection, self.id)
 
     def rejects(self, after: int = 0, limit: int = 100, locale: str | None = None, *, take: Take = list) -> list[Any]:
-        """Rows that were refused before queueing: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``.
+        """Rows that were rejected before queueing: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``.
 
         The messages are in the language ``locale``, by default the application's.
         """

@@ -467,7 +467,7 @@ class ProblemDetails(BaseModel):
     )
     sheets: list[str] = Field(
         default_factory=list,
-        description="Only of a workbook refused for the sheet that was read: its others, as the option `sheet` takes them.",
+        description="Of a workbook rejected for the sheet that was read: the others, as the option `sheet` takes them.",
     )
 
 
@@ -485,7 +485,7 @@ ListedEvent = described(task.ListedEvent)
 
 
 class Refusal(_Out):
-    """Why a list was refused as a whole, or every row of it."""
+    """Why a list was rejected as a whole, or every row of it."""
 
     code: str
     message: str
@@ -498,12 +498,12 @@ Progress = create_model(
     __doc__=task.Progress.__doc__,
     links=(Links, ...),
     errors=(_list_of(ListedEvent) | None, Field(None, description="With include=errors: the first 20 failures.")),
-    refusal=(Refusal | None, Field(None, description="With include=errors: why a rejected list was refused.")),
+    refusal=(Refusal | None, Field(None, description="With include=errors: why a list was rejected.")),
 )
 Submitted = create_model(
     "Submitted",
     __base__=Progress,
-    __doc__="The progress object, with the rows that were refused where they are known already.",
+    __doc__="The progress object, with the rows that were rejected where they are known already.",
     errors=(list[Fault] | None, None),
 )
 
@@ -571,7 +571,7 @@ class CellFault(_Out):
 
 
 class RejectedRow(_Out):
-    """A row that the validation refused."""
+    """A row that the validation rejected."""
 
     row: int
     errors: list[CellFault]

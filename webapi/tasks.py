@@ -85,13 +85,13 @@ blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks"
 
 @blueprint.post("")
 @blueprint.input(RawQuery, location="query", arg_name="query")
-@blueprint.output(Submitted, status_code=202, description="Accepted: the Task and the rows refused so far")
+@blueprint.output(Submitted, status_code=202, description="Accepted: the Task and the rows rejected so far")
 @blueprint.doc(operation_id="submitTask", responses=[400, 403, 413, 415, 503, 504])
 def create(query: RawQuery) -> Response:
     """Submit a list
 
     As JSON (items of one worker, or jobs that name their own), as a form with a file, or as a raw body of rows with the
-    options in the query. Responds once the Task is in the ledger; rows that the validation refused within a second are in
+    options in the query. Responds once the Task is in the ledger; rows that the validation rejected within a second are in
     `errors`. The same Idempotency-Key with the same body returns the first Task, with another body 422. `dry_run` only
     validates the list.
     """
@@ -456,7 +456,7 @@ def submission(app: AsyncTask, incoming: ApiRequest, query: RawQuery) -> Submiss
 
 
 def answer(found: TaskHandle | DryRun) -> Response:
-    """202 with the progress object and the rows refused so far; 422 with all of them if none was accepted; 200 with the
+    """202 with the progress object and the rows rejected so far; 422 with all of them if none was accepted; 200 with the
     result of a dry run."""
     locale = reader_locale()
     if isinstance(found, DryRun):

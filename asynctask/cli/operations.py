@@ -406,7 +406,7 @@ def purge(session: Session, age: float, states: tuple[str, ...], owner: str | No
 
 def _amount(found: Purged) -> str:
     return (
-        f"{count(found.tasks, 'Task')} ({count(found.events, 'item')}, {count(found.rejects, 'refused row')},"
+        f"{count(found.tasks, 'Task')} ({count(found.events, 'item')}, {count(found.rejects, 'rejected row')},"
         f" {count(found.files, 'file')}), {count(found.jobs, 'job')} without a Task"
     )
 

@@ -222,7 +222,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--idempotency-key", help="Repeated submissions of the same key and file are one Task.")
 @click.option("--unique", help="Fields in which no two rows may be equal, separated by commas.")
 @click.option("--resubmit-of", type=TASK_ID, help="FILE is the corrected report of this Task: run its failed rows again.")
-@click.option("--strict", is_flag=True, help="One refused row refuses the whole file.")
+@click.option("--strict", is_flag=True, help="One rejected row rejects the whole file.")
 @click.option("--dry-run", is_flag=True, help="Only validate and report; nothing is written.")
 @pass_session
 def submit(
@@ -271,7 +271,7 @@ def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "ro
     out.document(found.as_dict(locale))
     total = found.accepted + found.rejected
     taken = found.taken
-    out.line(f"{number(taken)} of {count(total, item)} would be taken; nothing was written")
+    out.line(f"{number(taken)} of {count(total, item)} would be accepted; nothing was written")
     if found.rejected:
         out.line(f"{count(found.rejected, item)} would be rejected:")
         out.problems([replace(problem, message=render(problem, locale)) for problem in found.problems])

@@ -85,7 +85,7 @@ class Reason(StrEnum):
     CALLBACK_FAILED = "callback_failed"
     CALLED_AGAIN = "called_again"  # a user runs the failed callbacks again
     NOTHING_ACCEPTED = "nothing_accepted"
-    ROWS_REJECTED = "rows_rejected"  # strict: a refused row refuses the list
+    ROWS_REJECTED = "rows_rejected"  # strict: a rejected row rejects the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
             _T.REJECTED,
             _R.ROWS_REJECTED,
             (_W.SUBMITTER, _W.SWEEP),
-            "a row of a strict list was refused, so nothing of it was taken",
+            "a row of a strict list was rejected, so nothing of it was accepted",
         ),
         ((_T.SPLITTING, _T.RUNNING), _T.PAUSED, _R.PAUSED, (_W.PERSON,), "no new start until resumed"),
         (

@@ -335,7 +335,7 @@ class NewItem:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """One refused row: its problems (``{column, code, message, value}``) and its cells, JSON-ready; ``number`` as of a
+    """One rejected row: its problems (``{column, code, message, value}``) and its cells, JSON-ready; ``number`` as of a
     :class:`NewItem`."""
 
     row: int

@@ -97,7 +97,7 @@ class Old:
 
 @dataclass(slots=True)
 class Purged:
-    """How much was removed: Tasks, their items' Events and refused rows, stored files, and jobs without a Task."""
+    """How much was removed: Tasks, their items' Events and rejected rows, stored files, and jobs without a Task."""
 
     tasks: int = 0
     events: int = 0

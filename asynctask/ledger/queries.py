@@ -1,4 +1,4 @@
-"""Queries of the ledger besides progress (Events, failures, refused rows, the log, the backlog), and operations on single
+"""Queries of the ledger besides progress (Events, failures, rejected rows, the log, the backlog), and operations on single
 jobs."""
 
 from __future__ import annotations

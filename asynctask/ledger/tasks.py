@@ -97,7 +97,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """A Task to be with its first slice: ``items`` are its jobs, ``rejects`` its refused rows, ``cursor`` is its last row.
+    """A Task to be with its first slice: ``items`` are its jobs, ``rejects`` its rejected rows, ``cursor`` is its last row.
 
     ``headers``: as of :class:`~asynctask.lists.rows.Names`. ``more``: False if it is the whole list, whose number of rows
     is ``new.planned``. Without jobs such a Task is ``rejected``, and keeps no idempotency key, for a corrected list to use;
@@ -241,7 +241,7 @@ def _log_rows(first: First, task_id: int, now: int) -> list[tuple[Any, ...]]:
 
 
 def _write_rest(connection: Connection, ledger: Ledger, first: First, row: dict[str, Any]) -> None:
-    """Writes what few Tasks have: refused rows, a released idempotency key, a session."""
+    """Writes what few Tasks have: rejected rows, a released idempotency key, a session."""
     write_rejects(connection, row["id"], first.rejects)
     if row["state"] == State.REJECTED:
         if row["idempotency_key"] is not None:  # after the insert, which checks the key
@@ -412,7 +412,7 @@ def add_slice(
 
 
 def _grown(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> dict[str, Any]:
-    """The columns of a Task after adding these jobs and refused rows."""
+    """The columns of a Task after adding these jobs and rejected rows."""
     created = task["created"] + items_of(items)
     return {
         "created_jobs": task["created_jobs"] + len(items),
@@ -477,7 +477,7 @@ def _line(item: NewItem, worker_name: str) -> int | None:
 
 
 def write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
-    """Stores refused rows of a Task."""
+    """Stores rejected rows of a Task."""
     if rejects:
         rows = [{"row": each.row, "errors": dumps(list(each.errors)), "cells": dumps(each.cells)} for each in rejects]
         connection.execute(task_rejects.insert().values(task_id=task_id), rows)

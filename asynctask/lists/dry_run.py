@@ -52,7 +52,7 @@ class DryRun:
     ``accepted`` and ``rejected`` count rows; ``problems`` are the first 1,000, ``truncated`` if there are more;
     ``first_items`` are up to five items as the worker would get them (of a model, a dict by field name), with secrets
     masked.
-    ``strict``: one refused row refuses all.
+    ``strict``: one rejected row refuses all.
     """
 
     accepted: int = 0
@@ -100,7 +100,7 @@ def check_rows(
 ) -> DryRun:
     """Validates a list and writes nothing. ``check_time`` is called for each row and may raise.
 
-    Raises :class:`InputError` for a list that is refused as a whole.
+    Raises :class:`InputError` for a list that is rejected as a whole.
     """
     found = DryRun(strict=strict)
     for row in rows:
@@ -124,7 +124,7 @@ class Checker:
     def check(self, source: ListSource, worker_name: str, shape: ItemShape, *, large: bool) -> DryRun:
         """Validates a stored list, a ``large`` one in a child process.
 
-        Raises :class:`InputError` for a list that is refused as a whole, :class:`DryRunTimeout`, and
+        Raises :class:`InputError` for a list that is rejected as a whole, :class:`DryRunTimeout`, and
         :class:`Unavailable` if the child ended without an answer.
         """
         if large:

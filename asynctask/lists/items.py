@@ -52,7 +52,7 @@ _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused row: all its problems, and its original cells, JSON-ready, with secrets masked. ``number``: of the row that
+    """A rejected row: its problems, and its original cells, JSON-ready, with secrets masked. ``number``: of the row that
     it corrects, from the row-number column of a report."""
 
     row: int

@@ -178,7 +178,7 @@ class CommonOptions(BaseModel):
     chunk_size: ChunkSize | None = Field(None, description=CHUNK)
     resubmit_of: TaskId | None = Field(None, description=RESUBMIT)
     dry_run: bool | None = Field(None, description="Only validate; nothing is written.")
-    strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
+    strict: bool | None = Field(None, description="One rejected row refuses the list as a whole.")
     unique: Annotated[Unique, listed_or_text("text", "list")] = Field(
         None, description="Fields in which no two rows may be the same; as text, with commas between."
     )

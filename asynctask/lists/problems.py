@@ -237,13 +237,13 @@ _STATUS: Final[Mapping[str, int]] = {
 
 
 def kept_problems(ledger: Ledger, task_id: int, limit: int) -> tuple[Problem, ...]:
-    """The problems of a Task's first ``limit`` refused rows, in the application's language."""
+    """The problems of a Task's first ``limit`` rejected rows, in the application's language."""
     rejects = queries.rejects(ledger.database, task_id, limit=limit)
     return problems_of(rejects, ledger.catalogue.locale)
 
 
 def problems_of(rejects: Iterable[Reject], locale: str) -> tuple[Problem, ...]:
-    """The problems of refused rows, in a language."""
+    """The problems of rejected rows, in a language."""
     return tuple(revived(each.row, problem, locale) for each in rejects for problem in each.errors)
 
 

@@ -39,7 +39,7 @@ class ListSource:
     """How a list is read. It is kept with its Task as JSON, so that any process can split the list.
 
     ``sheet``: of a workbook; ``columns``: header -> field; ``encoding``: a codec, None to detect it; ``unique``: fields in
-    which no two rows may be the same; ``strict``: one refused row refuses the list; ``name``: of the file in ``data_dir``;
+    which no two rows may be the same; ``strict``: one rejected row refuses the list; ``name``: of the file in ``data_dir``;
     ``filename``: the name it was sent under; ``items``: JSON items, stored only until they are split; ``key``: the field
     whose equal values run one after the other; ``resubmit_of``: the Task whose rows it corrects; ``masked``: the names of
     the columns with secrets, normalised.
@@ -516,7 +516,7 @@ def _fits(name: str, file: ListFile, shape: ItemShape) -> bool:
 def all_good(rows: Iterable[NewItem | Refused], max_rows: int) -> Iterator[tuple[int, Iterator[NewItem]]]:
     """Validates every row before the first is used. Yields their number, and the rows from a temporary file.
 
-    Raises :class:`InputError` ``rows_rejected`` with the problems of the refused rows, or ``too_many_rows``.
+    Raises :class:`InputError` ``rows_rejected`` with the problems of the rejected rows, or ``too_many_rows``.
     """
     with tempfile.TemporaryFile(prefix="asynctask-strict-") as spool:
         total = rejected = 0

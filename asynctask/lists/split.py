@@ -221,11 +221,11 @@ class Splitter:
     # -- strict lists
 
     def _refused(self, task_id: int, rows: Iterable[NewItem | Refused], names: Names, after: int) -> int:
-        """The number of rows of a list with refused ones, 0 if all are accepted. Writes refused rows, and nothing else.
+        """The number of rows of a list with refused ones, 0 if all are accepted. Writes rejected rows, and nothing else.
 
         ``rows`` are all rows; the refused ones up to the row ``after`` are in the ledger already.
         """
-        # A cursor above 0 without a job means that an earlier attempt has passed refused rows.
+        # A cursor above 0 without a job means that an earlier attempt has passed rejected rows.
         current, count, refused = _Slice(begun=self._clock.monotonic()), 0, after > 0
         for count, row in enumerate(rows, 1):
             if isinstance(row, Refused):

@@ -159,7 +159,7 @@ def iter_xlsx(
 
 
 def _marked(row: ReportRow, kept: Sequence[str]) -> list[Any]:
-    """The cells of a row; those that were refused are marked, with the fault as a comment."""
+    """The cells of a row; the rejected ones are marked, with the fault as a comment."""
     cells = [*map(row.values.get, kept), *_outcome(row)]
     faults = {column: row.bad_columns[name] for column, name in enumerate(kept) if name in row.bad_columns}
     if row.bad_row is not None:

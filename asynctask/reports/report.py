@@ -35,7 +35,7 @@ KINDS: Mapping[str, frozenset[str]] = {
     "rejected": frozenset(),
     "all": frozenset(str(status) for status in Status),
 }
-"""``rows=`` of a report -> its statuses; ``failed``, ``rejected`` and ``all`` include the refused rows."""
+"""``rows=`` of a report -> its statuses; ``failed``, ``rejected`` and ``all`` include the rejected rows."""
 
 _FAILED = (Status.FAILED, Status.ERROR)
 _WITH_REJECTS = frozenset({"failed", "rejected", "all"})
@@ -200,11 +200,11 @@ class _LedgerRows:
     def __init__(self, database: Database, task_id: int, kind: str, locale: str, shape: ItemShape | None) -> None:
         self._database, self._task_id, self._locale = database, task_id, locale
         self._shape = shape if shape is not None and shape.model is not None else None
-        self._columns: dict[str, str] = {}  # of the keys of items and refused rows: an alias is the column of its field
+        self._columns: dict[str, str] = {}  # of the keys of items and rejected rows: an alias is the column of its field
         self._statuses, self._with_rejects = KINDS[kind], kind in _WITH_REJECTS
 
     def fields(self, shape: ItemShape | None, known: Collection[str] | None) -> list[str]:
-        """The columns without an original list: the fields of the model or the items, and of the refused rows.
+        """The columns without an original list: the fields of the model or the items, and of the rejected rows.
 
         ``known``: those of all items, if the split kept them; else all rows are read for them.
         """
@@ -225,11 +225,11 @@ class _LedgerRows:
         return list(names)
 
     def rows(self, headers: Sequence[str], *, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
-        """The rows in the order of the list, each with the id of its Event (None if refused)."""
+        """The rows in the order of the list, each with the id of its Event (None if rejected)."""
         ended = self._ended(values)
         names = {normalise(header): header for header in headers}
-        refused = ((self._refused(reject, names), None) for reject in self._rejects(cells=values))
-        return heapq.merge(ended, refused, key=lambda found: found[0].number or 0)
+        rejected = ((self._rejected(reject, names), None) for reject in self._rejects(cells=values))
+        return heapq.merge(ended, rejected, key=lambda found: found[0].number or 0)
 
     def values(self, number: int | None, event_id: int | None) -> Mapping[str, Any]:
         if event_id is None:
@@ -263,7 +263,7 @@ class _LedgerRows:
                 row = ReportRow(self._cells(event.params), event.first_row, event.status, error, attempts, event.result)
                 yield row, event.id
 
-    def _refused(self, reject: Reject, names: Mapping[str, str]) -> ReportRow:
+    def _rejected(self, reject: Reject, names: Mapping[str, str]) -> ReportRow:
         bad: dict[str, str] = {}
         row_messages, messages = [], []
         for problem in reject.errors:

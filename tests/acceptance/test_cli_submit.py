@@ -23,12 +23,12 @@ def test_a_dry_run_tells_what_a_file_would_come_to_and_writes_nothing(desk: Desk
     mixed = desk.table("mixed.csv", [("S-1", 1), ("S-2", "many"), ("S-1", 3)]).name
     bad = desk.table("bad.csv", [("S-1", "many")]).name
     command = ("submit", "--worker", "enrol", "--dry-run", "--unique", "sku")
-    assert "2 of 2 rows would be taken" in desk.run(*command, good).stdout
+    assert "2 of 2 rows would be accepted" in desk.run(*command, good).stdout
     told = desk.run(*command, mixed, code=1).stdout
-    assert "1 of 3 rows would be taken; nothing was written" in told
+    assert "1 of 3 rows would be accepted; nothing was written" in told
     assert "is the same as in row 2" in told
     desk.run(*command, bad, code=2)
-    assert "0 of 3 rows would be taken" in desk.run(*command, mixed, "--strict", code=2).stdout
+    assert "0 of 3 rows would be accepted" in desk.run(*command, mixed, "--strict", code=2).stdout
     found = desk.json(*command, mixed, "--locale", "zh_CN", code=1)
     assert (found["dry_run"], found["accepted"], found["rejected"]) == (True, 1, 2)
     assert found["errors"][1]["message"] == "与第 2 行相同，请修改，或删除其中一行"

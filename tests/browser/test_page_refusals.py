@@ -658,7 +658,7 @@ def test_the_form_is_not_sent_before_its_script(page: Page, web_alone: str, tmp_
 
 
 def test_a_list_that_no_corrected_one_can_follow_offers_no_field_for_it(page: Page, shop: Shop) -> None:
-    """An export's worker takes no list, and of a strict list that was refused nothing was taken."""
+    """An export's worker takes no list, and of a strict list that was rejected nothing was accepted."""
     with shop.worker(), shop.web() as (_, said):
         url = said["url"].rstrip("/")
         refused = Request(

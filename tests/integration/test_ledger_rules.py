@@ -139,7 +139,7 @@ def test_a_strict_list_with_one_bad_row_makes_no_event_and_says_every_fault(worl
     error = caught.value
     assert (error.code, error.status) == ("rows_rejected", 422)
     assert [problem.row for problem in error.errors] == [40, 44]
-    assert str(error).startswith("2 of 45 rows are refused, so none was taken (strict)")
+    assert str(error).startswith("2 of 45 rows are rejected, so none was accepted (strict)")
     task_id = the_task(app)
     progress = app.task(task_id).progress()
     assert (progress["state"], progress["state_reason"], progress["done"]) == ("rejected", "rows_rejected", True)

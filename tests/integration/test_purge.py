@@ -192,7 +192,7 @@ def test_the_command_says_what_it_would_remove_asks_and_removes(
     assert run([*command, "90d", "--yes"]) == 0
     assert "Removed: 0 Tasks" in capsys.readouterr().out
     assert run([*command, "0s", "--dry-run"]) == 0
-    assert "Would remove: 1 Task (3 items, 1 refused row, 1 file), 0 jobs without a Task." in capsys.readouterr().out
+    assert "Would remove: 1 Task (3 items, 1 rejected row, 1 file), 0 jobs without a Task." in capsys.readouterr().out
     assert run([*command, "0s", "--dry-run", "--state", "rejected", "--state", "cancelled"]) == 0
     assert "Would remove: 0 Tasks" in capsys.readouterr().out
     assert run([*command, "0s"]) == 2

@@ -171,7 +171,7 @@ def test_a_strict_list_with_bad_rows_is_answered_422_with_all_of_them(client: Cl
     answer = client.post("/api/tasks", **form(SHEET, strict="true"))
     assert (answer.status_code, answer.json["code"]) == (422, "rows_rejected"), answer.json
     assert [(e["row"], e["column"]) for e in answer.json["errors"]] == [(3, "Quantity"), (5, "sku")]
-    assert answer.json["detail"].startswith("2 of 4 rows are refused, so none was taken (strict)")
+    assert answer.json["detail"].startswith("2 of 4 rows are rejected, so none was accepted (strict)")
     (task,) = client.get("/api/tasks").json["tasks"]
     assert (task["state"], task["state_reason"], task["counts"]["total"]) == ("rejected", "rows_rejected", 0)
 

@@ -86,7 +86,7 @@ def open_json(path: Path, options: OpenOptions) -> JsonSource:
 
 
 def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:
-    """Opens JSON lines: each line is an item, numbered by the line. A broken line is a refused row.
+    """Opens JSON lines: each line is an item, numbered by the line. A broken line is a rejected row.
 
     Raises :class:`InputError`: ``encoding``, ``nul_byte``, ``too_large``.
     """
