@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from asynctask.brokers.base import DEAD, Broker, Copy, Held, Key
+from asynctask.brokers.base import DEAD, Broker, Copy, Key, SetEntry
 from asynctask.core.states import Reason
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
@@ -220,7 +220,7 @@ class Maintenance:
         for copy in copies:
             copy.deaths += 1
         poison = [copy for copy in copies if copy.deaths >= POISON_COPIES]
-        broker.hold(DEAD, [Held(poisoned(copy, now), now) for copy in poison], process=identity)
+        broker.hold(DEAD, [SetEntry(poisoned(copy, now), now) for copy in poison], process=identity)
         broker.put_back(identity, [copy for copy in copies if copy.deaths < POISON_COPIES])
 
     # -- what is due

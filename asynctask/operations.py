@@ -19,6 +19,7 @@ from asynctask.brokers.admin import (
     ACTED_AT_ONCE,
     MAX_PAGE,
     MAX_TEXT,
+    BrokerOperations,
     Entry,
     Found,
     QueueFacts,
@@ -29,7 +30,6 @@ from asynctask.brokers.admin import (
     peeked,
     pushed_again,
 )
-from asynctask.brokers.admin import Operations as BrokerOperations
 from asynctask.brokers.base import BIGINT, DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, Time, micros, rfc3339
 from asynctask.core.states import State, Status

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from asynctask.arrivals import NextRun, send_itself
-from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held, refuse_unstorable
+from asynctask.brokers.base import SCHEDULE, Broker, Copy, SetEntry, refuse_unstorable
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.config import Config
 from asynctask.errors import ConfigError, IdInUse, InputError, Problem
 from asynctask.job import CurrentJob, current_job
 from asynctask.ledger import standalone
 from asynctask.ledger.base import chunks, dumps
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, plain_json
 from asynctask.middleware.chain import Chain
@@ -261,7 +261,7 @@ def _row_of(job: Mapping[str, Any], priority: int) -> standalone.Arrival:
 
 def _send_to_broker(broker: Broker, jobs: Sequence[_Job], priority: int, now: int) -> None:
     """Later jobs go into the schedule, the others into their queue."""
-    later: list[Held] = []
+    later: list[SetEntry] = []
     copies: list[Copy] = []
     for job, due in jobs:
         if due is None:
@@ -272,7 +272,7 @@ def _send_to_broker(broker: Broker, jobs: Sequence[_Job], priority: int, now: in
         if due is None:
             copies.append(copy)
         else:
-            later.append(Held(copy, due))
+            later.append(SetEntry(copy, due))
     if later:
         broker.hold(SCHEDULE, later)
     if copies:
@@ -286,7 +286,7 @@ def _arguments(worker: Worker, args: Sequence[Any]) -> list[Any]:
     if not args or worker.model is None or not isinstance(worker.shape, ItemShape):
         return kept
     found = worker.shape.validate(RawRow(1, args[0]), None)
-    if isinstance(found, Refused):
+    if isinstance(found, Rejected):
         raise found.error(f"worker {worker.name!r} does not take the item")
     return [found.values, *kept[1:]]
 

@@ -21,7 +21,7 @@ from asynctask.ledger.progress import first_progress
 from asynctask.ledger.queries import other_language
 from asynctask.ledger.tasks import First, Made, NewCallback, NewTask, SplitLost
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
-from asynctask.lists.items import MIXED, ItemShape, Refused
+from asynctask.lists.items import MIXED, ItemShape, Rejected
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, too_many_items
@@ -350,14 +350,14 @@ class Submitter:
 
     def _rows(
         self, worker: Worker, items: Iterable[Any], unique: tuple[str, ...], key: str | None
-    ) -> Iterator[NewItem | Refused]:
+    ) -> Iterator[NewItem | Rejected]:
         numbered = lambda _after: (RawRow(number, item) for number, item in enumerate(items, 1))  # noqa: E731
         return checked(numbered, self._shape(worker), None, unique, key=key)
 
     # -- lists that are one slice
 
     def _gather(
-        self, new: NewTask, rows: Iterable[NewItem | Refused], names: Names | None, *, strict: bool
+        self, new: NewTask, rows: Iterable[NewItem | Rejected], names: Names | None, *, strict: bool
     ) -> First | None:
         """The Task with its whole list; None if it has to be split."""
         begun = self._services.clock.monotonic()

@@ -323,7 +323,7 @@ _PIPELINED: Final = Refusal(
 )
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """Raised in the parser's callbacks: the request is refused for a reason of its own."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -485,7 +485,7 @@ class Connection(HttpToolsProtocol):
         self._headers += 1
         self._head_bytes += len(name) + len(value)
         if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEADER_BYTES:
-            raise Refused(_LONG_HEAD if self._in_head else _LONG_CHUNK)
+            raise RefusedRequest(_LONG_HEAD if self._in_head else _LONG_CHUNK)
         if self._in_head:  # a trailer of a body is no header: what a proxy removes from those may stand in it
             super().on_header(name, value)
             if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -495,9 +495,9 @@ class Connection(HttpToolsProtocol):
         if self._resumes:
             return
         if len(self.url) > MAX_LINE_BYTES:
-            raise Refused(_LONG_LINE)
+            raise RefusedRequest(_LONG_LINE)
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise Refused(_PIPELINED)
+            raise RefusedRequest(_PIPELINED)
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # its clients know no such answer (RFC 9110, 10.1.1)
         authority = b""
@@ -612,7 +612,7 @@ class Connection(HttpToolsProtocol):
 def _refusal_of(error: BaseException | None) -> Refusal:
     """The answer to what the parser raised; what a callback raised is its context."""
     cause = error.__context__ if error is not None else None
-    if isinstance(cause, Refused):
+    if isinstance(cause, RefusedRequest):
         return cause.refusal
     return Refusal(400, "malformed_request", f"this is no HTTP request: {error}")
 

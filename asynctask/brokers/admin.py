@@ -103,7 +103,7 @@ class Removed:
     tracked: Sequence[Key]
 
 
-class Operations(Protocol):
+class BrokerOperations(Protocol):
     """Inspection and cleanup of a broker. Every method may raise :class:`~asynctask.errors.BrokerUnavailable`, and
     :class:`~asynctask.errors.InputError` for an invalid set, limit, key or text."""
 

@@ -24,7 +24,7 @@ from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.sidekiq.activejob import worker_name
 
 if TYPE_CHECKING:
-    from asynctask.brokers.admin import Operations
+    from asynctask.brokers.admin import BrokerOperations
 
 SCHEDULE = "schedule"
 RETRY = "retry"
@@ -67,7 +67,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SetEntry:
     """An entry of a set; ``at``: when it is due (or died), in microseconds."""
 
     copy: Copy
@@ -149,7 +149,7 @@ class Broker(Protocol):
 
     # -- the sets of untracked jobs
 
-    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+    def hold(self, set_name: str, copies: Sequence[SetEntry], *, process: str | None = None) -> None:
         """Puts copies into ``schedule``, ``retry`` or ``dead``; with ``process``, moves in one step those that are still in
         its list."""
         ...
@@ -161,14 +161,14 @@ class Broker(Protocol):
         """
         ...
 
-    def members(self, set_name: str, limit: int) -> list[Held]:
+    def members(self, set_name: str, limit: int) -> list[SetEntry]:
         """Members of a set, by ``at``."""
         ...
 
     # -- operations
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> BrokerOperations:
         """Inspection and cleanup of queues and sets."""
         ...
 
@@ -210,7 +210,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningJob:
     """A job in progress; ``began_at`` in microseconds."""
 
     thread: str
@@ -228,7 +228,7 @@ class Presence(Protocol):
         """Counts an ended job of the worker ``name``. Called for each job, so it only counts in memory."""
         ...
 
-    def beat(self, running: Sequence[Running], *, quiet: bool, rss_kib: int) -> str | None:
+    def beat(self, running: Sequence[RunningJob], *, quiet: bool, rss_kib: int) -> str | None:
         """Shows the running jobs and sends the counts. Returns a signal left for it (``TSTP``, ``TERM``, ``TTIN``), if any.
 
         Counts that could not be sent go with a later beat.

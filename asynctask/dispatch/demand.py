@@ -116,7 +116,7 @@ def wanted(threads: Mapping[str, Threads], waiting: Mapping[str, int], rates: Ra
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class WorkSource:
     """Jobs of a Task, as it was offered, or (``offer`` None) all single jobs of a queue and priority.
 
     ``group``: those that share alike, an owner's Tasks together, or each by itself (``key``). ``get`` takes up to so many
@@ -155,25 +155,25 @@ class Shares:
         alone: Iterable[Alone],
         of_task: Callable[..., int],
         of_single: Callable[..., int],
-    ) -> list[Source]:
+    ) -> list[WorkSource]:
         """The sources of what was found, single jobs first; forgets those that want nothing any more. ``of_task`` gets jobs
         of an offer, ``of_single`` of a list of single jobs, from which it removes them."""
         single: dict[tuple[str, int], list[Alone]] = defaultdict(list)
         for job in alone:
             single[job.queue, job.priority].append(job)
         found = [
-            Source(queue, priority, key := ("alone", queue, priority), key, partial(of_single, jobs))
+            WorkSource(queue, priority, key := ("alone", queue, priority), key, partial(of_single, jobs))
             for (queue, priority), jobs in single.items()
         ]
         for offer in offers:
             group: Hashable = ("owner", offer.owner) if self.by_owner else offer.task_id
             get = partial(of_task, offer)
-            found.append(Source(offer.queue, offer.priority, group, offer.task_id, get, offer))
+            found.append(WorkSource(offer.queue, offer.priority, group, offer.task_id, get, offer))
         present = {key for each in found for key in (each.group, each.key)}
         self._served = {key: turn for key, turn in self._served.items() if key in present}
         return found
 
-    def next(self, sources: Sequence[Source]) -> Source:
+    def next(self, sources: Sequence[WorkSource]) -> WorkSource:
         """The source whose turn it is: of the group that was served longest ago, the one that was. Of equals the first."""
         group = self._first(each.group for each in sources)
         by_key = {each.key: each for each in sources if each.group == group}
@@ -184,7 +184,7 @@ class Shares:
         least = min((self._served[key] for key in keys if key in self._served), default=0)
         return min(keys, key=lambda key: self._served.setdefault(key, least))
 
-    def served(self, source: Source) -> None:
+    def served(self, source: WorkSource) -> None:
         """It got jobs."""
         self._turn += 1
         self._served[source.group] = self._served[source.key] = self._turn

@@ -22,7 +22,7 @@ from asynctask.brokers.base import Broker
 from asynctask.clock import SECOND, micros
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.demand import Credit, Rates, Shares, Source, Threads, wanted
+from asynctask.dispatch.demand import Credit, Rates, Shares, Threads, WorkSource, wanted
 from asynctask.dispatch.outbox import AWAY_S, EngineQueues, Outbox, Router
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import foreign, leases, lending
@@ -369,7 +369,7 @@ class Round:
         waiting = {queue: sum(counts.values()) for queue, counts in self._router.waiting(threads.keys()).items()}
         reached = {queue: its for queue, its in threads.items() if self._router.reaches(queue)}
         room = wanted(reached, waiting, self.rates, self._ahead_s)
-        found: dict[str, list[Source]] = defaultdict(list)
+        found: dict[str, list[WorkSource]] = defaultdict(list)
         for each in self._shares.sources(offers, alone, self._send_task, self._send_alone):
             found[each.queue].append(each)
         open_ = self._open(room, offers, alone)
@@ -413,7 +413,7 @@ class Round:
         full = {queue for queue, count in read.items() if count >= lending.PAGE}
         return full | {queue for (queue, _), count in ready.items() if count > room.get(queue, 0)}
 
-    def _dispatch_queue(self, room: int, queue: str, sources: list[Source]) -> int:
+    def _dispatch_queue(self, room: int, queue: str, sources: list[WorkSource]) -> int:
         """Dispatches priorities in order, before them what the queue owes to larger ones; sources of one priority share
         alike."""
         sent, smallest = 0, min(each.priority for each in sources)

@@ -26,7 +26,7 @@ import orjson
 from asynctask.clock import Ids
 from asynctask.config import Config, masked_url, without_secrets
 from asynctask.errors import AsyncTaskError, Conflict, NotFound, StorageUnavailable, Unavailable, not_installed
-from asynctask.exports.rows import Format, Part
+from asynctask.exports.rows import ExportFormat, Part
 from asynctask.lists.uploads import make_private_folder, open_privately, sync_folder
 from asynctask.logs import get_logger
 
@@ -333,7 +333,7 @@ class ExportFiles:
     # -- the result
 
     def merge(
-        self, export: str, generation: int, numbers: Sequence[int], form: Format, columns: Sequence[str], **said: Any
+        self, export: str, generation: int, numbers: Sequence[int], form: ExportFormat, columns: Sequence[str], **said: Any
     ) -> dict[str, Any]:
         """Merges the parts of these shards into the result of a generation, and returns its manifest; if repeated, the
         first one.

@@ -79,7 +79,7 @@ class Part:
     rows: int
 
 
-class Format:
+class ExportFormat:
     """How rows of one format are stored in a part, and how parts are merged into the file."""
 
     suffix = ""
@@ -131,7 +131,7 @@ class _Open:
 # -- csv: UTF-8 with a byte order mark, cells as in reports, but never cut
 
 
-class Csv(Format):
+class Csv(ExportFormat):
     """Comma-separated values, as reports have them."""
 
     suffix = "csv"
@@ -185,7 +185,7 @@ class CsvGz(Csv):
 # -- ndjson: one object a line
 
 
-class Ndjson(Format):
+class Ndjson(ExportFormat):
     """One JSON object per row and line."""
 
     suffix = "ndjson"
@@ -212,7 +212,7 @@ def _json_value(value: Any) -> Any:
 # -- xlsx: parts are lines of JSON, the merge writes the workbook
 
 
-class Xlsx(Format):
+class Xlsx(ExportFormat):
     """A workbook, with a further sheet for each 1,048,575 rows."""
 
     suffix = "xlsx"
@@ -279,7 +279,7 @@ _GROUP_BYTES: Final = 32 << 20
 _LENGTH: Final = struct.Struct("<Q")
 
 
-class Parquet(Format):
+class Parquet(ExportFormat):
     """Columns typed by their values; a column has one type in all shards.
 
     The body of a part is frames, each a length and a record batch as an Arrow stream; then the types of the columns as
@@ -441,7 +441,7 @@ def _record_batches(parts: Sequence[Part]) -> Iterator[Any]:
                 yield pa.ipc.open_stream(body.read(length)).read_all()
 
 
-FORMATS: Final[Mapping[str, Format]] = {
+FORMATS: Final[Mapping[str, ExportFormat]] = {
     "csv": Csv(), "csv.gz": CsvGz(), "ndjson": Ndjson(), "xlsx": Xlsx(), "parquet": Parquet(),
 }  # fmt: skip
 """The formats by name, which is also the extension of the file."""

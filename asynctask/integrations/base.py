@@ -41,7 +41,7 @@ from asynctask.ledger.base import MAX_ID, dumps
 from asynctask.ledger.recorder import LINGER_S, Kind, Recorder
 from asynctask.ledger.standalone import ENGINE, Arrival, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
-from asynctask.lists.items import ItemShape, Refused, UnfitItem
+from asynctask.lists.items import ItemShape, Rejected, UnfitItem
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
@@ -628,7 +628,7 @@ def _kept_item(worker: Worker, item: Any, own: Sequence[Any]) -> Any:
         if own and isinstance(own[0], Mapping) and worker.shape.revive(dict(own[0])) == item:
             return own[0]
     found = worker.shape.validate(RawRow(1, item), None)
-    if isinstance(found, Refused):
+    if isinstance(found, Rejected):
         raise found.error("the job cannot send this item under its own id")
     return found.values
 

@@ -72,8 +72,8 @@ from asynctask.integrations.base import (
     shard_writer,
 )  # fmt: skip
 from asynctask.integrations.recording import (
+    ChildPerformer,
     Collecting,
-    Performer,
     Recording,
     RecordingGone,
     SavedElsewhere,
@@ -169,7 +169,7 @@ class _Performed(Attempt):
     job: CurrentJob
     task: Any
     worker: Worker
-    process: EngineProcess | Performer
+    process: EngineProcess | ChildPerformer
     chain: Chain
     called: bool = False  # its ``run`` was called
     retry_error: BaseException | None = None
@@ -287,7 +287,7 @@ class CeleryEngine:
         self._lone_events = LoneEvents(app, NAME)
         self._acks = HeldAcks(_acknowledge)
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
-        self._process: EngineProcess | Performer | None = None
+        self._process: EngineProcess | ChildPerformer | None = None
         self._chain = Chain()  # of this process
         self._recording: Recording | None = None
         self._loop = _Loop()
@@ -836,7 +836,7 @@ class CeleryEngine:
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
         own: dict[str, Any] = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": queue, "payload": payload}
         own["should_stop"] = lambda: process.should_stop
-        if isinstance(process, Performer):
+        if isinstance(process, ChildPerformer):
             job: CurrentJob = SavedElsewhere(request.id, process.save, self._app.clock, **own)
         else:
             job = CurrentJob(request.id, **own)
@@ -844,7 +844,7 @@ class CeleryEngine:
         current.bind(job)
         return self._call(current, function)
 
-    def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess | Performer, Ticket]:
+    def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess | ChildPerformer, Ticket]:
         """The ticket of a job that may be performed. Raises what makes Celery acknowledge one that may not, or keep one
         that could not be recorded."""
         try:
@@ -1143,7 +1143,7 @@ class CeleryEngine:
         except RecordingGone:
             self._log.error("recording_process_gone")  # the worker is about to end; meanwhile its jobs go back
 
-    def _running_process(self, *, wait: bool = True) -> EngineProcess | Performer:
+    def _running_process(self, *, wait: bool = True) -> EngineProcess | ChildPerformer:
         """This process, registered, or a child's connection to it. Blocks while the ledger is unavailable: no tracked job
         begins unrecorded."""
         pause = threading.Event()

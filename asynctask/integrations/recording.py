@@ -215,7 +215,7 @@ class Recording:
 
     # -- in a child
 
-    def join(self) -> Performer:
+    def join(self) -> ChildPerformer:
         """Connects this process, after the fork, or a worker that performs jobs itself. Raises :class:`RecordingGone`."""
         if os.getpid() != self._worker:
             self._ours.close()
@@ -225,7 +225,7 @@ class Recording:
                 socket.send_fds(self._door, [b"%d" % os.getpid()], [theirs.fileno()])
             except OSError as error:
                 raise RecordingGone from error
-        return Performer(ours, self._flags)
+        return ChildPerformer(ours, self._flags)
 
     # -- in the recording process
 
@@ -276,7 +276,7 @@ class Recording:
         return os.getppid() == self._worker and not self._flags[_ENDED]
 
 
-class Performer:
+class ChildPerformer:
     """A child's connection to the recording process: it performs one job at a time.
 
     A request blocks while the ledger is unavailable, and raises :class:`RecordingGone` if nothing can be recorded: leave

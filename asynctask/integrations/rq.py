@@ -60,7 +60,7 @@ from asynctask.integrations.base import (
     sent_values,
     shard_writer,
 )
-from asynctask.integrations.recording import Collecting, Performer, Recording, RecordingGone, SavedElsewhere
+from asynctask.integrations.recording import ChildPerformer, Collecting, Recording, RecordingGone, SavedElsewhere
 from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
 from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, end_elsewhere, is_job_id
 from asynctask.middleware.tracker import Attempt, Tracker
@@ -143,7 +143,7 @@ class _Performed(Attempt):
     job: CurrentJob
     rq_job: Any
     tracked: _Tracked
-    performer: Performer
+    performer: ChildPerformer
     called: bool = False
     performing: bool = False  # its function has not returned yet
     asked: Retry | None = None
@@ -223,7 +223,7 @@ class RqEngine:
         self._app = app
         self._lone_events = LoneEvents(app, NAME)
         self.merge: Callable[..., Any] | None = None  # as soon as one of its functions is an export
-        self._joined: Performer | None = None
+        self._joined: ChildPerformer | None = None
         self._tracked: dict[str, _Tracked] = {}
         self._by_path: dict[str, _Tracked] = {}
 
@@ -476,7 +476,7 @@ class RqEngine:
         performed.bind(current)
         return performed
 
-    def _performer(self, recording: Recording) -> Performer:
+    def _performer(self, recording: Recording) -> ChildPerformer:
         """This process's connection to the recording one."""
         if self._joined is None or self._joined.pid != os.getpid():
             self._joined = recording.join()

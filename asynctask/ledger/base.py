@@ -2,7 +2,7 @@
 
 Background work (dispatcher, recorder, maintenance) does not wait long for the row of a Task (:func:`try_lock`): one that a
 session at the database's prompt, or a stopped process, keeps locked would delay every other Task. What it could not do it
-retries later, from :class:`Held` or by maintenance. A user's call waits without limit
+retries later, from :class:`LockedTasks` or by maintenance. A user's call waits without limit
 (:func:`asynctask.ledger.tasks.lock`). One statement locks several rows in the order of their ids and skips locked ones.
 SQLite has one writer at a time and no row locks.
 """
@@ -48,7 +48,7 @@ AGAIN_S: Final = 1.0
 """Seconds after a wait in vain in which this process does not wait again. Above :data:`PATIENCE_S`."""
 
 
-class Held:
+class LockedTasks:
     """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
 
     Kept in memory only: if the process ends, maintenance finds them (:func:`asynctask.ledger.doctor.mend`).
@@ -114,7 +114,7 @@ class Ledger:
     catalogue: Catalogue = field(default_factory=Catalogue)
     identity: str = "local"
     time: DatabaseTime = field(init=False)
-    held: Held = field(default_factory=Held)
+    held: LockedTasks = field(default_factory=LockedTasks)
     closed: Callable[[int], None] = lambda task_id: None
     _seed: int = field(init=False, default=0)
 

@@ -434,7 +434,7 @@ class _Borrow:
             values |= {"round_at": round_.get("at", task["round_at"]), "round_jobs": dumps(jobs)}
         return values
 
-    def _lend(self, gate: sessions.Gate | None) -> None:
+    def _lend(self, gate: sessions.KeysGate | None) -> None:
         self._claim_due(gate)
         if self.left > 0:
             self._take_free()
@@ -448,7 +448,7 @@ class _Borrow:
         if high > low:
             self._lend_at_pointer(high, high - low)
 
-    def _claim_due(self, gate: sessions.Gate | None) -> None:
+    def _claim_due(self, gate: sessions.KeysGate | None) -> None:
         dialect = self.connection.dialect.name
         given: dict[str, Any] = {"of": self.task["id"], "now": self.now, "count": self.left}
         if self.names is not None:
@@ -480,7 +480,7 @@ class _Borrow:
                 break
         self.loans += self.free
 
-    def _pass(self, gate: sessions.Gate) -> None:
+    def _pass(self, gate: sessions.KeysGate) -> None:
         """Moves the pointer of a Task with keys for up to ``left`` jobs whose turn it is, and lends what it passes; the
         others wait for their turn, which takes them out of the loan.
 
@@ -904,7 +904,7 @@ def leave(ledger: Ledger) -> set[int]:
     return found
 
 
-class Held(Protocol):
+class Holding(Protocol):
     """By what a process holds a job: its loan, or its claim."""
 
     def ended(self) -> None:
@@ -916,7 +916,7 @@ class Held(Protocol):
         ...
 
 
-def ending(held: Iterable[Held | None]) -> list[int]:
+def ending(held: Iterable[Holding | None]) -> list[int]:
     """The loans that end with one job each of these, in a transaction that is about to be committed."""
     ends = Counter(each for each in held if each is not None)
     return [loan_id for each, count in ends.items() if (loan_id := each.ending(count)) is not None]
@@ -1027,7 +1027,7 @@ def is_lent(ranges: Iterable[tuple[int, int]], seq: int | None) -> bool:
 # -- places: how many jobs of a Task with a limit a process may run at once
 
 
-class Lease(NamedTuple):
+class PlacesLease(NamedTuple):
     """The answer to :func:`lease_places`. ``places``: of this process, None for a Task without a limit; ``is_locked``:
     another transaction holds the Task's row, and nothing was changed."""
 
@@ -1036,7 +1036,7 @@ class Lease(NamedTuple):
 
 
 @repeatable
-def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds: bool = True) -> Lease:
+def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds: bool = True) -> PlacesLease:
     """Sets this process's places of a Task to ``want``, as far as they are free; it keeps at least ``running``, the jobs of
     it that run here and until the answer.
 
@@ -1046,7 +1046,7 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
     with ledger.database.write() as connection:
         task = lock_now(connection, task_id)
         if task is None:
-            return Lease(0, is_locked=True)
+            return PlacesLease(0, is_locked=True)
         rows = {str(process): int(n) for process, n in connection.execute(PLACES, {"of": task_id})}
         own = rows.pop(ledger.identity, None)
         limit = at_once(task["parallel"], interval_of(task["interval_s"]))
@@ -1065,7 +1065,7 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
             connection.execute(places.update().where(mine).values(n=n))
         if (n or 0) < (own or 0):
             notify(connection)
-    return Lease(None if limit is None else n or 0)
+    return PlacesLease(None if limit is None else n or 0)
 
 
 PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))

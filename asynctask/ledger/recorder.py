@@ -29,7 +29,7 @@ from asynctask.figures import Figures
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import EventRecord, Failure, Note, StaleRead, Write, apply
-from asynctask.ledger.lending import Held
+from asynctask.ledger.lending import Holding
 from asynctask.ledger.tasks import candidates, close_small, try_close, try_finish
 from asynctask.logs import get_logger
 
@@ -109,7 +109,7 @@ class Outcome(Write):
     then: Callable[[bool], None] | None = None
     elsewhere: bool = False
     stage: Stage = Stage.READ
-    loan: Held | None = None
+    loan: Holding | None = None
     worker: str = ""
     seconds: float | None = None
     marks: str | None = None

@@ -258,7 +258,7 @@ _ADD_PLACES: Final = batches.ByValues(
 )
 
 
-class Gate(NamedTuple):
+class KeysGate(NamedTuple):
     """What a Task with keys may do now.
 
     ``waits``: a Task that was submitted earlier is still being split, and its next items come before those of this one;
@@ -270,12 +270,12 @@ class Gate(NamedTuple):
     before: int | None
 
 
-def gate(connection: Connection, task_id: int, worker_name: str) -> Gate:
+def gate(connection: Connection, task_id: int, worker_name: str) -> KeysGate:
     """The gate of a Task, which has keys. That it does not wait holds for ever."""
     splitting, turn = connection.execute(_GATE, {"task_id": task_id, "worker": worker_name}).one()
     if splitting is None:
-        return Gate(False, turn != 0, None)
-    return Gate(splitting < task_id, turn != 0, int(splitting) * PLACES_EACH)
+        return KeysGate(False, turn != 0, None)
+    return KeysGate(splitting < task_id, turn != 0, int(splitting) * PLACES_EACH)
 
 
 ASKING: Final = (_e.line, *_asking(events))

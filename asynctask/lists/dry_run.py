@@ -14,7 +14,7 @@ import orjson
 
 from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.ledger.base import Ledger, NewItem
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.problems import render, say
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, still_failed, too_many_items
@@ -62,7 +62,7 @@ class DryRun:
     first_items: list[Any] = field(default_factory=list)
     strict: bool = False
 
-    def add(self, row: NewItem | Refused, shape: ItemShape) -> None:
+    def add(self, row: NewItem | Rejected, shape: ItemShape) -> None:
         if isinstance(row, NewItem):
             self.accepted += 1
             if len(self.first_items) < FIRST_ITEMS:
@@ -91,7 +91,7 @@ class DryRun:
 
 
 def check_rows(
-    rows: Iterable[NewItem | Refused],
+    rows: Iterable[NewItem | Rejected],
     shape: ItemShape,
     max_rows: int,
     *,

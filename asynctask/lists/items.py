@@ -51,7 +51,7 @@ _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """A rejected row: its problems, and its original cells, JSON-ready, with secrets masked. ``number``: of the row that
     it corrects, from the row-number column of a report."""
 
@@ -180,7 +180,7 @@ class ItemShape:
         made = (self._column(header, field, sheet=True, notation=notation) for field, header in by_field.items())
         return Binding(tuple(made), ignored)
 
-    def validate(self, row: RawRow, binding: Binding | None, compared: Collection[str] = ()) -> NewItem | Refused:
+    def validate(self, row: RawRow, binding: Binding | None, compared: Collection[str] = ()) -> NewItem | Rejected:
         """Converts a row to an item, or refuses it with all its problems. ``binding`` is None for JSON; ``compared`` names
         the fields whose values the item carries, as the model has them."""
         values = self.values(row)
@@ -188,7 +188,7 @@ class ItemShape:
             return self._scalar(row, values)
         if not isinstance(values, Mapping):
             problem = fault(row.number, None, "not_an_object", "not_an_object", value=shorten(jsonable(values)))
-            return Refused(row.number, (problem,), {"value": jsonable(values)})
+            return Rejected(row.number, (problem,), {"value": jsonable(values)})
         if row.problems:
             return self.refused(row, row.problems, binding)
         if self.model is None:
@@ -201,13 +201,13 @@ class ItemShape:
             data, problems = self._take_json(row.number, values)
         return self._by_model(row, data, problems, binding, compared)
 
-    def refused(self, row: RawRow, problems: Iterable[Problem], binding: Binding | None) -> Refused:
+    def refused(self, row: RawRow, problems: Iterable[Problem], binding: Binding | None) -> Rejected:
         """A row refused with these problems; its secrets are shown nowhere."""
         values = self.values(row)
         if not isinstance(values, Mapping):
-            return Refused(row.number, tuple(problems), {"value": jsonable(values)})
+            return Rejected(row.number, tuple(problems), {"value": jsonable(values)})
         if not self.secrets:
-            return Refused(row.number, in_order(tuple(problems), values), jsonable(values))
+            return Rejected(row.number, in_order(tuple(problems), values), jsonable(values))
         # Also what is meant as one, in another spelling than JSON has it or in a column that another one replaces.
         hidden = self._secret_keys | {key for key in values if normalise(str(key)) in self._secret_names}
         within = tuple(f"{key}." for key in hidden)
@@ -219,7 +219,7 @@ class ItemShape:
             else _without(problem, texts)
             for problem in problems
         ]
-        return Refused(row.number, in_order(shown, values), jsonable(cells))
+        return Rejected(row.number, in_order(shown, values), jsonable(cells))
 
     def secret_names(self) -> tuple[str, ...]:
         """The normalised names of the columns that hold secrets."""
@@ -317,7 +317,7 @@ class ItemShape:
         problems: list[Problem],
         binding: Binding | None,
         compared: Collection[str],
-    ) -> NewItem | Refused:
+    ) -> NewItem | Rejected:
         from pydantic import ValidationError  # with a model, pydantic is loaded already
 
         kept, item = b"", cast("Any", None)
@@ -370,7 +370,7 @@ class ItemShape:
         marked = {key: {SECRET: each} if key in hidden and each is not None else each for key, each in data.items()}
         return body, item_text(marked, secret_json)
 
-    def _instance(self, row: RawRow, given: Any, compared: Collection[str]) -> NewItem | Refused:
+    def _instance(self, row: RawRow, given: Any, compared: Collection[str]) -> NewItem | Rejected:
         """Accepts an instance of the model by an input that builds an equal one.
 
         That is its values that were set, else also its other ones, and where a value is read in another form than it has
@@ -419,7 +419,7 @@ class ItemShape:
             return set(every)
         return {name for name, each in every.items() if name not in built or built[name] != each}
 
-    def _scalar(self, row: RawRow, value: Any) -> NewItem | Refused:
+    def _scalar(self, row: RawRow, value: Any) -> NewItem | Rejected:
         """Without a model an item is any JSON value: a number, a text, a list."""
         try:
             return self._stored(row, item_text(value, plain_json), None)
@@ -428,7 +428,7 @@ class ItemShape:
 
     def _plain(
         self, row: RawRow, values: Mapping[str, Any], binding: Binding | None, compared: Collection[str]
-    ) -> NewItem | Refused:
+    ) -> NewItem | Rejected:
         given = values
         if binding is not None:
             renamed = binding.fields
@@ -463,7 +463,7 @@ class ItemShape:
 
     def _stored(
         self, row: RawRow, body: bytes, binding: Binding | None, compared: Mapping[str, Any] | None = None
-    ) -> NewItem | Refused:
+    ) -> NewItem | Rejected:
         """The item of this JSON text, or its refusal if the ledger cannot keep it."""
         if len(body) > self._max_bytes:
             params = {"size": len(body), "limit": self._max_bytes}
@@ -608,28 +608,28 @@ class MixedShape(ItemShape):
             self._unfit[worker.name] = worker.unfit_for(1)
         return self._unfit[worker.name]
 
-    def validate(self, row: RawRow, binding: Binding | None, compared: Collection[str] = ()) -> NewItem | Refused:
+    def validate(self, row: RawRow, binding: Binding | None, compared: Collection[str] = ()) -> NewItem | Rejected:
         """The item as its worker's shape takes it, or all problems of the row. It carries the key of its worker, too."""
         values = row.values
         if not isinstance(values, Mapping) or values.keys() != {"worker", "item"} or row.problems:
             problem = fault(row.number, None, "not_a_job", "not_a_job", value=shorten(jsonable(values)))
-            return Refused(row.number, row.problems or (problem,), {"value": jsonable(values)})
+            return Rejected(row.number, row.problems or (problem,), {"value": jsonable(values)})
         worker = self._worker(values["worker"])
         if worker is None or not isinstance(worker.shape, ItemShape):
             name = jsonable(values["worker"])
             problem = fault(row.number, "worker", "unknown_worker", "option.worker", value=shorten(name))
-            return Refused(row.number, (problem,), {"worker": name})
+            return Rejected(row.number, (problem,), {"worker": name})
         if (takes := self._unfit_for_an_item(worker)) is not None:
             text, params = "option.worker_arguments", {"takes": takes}
             problem = fault(row.number, "worker", "invalid_worker", text, params, worker.name)
-            return Refused(row.number, (problem,), {"worker": worker.name})
+            return Rejected(row.number, (problem,), {"worker": worker.name})
         compared = [*compared, worker.key] if worker.key is not None else compared
         found = worker.shape.validate(replace(row, values=values["item"]), None, compared)
-        if isinstance(found, Refused):
+        if isinstance(found, Rejected):
             return replace(found, values={"worker": worker.name, **found.values})
         return replace(found, worker_name=worker.name, options=dumps({"retry": worker.max_retries}))
 
-    def refused(self, row: RawRow, problems: Iterable[Problem], binding: Binding | None) -> Refused:
+    def refused(self, row: RawRow, problems: Iterable[Problem], binding: Binding | None) -> Rejected:
         """A row refused with these problems, as its worker's shape shows it."""
         worker = self._worker(row.values["worker"])
         if worker is None or not isinstance(worker.shape, ItemShape):

@@ -24,7 +24,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.corrections import find_corrected, originals, row_problem
 from asynctask.lists.coerce import BETWEEN, COMMA, POINT, Notation, Unclear, coercer_for, flags_of, plain_notation
-from asynctask.lists.items import Binding, ItemShape, MixedShape, Refused, listed
+from asynctask.lists.items import Binding, ItemShape, MixedShape, Rejected, listed
 from asynctask.lists.problems import MAX_ROWS, fault, revived, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.base import normalise, row_number_header, shorten
@@ -143,7 +143,7 @@ class OpenList:
     def planned(self) -> int | None:
         return self.source.planned
 
-    def checked(self, after: int = 0, names: Names | None = None) -> Iterator[NewItem | Refused]:
+    def checked(self, after: int = 0, names: Names | None = None) -> Iterator[NewItem | Rejected]:
         """See :func:`checked`; ``names`` gets those of every row that is read."""
         if self.binding is not None and self.source.headers is not None:
             refuse_absent(self.unique, self.source.headers, self.binding, self.shape)
@@ -255,7 +255,7 @@ def checked(
     after: int = 0,
     key: str | None = None,
     numbers: str | None = None,
-) -> Iterator[NewItem | Refused]:
+) -> Iterator[NewItem | Rejected]:
     """Validates the rows after ``after``; with ``unique``, also against the rows before them. Each needs a value of
     ``key``, or of the key of its own worker, and a row number in the column ``numbers``.
 
@@ -281,13 +281,13 @@ def checked(
             yield outcome
 
 
-Validate = Callable[[RawRow, Binding | None], NewItem | Refused]
+Validate = Callable[[RawRow, Binding | None], NewItem | Rejected]
 
 
 def _numbered(validate: Validate, header: str) -> Validate:
     """``validate`` for a corrected report: each row gets the number in the column ``header``, or is refused without one."""
 
-    def with_number(raw: RawRow, binding: Binding | None) -> NewItem | Refused:
+    def with_number(raw: RawRow, binding: Binding | None) -> NewItem | Rejected:
         found = validate(raw, binding)
         cell = raw.values.get(header) if isinstance(raw.values, Mapping) else None
         if (number := _whole(cell)) is not None:
@@ -295,9 +295,9 @@ def _numbered(validate: Validate, header: str) -> Validate:
         shown = None if cell is None else shorten(jsonable(cell))
         text = "resubmit.no_number" if shown is None else "resubmit.bad_number"
         problem = fault(raw.number, header, "bad_row_number", text, {}, shown)
-        if isinstance(found, Refused):
+        if isinstance(found, Rejected):
             return replace(found, problems=(*found.problems, problem))
-        return Refused(raw.number, (problem,), jsonable(raw.values))
+        return Rejected(raw.number, (problem,), jsonable(raw.values))
 
     return with_number
 
@@ -312,7 +312,7 @@ def _whole(cell: Any) -> int | None:
     return cell if type(cell) is int and 0 < cell < 2**53 else None
 
 
-def still_failed(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Refused]) -> Iterator[NewItem | Refused]:
+def still_failed(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Rejected]) -> Iterator[NewItem | Rejected]:
     """The rows of a corrected list as :func:`~asynctask.ledger.tasks.add_slice` would take them now; takes none of them.
     What it refuses has no number any more."""
     first: dict[int, int] = {}
@@ -331,14 +331,14 @@ def still_failed(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Refused]
                 problem = row_problem("duplicate_row", "resubmit.twice", params, row.number)
             if problem is None:
                 yield row
-            elif isinstance(row, Refused):
+            elif isinstance(row, Rejected):
                 yield replace(row, problems=(*row.problems, revived(row.row, problem, "en")), number=None)
             else:
                 values = row.values if isinstance(row.values, dict) else {"value": row.values}
-                yield Refused(row.row, (revived(row.row, problem, "en"),), values)
+                yield Rejected(row.row, (revived(row.row, problem, "en"),), values)
 
 
-def restored(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Refused]) -> Iterator[NewItem | Refused]:
+def restored(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Rejected]) -> Iterator[NewItem | Rejected]:
     """The rows of a corrected list without a model, with the types of the values that were submitted first: in a cell,
     numbers, lists and objects may be text."""
     rows = iter(rows)
@@ -349,7 +349,7 @@ def restored(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Refused]) ->
             before = originals(connection, set(places.values()))
         for row in batch:
             place = places.get(row.number) if row.number is not None else None
-            yield row if isinstance(row, Refused) or place not in before else _with_types(row, before[place])
+            yield row if isinstance(row, Rejected) or place not in before else _with_types(row, before[place])
 
 
 def _with_types(row: NewItem, original: Any) -> NewItem:
@@ -385,10 +385,10 @@ class _Keyed:
         self._shape, self._key = shape, key
         self._names = binding.headers if binding else {}
 
-    def validate(self, raw: RawRow, binding: Binding | None, compared: Sequence[str] = ()) -> NewItem | Refused:
+    def validate(self, raw: RawRow, binding: Binding | None, compared: Sequence[str] = ()) -> NewItem | Rejected:
         """The row as the shape takes it, with its key."""
         row = self._shape.validate(raw, binding, compared)
-        if isinstance(row, Refused):
+        if isinstance(row, Rejected):
             return row
         field = self._key or (self._shape.key_field(row) if isinstance(self._shape, MixedShape) else None)
         if field is None:
@@ -513,7 +513,7 @@ def _fits(name: str, file: ListFile, shape: ItemShape) -> bool:
 
 
 @contextmanager
-def all_good(rows: Iterable[NewItem | Refused], max_rows: int) -> Iterator[tuple[int, Iterator[NewItem]]]:
+def all_good(rows: Iterable[NewItem | Rejected], max_rows: int) -> Iterator[tuple[int, Iterator[NewItem]]]:
     """Validates every row before the first is used. Yields their number, and the rows from a temporary file.
 
     Raises :class:`InputError` ``rows_rejected`` with the problems of the rejected rows, or ``too_many_rows``.
@@ -555,7 +555,7 @@ class Twins:
         self._plain = {field: _PLAIN.get(shape.kind(field)) for field in self._unique}
         self._first = FirstRows()
 
-    def refuse_second(self, raw: RawRow, row: NewItem) -> NewItem | Refused:
+    def refuse_second(self, raw: RawRow, row: NewItem) -> NewItem | Rejected:
         """``row``, or its refusal, which names the first row with the same values."""
         key = self._key(raw, row.compared or {})
         first = row.row if key is None else self._first.put(key, row.row)

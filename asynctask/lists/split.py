@@ -19,7 +19,7 @@ from asynctask.iterable import chunk_of, pack
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, Reject
 from asynctask.ledger.tasks import First, Made, NewTask, SplitLost
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, Names, OpenList, open_list, restored, still_failed, too_many_items
@@ -115,7 +115,7 @@ class Splitter:
         """
         names = Names("items" if source.items else "list", task_rows.read(self._ledger, task_id).headers if after else {})
 
-        def read(opened: OpenList, after: int) -> Iterator[NewItem | Refused]:
+        def read(opened: OpenList, after: int) -> Iterator[NewItem | Rejected]:
             if source.items:
                 return _noted(opened.checked(after), names)
             rows = opened.checked(after, names)
@@ -123,7 +123,7 @@ class Splitter:
                 return rows
             return restored(self._ledger, opened.resubmit_of, rows)
 
-        def whole(opened: OpenList) -> Iterator[NewItem | Refused]:
+        def whole(opened: OpenList) -> Iterator[NewItem | Rejected]:
             rows = read(opened, 0)
             return rows if opened.resubmit_of is None else still_failed(self._ledger, opened.resubmit_of, rows)
 
@@ -163,7 +163,7 @@ class Splitter:
             self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
     def split_items(
-        self, new: NewTask, rows: Iterable[NewItem | Refused], create: Callable[[First], Made]
+        self, new: NewTask, rows: Iterable[NewItem | Rejected], create: Callable[[First], Made]
     ) -> tuple[First, Made]:
         """Makes a Task of a program's items, consumed one by one in the caller's thread: ``create`` writes it with the
         first slice. Re-raises what the iterable raises; raises :class:`Conflict` if another process ended the split."""
@@ -204,7 +204,9 @@ class Splitter:
         """Whether a list of ``count`` rows and ``size`` bytes (None: unknown) may suit :meth:`gather`."""
         return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
 
-    def gather(self, new: NewTask, rows: Iterable[NewItem | Refused], names: Names | None, *, strict: bool) -> First | None:
+    def gather(
+        self, new: NewTask, rows: Iterable[NewItem | Rejected], names: Names | None, *, strict: bool
+    ) -> First | None:
         """A Task with its whole list, validated, if that is one slice and takes at most :data:`WHOLE_S`; writes nothing.
 
         ``new.planned`` is the number of rows, as far as it is known; ``names`` gets those of items. None for a list that
@@ -220,7 +222,7 @@ class Splitter:
 
     # -- strict lists
 
-    def _refused(self, task_id: int, rows: Iterable[NewItem | Refused], names: Names, after: int) -> int:
+    def _refused(self, task_id: int, rows: Iterable[NewItem | Rejected], names: Names, after: int) -> int:
         """The number of rows of a list with refused ones, 0 if all are accepted. Writes rejected rows, and nothing else.
 
         ``rows`` are all rows; the refused ones up to the row ``after`` are in the ledger already.
@@ -228,7 +230,7 @@ class Splitter:
         # A cursor above 0 without a job means that an earlier attempt has passed rejected rows.
         current, count, refused = _Slice(begun=self._clock.monotonic()), 0, after > 0
         for count, row in enumerate(rows, 1):
-            if isinstance(row, Refused):
+            if isinstance(row, Rejected):
                 refused = True
                 if row.row > after:
                     _add(current, row)
@@ -244,7 +246,7 @@ class Splitter:
 
     def _slices(
         self,
-        rows: Iterable[NewItem | Refused],
+        rows: Iterable[NewItem | Rejected],
         chunks: _Chunks,
         sizes: Iterator[int],
         *,
@@ -326,10 +328,10 @@ class Splitter:
             thread.join(5)
 
 
-def _still_good(rows: Iterable[NewItem | Refused]) -> Iterator[NewItem]:
+def _still_good(rows: Iterable[NewItem | Rejected]) -> Iterator[NewItem]:
     """The accepted rows of a strict list, validated a second time. Raises :class:`InputError` if one is refused now."""
     for row in rows:
-        if isinstance(row, Refused):
+        if isinstance(row, Rejected):
             first = row.problems[0]
             raise InputError(
                 f"row {row.row} was accepted when the list was checked and is refused now ({first.column}:"
@@ -338,7 +340,7 @@ def _still_good(rows: Iterable[NewItem | Refused]) -> Iterator[NewItem]:
         yield row
 
 
-def _noted(rows: Iterable[NewItem | Refused], names: Names) -> Iterator[NewItem | Refused]:
+def _noted(rows: Iterable[NewItem | Rejected], names: Names) -> Iterator[NewItem | Rejected]:
     for row in rows:
         names.add(row.values)
         yield row
@@ -366,7 +368,7 @@ class _Chunks:
 _ONE_EACH: Final = _Chunks(1)
 
 
-def _add(current: _Slice, row: NewItem | Refused, chunks: _Chunks = _ONE_EACH) -> None:
+def _add(current: _Slice, row: NewItem | Rejected, chunks: _Chunks = _ONE_EACH) -> None:
     current.cursor = row.row
     current.count += 1
     if isinstance(row, NewItem):

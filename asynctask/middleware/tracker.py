@@ -41,7 +41,7 @@ from asynctask.ledger.events import (
     read_stops,
     untouched,
 )
-from asynctask.ledger.lending import Held, Job
+from asynctask.ledger.lending import Holding, Job
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
 from asynctask.ledger.standalone import put_off
 from asynctask.logs import get_logger
@@ -85,7 +85,7 @@ class Ticket:
     watched: bool = False
     of_round: bool = False
     is_untouched: bool = False
-    loan: Held | None = None
+    loan: Holding | None = None
     asked: float = 0.0
     saved: Saved = _NOTHING_SAVED
 
@@ -391,7 +391,7 @@ class Tracker:
             saved = read_saved(connection, [each.event_id for each in chosen])
         return [replace(each, saved=saved[each.event_id]) if each and each.event_id in saved else each for each in tickets]
 
-    def borrowed(self, jobs: Sequence[Job], loan: Held, asked: float, *, of_round: bool = False) -> list[Ticket]:
+    def borrowed(self, jobs: Sequence[Job], loan: Holding, asked: float, *, of_round: bool = False) -> list[Ticket]:
         """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin. Raises
         LedgerUnavailable."""
         tickets = [

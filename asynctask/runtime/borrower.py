@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, backoff_s
 from asynctask.database.notify import Waker
-from asynctask.dispatch.demand import Shares, Source
+from asynctask.dispatch.demand import Shares, WorkSource
 from asynctask.errors import Unavailable
 from asynctask.ledger import lending
 from asynctask.ledger.base import Ledger, chunks
@@ -278,7 +278,7 @@ class Picker:
             return 0.0
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
 
-    def _query(self) -> dict[_Turn, list[Source]]:
+    def _query(self) -> dict[_Turn, list[WorkSource]]:
         names, workers = self._order(), self._workers()
         with self._ledger.database.read() as connection:
             offers = lending.pick(
@@ -290,12 +290,12 @@ class Picker:
             self._due = lending.next_due(connection, now)
         self._pool.gate.hold_back(paused)  # an untracked job is no reason for a check
         order = {name: number for number, name in enumerate(names)}
-        found: dict[_Turn, list[Source]] = defaultdict(list)
+        found: dict[_Turn, list[WorkSource]] = defaultdict(list)
         for each in self._shares.sources(offers, alone, self._borrow_of, self._claim):
             found[order.get(each.queue, 0), each.priority].append(each)
         return found
 
-    def _borrow_rank(self, rank: Rank, sources: list[Source], seconds: float, is_urgent: bool) -> tuple[int, float]:
+    def _borrow_rank(self, rank: Rank, sources: list[WorkSource], seconds: float, is_urgent: bool) -> tuple[int, float]:
         """Borrows of the Tasks and single jobs of one rank in turn, for the same time of each; returns how many jobs, and
         for how many seconds. ``is_urgent``: all threads take them next, not the idle ones alone."""
         share = seconds / len({each.group for each in sources})
@@ -312,9 +312,9 @@ class Picker:
                 sources.remove(source)
         return total, used
 
-    def _borrow_small(self, rank: Rank, sources: list[Source], seconds: float) -> tuple[int, float]:
+    def _borrow_small(self, rank: Rank, sources: list[WorkSource], seconds: float) -> tuple[int, float]:
         """The same for those of small Tasks, many at once; what it lends is no source any more."""
-        total, used, length, chosen = 0, 0.0, 0.0, dict[int, tuple[Source, Offer]]()
+        total, used, length, chosen = 0, 0.0, 0.0, dict[int, tuple[WorkSource, Offer]]()
         small = [(each, each.offer) for each in sources if each.offer is not None and lending.is_small(each.offer)]
         if len(small) < 2 or self._shares.by_owner:
             return 0, 0.0

@@ -31,7 +31,7 @@ from asynctask.logs import get_logger, open_missing_streams
 from asynctask.runtime.borrower import Arrivals, Borrower, Picker
 from asynctask.runtime.execution import Hook, Intake, Performer
 from asynctask.runtime.loans import OwnLoans
-from asynctask.runtime.pool import LONG_S, Gate, Isolation, Low, Pool
+from asynctask.runtime.pool import LONG_S, Isolation, Low, Pool, StartGate
 from asynctask.runtime.process import AppProcess, Parts, collect_seldom
 from asynctask.supervisor import SILENT_S, Pulse, Wakeup
 
@@ -104,7 +104,7 @@ class Launcher(AppProcess):
             concurrency=self._concurrency,
             hook=hook,
             isolation=isolation,
-            gate=Gate(clock, hook, isolation, quiet, self._may_start),
+            gate=StartGate(clock, hook, isolation, quiet, self._may_start),
             low=Low(clock, waker),
             quiet=quiet,
             performer=partial(

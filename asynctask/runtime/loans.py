@@ -23,11 +23,11 @@ class OwnLoan:
         self.top = loan.low - 1
 
     def ended(self) -> None:
-        """See :meth:`Held.ended <asynctask.ledger.lending.Held.ended>`."""
+        """See :meth:`Holding.ended <asynctask.ledger.lending.Holding.ended>`."""
         self._loans.ended(self)
 
     def ending(self, count: int) -> int | None:
-        """See :meth:`Held.ending <asynctask.ledger.lending.Held.ending>`."""
+        """See :meth:`Holding.ending <asynctask.ledger.lending.Holding.ending>`."""
         return self.id if self._loans.is_ending(self, count) else None
 
     def as_loan(self) -> Loan:
@@ -44,7 +44,7 @@ class OwnClaim:
         self._loans, self._key = loans, key
 
     def ended(self) -> None:
-        """See :meth:`Held.ended <asynctask.ledger.lending.Held.ended>`."""
+        """See :meth:`Holding.ended <asynctask.ledger.lending.Holding.ended>`."""
         self._loans.claim_ended(self._key)
 
     def ending(self, count: int) -> int | None:

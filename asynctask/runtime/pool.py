@@ -454,7 +454,7 @@ class Durations:
         return max(1.0, self._sizes.get(task_id, 1.0))
 
 
-class Gate:
+class StartGate:
     """Whether a job that a thread has taken may begin.
 
     Arguments: ``may_start`` is false while nothing may begin (the heartbeat is late, the ledger is unavailable); ``quiet``
@@ -591,7 +591,7 @@ class Pool:
         concurrency: int,
         hook: Hook,
         isolation: Isolation,
-        gate: Gate,
+        gate: StartGate,
         low: Low,
         quiet: threading.Event,
         performer: Callable[[Callable[[Execution], None]], Performer],

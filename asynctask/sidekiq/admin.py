@@ -31,7 +31,7 @@ from asynctask.brokers.admin import (
     job_key,
     pushed_again,
 )
-from asynctask.brokers.base import DEAD, Copy, Held
+from asynctask.brokers.base import DEAD, Copy, SetEntry
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
 from asynctask.sidekiq.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
@@ -342,7 +342,7 @@ class Sets:
         self._dead_max = dead_max
         self._dead_timeout_s = dead_timeout_s
 
-    def hold(self, set_name: str, copies: Sequence[Held], process: str | None) -> None:
+    def hold(self, set_name: str, copies: Sequence[SetEntry], process: str | None) -> None:
         """Puts copies into a set; those of a process only if still in its list, so that a repeat does nothing."""
         if not copies:
             return
@@ -380,7 +380,7 @@ class Sets:
         self._server.run("release", (key, keys.queues, keys.dead, *lists), args, repeat=True)
         return len(members)
 
-    def members(self, set_name: str, limit: int) -> list[Held]:
+    def members(self, set_name: str, limit: int) -> list[SetEntry]:
         """The first members, by score."""
         key = _set_key(self._server.keys, set_name)
         if limit <= 0:
@@ -388,7 +388,7 @@ class Sets:
         found = self._server.guarded(
             lambda: self._server.redis.zrange(key, 0, limit - 1, withscores=True), (key,), repeat=True
         )
-        return [Held(opened(member, None), time_of(float(at))) for member, at in found]
+        return [SetEntry(opened(member, None), time_of(float(at))) for member, at in found]
 
 
 def _renewed(member: bytes, now: int) -> tuple[str, str | bytes]:

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import redis
 
-from asynctask.brokers.admin import Operations
-from asynctask.brokers.base import About, Copy, Held, Key, Presence
+from asynctask.brokers.admin import BrokerOperations
+from asynctask.brokers.base import About, Copy, Key, Presence, SetEntry
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
@@ -339,17 +339,17 @@ class RedisBroker:
 
     # -- the sets of untracked jobs
 
-    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+    def hold(self, set_name: str, copies: Sequence[SetEntry], *, process: str | None = None) -> None:
         self._sets.hold(set_name, copies, process)
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
         return self._sets.release_due(set_name, now, limit)
 
-    def members(self, set_name: str, limit: int) -> list[Held]:
+    def members(self, set_name: str, limit: int) -> list[SetEntry]:
         return self._sets.members(set_name, limit)
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> BrokerOperations:
         return self._operations
 
     # -- waiting

@@ -65,7 +65,7 @@ class Fetcher:
         clock: Clock,
         pool: Pool,
         held: HeldCopies,
-        arrivals: Arrivals,
+        arrivals: FetchedCopies,
         quiet: threading.Event,
         order: Callable[[], Sequence[str]],
         unrecorded: Callable[[], int],
@@ -311,7 +311,7 @@ class Others(Protocol):
     def bury(self, copy: Copy, now: int, reason: str | None = None) -> None: ...
 
 
-class Arrivals:
+class FetchedCopies:
     """Reads fetched copies: each is a job for a worker of this process, a job of others, or no job at all.
 
     Arguments: ``held``, the copies of this process; ``others`` is asked about jobs of others.

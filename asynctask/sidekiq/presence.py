@@ -26,7 +26,7 @@ from itertools import islice
 from typing import Any, Final
 
 from asynctask.brokers.admin import peeked
-from asynctask.brokers.base import About, Running
+from asynctask.brokers.base import About, RunningJob
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
@@ -61,7 +61,7 @@ class RedisPresence:
         self._log = get_logger("asynctask.presence")
         self.ended = statistics.ended
 
-    def beat(self, running: Sequence[Running], *, quiet: bool, rss_kib: int) -> str | None:
+    def beat(self, running: Sequence[RunningJob], *, quiet: bool, rss_kib: int) -> str | None:
         """See :meth:`asynctask.brokers.base.Presence.beat`."""
         before = self._clock.monotonic()
         self._server.ask(("PING",))
@@ -84,7 +84,7 @@ class RedisPresence:
             self._log.warning("counts_put_off", error=str(error))
         return _signal(answers[-1])
 
-    def _work_commands(self, running: Sequence[Running]) -> list[Command]:
+    def _work_commands(self, running: Sequence[RunningJob]) -> list[Command]:
         """Commands that rewrite the work hash, under both names."""
         entries: list[str] = []
         room = MAX_SHOWN_IN_ALL
@@ -156,7 +156,7 @@ class RedisPresence:
 
     def _send_metrics(self) -> None:
         taken = self._statistics.take()
-        minutes: dict[int, dict[str, Figures]] = defaultdict(dict)
+        minutes: dict[int, dict[str, MinuteFigures]] = defaultdict(dict)
         for (minute, name), figures in taken.items():
             minutes[minute][name] = figures
         try:
@@ -168,7 +168,7 @@ class RedisPresence:
             self._statistics.put_back(taken)
             raise
 
-    def _send_minute(self, minute: int, figures: dict[str, Figures]) -> None:
+    def _send_minute(self, minute: int, figures: dict[str, MinuteFigures]) -> None:
         prefix = self._server.keys.prefix
         wanted = ((verb, f"{prefix}{key}", *rest) for verb, key, *rest in commands(minute, figures))
         while part := list(islice(wanted, _BATCH)):
@@ -210,7 +210,7 @@ def _info(about: About) -> dict[str, Any]:
     }
 
 
-def _summary(running: Running) -> str:
+def _summary(running: RunningJob) -> str:
     """Replaces a payload that is too large to show: the job without its arguments."""
     args = [f"({len(running.payload):,} characters, not shown)"]
     name, jid, queue = (_plain(each[:255]) for each in (running.name, running.jid, running.queue))
@@ -351,12 +351,12 @@ class Statistics:
                 self._counters.add(f"stat:{name}", by)
                 self._counters.add(f"stat:{name}:{today}", by, STAT_S)
 
-    def take(self) -> dict[tuple[int, str], Figures]:
+    def take(self) -> dict[tuple[int, str], MinuteFigures]:
         """Returns and clears the metrics."""
         with self._lock:
             return self._metrics.take()
 
-    def put_back(self, taken: Mapping[tuple[int, str], Figures]) -> None:
+    def put_back(self, taken: Mapping[tuple[int, str], MinuteFigures]) -> None:
         """Adds metrics again that could not be sent."""
         with self._lock:
             self._metrics.put_back(taken)
@@ -392,7 +392,7 @@ Increment = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
-class Figures:
+class MinuteFigures:
     """The metrics of one worker in one minute."""
 
     runs: int = 0
@@ -411,7 +411,7 @@ class Figures:
         counter = bisect_right(BOUNDS, ms)
         self.histogram[counter] = self.histogram.get(counter, 0) + 1
 
-    def merge(self, other: Figures) -> None:
+    def merge(self, other: MinuteFigures) -> None:
         """Adds the counts of another."""
         self.runs += other.runs
         self.failures += other.failures
@@ -424,11 +424,11 @@ class Metrics:
     """Figures by minute (of the epoch) and worker, bounded. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._figures: dict[tuple[int, str], Figures] = {}
+        self._figures: dict[tuple[int, str], MinuteFigures] = {}
 
     def add(self, minute: int, ended: Iterable[tuple[str, float, bool]]) -> None:
         """Counts jobs of a minute: name, seconds and whether it raised, each. Skips names that the page cannot read."""
-        known: dict[str, Figures] = {}
+        known: dict[str, MinuteFigures] = {}
         for name, seconds, failed in ended:
             figures = known.get(name)
             if figures is None:
@@ -436,22 +436,22 @@ class Metrics:
             figures.add(seconds, failed)
         self._bound()
 
-    def _figures_of(self, minute: int, name: str) -> Figures:
+    def _figures_of(self, minute: int, name: str) -> MinuteFigures:
         """The stored figures of a worker, or a throw-away object for an unreadable name."""
         if not name or len(name) > _MAX_NAME or "|" in name or not name.isprintable():
-            return Figures()
-        return self._figures.setdefault((minute, name), Figures())
+            return MinuteFigures()
+        return self._figures.setdefault((minute, name), MinuteFigures())
 
-    def take(self) -> dict[tuple[int, str], Figures]:
+    def take(self) -> dict[tuple[int, str], MinuteFigures]:
         """Returns and clears the figures."""
         taken, self._figures = self._figures, {}
         return taken
 
-    def put_back(self, taken: Mapping[tuple[int, str], Figures]) -> None:
+    def put_back(self, taken: Mapping[tuple[int, str], MinuteFigures]) -> None:
         """Merges figures again that could not be sent."""
         since, self._figures = self._figures, dict(taken)
         for key, figures in since.items():
-            self._figures.setdefault(key, Figures()).merge(figures)
+            self._figures.setdefault(key, MinuteFigures()).merge(figures)
         self._bound()
 
     def _bound(self) -> None:
@@ -464,7 +464,7 @@ def day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
 
 
-def commands(minute: int, figures: Mapping[str, Figures]) -> Iterator[Increment]:
+def commands(minute: int, figures: Mapping[str, MinuteFigures]) -> Iterator[Increment]:
     """The commands that write a minute's figures, by worker; keys without the namespace."""
     at = datetime.fromtimestamp(minute * 60, UTC)
     eight = f"j|{at:%y%m%d}|{at.hour}:{at:%M}"

@@ -21,7 +21,7 @@ from typing import Any, Final
 import orjson
 
 from asynctask.arrivals import ArrivalTracker, fitted
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Held, Presence, Running, why_left
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Presence, RunningJob, SetEntry, why_left
 from asynctask.clock import SECOND, Clock, Ids, backoff_s, micros
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob, interrupted
@@ -32,7 +32,7 @@ from asynctask.runtime.execution import Decision, Execution, Follow, Intake, dec
 from asynctask.runtime.pool import Pool
 from asynctask.runtime.process import memory_bytes
 from asynctask.sidekiq.copies import buried, options_of
-from asynctask.sidekiq.fetcher import Arrivals, Fetcher, HeldCopies
+from asynctask.sidekiq.fetcher import FetchedCopies, Fetcher, HeldCopies
 from asynctask.sidekiq.payload import dump, dump_any, encode_backtrace, is_int, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 
@@ -95,7 +95,7 @@ class Sharing:
         if self._broker is None:
             return
         held = HeldCopies(self._broker, pool)
-        arrivals = Arrivals(tracker=tracker, clock=self._clock, intake=intake, held=held, others=self)
+        arrivals = FetchedCopies(tracker=tracker, clock=self._clock, intake=intake, held=held, others=self)
         self.fetcher = Fetcher(
             identity=self._identity,
             broker=self._broker,
@@ -223,10 +223,10 @@ class Sharing:
         if follow is Follow.AGAIN:
             self._move(execution, partial(self._return, copy))
         elif error is not None and follow is Follow.RETRY:
-            held = Held(after_failure(copy, error, now), now + decision.delay)
+            held = SetEntry(after_failure(copy, error, now), now + decision.delay)
             self._move(execution, partial(self._hold, RETRY, held))
         elif error is not None and follow is not Follow.DROP and self.is_kept(execution, decision, exhausted):
-            self._move(execution, partial(self._hold, DEAD, Held(after_failure(copy, error, now), now)))
+            self._move(execution, partial(self._hold, DEAD, SetEntry(after_failure(copy, error, now), now)))
         else:
             self.done(copy)
 
@@ -264,10 +264,10 @@ class Sharing:
 
     def bury(self, copy: Copy, now: int, reason: str | None = None) -> None:
         """Moves a copy to the dead: unchanged, or with the reason why it cannot be recorded. Raises BrokerUnavailable."""
-        self._hold(DEAD, Held(copy if reason is None else buried(copy, now, "NotRecordable", reason), now))
+        self._hold(DEAD, SetEntry(copy if reason is None else buried(copy, now, "NotRecordable", reason), now))
         self._forget([copy])
 
-    def _hold(self, set_name: str, held: Held) -> None:
+    def _hold(self, set_name: str, held: SetEntry) -> None:
         if self._broker is not None:
             self._broker.hold(set_name, [held], process=self._identity)
 
@@ -353,10 +353,10 @@ class PresenceHeartbeat:
         else:
             self._log.warning("unknown_signal", signal=signal)
 
-    def _now_running(self) -> list[Running]:
+    def _now_running(self) -> list[RunningJob]:
         now, ticks = self._clock.now(), self._clock.monotonic()
         return [
-            Running(
+            RunningJob(
                 thread=f"{each.thread.ident:x}",
                 name=str(each.payload["class"]),
                 jid=each.copy.jid,

@@ -15,7 +15,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import lending, processes
 from asynctask.runtime import borrower
 from asynctask.runtime.borrower import IDLE_S
-from asynctask.runtime.pool import Gate
+from asynctask.runtime.pool import StartGate
 from asynctask.sidekiq.copies import tracked_copy
 from asynctask.testing import wait_for
 
@@ -199,7 +199,7 @@ def test_a_job_that_cannot_be_made_ends_with_the_reason_and_those_beside_it_are_
 def test_what_was_taken_from_a_process_does_not_begin_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims, and jobs that threads have taken and that have not begun, are taken from a process that seemed stalled."""
     gate = threading.Event()
-    monkeypatch.setattr(Gate, "_waited_for_start", lambda self: gate.wait(60))
+    monkeypatch.setattr(StartGate, "_waited_for_start", lambda self: gate.wait(60))
     app = world.app()
     with world.working(app) as launcher:
         alone = app.workers["note"].perform_bulk(numbers(2, 100))
@@ -221,7 +221,7 @@ def test_what_a_thread_has_taken_of_a_task_that_is_paused_does_not_begin(
 ) -> None:
     """It waits for a suspect to end, for example, and is in no line any more."""
     gate = threading.Event()
-    monkeypatch.setattr(Gate, "_waited_for_start", lambda self: gate.wait(60))
+    monkeypatch.setattr(StartGate, "_waited_for_start", lambda self: gate.wait(60))
     app = world.app()
     with world.working(app) as launcher:
         task = app.submit("note", numbers(4))

@@ -19,7 +19,7 @@ from support.untracked import hold
 from support.world import World, numbers
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Held
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, SetEntry
 from asynctask.cli.root import build
 from asynctask.clock import SECOND
 from asynctask.errors import InputError
@@ -503,7 +503,7 @@ def untracked_entries_acted_on(bench: Bench) -> None:
     for n, name in enumerate((SCHEDULE, RETRY, DEAD)):
         job: dict[str, Any] = {"class": "loose", "args": [{"n": MANY + n}], "retry_count": 0}
         copy = untracked(n, **job)
-        hold(bench.app, name, [Held(copy, later)])
+        hold(bench.app, name, [SetEntry(copy, later)])
     with bench.working():
         task = bench.submit(MANY)
         wait_for(lambda: bench.began, "it runs")
@@ -590,7 +590,10 @@ def _prefixed(prefix: str, names: str) -> set[str]:
 NO_OPERATION: Final = {
     "reads": (
         _prefixed("Operations.", "job, jobs, listed, monitored, processes, queues, search, wait_reasons")
-        | _prefixed("TaskHandle.", "error_groups, events, log, progress, refusal, refusal_object, rejects, report, wait")
+        | _prefixed(
+            "TaskHandle.",
+            "counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
+        )
         | _prefixed("asynctask ", "tasks, show, watch, jobs, workers, config, doctor, report, result, template, db check")
         | _prefixed("asynctask ", "middleware list, processes list, queues list, queues jobs, check-list")
         | _prefixed("asynctask ", "retries list, retries search, scheduled list, scheduled search, dead list, dead search")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.world import World, numbers
 
-from asynctask.dispatch.demand import Shares, Source
+from asynctask.dispatch.demand import Shares, WorkSource
 from asynctask.errors import ConfigError
 from asynctask.ledger import lending
 from asynctask.ledger.lending import Offer
@@ -32,12 +32,12 @@ def test_there_are_two_ways_to_be_fair(world: World) -> None:
         world.app(fair_by="size")
 
 
-def source(task_id: int, owner: str = "") -> Source:
+def source(task_id: int, owner: str = "") -> WorkSource:
     offer = Offer(task_id, "default", 100, "note", owner, None, False, 30, True, False, None, 1)
-    return Source("default", 100, owner or task_id, task_id, lambda count: count, offer)
+    return WorkSource("default", 100, owner or task_id, task_id, lambda count: count, offer)
 
 
-def turns(shares: Shares, sources: list[Source], count: int) -> list[int | None]:
+def turns(shares: Shares, sources: list[WorkSource], count: int) -> list[int | None]:
     """The Tasks of the next turns, each of which gets jobs."""
     found = []
     for _ in range(count):

@@ -39,7 +39,7 @@ from support.world import World
 
 from asynctask import AsyncTask, NormalException
 from asynctask.errors import ConfigError, InputError
-from asynctask.lists.items import ItemShape, Refused, UnfitItem
+from asynctask.lists.items import ItemShape, Rejected, UnfitItem
 from asynctask.lists.readers import RawRow
 from asynctask.reports.files import iter_csv
 from asynctask.testing import wait_for
@@ -250,7 +250,7 @@ def test_a_number_that_json_lacks_refuses_its_row(app: AsyncTask) -> None:
     app.worker(name="loose")(_annotated(charge, Loose))
     for given in (float("nan"), [1, {"a": float("inf")}], Part(float("nan"))):
         found = app.workers["loose"].shape.validate(RawRow(1, {"value": given}), None)  # type: ignore[union-attr]
-        assert isinstance(found, Refused)
+        assert isinstance(found, Rejected)
         assert found.problems[0].column == "value"
         with pytest.raises(InputError):
             app.workers["loose"].perform_async({"value": given})
@@ -391,7 +391,7 @@ def test_nested_secrets_hide_their_whole_field() -> None:
     assert shape.secrets == {"accounts"}
     given = {"name": "a", "accounts": [{"host": "h", "login": {"user": "u", "Pass word": "hunter2"}}]}
     found = shape.validate(RawRow(1, given), None)
-    assert not isinstance(found, Refused)
+    assert not isinstance(found, Rejected)
     assert found.values == {"name": "a", "accounts": {"$secret": given["accounts"]}}
     assert shape.revive(found.values).accounts[0].login.password.get_secret_value() == "hunter2"
 
@@ -463,7 +463,7 @@ def test_an_instance_within_an_item_or_of_a_subclass_is_not_validated_twice(
 ) -> None:
     """Without the comparison of what is built: 30000 in the worker."""
     found = ItemShape(model).validate(RawRow(1, given), None)
-    assert isinstance(found, Refused)
+    assert isinstance(found, Rejected)
     assert [(each.column, each.text) for each in found.problems] == [(column, "instance")]
 
 
@@ -484,14 +484,14 @@ def test_an_instance_within_an_item_that_is_built_equal_is_kept() -> None:
     Outer.model_rebuild(_types_namespace=locals())
     shape = ItemShape(Outer)
     found = shape.validate(RawRow(1, {"plain": Plain(day=date(2026, 3, 5), password=SecretStr("hunter2"))}), None)
-    assert not isinstance(found, Refused)
+    assert not isinstance(found, Rejected)
     assert shape.revive(found.values).plain == Plain(day=date(2026, 3, 6), password=SecretStr("hunter2"))
 
     class Longer(Plain):
         more: int = 1
 
     kept = ItemShape(Plain).validate(RawRow(1, Longer(day=date(2026, 3, 5), password=SecretStr("x"))), None)
-    assert not isinstance(kept, Refused)
+    assert not isinstance(kept, Rejected)
     assert kept.values == {"day": "2026-03-05", "password": {"$secret": "x"}}
 
 
@@ -524,7 +524,7 @@ def test_a_validator_that_forgets_to_return_the_model_is_no_crash_of_the_list(ap
 
     shape = ItemShape(Forgetful)
     found = shape.validate(RawRow(1, {}), None)
-    assert not isinstance(found, Refused)
+    assert not isinstance(found, Rejected)
     assert shape.revive(found.values) is None
 
 
@@ -544,7 +544,7 @@ def test_a_validator_that_forgets_to_return_the_model_is_no_crash_of_the_list(ap
 )
 def test_a_mask_is_no_secret_in_any_form(given: Any, column: str) -> None:
     found = ItemShape(Login).validate(RawRow(1, given), None)
-    assert isinstance(found, Refused)
+    assert isinstance(found, Rejected)
     assert [(each.column, each.code) for each in found.problems] == [(column, "masked_secret")]
     assert "hunter2" not in str(found)
 
@@ -557,7 +557,7 @@ class Strict(Login):
 @pytest.mark.parametrize("name", ["PASS WORD", "Pass  Word", "Password"])
 def test_a_secret_under_a_name_in_another_spelling_is_masked(model: type[BaseModel], name: str) -> None:
     found = ItemShape(model).validate(RawRow(1, {"user": "a", name: "hunter2"}), None)
-    assert isinstance(found, Refused)
+    assert isinstance(found, Rejected)
     assert "hunter2" not in str(found)
 
 
@@ -565,7 +565,7 @@ def test_a_column_of_secrets_that_another_one_replaces_is_masked() -> None:
     shape = ItemShape(Login, {"PW": "password"})
     cells = {"user": "a", "PW": "x", "Pass word": "hunter2"}
     found = shape.validate(RawRow(2, cells), shape.bind(list(cells)))
-    assert isinstance(found, Refused)
+    assert isinstance(found, Rejected)
     assert "hunter2" not in str(found)
 
 
@@ -606,7 +606,7 @@ def _too_short(said: Any) -> Any:
 )
 def test_a_validator_that_says_the_secret_does_not_tell_it(given: dict[str, Any]) -> None:
     found = ItemShape(Told).validate(RawRow(1, given), None)
-    assert isinstance(found, Refused)
+    assert isinstance(found, Rejected)
     assert "too short" in found.problems[0].message
     assert not any(secret in str(found) for secret in ("hunter2", "770077"))
     with pytest.raises(UnfitItem, match="too short") as caught:
@@ -626,5 +626,5 @@ def test_an_instance_with_bytes_that_are_no_text_is_refused_by_its_field() -> No
         count: int = 0
 
     found = ItemShape(Raw).validate(RawRow(1, Raw(raw=b"\xff")), None)
-    assert isinstance(found, Refused)
+    assert isinstance(found, Rejected)
     assert found.problems[0].text == "instance"

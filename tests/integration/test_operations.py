@@ -15,7 +15,7 @@ from support.untracked import dead as dead_jobs
 from support.untracked import hold
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import DEAD, RETRY, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, Copy, SetEntry
 from asynctask.clock import SECOND
 from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, InputError, NotFound
@@ -119,8 +119,8 @@ def test_tracked_and_untracked_retries_are_one_list_those_due_first(app: AsyncTa
         app,
         RETRY,
         [
-            Held(untracked(1, retry_count=1, error_message="boom", error_class="E"), now + SECOND),
-            Held(untracked(2), now + 2 * LATER * SECOND),
+            SetEntry(untracked(1, retry_count=1, error_message="boom", error_class="E"), now + SECOND),
+            SetEntry(untracked(2), now + 2 * LATER * SECOND),
         ],
     )
     found = app.operations.listed("retries")
@@ -173,7 +173,7 @@ def test_restarting_a_tracked_retry_runs_it_now_and_the_others_wait_on(
 
 @pytest.mark.parametrize(("action", "ends"), [("delete", "cancelled"), ("kill", "error")])
 def test_an_action_on_all_takes_tracked_and_untracked_ones(app: AsyncTask, retrying: int, action: str, ends: str) -> None:
-    hold(app, RETRY, [Held(untracked(n), app.clock.now() + LATER * SECOND) for n in range(4)])
+    hold(app, RETRY, [SetEntry(untracked(n), app.clock.now() + LATER * SECOND) for n in range(4)])
     assert app.operations.act_on_all("retries", action).done == 7
     assert app.operations.listed("retries")["total"] == 0
     assert counts(app, retrying) == {ends: 3}
@@ -186,8 +186,8 @@ def test_restarting_all_leaves_what_is_no_job_and_says_so(app: AsyncTask) -> Non
     if app.broker is None:
         return
     now = app.clock.now()
-    held = [Held(Copy(f"bad-{n}", 0, "default", f"no job {n}"), now + n) for n in range(3)]
-    app.broker.hold(RETRY, [*held, *(Held(untracked(n), now + 10 + n) for n in range(5))])
+    held = [SetEntry(Copy(f"bad-{n}", 0, "default", f"no job {n}"), now + n) for n in range(3)]
+    app.broker.hold(RETRY, [*held, *(SetEntry(untracked(n), now + 10 + n) for n in range(5))])
     result = app.operations.act_on_all("retries", "restart")
     assert result.done == 5
     assert len(result.skipped) == 3
@@ -241,7 +241,7 @@ def test_restarting_one_dead_job_opens_a_generation_for_it_alone(
 
 
 def test_the_outcome_of_a_dead_tracked_job_is_not_deleted_and_the_reason_is_said(app: AsyncTask, dead: int) -> None:
-    hold(app, DEAD, [Held(untracked(n), app.clock.now()) for n in range(2)])
+    hold(app, DEAD, [SetEntry(untracked(n), app.clock.now()) for n in range(2)])
     first = next(entry["key"] for entry in app.operations.listed("dead")["entries"] if entry["tracked"])
     result = app.operations.act("dead", "delete", [first])
     assert result.done == 0
@@ -276,7 +276,7 @@ def test_a_dead_job_of_a_paused_task_is_not_restarted(app: AsyncTask) -> None:
 
 def test_a_search_finds_tracked_and_untracked_ones_by_what_they_hold(app: AsyncTask, retrying: int) -> None:
     now = app.clock.now()
-    hold(app, RETRY, [Held(untracked(n, note=f"say {n}"), now + (n + 1) * SECOND) for n in range(3)])
+    hold(app, RETRY, [SetEntry(untracked(n, note=f"say {n}"), now + (n + 1) * SECOND) for n in range(3)])
     assert [entry["args"] for entry in app.operations.search("retries", '"n":1')["entries"]] == [[{"n": 1}]]
     assert [entry["args"] for entry in app.operations.search("retries", "say 2")["entries"]] == [[2]]
     assert len(app.operations.search("retries", "again")["entries"]) == 3

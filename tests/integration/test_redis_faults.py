@@ -19,7 +19,7 @@ from support.proxy import AFTER, BEFORE, Proxy
 from support.redis_servers import OwnRedis
 from support.servers import RedisServer
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, SetEntry
 from asynctask.client import RedisClient
 from asynctask.errors import BrokerUnavailable, ConfigError
 from asynctask.sidekiq.broker import RedisBroker
@@ -47,7 +47,7 @@ EVERY_CALL: dict[str, Callable[[Broker], Any]] = {
     "held_by": lambda broker: broker.held_by("p"),
     "holders": lambda broker: broker.holders(),
     "drop": lambda broker: broker.drop("p", [Copy("a", 1, "default", "{}", handle="x:1:default")]),
-    "hold": lambda broker: broker.hold(SCHEDULE, [Held(a_copy(1, attempt=0), 5)]),
+    "hold": lambda broker: broker.hold(SCHEDULE, [SetEntry(a_copy(1, attempt=0), 5)]),
     "release_due": lambda broker: broker.release_due(RETRY, 5, 1),
     "members": lambda broker: broker.members(DEAD, 1),
     "wait": lambda broker: broker.wait(0.1),
@@ -291,7 +291,7 @@ def test_a_call_that_may_be_repeated_is_when_its_connection_breaks(own: OwnRedis
             **{each: partial(EVERY_CALL[each], broker) for each in ("push", "holds", "queues", "members")},
             "put_back": lambda: broker.put_back("p", fetched),
             "drop": lambda: broker.drop("p", fetched),
-            "hold": lambda: broker.hold(RETRY, [Held(copy, 5) for copy in fetched], process="p"),
+            "hold": lambda: broker.hold(RETRY, [SetEntry(copy, 5) for copy in fetched], process="p"),
         }
         calls[name]()
         assert broker.queues() == {"push": {"default": 1}, "put_back": {"default": 2}}.get(name, {})
@@ -431,7 +431,7 @@ def assert_works(broker: RedisBroker) -> None:
     assert [(copy.key, copy.payload) for copy in fetched] == [(copy.key, copy.payload) for copy in copies]
     broker.put_back("p", fetched)
     fetched = broker.exchange("p", [], ["default"], 5)
-    broker.hold(RETRY, [Held(fetched[0], 5_000_000)], process="p")
+    broker.hold(RETRY, [SetEntry(fetched[0], 5_000_000)], process="p")
     assert [held.at for held in broker.members(RETRY, 5)] == [5_000_000]
     assert broker.release_due(RETRY, 5_000_000, 5) == 1
     assert broker.holds([copies[1].key]) == {copies[1].key}

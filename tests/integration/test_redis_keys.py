@@ -15,7 +15,7 @@ from support.redis_dead import buried
 from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, SetEntry
 from asynctask.client import RedisClient
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, TooLarge
@@ -66,7 +66,7 @@ def test_what_is_no_job_is_fetched_as_such_and_can_go_to_the_dead(broker: RedisB
     (copy,) = broker.exchange("p", [], ["default"], 10)
     assert (copy.jid[:4], copy.attempt, copy.task_id, copy.priority) == (MALFORMED, 0, None, 0)
     assert [held.jid for held in broker.held_by("p")] == [copy.jid]
-    broker.hold(DEAD, [Held(copy, NOW)], process="p")
+    broker.hold(DEAD, [SetEntry(copy, NOW)], process="p")
     assert raw.zrange("dead", 0, -1, withscores=True) == [(buried(text), NOW / SECOND)]
     assert broker.held_by("p") == []
     assert [(held.copy.jid[:4], held.at) for held in broker.members(DEAD, 10)] == [(MALFORMED, NOW)]
@@ -78,7 +78,7 @@ def test_fifty_megabytes_are_fetched_and_go_to_the_dead_unmodified(make: Callabl
     raw.lpush("queue:default", text)
     (copy,) = broker.exchange("p", [], ["default"], 10)
     assert copy.jid.startswith(MALFORMED)
-    broker.hold(DEAD, [Held(copy, NOW)], process="p")
+    broker.hold(DEAD, [SetEntry(copy, NOW)], process="p")
     assert raw.zrange("dead", 0, -1) == [text]
 
 
@@ -112,7 +112,7 @@ def test_jobs_without_an_id_are_different_jobs_and_each_keeps_the_one_it_is_give
     again = first.exchange("q", [], ["default"], 10)
     assert [copy.jid for copy in again] == jids
     assert [json.loads(copy.payload) for copy in again] == [json.loads(copy.payload) for copy in fetched]
-    first.hold(RETRY, [Held(copy, NOW) for copy in again], process="q")
+    first.hold(RETRY, [SetEntry(copy, NOW) for copy in again], process="q")
     first.release_due(RETRY, NOW, 10)
     assert sorted(copy.jid for copy in first.exchange("q", [], ["default"], 10)) == sorted(jids)
 
@@ -263,7 +263,7 @@ def test_a_copy_that_went_back_meanwhile_is_not_put_into_a_set_too(broker: Redis
     broker.push([a_copy(1, attempt=0)])
     (copy,) = broker.exchange("p", [], ["default"], 1)
     broker.put_back("p", [copy])
-    broker.hold(RETRY, [Held(copy, NOW)], process="p")
+    broker.hold(RETRY, [SetEntry(copy, NOW)], process="p")
     assert broker.members(RETRY, 10) == []
     assert broker.queues() == {"default": 1}
 
@@ -326,7 +326,7 @@ def test_every_second_copy_of_a_long_queue_is_withdrawn(broker: RedisBroker, raw
 def test_a_member_that_another_poller_has_moved_is_not_moved_again(
     broker: RedisBroker, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker.hold(SCHEDULE, [Held(a_copy(n, attempt=0), n) for n in range(3)])
+    broker.hold(SCHEDULE, [SetEntry(a_copy(n, attempt=0), n) for n in range(3)])
     run = broker._server.run
 
     def run_late(script: str, *words: Any, **options: Any) -> Any:
@@ -418,7 +418,7 @@ def test_deaths_outlive_a_retry(broker: RedisBroker, raw: Any) -> None:
     (copy,) = broker.exchange("p", [], ["default"], 1)
     copy.deaths = 2
     broker.put_back("p", [copy])
-    broker.hold(RETRY, [Held(broker.exchange("p", [], ["default"], 1)[0], NOW)], process="p")
+    broker.hold(RETRY, [SetEntry(broker.exchange("p", [], ["default"], 1)[0], NOW)], process="p")
     broker.release_due(RETRY, NOW, 1)
     assert [copy.deaths for copy in broker.exchange("p", [], ["default"], 1)] == [2]
 
@@ -426,16 +426,16 @@ def test_deaths_outlive_a_retry(broker: RedisBroker, raw: Any) -> None:
 def test_the_dead_are_kept_to_a_number_and_an_age_as_in_ruby(make: Callable[..., RedisBroker], raw: Any) -> None:
     broker = make(clock=Fixed(NOW), dead_max=10, dead_timeout_s=100)
     old = NOW - 101 * SECOND
-    broker.hold(DEAD, [Held(a_copy(n, attempt=0), old + n) for n in range(3)])
-    broker.hold(DEAD, [Held(a_copy(n, attempt=0), NOW + n) for n in range(3, 20)])
+    broker.hold(DEAD, [SetEntry(a_copy(n, attempt=0), old + n) for n in range(3)])
+    broker.hold(DEAD, [SetEntry(a_copy(n, attempt=0), NOW + n) for n in range(3, 20)])
     assert [held.copy.jid for held in broker.members(DEAD, 100)] == [a_copy(n).jid for n in range(11, 20)]
-    broker.hold(SCHEDULE, [Held(a_copy(n, attempt=0), NOW + n) for n in range(30)])
+    broker.hold(SCHEDULE, [SetEntry(a_copy(n, attempt=0), NOW + n) for n in range(30)])
     assert raw.zcard("schedule") == 30
 
 
 def test_scores_keep_microseconds(broker: RedisBroker, raw: Any) -> None:
     at = [NOW + n for n in range(50)]
-    broker.hold(SCHEDULE, [Held(a_copy(n, attempt=0), each) for n, each in enumerate(at)])
+    broker.hold(SCHEDULE, [SetEntry(a_copy(n, attempt=0), each) for n, each in enumerate(at)])
     assert [held.at for held in broker.members(SCHEDULE, 100)] == at
     for each in at:
         assert broker.release_due(SCHEDULE, each - 1, 10) == 0

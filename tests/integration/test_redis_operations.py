@@ -11,7 +11,7 @@ import pytest
 from support.redis_ruby import Desk
 from support.servers import RedisServer
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, SetEntry
 from asynctask.clock import SECOND, rfc3339
 from asynctask.sidekiq.broker import RedisBroker
 
@@ -98,7 +98,8 @@ def test_a_tracked_copy_that_is_deleted_is_not_held_any_more(client: Any, broker
 def test_a_search_takes_the_signs_of_patterns_as_themselves(client: Any, broker: RedisBroker) -> None:
     signs = "*?[]^\\-a"
     broker.hold(
-        RETRY, [Held(Copy("j1", 0, "default", job("j1", note=signs)), SECOND), Held(Copy("j2", 0, "d", job("j2")), 1)]
+        RETRY,
+        [SetEntry(Copy("j1", 0, "default", job("j1", note=signs)), SECOND), SetEntry(Copy("j2", 0, "d", job("j2")), 1)],
     )
     for sign in ("*", "?", "[]^", "\\\\-a"):  # a backslash is two in JSON
         assert [e.copy.jid for e in broker.operations.find(RETRY, sign).entries] == ["j1"], sign
@@ -151,7 +152,8 @@ def test_a_process_may_say_anything_of_itself(client: Any, broker: RedisBroker, 
 def test_ruby_names_an_entry_as_we_do_and_sees_what_we_did(client: Any, broker: RedisBroker, desk: Desk) -> None:
     at = [1_700_000_000 * SECOND + micro for micro in (0, 1, 123_456, 500_000, 999_999)]
     held = [
-        Held(Copy(f"{n:024x}", 0, "low", job(f"{n:024x}", queue="low", retry_count=2)), when) for n, when in enumerate(at)
+        SetEntry(Copy(f"{n:024x}", 0, "low", job(f"{n:024x}", queue="low", retry_count=2)), when)
+        for n, when in enumerate(at)
     ]
     broker.hold(RETRY, held)
     keys = [entry.key for entry in broker.operations.entries(RETRY).entries]

@@ -26,7 +26,7 @@ from support.untracked import broker_of
 from support.world import World, numbers
 
 from asynctask import AsyncTask, maintenance
-from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
+from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, SetEntry
 from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.errors import BrokerUnavailable
 from asynctask.runtime.launcher import Launcher
@@ -196,10 +196,11 @@ def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnR
         wait_for(lambda: under_way(on_redis), "it runs")
         outage.begin(own)
         # People are served meanwhile: the ledger is there.
-        later, never = app.submit("note", numbers(20, 1_000)), app.submit("note", numbers(20, 2_000))
+        later, never = (app.submit("note", numbers(20, n), parallel=1, interval=3_600) for n in (1_000, 2_000))
         assert later.pause()
         assert never.cancel()
         assert later.resume()
+        later.update(parallel=None, interval=0)
         for event, text in outage.said.items():
             wait_for(partial(heard, logs, event, text), f"{event}: {text}")
         outage.end(own)
@@ -474,7 +475,7 @@ MOVES: dict[str, Callable[[RedisBroker, Sequence[Copy]], Any]] = {
     "push": lambda broker, held: broker.push([a_copy(8), a_copy(9, attempt=0)]),
     "put_back": lambda broker, held: broker.put_back("p", held),
     "defer": lambda broker, held: broker.defer("p", held, ()),
-    "hold": lambda broker, held: broker.hold(RETRY, [Held(copy, 5) for copy in held], process="p"),
+    "hold": lambda broker, held: broker.hold(RETRY, [SetEntry(copy, 5) for copy in held], process="p"),
     "release_due": lambda broker, held: broker.release_due(SCHEDULE, 10_000_000, 10),
 }
 
@@ -496,7 +497,7 @@ def meet(own: OwnRedis, move: str, key: str) -> None:
     broker = RedisBroker(own.url)
     broker.push([a_copy(n, attempt=n % 2) for n in range(4)])
     held = broker.exchange("p", [], ["default"], 2)
-    broker.hold(SCHEDULE, [Held(a_copy(7, attempt=0), 5)])
+    broker.hold(SCHEDULE, [SetEntry(a_copy(7, attempt=0), 5)])
     with own.client() as client:
         before = places(client)
         assert sum(before.values()) == 5

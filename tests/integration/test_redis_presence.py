@@ -18,7 +18,7 @@ from support.sharing import presence_of
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import About, Copy, Running
+from asynctask.brokers.base import About, Copy, RunningJob
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
@@ -46,13 +46,13 @@ def presence(broker: RedisBroker, **more: Any) -> RedisPresence:
     return made
 
 
-def running(n: int, payload: str = "") -> Running:
+def running(n: int, payload: str = "") -> RunningJob:
     jid = f"{n:024x}"
     text = payload or json.dumps({"class": "Hard", "args": [n], "jid": jid, "queue": "default"})
-    return Running(f"t{n}", "Hard", jid, "default", text, NOW)
+    return RunningJob(f"t{n}", "Hard", jid, "default", text, NOW)
 
 
-def beat(made: RedisPresence, *jobs: Running, quiet: bool = False) -> str | None:
+def beat(made: RedisPresence, *jobs: RunningJob, quiet: bool = False) -> str | None:
     return made.beat(jobs, quiet=quiet, rss_kib=2048)
 
 

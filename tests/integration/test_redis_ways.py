@@ -21,7 +21,7 @@ from support.redis_watch import Monitor
 from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Held, Running
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, RunningJob, SetEntry
 from asynctask.client import RedisClient
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.sidekiq.broker import RedisBroker
@@ -302,11 +302,11 @@ def asks_for_everything(broker: RedisBroker) -> None:
     broker.push([a_copy(n, attempt=0, queue=fetched[2].queue) for n in range(20, 24)])
     broker.exchange("p", [], [fetched[2].queue], 1)
     broker.operations.others(fetched[2].queue)
-    broker.hold(RETRY, [Held(fetched[3], 5)], process="p")
+    broker.hold(RETRY, [SetEntry(fetched[3], 5)], process="p")
     broker.drop("p", broker.held_by("p"))
     broker.withdraw(1, 10)
     for name in (SCHEDULE, RETRY, DEAD):
-        broker.hold(name, [Held(job, 1_000_000 * (1 + n)) for n, job in enumerate(jobs)])
+        broker.hold(name, [SetEntry(job, 1_000_000 * (1 + n)) for n, job in enumerate(jobs)])
     broker.release_due(SCHEDULE, 2_000_000, 10)
     broker.members(DEAD, 3)
     broker.holds([copy.key for copy in fetched] + [a_copy(11, attempt=1).key])
@@ -315,7 +315,7 @@ def asks_for_everything(broker: RedisBroker) -> None:
     presence = broker.presence(About("box:1:0123456789ab", "box", 1, 1_763_700_000_000_000, 2, {"q0": 1}))
     presence.ended("w", 0.1, False)
     presence.ended("w", 0.1, True)
-    presence.beat([Running("t", "w", "j", "q0", "{}", 1_763_700_000_000_000)], quiet=False, rss_kib=1)
+    presence.beat([RunningJob("t", "w", "j", "q0", "{}", 1_763_700_000_000_000)], quiet=False, rss_kib=1)
     broker.operations.processes()
     broker.operations.signal("box:1:0123456789ab", "TSTP")
     presence.processes()

@@ -489,7 +489,8 @@ def test_a_timeout_of_centuries_is_none(place: Place) -> None:
 def test_a_wait_for_a_task_takes_any_number_of_seconds(place: Place) -> None:
     app = place.app()
     task = app.submit(app.worker(name="w")(lambda item: None), [{}])
-    assert not task.wait(timeout=0.2, poll_s=float("inf"))["done"]
+    with pytest.raises(TimeoutError):
+        task.wait(timeout=0.2, poll_s=float("inf"))
     for wrong in ({"timeout": float("nan")}, {"timeout": 1, "poll_s": float("nan")}):
         with pytest.raises(InputError, match="NaN"):
             task.wait(**wrong)

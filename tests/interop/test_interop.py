@@ -17,7 +17,7 @@ from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
 from asynctask import AsyncTask, current_job
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, SetEntry
 from asynctask.client import RedisClient
 from asynctask.clock import SECOND
 from asynctask.errors import NotFound
@@ -267,7 +267,7 @@ def test_pollers_of_both_move_what_both_wrote_once(
     """All become due in one moment, while Ruby's process, Ruby's desk and two of ours look."""
     broker, later = RedisBroker(redis_server.url), float(world.raw.time()[0]) + 3_600
     for name, first in ((SCHEDULE, 0), (RETRY, 200)):
-        broker.hold(name, [Held(an_echo(n), round((later + n / 1e6) * SECOND)) for n in range(first, first + 200)])
+        broker.hold(name, [SetEntry(an_echo(n), round((later + n / 1e6) * SECOND)) for n in range(first, first + 200)])
     broker.close()
     desk(
         """

@@ -19,7 +19,7 @@ from support.redis_watch import Monitor
 from support.redis_world import RedisWorld
 from support.sharing import presence_of
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, SetEntry
 from asynctask.client import RedisClient, RemoteWorker
 from asynctask.clock import SECOND, SystemClock
 from asynctask.sidekiq.broker import RedisBroker
@@ -58,11 +58,11 @@ def test_ruby_would_write_each_entry_as_we_did(world: RedisWorld, desk: Desk, it
         item = {**members, "class": "Shop::Hard", "args": args}
         client.push({**item, "at": LATER + n})
         copy = foreign(n, item)
-        broker.hold(SCHEDULE, [Held(copy, (LATER + n) * SECOND)])
+        broker.hold(SCHEDULE, [SetEntry(copy, (LATER + n) * SECOND)])
         failed = after_failure(copy, ValueError(said), NOW)
         again = after_failure(failed, ValueError(said), NOW)
-        broker.hold(RETRY, [Held(failed, NOW + n), Held(again, NOW + n)])
-        broker.hold(DEAD, [Held(again, NOW + n), Held(poisoned(copy, NOW), NOW + n)])
+        broker.hold(RETRY, [SetEntry(failed, NOW + n), SetEntry(again, NOW + n)])
+        broker.hold(DEAD, [SetEntry(again, NOW + n), SetEntry(poisoned(copy, NOW), NOW + n)])
     broker.close()
     client.close()
     assert desk(_MOVED) == [[], 6 * len(items), 6 * len(items)]
@@ -90,7 +90,7 @@ def _named(value: Any, numbers: list[float]) -> Any:
 @pytest.mark.parametrize("seconds", [1e-6, 1.0, 1_763_700_000.000001, 1_763_700_000.999999, 9_999_999_999.5])
 def test_ruby_finds_an_entry_by_the_score_that_we_wrote(world: RedisWorld, desk: Desk, seconds: float) -> None:
     broker = RedisBroker(world.server.url)
-    broker.hold(RETRY, [Held(foreign(1, {"class": "Shop::Hard", "args": []}), round(seconds * SECOND))])
+    broker.hold(RETRY, [SetEntry(foreign(1, {"class": "Shop::Hard", "args": []}), round(seconds * SECOND))])
     broker.close()
     assert desk("Sidekiq::RetrySet.new.fetch(words[0]).map(&:jid)", seconds) == [f"{1:024x}"]
 

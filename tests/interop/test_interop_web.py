@@ -20,7 +20,7 @@ from support.redis_world import RedisWorld
 from support.servers import RedisServer, missing
 from support.sharing import presence_of
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Copy, Held, Running
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Copy, RunningJob, SetEntry
 from asynctask.clock import SECOND, SystemClock
 from asynctask.sidekiq.activejob import Symbol, wrap
 from asynctask.sidekiq.broker import RedisBroker
@@ -115,7 +115,7 @@ def test_the_pages_of_a_set_and_of_each_entry_show_what_we_wrote(
         copies = [failed(copy) for copy in copies] + [failed(copy, 3) for copy in all_kinds(100)]
     if name == DEAD:
         copies += [poisoned(copy, NOW) for copy in all_kinds(200)]
-    broker.hold(name, [Held(copy, NOW + n) for n, copy in enumerate(copies)])
+    broker.hold(name, [SetEntry(copy, NOW + n) for n, copy in enumerate(copies)])
     page = f"/{PAGES[name]}"
     details = [f"{page}/{quote(key)}" for key in keys_of(broker, name)]
     assert len(details) == len(copies)
@@ -132,7 +132,7 @@ def test_the_page_of_what_runs_shows_each_job(world: RedisWorld, broker: RedisBr
     large = a_job(99, **{**KINDS["a job of ActiveJob"], "x-large": "x" * MAX_SHOWN})
     copies = [*all_kinds(0), large]
     presence = broker.presence(About(me, "box", 17, NOW, 20, {"default": 2, "low": 1}, tag="shop"))
-    running = [Running(c.jid[-4:], parse(c.payload)["class"], c.jid, c.queue, c.payload, NOW) for c in copies]
+    running = [RunningJob(c.jid[-4:], parse(c.payload)["class"], c.jid, c.queue, c.payload, NOW) for c in copies]
     presence.beat(running, quiet=False, rss_kib=2_048)
     body = seen(desk, ["/busy"])["/busy"]
     assert [copy.jid for copy in copies if copy.jid not in body] == []
@@ -158,7 +158,7 @@ def test_what_is_no_job_breaks_no_page_when_it_has_come_to_the_dead(
         for text in NO_JOBS:
             world.push_text(text)
         copies = broker.exchange("p", [], ["default"], 100)
-        broker.hold(DEAD, [Held(copy, NOW + n) for n, copy in enumerate(copies)], process="p")
+        broker.hold(DEAD, [SetEntry(copy, NOW + n) for n, copy in enumerate(copies)], process="p")
     else:
         world.raw.zadd(RETRY, {text: n + 1 for n, text in enumerate(NO_JOBS)})
         if way == "due":
@@ -192,7 +192,7 @@ def test_members_of_a_wrong_type_break_no_page(
     copies = broker.exchange("p", [], ["low"], 500)
     if way == "failed":
         copies = [failed(copy) if copy.job else copy for copy in copies]
-        broker.hold(name, [Held(copy, NOW + n) for n, copy in enumerate(copies)], process="p")
+        broker.hold(name, [SetEntry(copy, NOW + n) for n, copy in enumerate(copies)], process="p")
     else:
         world.raw.zadd(SCHEDULE, {text: n + NOW / SECOND for n, text in enumerate(texts)})
         broker.operations.kill(SCHEDULE, broker.operations.entries(SCHEDULE, limit=500).entries)
@@ -212,7 +212,7 @@ def test_members_of_a_wrong_type_break_no_page(
 
 
 def test_a_form_without_its_token_does_nothing(world: RedisWorld, broker: RedisBroker, desk: Desk) -> None:
-    broker.hold(RETRY, [Held(failed(a_job(1)), NOW)])
+    broker.hold(RETRY, [SetEntry(failed(a_job(1)), NOW)])
     (key,) = keys_of(broker, RETRY)
     assert desk('post("/retries/" + words[0], "delete" => "x").status', key) == 403
     assert keys_of(broker, RETRY) == [key]
@@ -220,7 +220,7 @@ def test_a_form_without_its_token_does_nothing(world: RedisWorld, broker: RedisB
 
 def test_entries_of_the_retries_are_started_killed_and_deleted(world: RedisWorld, broker: RedisBroker, desk: Desk) -> None:
     copies = [failed(copy) for copy in all_kinds(0)]
-    broker.hold(RETRY, [Held(copy, NOW + n) for n, copy in enumerate(copies)])
+    broker.hold(RETRY, [SetEntry(copy, NOW + n) for n, copy in enumerate(copies)])
     keys = keys_of(broker, RETRY)
     press = "press('/retries', words[0], words[1]).status"
     assert desk(press, f"/retries/{keys[0]}", {"retry": "x"}) == 302
@@ -241,7 +241,7 @@ def test_entries_of_the_retries_are_started_killed_and_deleted(world: RedisWorld
 
 def test_scheduled_jobs_are_put_on_their_queue_and_deleted(world: RedisWorld, broker: RedisBroker, desk: Desk) -> None:
     copies = all_kinds(0)
-    broker.hold(SCHEDULE, [Held(copy, NOW + n) for n, copy in enumerate(copies)])
+    broker.hold(SCHEDULE, [SetEntry(copy, NOW + n) for n, copy in enumerate(copies)])
     keys = keys_of(broker, SCHEDULE)
     press = "press('/scheduled', words[0], words[1]).status"
     assert desk(press, f"/scheduled/{keys[0]}", {"add_to_queue": "x"}) == 302
@@ -255,7 +255,7 @@ def test_scheduled_jobs_are_put_on_their_queue_and_deleted(world: RedisWorld, br
 
 def test_the_dead_are_started_and_deleted(world: RedisWorld, broker: RedisBroker, desk: Desk) -> None:
     copies = [failed(copy) for copy in all_kinds(0)]
-    broker.hold(DEAD, [Held(copy, NOW + n) for n, copy in enumerate(copies)])
+    broker.hold(DEAD, [SetEntry(copy, NOW + n) for n, copy in enumerate(copies)])
     keys = keys_of(broker, DEAD)
     press = "press('/morgue', words[0], words[1]).status"
     assert desk(press, f"/morgue/{keys[0]}", {"retry": "x"}) == 302
@@ -266,7 +266,7 @@ def test_the_dead_are_started_and_deleted(world: RedisWorld, broker: RedisBroker
     assert keys_of(broker, DEAD) == []
     fetched = broker.exchange("p", [], ["default", "low", "low:1.x-Y_z"], 100)
     assert sorted(copy.jid for copy in fetched) == sorted(copy.jid for n, copy in enumerate(copies) if n != 1)
-    broker.hold(DEAD, [Held(copies[0], NOW)])
+    broker.hold(DEAD, [SetEntry(copies[0], NOW)])
     assert desk(press, "/morgue/all/delete", {"delete": "x"}) == 302
     assert keys_of(broker, DEAD) == []
 
@@ -330,9 +330,9 @@ def test_a_process_of_ours_is_quieted_and_stopped(world: RedisWorld, desk: Desk,
 def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker, redis_server: RedisServer) -> None:
     app = world.app()
     broker.push([*all_kinds(0), Copy("a" * 24, 1, "default", a_job(1).payload)])
-    broker.hold(SCHEDULE, [Held(a_job(1), NOW)])
-    broker.hold(RETRY, [Held(failed(a_job(n)), NOW + n) for n in (1, 2)])
-    broker.hold(DEAD, [Held(failed(a_job(n)), app.clock.now()) for n in (1, 2, 3)])
+    broker.hold(SCHEDULE, [SetEntry(a_job(1), NOW)])
+    broker.hold(RETRY, [SetEntry(failed(a_job(n)), NOW + n) for n in (1, 2)])
+    broker.hold(DEAD, [SetEntry(failed(a_job(n)), app.clock.now()) for n in (1, 2, 3)])
     broker._counters.add("stat:processed", 1_234)
     broker._counters.add("stat:failed", 5)
     with world.working(app, "none", "other", concurrency=3) as launcher:
@@ -372,7 +372,9 @@ def sidekiqmon(server: RedisServer) -> str:
 
 def test_a_search_by_letters_finds_what_we_wrote(world: RedisWorld, broker: RedisBroker, desk: Desk) -> None:
     for name in PAGES:
-        broker.hold(name, [Held(failed(a_job(1, args=["Grüße, 世界 😀/</b>"])), NOW), Held(failed(a_job(2)), NOW + SECOND)])
+        broker.hold(
+            name, [SetEntry(failed(a_job(1, args=["Grüße, 世界 😀/</b>"])), NOW), SetEntry(failed(a_job(2)), NOW + SECOND)]
+        )
     found = desk(
         """
         [Sidekiq::ScheduledSet, Sidekiq::RetrySet, Sidekiq::DeadSet].map do |set|

@@ -11,7 +11,7 @@ from support.redis_ruby import Desk
 from support.redis_watch import NOW, Fixed
 from support.servers import RedisServer
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, SetEntry
 from asynctask.clock import SECOND
 from asynctask.sidekiq.broker import RedisBroker
 from asynctask.sidekiq.payload import build, dump, encode_backtrace, parse
@@ -55,7 +55,7 @@ def test_ruby_sees_our_queues_with_tracked_and_untracked_jobs(broker: RedisBroke
 
 @pytest.mark.parametrize("name", SETS)
 def test_ruby_sees_our_sets_entry_by_entry(broker: RedisBroker, desk: Desk, name: str) -> None:
-    broker.hold(name, [Held(failed(n), NOW + n) for n in range(3)])
+    broker.hold(name, [SetEntry(failed(n), NOW + n) for n in range(3)])
     found = desk(
         f"""
         set = Sidekiq::{SETS[name]}Set.new
@@ -78,14 +78,14 @@ def test_ruby_sees_our_sets_entry_by_entry(broker: RedisBroker, desk: Desk, name
 def test_ruby_reschedules_our_entry_without_making_a_second_one(
     broker: RedisBroker, raw: Any, desk: Desk, name: str
 ) -> None:
-    broker.hold(name, [Held(failed(1), NOW)])
+    broker.hold(name, [SetEntry(failed(1), NOW)])
     (before,) = raw.zrange(name, 0, -1)
     desk(f"Sidekiq::{SETS[name]}Set.new.first.reschedule(ARGV[0].to_f)", "1763800000.5")
     assert raw.zrange(name, 0, -1, withscores=True) == [(before, 1763800000.5)]
 
 
 def test_ruby_puts_our_entries_back_to_work_kills_and_deletes_them(broker: RedisBroker, raw: Any, desk: Desk) -> None:
-    broker.hold(RETRY, [Held(failed(n), NOW + n) for n in range(4)])
+    broker.hold(RETRY, [SetEntry(failed(n), NOW + n) for n in range(4)])
     desk(
         """
         set = Sidekiq::RetrySet.new
@@ -105,7 +105,7 @@ def test_ruby_puts_our_entries_back_to_work_kills_and_deletes_them(broker: Redis
 
 
 def test_rubys_poller_moves_our_due_jobs_and_ours_moves_rubys(broker: RedisBroker, raw: Any, desk: Desk) -> None:
-    broker.hold(SCHEDULE, [Held(a_job(1), NOW)])
+    broker.hold(SCHEDULE, [SetEntry(a_job(1), NOW)])
     desk('require "sidekiq/scheduled"; Sidekiq::Scheduled::Enq.new.enqueue_jobs(["schedule"])')
     (copy,) = broker.exchange("p", [], ["default"], 10)
     assert copy.jid == a_job(1).jid
@@ -126,7 +126,7 @@ def test_rubys_poller_moves_our_due_jobs_and_ours_moves_rubys(broker: RedisBroke
 def test_two_pollers_at_the_same_time_move_each_job_once(
     broker: RedisBroker, raw: Any, redis_server: RedisServer, desk: Desk
 ) -> None:
-    broker.hold(SCHEDULE, [Held(a_job(n), NOW - n) for n in range(300)])
+    broker.hold(SCHEDULE, [SetEntry(a_job(n), NOW - n) for n in range(300)])
     other = RedisBroker(redis_server.url, clock=Fixed(NOW))
     script = 'require "sidekiq/scheduled"; STDOUT.sync = true; Sidekiq::Scheduled::Enq.new.enqueue_jobs(["schedule"])'
     threads = [threading.Thread(target=_release_all, args=(each,)) for each in (broker, other)]

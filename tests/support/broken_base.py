@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from asynctask.brokers.admin import Entry, Found, Operations, Page, QueueFacts, Removed
-from asynctask.brokers.base import About, Broker, Copy, Held, Key, Presence
+from asynctask.brokers.admin import BrokerOperations, Entry, Found, Page, QueueFacts, Removed
+from asynctask.brokers.base import About, Broker, Copy, Key, Presence, SetEntry
 
 
 class Whole:
@@ -56,17 +56,17 @@ class Whole:
     def presence(self, about: About) -> Presence:
         return self.real.presence(about)
 
-    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+    def hold(self, set_name: str, copies: Sequence[SetEntry], *, process: str | None = None) -> None:
         self.real.hold(set_name, copies, process=process)
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
         return self.real.release_due(set_name, now, limit)
 
-    def members(self, set_name: str, limit: int) -> list[Held]:
+    def members(self, set_name: str, limit: int) -> list[SetEntry]:
         return self.real.members(set_name, limit)
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> BrokerOperations:
         return self.real.operations
 
     def wait(self, timeout: float) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from support.broken_base import Whole
 
-from asynctask.brokers.base import Copy, Held, Key
+from asynctask.brokers.base import Copy, Key, SetEntry
 
 FAR = 1_000
 """So many, where all are meant."""
@@ -361,7 +361,7 @@ class KeepsInTheListToo(Whole):
 
     caught_by = "a_copy_goes_from_a_list_into_a_set_in_one_step"
 
-    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+    def hold(self, set_name: str, copies: Sequence[SetEntry], *, process: str | None = None) -> None:
         super().hold(set_name, copies)
 
 
@@ -370,7 +370,7 @@ class HoldsWhatIsGone(Whole):
 
     caught_by = "what_is_not_in_the_list_any_more_is_not_put_into_a_set"
 
-    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+    def hold(self, set_name: str, copies: Sequence[SetEntry], *, process: str | None = None) -> None:
         if process is not None:
             self.drop(process, [held.copy for held in copies])
         super().hold(set_name, copies)

@@ -10,7 +10,7 @@ from typing import Any
 from support.broken_base import WholeOperations
 
 from asynctask.brokers.admin import MAX_PAGE, Entry, Found, Page, QueueFacts, Removed
-from asynctask.brokers.base import DEAD, About, Copy, Held, Key, Presence, Running
+from asynctask.brokers.base import DEAD, About, Copy, Key, Presence, RunningJob, SetEntry
 
 FAR = 1_000
 
@@ -231,7 +231,7 @@ class ReschedulesWhatIsGone(WholeOperations):
 
     def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
         if not super().reschedule(set_name, entry, at):
-            self.hold(set_name, [Held(entry.copy, at)])
+            self.hold(set_name, [SetEntry(entry.copy, at)])
         return True
 
 
@@ -296,7 +296,7 @@ class RepeatsSignals(NeverLeaves):
     class Seen(Shown):
         last: str | None = None
 
-        def beat(self, running: Sequence[Running], *, quiet: bool, rss_kib: int) -> str | None:
+        def beat(self, running: Sequence[RunningJob], *, quiet: bool, rss_kib: int) -> str | None:
             self.last = self.real.beat(running, quiet=quiet, rss_kib=rss_kib) or self.last
             return self.last
 
@@ -326,7 +326,7 @@ class KillsThroughThinAir(WholeOperations):
 
     def kill(self, set_name: str, entries: Sequence[Entry]) -> int:
         count = self.delete(set_name, entries)
-        self.hold(DEAD, [Held(each.copy, FAR) for each in entries])
+        self.hold(DEAD, [SetEntry(each.copy, FAR) for each in entries])
         return count
 
 
@@ -336,5 +336,5 @@ class ReschedulesThroughThinAir(WholeOperations):
     def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
         if not self.delete(set_name, [entry]):
             return False
-        self.hold(set_name, [Held(entry.copy, at)])
+        self.hold(set_name, [SetEntry(entry.copy, at)])
         return True

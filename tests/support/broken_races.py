@@ -8,7 +8,7 @@ from typing import Any
 
 from support.broken_base import Whole
 
-from asynctask.brokers.base import Copy, Held
+from asynctask.brokers.base import Copy, SetEntry
 
 # -- at the same time
 
@@ -131,7 +131,7 @@ class DefersThroughThinAir(Whole):
 class HoldsThroughThinAir(Whole):
     caught_by = "killed_while_it_puts_into_a_set_each_copy_is_in_the_list_or_in_the_set"
 
-    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+    def hold(self, set_name: str, copies: Sequence[SetEntry], *, process: str | None = None) -> None:
         if process is not None:
             self.drop(process, [held.copy for held in copies])
         super().hold(set_name, copies)

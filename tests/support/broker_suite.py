@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from asynctask.brokers.admin import Entry
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Held, Key
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Key, SetEntry
 from asynctask.clock import SECOND, SystemClock
 from asynctask.errors import InputError
 
@@ -265,7 +265,7 @@ class BrokerCrashes(BrokerSuite):
 
     def test_killed_while_it_puts_into_a_set_each_copy_is_in_the_list_or_in_the_set(self) -> None:
         def act(dying: Broker, n: int, held: list[Copy]) -> None:
-            dying.hold(RETRY, [Held(copy, _DUE + n) for copy in held], process=f"p{n}")
+            dying.hold(RETRY, [SetEntry(copy, _DUE + n) for copy in held], process=f"p{n}")
 
         def fill(broker: Broker, n: int) -> list[Copy]:
             broker.push(_jobs(n, tracked=False))
@@ -278,7 +278,7 @@ class BrokerCrashes(BrokerSuite):
 
     def test_killed_while_it_releases_each_due_job_is_in_its_set_or_in_its_queue(self) -> None:
         def fill(broker: Broker, n: int) -> None:
-            broker.hold(SCHEDULE, [Held(copy, 100 + i) for i, copy in enumerate(_jobs(n, tracked=False))])
+            broker.hold(SCHEDULE, [SetEntry(copy, 100 + i) for i, copy in enumerate(_jobs(n, tracked=False))])
 
         def check(broker: Broker, n: int, ended: bool) -> None:
             _each_once(_places(broker, n, SCHEDULE), n, [QUEUED] if ended else [QUEUED, SCHEDULE])
@@ -318,7 +318,7 @@ class OperationsCrashes(BrokerSuite):
     def _killed(self, act: Any, places: Collection[str], after: Collection[str]) -> None:
         def fill(broker: Broker, n: int) -> Any:
             jobs = [untracked(10 * n + i, queue=f"q{n}.{i % 2}") for i in range(3)]
-            broker.hold(RETRY, [Held(copy, _DUE + i) for i, copy in enumerate(jobs)])
+            broker.hold(RETRY, [SetEntry(copy, _DUE + i) for i, copy in enumerate(jobs)])
             jids = {copy.jid for copy in jobs}
             return [entry for entry in broker.operations.entries(RETRY, limit=1_000).entries if entry.copy.jid in jids]
 
@@ -428,7 +428,7 @@ class BrokerRaces(BrokerSuite):
     def test_due_jobs_are_released_once_by_several_that_look_at_the_same_time(self) -> None:
         with self.broker() as broker, self.another(broker) as other:
             copies = [a_copy(n, attempt=0) for n in range(60)]
-            broker.hold(SCHEDULE, [Held(copy, 100 + n) for n, copy in enumerate(copies)])
+            broker.hold(SCHEDULE, [SetEntry(copy, 100 + n) for n, copy in enumerate(copies)])
 
             def release(through: Broker) -> None:
                 while through.release_due(SCHEDULE, 1_000, 7):
@@ -718,7 +718,7 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
 
     def test_a_set_gives_up_what_is_due_and_keeps_the_rest(self) -> None:
         with self.broker() as broker:
-            broker.hold(SCHEDULE, [Held(a_copy(n, attempt=0), 100 * n) for n in (3, 1, 2)])
+            broker.hold(SCHEDULE, [SetEntry(a_copy(n, attempt=0), 100 * n) for n in (3, 1, 2)])
             assert [(held.copy.key, held.at) for held in broker.members(SCHEDULE, 10)] == [
                 (a_copy(n, attempt=0).key, 100 * n) for n in (1, 2, 3)
             ]
@@ -734,7 +734,7 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
 
     def test_what_was_in_a_set_comes_to_the_end_of_its_queue(self) -> None:
         with self.broker() as broker:
-            broker.hold(SCHEDULE, [Held(a_copy(0, attempt=0), 100)])
+            broker.hold(SCHEDULE, [SetEntry(a_copy(0, attempt=0), 100)])
             broker.push([a_copy(1)])
             assert broker.release_due(SCHEDULE, 100, 10) == 1
             assert keys_of(broker.exchange("p", [], ["default"], 10)) == [a_copy(1).key, a_copy(0, attempt=0).key]
@@ -745,7 +745,7 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
             (copy,) = broker.exchange("p", [], ["default"], 1)
             payload = '{"class":"w","args":[],"queue":"default","retry_count":0}'
             changed = Copy(copy.jid, 0, copy.queue, payload, 0, None, 0, copy.handle)
-            broker.hold(RETRY, [Held(changed, 5)], process="p")
+            broker.hold(RETRY, [SetEntry(changed, 5)], process="p")
             assert broker.held_by("p") == []
             assert [held.copy.payload for held in broker.members(RETRY, 10)] == [changed.payload]
             assert broker.holds([copy.key]) == set(), "it is in a set, not on its way"
@@ -759,7 +759,7 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
             (again,) = broker.exchange("q", [], ["default"], 3)
             broker.drop("q", [again])
             broker.drop("p", [done])
-            broker.hold(RETRY, [Held(copy, 5) for copy in (taken, done, mine)], process="p")
+            broker.hold(RETRY, [SetEntry(copy, 5) for copy in (taken, done, mine)], process="p")
             assert [held.copy.key for held in broker.members(RETRY, 10)] == [mine.key]
             assert broker.queues() == {}
 
@@ -853,7 +853,7 @@ class OperationsConformance(OperationsCrashes):
     # -- sets
 
     def _filled(self, broker: Broker, set_name: str, count: int = 4, *, same: bool = False) -> list[Entry]:
-        broker.hold(set_name, [Held(untracked(n), _DUE + (0 if same else n) * SECOND) for n in range(count)])
+        broker.hold(set_name, [SetEntry(untracked(n), _DUE + (0 if same else n) * SECOND) for n in range(count)])
         return list(broker.operations.entries(set_name).entries)
 
     def test_a_set_is_listed_from_either_end_page_by_page(self) -> None:
@@ -879,7 +879,7 @@ class OperationsConformance(OperationsCrashes):
     def test_a_set_is_searched_to_the_letter(self) -> None:
         with self.broker() as broker:
             texts = ["Größe", "100%", "a_b*c", "[x]?", "grosse", "x" * 300]
-            held = [Held(untracked(n, note=text), _DUE + n * SECOND) for n, text in enumerate(texts)]
+            held = [SetEntry(untracked(n, note=text), _DUE + n * SECOND) for n, text in enumerate(texts)]
             broker.hold(SCHEDULE, held)
             for text, found in (("Größe", [0]), ("größe", []), ("0%", [1]), ("_b*c", [2]), ("[x]?", [3]), ("g*e", [])):
                 result = broker.operations.find(SCHEDULE, text)
@@ -904,8 +904,8 @@ class OperationsConformance(OperationsCrashes):
     def test_an_explicit_restart_costs_no_retry_and_keeps_every_other_member(self) -> None:
         with self.broker() as broker:
             member = untracked(1, queue="low", retry_count=2, tags=["a"], unknown={"x": 1.5})
-            broker.hold(RETRY, [Held(member, _DUE)])
-            broker.hold(SCHEDULE, [Held(untracked(2, queue="low", retry_count=2), _DUE)])
+            broker.hold(RETRY, [SetEntry(member, _DUE)])
+            broker.hold(SCHEDULE, [SetEntry(untracked(2, queue="low", retry_count=2), _DUE)])
             for set_name in (RETRY, SCHEDULE):
                 entries = broker.operations.entries(set_name).entries
                 assert broker.operations.restart(set_name, entries) == 1
@@ -917,7 +917,7 @@ class OperationsConformance(OperationsCrashes):
 
     def test_what_is_no_job_is_listed_and_deleted_and_never_restarted(self) -> None:
         with self.broker() as broker:
-            broker.hold(DEAD, [Held(Copy("bad-1", 0, "default", "this is no job"), _DUE), Held(untracked(1), _DUE)])
+            broker.hold(DEAD, [SetEntry(Copy("bad-1", 0, "default", "this is no job"), _DUE), SetEntry(untracked(1), _DUE)])
             entries = broker.operations.entries(DEAD).entries
             (bad,) = [each for each in entries if not each.sound]
             assert bad.raw == "this is no job"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from asynctask.brokers.base import RETRY, Held
+from asynctask.brokers.base import RETRY, SetEntry
 from asynctask.sidekiq.broker import RedisBroker
 
 
@@ -19,7 +19,7 @@ def main(url: str, step: str) -> None:
         elif step == "after a give-back":
             broker.put_back("dead", fetched[:1])
         elif step == "after a retry was put off":
-            broker.hold(RETRY, [Held(fetched[0], 5)], process="dead")
+            broker.hold(RETRY, [SetEntry(fetched[0], 5)], process="dead")
     print("done", flush=True)
     sys.stdin.readline()
 

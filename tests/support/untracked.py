@@ -9,7 +9,7 @@ import orjson
 import sqlalchemy as sa
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import DEAD, SCHEDULE, Broker, Copy, Held
+from asynctask.brokers.base import DEAD, SCHEDULE, Broker, Copy, SetEntry
 from asynctask.clock import rfc3339
 from asynctask.database.tables import events
 from asynctask.ledger.standalone import Arrival, enqueue
@@ -30,7 +30,7 @@ def push(app: AsyncTask, copies: Sequence[Copy]) -> None:
         enqueue(app.ledger, [_arrival(copy) for copy in copies], due_at=app.ledger.now())
 
 
-def hold(app: AsyncTask, set_name: str, held: Sequence[Held]) -> None:
+def hold(app: AsyncTask, set_name: str, held: Sequence[SetEntry]) -> None:
     """Untracked jobs that wait for a time, or are dead, as their payloads say."""
     if app.broker is not None:
         app.broker.hold(set_name, held)

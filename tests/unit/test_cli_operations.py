@@ -19,7 +19,7 @@ from support.databases import migrated_file
 from support.untracked import hold, push
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import DEAD, RETRY, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, Copy, SetEntry
 from asynctask.cli.options import next_page
 from asynctask.cli.root import run
 from asynctask.clock import SECOND
@@ -66,7 +66,7 @@ def call(app: AsyncTask) -> Caller:
 def test_each_lists_without_a_word(app: AsyncTask, call: Caller) -> None:
     app.workers["loose"].perform_async({"n": 1})
     app.workers["tracked"].perform_in(3_600, {"n": 2})
-    hold(app, DEAD, [Held(untracked(1, error_message="boom\x1b[31m"), app.clock.now())])
+    hold(app, DEAD, [SetEntry(untracked(1, error_message="boom\x1b[31m"), app.clock.now())])
     code, out, _ = call("queues")
     assert code == 0
     assert "default" in out
@@ -105,7 +105,7 @@ def test_queues_show_what_waits_in_the_ledger_and_how_many_workers_it_wants(app:
 
 def test_pages_lead_on(app: AsyncTask, call: Caller) -> None:
     now = app.clock.now()
-    hold(app, RETRY, [Held(untracked(n), now + (n + 60) * SECOND) for n in range(5)])
+    hold(app, RETRY, [SetEntry(untracked(n), now + (n + 60) * SECOND) for n in range(5)])
     _, out, _ = call("retries", "list", "--limit", "2")
     assert out.endswith("The next: asynctask retries list --limit 2 --after 2\n")
     _, out, _ = call(*out.splitlines()[-1].removeprefix("The next: asynctask ").split())
@@ -125,7 +125,7 @@ def test_the_next_page_has_the_flags_of_this_one(app: AsyncTask, call: Caller) -
 
 def test_actions_name_what_they_did_and_what_not(app: AsyncTask, call: Caller) -> None:
     now = app.clock.now()
-    hold(app, RETRY, [Held(untracked(n), now + (n + 60) * SECOND) for n in range(5)])
+    hold(app, RETRY, [SetEntry(untracked(n), now + (n + 60) * SECOND) for n in range(5)])
     keys = [entry["key"] for entry in call.json("retries")["entries"]]
     assert call("retries", "restart", keys[0])[:2] == (0, "1 job started again.\n")
     code, out, _ = call("retries", "restart", keys[0], keys[1])
@@ -145,7 +145,7 @@ def test_actions_name_what_they_did_and_what_not(app: AsyncTask, call: Caller) -
 def test_what_cannot_be_undone_needs_a_yes_where_nobody_can_be_asked(
     app: AsyncTask, call: Caller, command: tuple[str, ...]
 ) -> None:
-    hold(app, RETRY, [Held(untracked(1), app.clock.now() + 60 * SECOND)])
+    hold(app, RETRY, [SetEntry(untracked(1), app.clock.now() + 60 * SECOND)])
     app.workers["loose"].perform_async({"n": 1})
     code, _, err = call(*command)
     assert code == 2

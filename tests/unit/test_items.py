@@ -39,7 +39,7 @@ from asynctask.clock import SystemIds
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem
 from asynctask.lists.coerce import BETWEEN, Unclear, coercer_for, flags_of
-from asynctask.lists.items import Binding, ItemShape, Refused, UnfitItem
+from asynctask.lists.items import Binding, ItemShape, Rejected, UnfitItem
 from asynctask.lists.problems import describe
 from asynctask.lists.readers import CellError, Limits, RawRow
 from asynctask.lists.readers.base import Formatted
@@ -70,9 +70,9 @@ GOOD = {
 }
 
 
-def refused(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAPE) -> Refused:
+def refused(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAPE) -> Rejected:
     outcome = shape.validate(row, binding)
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, Rejected)
     assert outcome.problems
     return outcome
 
@@ -460,7 +460,7 @@ class TestColumnsOfAStoredList:
         source, limits = ListSource(name=stored.name, filename=name), Limits()
         with open_list(uploads, limits, source, ItemShape(model)) as opened:
             rows = list(opened.checked(after))
-        return [row.problems[0].code if isinstance(row, Refused) else row.values["n"] for row in rows]
+        return [row.problems[0].code if isinstance(row, Rejected) else row.values["n"] for row in rows]
 
     def test_a_cell_far_below_tells_how_the_first_is_read(self, tmp_path: Path, name: str) -> None:
         many = ["7"] * 1_500
@@ -798,7 +798,7 @@ class TestValuesOfAProgram:
     def test_anything_else_refuses_the_row_by_its_field_and_type(self, value: Any, says: str) -> None:
         for item, column in (({"other": 1, "n": value}, "n"), ([value], None)):
             found = ItemShape(None).validate(RawRow(1, item), None)
-            assert isinstance(found, Refused)
+            assert isinstance(found, Rejected)
             ((problem,),) = [found.problems]
             assert (problem.column, problem.code) == (column, "invalid")
             assert says in problem.message

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asynctask.brokers.base import Copy, Running
+from asynctask.brokers.base import Copy, RunningJob
 from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
@@ -23,12 +23,12 @@ class Seen:
     """A presence that notes what it is told."""
 
     def __init__(self) -> None:
-        self.beats: list[list[Running]] = []
+        self.beats: list[list[RunningJob]] = []
         self.signals: list[str] = []
         self.left = 0
         self.on_beat: Callable[[], Any] = lambda: None
 
-    def beat(self, running: list[Running], *, quiet: bool, rss_kib: int) -> str | None:
+    def beat(self, running: list[RunningJob], *, quiet: bool, rss_kib: int) -> str | None:
         self.beats.append(running)
         self.on_beat()
         return self.signals.pop() if self.signals else None

@@ -16,7 +16,7 @@ from support.sheets import ods, read, rows_xml, saved, sheet_xml, table, table_r
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
 from asynctask.ledger.base import NewItem
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.readers import Limits, RawRow
 
 Rows = list[list[Any]]
@@ -156,11 +156,11 @@ class Item(BaseModel):
 def test_bytes_of_an_item(tmp_path: Path, write: Write) -> None:
     path = write(tmp_path / "f", [["a", "b"], ["x" * 90, None]])
     with_headers, rows = read(path)
-    for most, kind in ((98, NewItem), (97, Refused)):
+    for most, kind in ((98, NewItem), (97, Rejected)):
         shape = ItemShape(Item, max_item_bytes=most)
         found = shape.validate(rows[0], shape.bind(with_headers) if with_headers is not None else None)
         assert isinstance(found, kind)
-        if isinstance(found, Refused):
+        if isinstance(found, Rejected):
             assert [problem.code for problem in found.problems] == ["item_too_large"]
             assert "(max_item_bytes)" in found.problems[0].message
 

@@ -14,7 +14,7 @@ from support.drawn import examples
 from support.sheets import read, saved
 
 from asynctask.errors import InputError
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.readers import Limits, RawRow, open_source
 from asynctask.lists.readers.base import OpenOptions
 from asynctask.lists.readers.encodings import known_encoding, prove_encoding
@@ -252,7 +252,7 @@ class TestJsonLines:
             [],
         ]
         assert "line 3, column 7" in rows[2].problems[0].message
-        assert isinstance(ItemShape(None).validate(rows[1], None), Refused)
+        assert isinstance(ItemShape(None).validate(rows[1], None), Rejected)
 
     def test_a_string_without_an_end_is_looked_through_once(self, tmp_path: Path) -> None:
         # From each of its quotes again, this line would take an hour.

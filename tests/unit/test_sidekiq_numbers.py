@@ -11,7 +11,7 @@ from support.drawn import examples
 from support.ruby_floats import newer, older
 
 from asynctask.brokers.admin import Entry, pushed_again
-from asynctask.brokers.base import Copy, Held
+from asynctask.brokers.base import Copy, SetEntry
 from asynctask.clock import SECOND, micros
 from asynctask.sidekiq.copies import buried
 from asynctask.sidekiq.envelope import sealed_for_set
@@ -46,7 +46,7 @@ def test_a_number_that_ruby_wrote_keeps_its_text_wherever_a_job_is_written_again
         sealed_for_set(after_failure(copy, ValueError(), NOW)),
     ):
         assert kept in again
-    assert Held(copy, 5).copy.payload == text
+    assert SetEntry(copy, 5).copy.payload == text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from asynctask.cli.tasks import _knob
 from asynctask.errors import InputError
 from asynctask.lists.coerce import Unclear, coercer_for, span_text
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.problems import say
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import csv_cell
@@ -73,7 +73,7 @@ def test_what_is_wrong_with_a_row_stands_in_the_order_of_its_columns() -> None:
     shape = ItemShape(Order)
     binding = shape.bind(["price", "sku", "quantity", "note"])
     found = shape.validate(RawRow(2, {"price": -1, "sku": "ABCD", "quantity": "many", "note": None}), binding)
-    assert isinstance(found, Refused)
+    assert isinstance(found, Rejected)
     assert [problem.column for problem in found.problems] == ["price", "sku", "quantity", "note"]
 
 

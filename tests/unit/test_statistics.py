@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from asynctask.sidekiq.presence import BOUNDS, MAX_FIGURES, Counters, Figures, Metrics, Statistics, commands
+from asynctask.sidekiq.presence import BOUNDS, MAX_FIGURES, Counters, Metrics, MinuteFigures, Statistics, commands
 
 
 class Watch:
@@ -91,7 +91,7 @@ def test_what_could_not_be_sent_joins_what_came_since() -> None:
     metrics.add(1, [("Hard", 0.01, True)])
     metrics.add(2, [("Hard", 0.04, False)])
     metrics.put_back(taken)
-    assert metrics.take() == {(1, "Hard"): Figures(2, 1, 10, {0: 1}), (2, "Hard"): Figures(1, 0, 40, {2: 1})}
+    assert metrics.take() == {(1, "Hard"): MinuteFigures(2, 1, 10, {0: 1}), (2, "Hard"): MinuteFigures(1, 0, 40, {2: 1})}
 
 
 def test_figures_that_are_never_sent_are_bounded_and_the_newest_are_kept() -> None:
@@ -115,7 +115,7 @@ def test_a_name_that_the_page_cannot_read_is_left_out(name: str) -> None:
 
 def test_each_bound_begins_the_next_counter() -> None:
     for n, bound in enumerate(BOUNDS):
-        figures = Figures()
+        figures = MinuteFigures()
         figures.add((bound - 1) / 1000, False)
         figures.add(bound / 1000, False)
         assert figures.histogram == {n: 1, n + 1: 1}
@@ -137,7 +137,7 @@ def test_each_bound_begins_the_next_counter() -> None:
     ],
 )
 def test_keys_are_padded_as_each_version_pads_them(minute: int, keys: list[str]) -> None:
-    figures = Figures()
+    figures = MinuteFigures()
     figures.add(0.01, False)
     written = dict.fromkeys(str(command[1]) for command in commands(minute, {"Hard": figures}))
     assert list(written) == keys

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import ErrorType
 
 from asynctask.errors import InputError, Problem
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.problems import CODES, from_pydantic, localised, render, render_whole, revived, stored, texts
 from asynctask.lists.readers import CellError, RawRow
 from asynctask.messages import CATALOGUE
@@ -90,7 +90,7 @@ class Product(BaseModel):
 def refused(**values: Any) -> tuple[Problem, ...]:
     shape = ItemShape(Product)
     outcome = shape.validate(RawRow(3, values), shape.bind(["sku", "quantity", "size"]))
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, Rejected)
     return outcome.problems
 
 

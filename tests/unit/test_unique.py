@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from asynctask.errors import InputError
 from asynctask.ledger.base import NewItem
-from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.problems import render
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import FirstRows, checked, refuse_absent
@@ -38,7 +38,7 @@ def outcome(rows: Sequence[dict[str, Any]], *unique: str, sheet: bool = True, af
     binding = SHAPE.bind(HEADERS) if sheet else None
     raws = [RawRow(number, dict.fromkeys(HEADERS) | row if sheet else row) for number, row in enumerate(rows, 2)]
     found = checked(lambda n: (raw for raw in raws if raw.number > n), SHAPE, binding, unique, after)
-    refused = [row for row in found if isinstance(row, Refused)]
+    refused = [row for row in found if isinstance(row, Rejected)]
     assert all(problem.code == "duplicate_in_upload" for row in refused for problem in row.problems), refused
     return {row.row: row.problems[0].params["first"] for row in refused}
 
@@ -82,14 +82,14 @@ def test_a_row_that_is_refused_for_another_reason_takes_nothing_from_a_later_one
     shape, binding = SHAPE, SHAPE.bind(HEADERS)
     raws = [RawRow(2, {"Article": "a", "count": "many"}), RawRow(3, {"Article": "a", "count": 1})]
     first, second = checked(lambda _: iter(raws), shape, binding, ["sku"])
-    assert isinstance(first, Refused)
+    assert isinstance(first, Rejected)
     assert isinstance(second, NewItem)
 
 
 def test_the_problem_names_column_value_and_the_first_row() -> None:
     raws = [RawRow(n, {"Article": "a", "region": "x"}) for n in (2, 7)]
     _, second = checked(lambda _: iter(raws), SHAPE, SHAPE.bind(HEADERS), ["sku", "region"])
-    assert isinstance(second, Refused)
+    assert isinstance(second, Rejected)
     (problem,) = second.problems
     assert (problem.row, problem.column, problem.code, problem.value) == (7, "Article", "duplicate_in_upload", "a")
     assert problem.message == (
@@ -102,10 +102,10 @@ def test_the_problem_names_column_value_and_the_first_row() -> None:
 def test_items_of_a_program_may_be_models_or_anything_without_a_model() -> None:
     models = [RawRow(n, Item(SKU="a", count=n)) for n in (1, 2)]
     rows = list(checked(lambda _: iter(models), SHAPE, None, ["sku"]))
-    assert [type(row) for row in rows] == [NewItem, Refused]
+    assert [type(row) for row in rows] == [NewItem, Rejected]
     plain = [RawRow(1, {"k": 1}), RawRow(2, {"k": "1"}), RawRow(3, {"k": 1}), RawRow(4, 7), RawRow(5, 7), RawRow(6, {})]
     kinds = [type(row) for row in checked(lambda _: iter(plain), ItemShape(None), None, ["k"])]
-    assert kinds == [NewItem, NewItem, Refused, NewItem, NewItem, NewItem]
+    assert kinds == [NewItem, NewItem, Rejected, NewItem, NewItem, NewItem]
 
 
 def test_without_a_model_a_column_that_the_sheet_does_not_have_is_refused() -> None:

@@ -17,7 +17,7 @@ from support.untracked import push
 from support.webshop import Client, build_app, client_of
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import DEAD, RETRY, Copy, Held
+from asynctask.brokers.base import DEAD, RETRY, Copy, SetEntry
 from asynctask.clock import SECOND
 from asynctask.errors import NotFound
 from asynctask.ledger import processes
@@ -26,7 +26,7 @@ from asynctask.testing import wait_for
 
 def hold(app: AsyncTask, set_name: str, count: int) -> None:
     now = app.clock.now()
-    hold_untracked(app, set_name, [Held(untracked(n), now + (n + 60) * SECOND) for n in range(count)])
+    hold_untracked(app, set_name, [SetEntry(untracked(n), now + (n + 60) * SECOND) for n in range(count)])
 
 
 def test_a_list_is_paged_by_its_links(app: AsyncTask, client: Client) -> None:
@@ -140,7 +140,7 @@ def test_what_is_no_job_is_shown_as_text_and_never_as_anything_else(
         raw.flushall()
     app = make_app(broker_url=redis_server.url)
     client = client_of(app)
-    hold_untracked(app, DEAD, [Held(Copy("bad-1", 0, "default", "<script>alert(1)</script>"), app.clock.now())])
+    hold_untracked(app, DEAD, [SetEntry(Copy("bad-1", 0, "default", "<script>alert(1)</script>"), app.clock.now())])
     (entry,) = client.get("/api/dead").json["entries"]
     assert entry["raw"] == "<script>alert(1)</script>"
     answer = client.post("/api/dead/restart", json={"keys": [entry["key"]]}).json
