@@ -110,7 +110,7 @@ def test_options_mean_the_whole_list(world: World) -> None:
     assert app.submit_jobs(listed, idempotency_key="k").id == first.id
     with pytest.raises(InputError, match="another body"):
         app.submit_jobs(listed[:2], idempotency_key="k")
-    with pytest.raises(InputError, match="1 of 4 rows is refused"):
+    with pytest.raises(InputError, match="1 of 4 rows is rejected"):
         app.submit_jobs([*listed, ("nobody", {})], strict=True)
     assert app.submit_jobs([]).progress()["state"] == "rejected"
 

@@ -57,8 +57,8 @@ def test_of_one_thing_english_speaks_in_the_singular() -> None:
     assert say("string_too_short", {"min_length": 1}, "en") == "must have at least 1 character"
     assert say("too_short", {"min_length": 1}, "en") == "must have at least 1 entry"
     assert say("string_too_short", {"min_length": 11}, "en") == "must have at least 11 characters"
-    assert str(say("list.rows_rejected", {"rejected": 1, "total": 3}, "en")).startswith("1 of 3 rows is refused")
-    assert str(say("list.rows_rejected", {"rejected": 2, "total": 3}, "en")).startswith("2 of 3 rows are refused")
+    assert str(say("list.rows_rejected", {"rejected": 1, "total": 3}, "en")).startswith("1 of 3 rows is rejected")
+    assert str(say("list.rows_rejected", {"rejected": 2, "total": 3}, "en")).startswith("2 of 3 rows are rejected")
     assert say("value_error", {"words": "1 rows"}, "en") == "1 rows", "what others say is theirs"
 
 
