@@ -201,7 +201,7 @@ class Recorder:
         with self._condition:
             self._pending.extend(outcomes)
             # Wakes the thread for the first outcome and for enough; a wake-up for each costs more than the flush.
-            if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH:
+            if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH or _is_awaited(outcomes):
                 self._condition.notify_all()
 
     @property
@@ -302,8 +302,7 @@ class Recorder:
             self._log.exception("outcome_not_recorded", event_id=ended.event_id, attempt=ended.attempt)
 
     def _next_batch(self) -> list[Outcome] | None:
-        """The next batch, without the second outcome of an Event; an empty one if a check for finished Tasks is due, None
-        at the end."""
+        """The next batch, one outcome per Event; an empty one if a check for finished Tasks is due, None at the end."""
         with self._condition:
             self._flushing = False
             self._condition.notify_all()
@@ -312,7 +311,7 @@ class Recorder:
             if not self._pending:
                 return None
             if seconds := self._linger_s():  # other jobs end soon: one transaction for all instead of one each
-                self._condition.wait_for(self._is_enough, seconds)
+                self._condition.wait_for(lambda: self._is_enough() or _is_awaited(self._pending), seconds)
             batch, later = dict[int, Outcome](), list[Outcome]()
             for each in self._pending[:_MAX_BATCH]:
                 if batch.setdefault(each.event_id, each) is not each:
@@ -400,6 +399,11 @@ class Recorder:
         """
         if (at := lending.announce(self._ledger, [_as_it_stands(each) for each in applied])) is not None:
             self._on_due(at)
+
+
+def _is_awaited(outcomes: Sequence[Outcome]) -> bool:
+    """Whether a thread may wait for one: a watched job begins once its ``working`` is committed."""
+    return any(each.kind is Kind.WORKING for each in outcomes)
 
 
 def _is_won(each: Outcome) -> bool:

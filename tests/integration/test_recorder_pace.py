@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from support.borrowing import attempts, borrow
@@ -143,3 +144,21 @@ def test_a_job_under_which_a_process_died_does_not_begin_before_it_is_recorded(w
         assert not starting.is_alive()
     tracker.note_long(-1.0)
     assert recorder._pending == [], "it is said once"
+
+
+def test_a_thread_that_waits_for_its_record_does_not_wait_for_the_outcomes_of_others(world: World) -> None:
+    """While jobs lie ready an outcome waits longer for others; a watched job would wait as long before it begins."""
+    app = world.app()
+    recorder = Recorder(app.ledger, linger_s=lambda: 3_600.0)
+    tracker = ArrivalTracker(app.ledger, recorder)
+    task = app.submit("note", [{"n": 1}, {"n": 2}])
+    ended, watched = attempts(tracker, borrow(app.ledger, task.id, 2))
+    watched.ticket = replace(watched.ticket, watched=True)
+    with recording(recorder):
+        tracker.start(ended)
+        tracker.settle(ended)
+        starting = threading.Thread(target=tracker.start, args=(watched,), daemon=True)
+        starting.start()
+        starting.join(60)
+        assert not starting.is_alive()
+    assert sorted(event["status"] for event in task.events()) == ["finish", "working"]
