@@ -348,9 +348,8 @@ class Picker:
         threads = self._threads(is_urgent)
         if not self._durations.knows(task_id):
             return max(1, threads)
-        amount = int(seconds / self._seconds(task_id, 1))
         most = max(1, min(MOST, int(MOST_BYTES / self._durations.size(task_id))))
-        return min(max(1, amount, threads), most)
+        return min(max(1, threads, int(seconds / self._seconds(task_id, 1))), most)
 
     def _seconds(self, task_id: int | None, count: int) -> float:
         """How long this process needs for so many jobs of a Task. Threads whose jobs take no time share one interpreter."""
