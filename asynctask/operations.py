@@ -56,7 +56,7 @@ PUT_OFF_MOST_S: Final = 60
 """Seconds for which a job is put off, at most."""
 
 MOVES_S: Final = 5
-"""Seconds since the last change of its counters for which a Task counts as moving."""
+"""Seconds since its last row ended for which a Task counts as moving."""
 
 TARGET_S: Final = 60.0
 """Default seconds within which the wanted processes finish what waits."""
@@ -481,9 +481,8 @@ class Operations:
         if reasons := self._not_taken(queue) or _not_due(task, progress, now):
             return reasons
         with self._ledger.database.read() as connection:
-            moved = now - queries.moved_at(connection, task_id) < MOVES_S * SECOND
-        if moved and progress["progress"]["rate_per_s"]:
-            return []  # rows end: the start of a short job is not recorded
+            if queries.ended_rows(connection, task_id, now - MOVES_S * SECOND):
+                return []  # the start of a short job is not recorded
         reasons = self._of_jobs(task, now) or self._behind_others(queue, task["priority"])
         return reasons + self._beside_others(queue)
 

@@ -42,6 +42,7 @@ from asynctask.database.tables import (
     task_errors,
     task_log,
     task_rejects,
+    task_samples,
     task_tallies,
     tasks,
 )
@@ -55,7 +56,7 @@ from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import SECRET, is_storable, masked
 
-_t, _e, _x, _n, _l = tasks.c, events.c, task_errors.c, task_tallies.c, loans.c
+_t, _e, _x, _n, _l, _s = tasks.c, events.c, task_errors.c, task_tallies.c, loans.c, task_samples.c
 
 Take = Callable[[Iterator[Any]], list[Any]]
 """What becomes of the rows of a page: ``list``, or a reader that ends the page by its size. The rows are read as it takes
@@ -790,9 +791,13 @@ def due_later(connection: Connection, task_id: int, after: int) -> int | None:
     return None if found is None else int(found)
 
 
-def moved_at(connection: Connection, task_id: int) -> int:
-    """When the counters of a Task changed last, in microseconds; 0: never."""
-    return int(connection.execute(sa.select(sa.func.max(_n.updated_at)).where(_n.task_id == task_id)).scalar() or 0)
+def ended_rows(connection: Connection, task_id: int, since: int) -> bool:
+    """Whether rows of a Task ended after ``since`` (microseconds), or after the last sample before it."""
+    ended = sa.func.coalesce(sa.func.sum(_n.finish + _n.failed + _n.error + _n.cancelled), 0)
+    at_work = sa.select(sa.func.max(_n.updated_at), ended).where(_n.task_id == task_id)
+    before = sa.select(_s.done).where(_s.task_id == task_id, _s.at <= since).order_by(_s.at.desc()).limit(1)
+    moved_at, done = connection.execute(at_work).one()
+    return (moved_at or 0) > since and done > (connection.execute(before).scalar() or 0)
 
 
 def is_blocked(connection: Connection, task_id: int) -> bool:

@@ -230,3 +230,17 @@ def test_short_jobs_of_the_only_task_are_not_said_to_wait_for_others(world: Worl
         while not task.progress()["done"]:
             seen |= set(codes(app, task))
     assert seen == set()
+
+
+def test_rows_that_ended_before_a_knob_was_set_count_as_movement(world: World, attended: AsyncTask) -> None:
+    """A knob restarts the measurement of the rate, which is 0 until the next row ends: ``busy`` was said of a Task whose
+    rows had ended a moment before."""
+    task = attended.submit("note", numbers(3))
+    processes.beat(attended.ledger, lease_s=600, busy=1)
+    (job,) = borrow(attended.ledger, task.id, 1)
+    Recorder(attended.ledger).flush([Outcome(job.event_id, job.attempt, Kind.FINISH)])
+    task.update(parallel=2)
+    assert task.progress()["progress"]["rate_per_s"] == 0
+    assert codes(attended, task) == []
+    world_clock_goes_on(world)
+    assert codes(attended, task) == ["busy"]
