@@ -79,8 +79,8 @@ class Iterable:
     def perform(self, *args: Any) -> Any:
         """Processes the elements; called by the runtime."""
         job = current_job()
-        place = job.state if isinstance(job.state, dict) else {}
-        cursor, done = place.get("cursor"), int(place.get("items", 0))
+        state = job.state if isinstance(job.state, dict) else {}
+        cursor, done = state.get("cursor"), int(state.get("items", 0))
         refuse_work(self.on_start() if cursor is None else self.on_resume())  # type: ignore[func-returns-value]
         total = self.total(*args)
         job.progress(done, total)
@@ -168,10 +168,10 @@ def item_statuses(marks: str | None, items: int, status: str) -> list[str]:
     return [status] * items if marks is None else [_STATUSES.get(mark, status) for mark in marks]
 
 
-def places_of(row: Row, statuses: Collection[str]) -> list[int]:
+def indexes_of(row: Row, statuses: Collection[str]) -> list[int]:
     """The indexes of a slice's items that ended with one of these statuses."""
     wanted = {MARKS[Status(status)] for status in statuses}
-    return [place for place, mark in enumerate(marks_of(row)) if mark in wanted]
+    return [index for index, mark in enumerate(marks_of(row)) if mark in wanted]
 
 
 # -- one attempt of a slice
@@ -198,7 +198,7 @@ class News(NamedTuple):
 
 
 class _Report(NamedTuple):
-    place: int
+    item: int
     mark: str
     failure: ItemFailure | None = None
     result: str | None = None
@@ -237,7 +237,7 @@ class Slice:
         if len(marks) != len(self.rows):
             raise ValueError(f"a slice of {len(self.rows)} items has {len(marks)} marks")
         self._marks = list(marks)
-        self._left = dict.fromkeys(place for place, mark in enumerate(marks) if mark == OPEN_MARK)
+        self._left = dict.fromkeys(index for index, mark in enumerate(marks) if mark == OPEN_MARK)
         self._results = orjson.loads(self.kept) if self.kept else {}
         self._size = len(self.kept or "{}")
 
@@ -248,33 +248,33 @@ class Slice:
         """The indexes of the items without an outcome that this attempt performs."""
         return list(self._left)
 
-    def is_left(self, place: int) -> bool:
+    def is_left(self, index: int) -> bool:
         """Whether an item has no outcome yet."""
-        return place in self._left
+        return index in self._left
 
-    def finish(self, place: int, result: str | None = None, *, is_lost: bool = False) -> None:
+    def finish(self, index: int, result: str | None = None, *, is_lost: bool = False) -> None:
         """The item returned; ``result``: JSON text; ``is_lost``: the result cannot be stored."""
-        self._report(_Report(place, MARKS[Status.FINISH], None, result, is_lost))
+        self._report(_Report(index, MARKS[Status.FINISH], None, result, is_lost))
 
-    def fail(self, place: int, code: str, message: str) -> None:
+    def fail(self, index: int, code: str, message: str) -> None:
         """The business refused the item."""
-        self._report(_Report(place, MARKS[Status.FAILED], self._why(place, code, message)))
+        self._report(_Report(index, MARKS[Status.FAILED], self._why(index, code, message)))
 
-    def error(self, place: int, code: str, message: str, delay: int | None) -> None:
+    def error(self, index: int, code: str, message: str, delay: int | None) -> None:
         """The item raised; ``delay`` (microseconds) of the next attempt, None without one."""
         if delay is not None:
             self.delay = max(self.delay, delay)
-        self._report(_Report(place, MARKS[Status.ERROR] if delay is None else RAISED_MARK, self._why(place, code, message)))
+        self._report(_Report(index, MARKS[Status.ERROR] if delay is None else RAISED_MARK, self._why(index, code, message)))
 
-    def _why(self, place: int, code: str, message: str) -> ItemFailure:
-        return ItemFailure(self.rows[place], clean(code)[:64] or "failed", clean(message))
+    def _why(self, index: int, code: str, message: str) -> ItemFailure:
+        return ItemFailure(self.rows[index], clean(code)[:64] or "failed", clean(message))
 
     def _report(self, report: _Report) -> None:
         # No lock: this thread may be interrupted at any step of the worker's function.
-        if report.place in self._left:
+        if report.item in self._left:
             self.begun = True
             self._reports.append(report)
-            self._left.pop(report.place, None)
+            self._left.pop(report.item, None)
 
     # -- who records it
 
@@ -287,13 +287,13 @@ class Slice:
         """The current outcomes of the attempt."""
         added = False
         while self._reports:
-            place, mark, failure, result, is_lost = self._reports.popleft()
-            self._marks[place] = mark
+            index, mark, failure, result, is_lost = self._reports.popleft()
+            self._marks[index] = mark
             self.dropped += is_lost
             if failure is not None:
-                self._failures[place] = failure
+                self._failures[index] = failure
             if result is not None:
-                added |= self._keep(str(self.rows[place]), result)
+                added |= self._keep(str(self.rows[index]), result)
         results = orjson.dumps(self._results).decode() if added else None
         if len(self.rows) == 1 and results is not None:
             results = orjson.dumps(*self._results.values()).decode()

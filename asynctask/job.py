@@ -32,9 +32,9 @@ class CurrentJob:
     __slots__ = (
         "_asked",
         "_batch",
+        "_checkpoint",
         "_item",
         "_messages",
-        "_place",
         "_saved",
         "_stop",
         "attempt",
@@ -64,8 +64,8 @@ class CurrentJob:
         self.payload: dict[str, Any] = {} if payload is None else payload
         self.local: dict[str, Any] = {} if local is None else local
         self.result: Any = None
-        self._place: Place | None = None
-        self._saved: Place | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._saved: Checkpoint | None = None
         self._messages: list[tuple[str, int | None]] = []
         self._batch: Batch | None = None
         self._item: tuple[int, int, Any] | None = None
@@ -77,7 +77,7 @@ class CurrentJob:
     @property
     def state(self) -> Any:
         """The newest checkpoint of this or an earlier attempt; None before the first."""
-        return None if self._place is None else self._place.value()
+        return None if self._checkpoint is None else self._checkpoint.value()
 
     def checkpoint(self, value: Any) -> None:
         """Sets the checkpoint: the next attempt finds ``value`` in :attr:`state`, however this one ends.
@@ -87,7 +87,9 @@ class CurrentJob:
         :class:`InputError` for any other.
         """
         if self._item is not None or self._batch is not None:
-            raise InputError("a job of several items saves its own place; its worker has none", code="bad_checkpoint")
+            raise InputError(
+                "the runtime saves the checkpoint of a job of several items; its worker has none", code="bad_checkpoint"
+            )
         try:
             text = _dump(value)
         except (TypeError, ValueError, RecursionError) as error:
@@ -98,8 +100,8 @@ class CurrentJob:
                 " and save where it is",
                 code="bad_checkpoint",
             )
-        done, total = (None, None) if self._place is None else (self._place.done, self._place.total)
-        self._place = Place(text, done, total)
+        done, total = (None, None) if self._checkpoint is None else (self._checkpoint.done, self._checkpoint.total)
+        self._checkpoint = Checkpoint(text, done, total)
 
     def progress(self, done: float, total: float | None = None) -> None:
         """Sets the progress shown to users: ``done`` of ``total`` (None: unknown), in any unit; saved with the
@@ -107,29 +109,29 @@ class CurrentJob:
         for number in (done, total):
             if number is not None and (not isinstance(number, int | float) or not 0 <= number <= _MOST):
                 raise InputError(f"progress is counted in numbers from 0 to {_MOST:,}, not {number!r}"[:200])
-        self._place = Place("null" if self._place is None else self._place.text, done, total)
+        self._checkpoint = Checkpoint("null" if self._checkpoint is None else self._checkpoint.text, done, total)
 
     def resume(self, kept: str | None) -> None:
         """Sets the checkpoint of an earlier attempt; for the tracker."""
-        self._place = self._saved = None if kept is None else Place.parse(kept)
+        self._checkpoint = self._saved = None if kept is None else Checkpoint.parse(kept)
 
-    def adopt_place(self, kept: str | None) -> None:
+    def adopt_checkpoint(self, kept: str | None) -> None:
         """Sets a checkpoint that another process reported, to be saved here; for the tracker."""
         if kept is not None:
-            self._place = Place.parse(kept)
+            self._checkpoint = Checkpoint.parse(kept)
 
     @property
     def has_news(self) -> bool:
         """Whether the checkpoint is not saved yet; for the tracker."""
-        return self._place is not self._saved
+        return self._checkpoint is not self._saved
 
-    def take_place(self) -> str | None:
+    def take_checkpoint(self) -> str | None:
         """The checkpoint to save; None if it is saved. For the tracker."""
-        place = self._place
-        if place is None or place is self._saved:
+        checkpoint = self._checkpoint
+        if checkpoint is None or checkpoint is self._saved:
             return None
-        self._saved = place
-        return place.dump()
+        self._saved = checkpoint
+        return checkpoint.dump()
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -221,7 +223,7 @@ _MOST: Final = 10**15
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Checkpoint:
     """A checkpoint: its value as JSON, and the progress."""
 
     text: str
@@ -229,7 +231,7 @@ class Place:
     total: float | None = None
 
     @classmethod
-    def parse(cls, kept: str) -> Place:
+    def parse(cls, kept: str) -> Checkpoint:
         """From the ledger's text."""
         found = json.loads(kept)
         return cls(_dump(found.get("state")), found.get("done"), found.get("total"))

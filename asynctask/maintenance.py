@@ -47,7 +47,7 @@ _AWAY_RESTS_S: Final = 10.0
 _ALWAYS: Final = ("recover_strays", "clear_uploads", "purge")
 """Steps that find their work themselves: no query of the ledger tells of it."""
 
-_WORK: Final = ("rejoin", "turn_rows")
+_WORK: Final = ("rejoin", "change_rows")
 """Steps without a pause: somebody waits for their end, and each run makes progress."""
 
 POISON_COPIES: Final = 3
@@ -86,7 +86,7 @@ class Maintenance:
             "recover_dead": self.recover_dead,
             "take_stalled": self.take_stalled,
             "rejoin": self.rejoin,
-            "turn_rows": self.turn_rows,
+            "change_rows": self.change_rows,
             "resume_splits": self.resume_splits,
             "pause_failing": self.pause_failing,
             "close": self.close,
@@ -197,14 +197,14 @@ class Maintenance:
         applied = processes.recover_events(self._ledger, identity, [copy.key for copy in held])
         applied += processes.recover_events(self._ledger, foreign.pusher(identity))
         # A job of another program is tracked once it has an Event, which decides whether it runs again.
-        recovered = {each.record.job_id for each in applied if each.record is not None and each.turn is not None}
+        recovered = {each.record.job_id for each in applied if each.record is not None and each.transition is not None}
         if self._broker is not None:
             self._broker.drop(identity, [copy for copy in held if copy.attempt > 0 or copy.jid in recovered])
             self._put_back(
                 self._broker, identity, [copy for copy in held if copy.attempt == 0 and copy.jid not in recovered]
             )
         processes.forget(self._ledger, identity, dead=True)
-        turned = sum(each.turn is not None for each in applied)
+        turned = sum(each.transition is not None for each in applied)
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
 
     def take_stalled(self) -> None:
@@ -225,13 +225,13 @@ class Maintenance:
 
     # -- what is due
 
-    def turn_rows(self) -> None:
+    def change_rows(self) -> None:
         """Continues the row updates of cancels and retries."""
         with self._ledger.database.read() as connection:
-            turning = control.turning_tasks(connection)
+            turning = control.changing_tasks(connection)
         for task_id, end in turning:
             if end != "cancel" or self._controls.withdrawn(task_id):
-                self._controls.turn(task_id)
+                self._controls.change_rows(task_id)
 
     def resume_splits(self) -> None:
         """Resumes splits whose lease has expired; ends those as broken whose source is gone with its process."""

@@ -372,7 +372,7 @@ class Operations:
         if self._admin is None:
             with self._ledger.database.read() as connection:
                 found = queries.find(connection, queries.in_queue(queue, self._ledger.now()), job_ids(wanted))
-            result.done = queries.turn_waiting(self._ledger, "delete", list(found.values()), who=who)
+            result.done = queries.act_on_waiting(self._ledger, "delete", list(found.values()), who=who)
             for key in wanted:
                 if key not in found:
                     result.skip(key, "it is not in the queue (any more)")
@@ -392,7 +392,7 @@ class Operations:
         queue, result = self._own_queue(queue), Result()
         if self._admin is None:
             for ids in self._pages(queries.in_queue(queue, self._ledger.now())):
-                result.done += queries.turn_waiting(self._ledger, "delete", ids, who=who)
+                result.done += queries.act_on_waiting(self._ledger, "delete", ids, who=who)
             return result
         left = self._admin.jobs(queue, limit=1).total
         while True:  # at least once: it also removes an empty queue
@@ -615,7 +615,7 @@ class Operations:
         elif event["waits_for"] is not None and action == "restart":
             raise Conflict("it waits for earlier jobs of its key, and starts when its turn comes")
         elif event["status"] == "enqueue" and (event["due_at"] or event["waits_for"]) is not None:
-            done = bool(queries.turn_waiting(self._ledger, action, [event["id"]], who=who))
+            done = bool(queries.act_on_waiting(self._ledger, action, [event["id"]], who=who))
         elif event["status"] == "enqueue" and action == "delete":
             done = self._delete(event, who)
         else:
@@ -670,7 +670,7 @@ class Operations:
             case "enqueue" if event["due_at"] is not None:
                 self._services.refuse_unperformed(str(event["worker"]), str(event["queue"]))
                 self._check("start", event)
-                changed = bool(queries.turn_waiting(self._ledger, "restart", [event["id"]], who=who))
+                changed = bool(queries.act_on_waiting(self._ledger, "restart", [event["id"]], who=who))
             case "finish" | "failed" | "error" | "cancelled":
                 text = f"it ended {event['status']}: only a job that ended in error can be restarted"
                 raise NotNow("finished", text)
@@ -857,7 +857,7 @@ class Operations:
         if action == "restart":
             ids = self._performed(ids, result)
         if set_name != DEAD:
-            result.done += queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
+            result.done += queries.act_on_waiting(self._ledger, action, list(ids.values()), who=who)
             return
         for job_id, event_id in ids.items():
             try:

@@ -35,7 +35,7 @@ __all__ = ["ListedEvent", "Progress", "Services", "TaskHandle", "place_in_list"]
 _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
 
 
-_PLACE: Final = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?", re.ASCII)
+_POSITION: Final = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?", re.ASCII)
 
 
 def place_in_list(event: Mapping[str, Any]) -> str:
@@ -44,12 +44,12 @@ def place_in_list(event: Mapping[str, Any]) -> str:
     return str(event["id"]) if event["items"] == 1 else f"{event['id']}.{event['row']}"
 
 
-def _after(place: int | str | None) -> tuple[int | None, int | None]:
+def _after(position: int | str | None) -> tuple[int | None, int | None]:
     """The Event and the row of a :func:`place_in_list`."""
-    if place is None or isinstance(place, int):
-        return place, None
-    if (found := _PLACE.fullmatch(place)) is None:
-        raise InputError("a place in a list of Events is ID or ID.ROW", code="invalid_query_parameter")
+    if position is None or isinstance(position, int):
+        return position, None
+    if (found := _POSITION.fullmatch(position)) is None:
+        raise InputError("a position in a list of Events is ID or ID.ROW", code="invalid_query_parameter")
     return int(found[1]), None if found[2] is None else int(found[2])
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from asynctask import AsyncTask
 from asynctask.clock import SECOND
 from asynctask.core.states import Reason
-from asynctask.core.transitions import Turn, stop
+from asynctask.core.transitions import Transition, stop
 from asynctask.ledger import lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps
@@ -88,7 +88,7 @@ def _outcomes(ledger: Ledger, lent: Sequence[Job], first: int) -> Counter[str]:
     return counts + Counter(stopped=len(stopped), enqueue=unbegun)
 
 
-def _stop(record: EventRecord) -> Turn:
+def _stop(record: EventRecord) -> Transition:
     return stop(record.row)
 
 

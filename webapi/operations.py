@@ -408,7 +408,7 @@ def _of_work(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     for kind, name, member, about in (
         ("Histogram", "flush_outcomes", "flushes", "Outcomes committed in one transaction."),
         ("Histogram", "claim_jobs", "claims", "Jobs that one borrow, or one exchange with the broker, brought."),
-        ("Counter", "dispatch_rounds", "rounds", "Rounds of the dispatcher."),
+        ("Counter", "dispatch_rounds", "rounds", "Passes of the dispatcher."),
         ("Counter", "dispatched_jobs", "dispatched", "Jobs that the dispatcher pushed to foreign queues."),
     ):
         samples: _Samples = [((identity,), its[member]) for identity, its in figures.items() if member in its]

@@ -1,7 +1,7 @@
 """The decisions: pure functions over values, for the code that talks to databases and brokers.
 
 Nothing here reads a clock, a database or a broker. A :class:`Row` is the bookkeeping part of one Event. Every change of a
-row is a :class:`Turn` made by a function below. The change of the Task's counts is not stored with it but derived from the
+row is a :class:`Transition` made by a function below. The change of the Task's counts is not stored but derived from the
 row before and after (:func:`difference`), so counts equal rows as long as both are written in one transaction.
 
 Four rules:
@@ -133,7 +133,7 @@ class Delta:
         return any(getattr(self, name) for name in Delta.__slots__)
 
 
-class Turn(NamedTuple):
+class Transition(NamedTuple):
     """One transition of one row, along an edge of the table of states."""
 
     before: Row | None
@@ -199,12 +199,12 @@ def difference(before: Row | None, after: Row) -> Delta:
     return delta
 
 
-def _turn(row: Row, target: Status, reason: Reason, **changes: Any) -> Turn:
+def _turn(row: Row, target: Status, reason: Reason, **changes: Any) -> Transition:
     check_event(row.status, target, reason)
-    return Turn(row, row._replace(status=target, **changes), reason)
+    return Transition(row, row._replace(status=target, **changes), reason)
 
 
-def _wait_again(row: Row, reason: Reason, **changes: Any) -> Turn:
+def _wait_again(row: Row, reason: Reason, **changes: Any) -> Transition:
     """The row waits for another attempt. If a user asked to stop it, it is stopped instead, because nothing runs it now."""
     if row.stopping:
         return stop(row)
@@ -251,21 +251,21 @@ def next_round(began: int | None, started: int | None, unbegun: int, interval: i
     return max(first, now + pause) if unbegun else first
 
 
-def claim(row: Row, process: str) -> Turn:
+def claim(row: Row, process: str) -> Transition:
     """A process takes a single row that waits, due or at the pointer: it names the process until its outcome."""
     if row.status is not Status.ENQUEUE or row.process is not None:
         raise ValueError(f"only a waiting row can be claimed, not {row}")
     return _turn(row, Status.ENQUEUE, Reason.LENT, process=process, reserved=True, due_at=None)
 
 
-def hurry(row: Row, *, now: int) -> Turn:
+def hurry(row: Row, *, now: int) -> Transition:
     """Makes a row that waits for ``due_at`` due now, at a user's request; its attempt stays, because no copy was lost."""
     if row.status is not Status.ENQUEUE or row.due_at is None:
         raise ValueError(f"only a waiting row can be hurried, not {row}")
-    return Turn(row, row._replace(due_at=now), Reason.RETRY)
+    return Transition(row, row._replace(due_at=now), Reason.RETRY)
 
 
-def redispatch(row: Row, state: str | None, *, now: int) -> Turn | None:
+def redispatch(row: Row, state: str | None, *, now: int) -> Transition | None:
     """Makes a row wait again that the foreign queue has lost which held it, or cancels it with its Task.
 
     Leaves a row in ``working`` alone: its process continues without the queue's copy.
@@ -361,25 +361,25 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
 # -- record
 
 
-def working(row: Row, process: str | None) -> Turn:
+def working(row: Row, process: str | None) -> Transition:
     """The job began and outlasts a flush, or is watched because its process died."""
     return _turn(row, Status.WORKING, Reason.STARTED, process=process)
 
 
-def take_over(row: Row, process: str | None) -> Turn:
+def take_over(row: Row, process: str | None) -> Transition:
     """An engine without our fence gave a running job to another process, which now owns the row."""
-    return Turn(row, row._replace(process=process), Reason.STARTED)
+    return Transition(row, row._replace(process=process), Reason.STARTED)
 
 
-def held_elsewhere(turn: Turn) -> Turn:
+def held_elsewhere(transition: Transition) -> Transition:
     """The same transition for a job whose copies another engine holds: its next attempt waits in that engine's queue.
 
     The row stays in flight instead of waiting in the ledger, whose dispatcher would push it to the wrong broker.
     """
-    return turn._replace(after=turn.after._replace(due_at=None))
+    return transition._replace(after=transition.after._replace(due_at=None))
 
 
-def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = None, now: int = 0) -> Turn:
+def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = None, now: int = 0) -> Transition:
     """The outcome of one attempt.
 
     ``status`` (``finish``, ``failed``, ``error``) with its reason; ``retry_at``: the retry policy gives another attempt,
@@ -396,12 +396,12 @@ def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = 
 
 
 @lru_cache(maxsize=256)
-def ending(row: Row, status: Status, reason: Reason) -> Turn:
+def ending(row: Row, status: Status, reason: Reason) -> Transition:
     """The :func:`outcome` of a last attempt; cached, because under load most rows are equal."""
     return outcome(row, status, reason)
 
 
-def give_back(row: Row, state: str | None, *, now: int) -> Turn:
+def give_back(row: Row, state: str | None, *, now: int) -> Transition:
     """Returns a job that nobody begins now to the ledger, where it waits from ``now``, or cancels it with its Task."""
     if state == State.CANCELLED:
         return cancel(row)
@@ -414,7 +414,7 @@ def is_suspect(row: Row) -> bool:
     return row.deaths > 0
 
 
-def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = ()) -> Turn | None:
+def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = ()) -> Transition | None:
     """The recovery of a row whose process is dead. None if there is nothing to recover.
 
     ``beside``: the other rows that were ``working`` in that process. A row in ``working`` counts the death, unless it is
@@ -430,8 +430,8 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
     deaths = row.deaths + counts
     if had_begun and deaths >= (2 * POISON_DEATHS if beside else POISON_DEATHS):
         if (rest := _without_poison(row)) is not None and state != State.CANCELLED:
-            turn = _wait_again(rest, Reason.WORKER_LOST, due_at=now, deaths=0, watched=True)
-            return turn._replace(before=row)
+            transition = _wait_again(rest, Reason.WORKER_LOST, due_at=now, deaths=0, watched=True)
+            return transition._replace(before=row)
         ended = _end_items(row, Status.ERROR)
         status, reason = _overall(row, ended, Status.ERROR, Reason.POISON)
         return _turn(
@@ -442,17 +442,17 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
     return _wait_again(row, Reason.WORKER_LOST, due_at=now, deaths=deaths, watched=True)
 
 
-def watch(row: Row) -> Turn | None:
+def watch(row: Row) -> Transition | None:
     """Marks a row in a foreign queue that a dead process may have held: its worker records ``working`` before it performs.
 
     None for a row that is watched or known to have begun.
     """
     if row.watched or row.status is not Status.ENQUEUE or row.due_at is not None:
         return None
-    return Turn(row, row._replace(watched=True), Reason.WORKER_LOST)
+    return Transition(row, row._replace(watched=True), Reason.WORKER_LOST)
 
 
-def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Turn:
+def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Transition:
     """A status that a caller outside the runtimes records for an open job; an unchanged status only adds a message.
 
     One that nobody holds is held by :data:`OUTSIDE` while it works, and waits from ``now`` on where it goes back; one that
@@ -460,7 +460,7 @@ def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Turn:
     :class:`~asynctask.errors.TransitionRefused` if the table has no such edge.
     """
     if status is row.status and status in OPEN:
-        return Turn(row, row, Reason.RECORDED)
+        return Transition(row, row, Reason.RECORDED)
     if status is Status.ENQUEUE and row.process == OUTSIDE:
         return _wait_again(row, Reason.RECORDED, due_at=now if row.reserved else None)
     changes: dict[str, Any] = {}
@@ -477,7 +477,7 @@ def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Turn:
 # -- control
 
 
-def cancel(row: Row) -> Turn:
+def cancel(row: Row) -> Transition:
     """Cancels an open row that is not running; ``attempt`` rises, so that a remaining copy is dropped.
 
     A slice ends as its worst item, its open ones being cancelled; it may have none, if its process died under the last.
@@ -495,14 +495,14 @@ def cancel(row: Row) -> Turn:
     )
 
 
-def stop(row: Row) -> Turn:
+def stop(row: Row) -> Transition:
     """Stops a row that nothing runs, at a user's request, until a user starts it again."""
     return _turn(
         row, Status.STOPPED, Reason.STOPPED, attempt=row.attempt + 1, due_at=None, process=None, stopping=False
     )  # fmt: skip
 
 
-def ask_stop(row: Row, on_loan: bool) -> Turn | None:
+def ask_stop(row: Row, on_loan: bool) -> Transition | None:
     """Stops a row at a user's request: at once if it is at rest, else when its process stops it. ``on_loan`` as of
     :func:`is_held`.
 
@@ -510,10 +510,10 @@ def ask_stop(row: Row, on_loan: bool) -> Turn | None:
     """
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.stopping:
         return None
-    return stop(row) if at_rest(row, on_loan) else Turn(row, row._replace(stopping=True), Reason.STOPPED)
+    return stop(row) if at_rest(row, on_loan) else Transition(row, row._replace(stopping=True), Reason.STOPPED)
 
 
-def start(row: Row, *, now: int) -> Turn:
+def start(row: Row, *, now: int) -> Transition:
     """Starts a stopped job again: it waits from ``now``, or for the pointer if that has not passed it."""
     return _turn(
         row,
@@ -526,15 +526,15 @@ def start(row: Row, *, now: int) -> Turn:
     )
 
 
-def saved(row: Row) -> Turn:
+def saved(row: Row) -> Transition:
     """A running job saved a checkpoint: earlier deaths no longer count, because it made progress."""
-    return Turn(row, row._replace(deaths=0), Reason.RECORDED)
+    return Transition(row, row._replace(deaths=0), Reason.RECORDED)
 
 
 _ANEW: Final[Mapping[str, Any]] = {"retries": 0, "deaths": 0, "watched": False, "stopping": False, "process": None}
 
 
-def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None) -> Turn:
+def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None) -> Transition:
     """A user's retry of a terminal row: it waits from ``now``, with its retries and deaths reset.
 
     A row that the pointer has not passed needs no ``due_at``: it will be reached. ``chosen``: the indexes of a
@@ -559,7 +559,7 @@ def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None)
     )
 
 
-def send_again(row: Row, *, due_at: int | None) -> Turn:
+def send_again(row: Row, *, due_at: int | None) -> Transition:
     """A program sends another job under the id of this one, which has ended and belongs to no Task: a new run.
 
     ``due_at``: when the dispatcher pushes it; None: its engine holds it.

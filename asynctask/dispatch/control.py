@@ -13,8 +13,8 @@ from asynctask.ledger.lending import queue_holder
 from asynctask.ledger.tasks import try_close
 from asynctask.logs import get_logger
 
-_TURN_FOR_S = 0.5
-"""Seconds for which the caller of a cancel or a retry turns rows."""
+_CHANGE_FOR_S = 0.5
+"""Seconds for which the caller of a cancel or a retry changes rows itself."""
 
 
 class Control:
@@ -44,7 +44,7 @@ class Control:
         process."""
         changed = control.cancel_task(self._ledger, task_id, who=who)
         # Without the broker, maintenance does all of it: it would not return for copies of cancelled rows.
-        if self.withdrawn(task_id) and self.turn(task_id):
+        if self.withdrawn(task_id) and self.change_rows(task_id):
             try_close(self._ledger, task_id)  # without a living worker or web process, nobody else would
         return changed
 
@@ -59,7 +59,7 @@ class Control:
     ) -> bool:
         """Opens a new generation with the chosen rows, as :func:`asynctask.ledger.control.retry` does."""
         changed = control.retry(self._ledger, task_id, statuses, message=message, limit=limit, who=who)
-        self.turn(task_id)
+        self.change_rows(task_id)
         return changed
 
     def update(self, task_id: int, changes: dict[str, Any], who: str = "") -> None:
@@ -79,10 +79,10 @@ class Control:
             return False
         return True
 
-    def turn(self, task_id: int, seconds: float = _TURN_FOR_S) -> bool:
+    def change_rows(self, task_id: int, seconds: float = _CHANGE_FOR_S) -> bool:
         """Updates rows of a cancel or retry for this long; returns whether it is done."""
         until = self._ledger.clock.monotonic() + seconds
-        while more := control.turn_some(self._ledger, task_id):
+        while more := control.change_rows(self._ledger, task_id):
             if self._ledger.clock.monotonic() > until:
                 return False
         return more is False

@@ -22,7 +22,7 @@ LOOK_S: Final = 1.0
 """Seconds after which a rate is measured, however few jobs have left the queue."""
 
 STALE_S: Final = 1.0
-"""A queue not looked at for this long has no known rate. Above the seconds between two rounds of a leader."""
+"""A queue not looked at for this long has no known rate. Above the seconds between two passes of a leader."""
 
 DRY: Final = 2
 """Factor of the rate of a queue that is found empty: its processes could use more."""
@@ -100,7 +100,7 @@ class Rates:
         return any(look.is_dry for look in list(self._looks.values()))
 
     def note(self, queue: str, lies: int, has: Threads) -> None:
-        """So many jobs lie in a queue after a round."""
+        """So many jobs lie in a queue after a pass."""
         now = self._clock.monotonic()
         look = self._looks.setdefault(queue, _Look(now, now, has.all, has.idle, lies))
         look.lies, look.latest, look.threads = lies, now, has.all

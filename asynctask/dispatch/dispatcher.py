@@ -5,7 +5,7 @@ as a worker process does, pushes them, and hands them over to the queue (:mod:`a
 many as will be used soon. So a knob takes effect within a second, the engine's broker stays small, and losing it loses
 nothing. The application's own worker processes borrow for themselves.
 
-:class:`Dispatcher` says when a round runs, and who leads; :class:`Round` is what one does.
+:class:`Dispatcher` says when a pass runs, and who leads; :class:`DispatchPass` is what one does.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from asynctask.logs import get_logger
 from asynctask.sidekiq.copies import PushFilter
 
 SHORTEST_S: Final = 0.05
-"""Seconds between two rounds, at least. Small Tasks submitted meanwhile wait for the next round."""
+"""Seconds between two passes, at least. Small Tasks submitted meanwhile wait for the next pass."""
 
 ACTIVE_S: Final = 0.2
-"""Seconds between two rounds of a leader, at most: the jobs of each round have to last longer."""
+"""Seconds between two passes of a leader, at most: the jobs of each pass have to last longer."""
 
 IDLE_S: Final = 1.0
 """Seconds until the next check whether another process still leads."""
 
 QUIET_S: Final = 10.0
-"""Seconds until the next round with nothing left to dispatch; a notification ends the pause, but one may be lost."""
+"""Seconds until the next pass with nothing left to dispatch; a notification ends the pause, but one may be lost."""
 
 MOST_BORROWED: Final = 1_000
 """Jobs of one borrow."""
@@ -53,8 +53,8 @@ class Dispatcher:
     """One dispatcher; any number may run, in any process, and one suffices. A program without a foreign queue (no engine,
     no Redis) makes no query by it.
 
-    Each process runs a round when it is notified that something is ready. What is left then, because there is more than the
-    workers can use, is dispatched by one leader for each engine, round after round until nothing is left; when it dies,
+    Each process runs a pass when it is notified that something is ready. What is left then, because there is more than the
+    workers can use, is dispatched by one leader for each engine, pass after pass until nothing is left; when it dies,
     another process leads within a second.
 
     Arguments: ``waker`` ends a wait when the ledger has something new. ``ahead_s``: seconds of work that wait in a queue.
@@ -78,7 +78,7 @@ class Dispatcher:
         self._ledger = ledger
         self._engines = engines
         self._is_shared = broker is not None
-        self.queues = Round(
+        self.queues = DispatchPass(
             ledger,
             Router(broker, engines, ledger.clock),
             Control(ledger, broker),
@@ -97,17 +97,17 @@ class Dispatcher:
         self._users_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._nudged = True
-        self._round_at = -1e9  # when the last round began
-        self._next_at = 0.0  # when the next round of a leader begins
+        self._pass_at = -1e9  # when the last pass began
+        self._next_at = 0.0  # when the next pass of a leader begins
         self._due: int | None = None
-        self.rounds = 0
-        self.dispatched = 0  # jobs pushed by these rounds
+        self.passes = 0
+        self.dispatched = 0  # jobs pushed by these passes
         self._log = get_logger("asynctask.dispatcher")
 
     # -- the thread
 
     def start(self) -> None:
-        """Runs rounds in its own thread until each :meth:`start` has had its :meth:`stop`. Only in a process that is
+        """Runs passes in its own thread until each :meth:`start` has had its :meth:`stop`. Only in a process that is
         registered: what others borrow and do not push at once is taken back."""
         with self._users_lock:
             self._users += 1
@@ -140,7 +140,7 @@ class Dispatcher:
         return self._is_shared or bool(self._engines)
 
     def nudge(self) -> None:
-        """Runs a round soon, because something changed."""
+        """Runs a pass soon, because something changed."""
         self._nudged = True
         self._waker.wake()
 
@@ -156,7 +156,7 @@ class Dispatcher:
         return leadership is not None and leadership.elsewhere
 
     def expect(self, at: int) -> None:
-        """Schedules a round at this time (microseconds; the past: now), when something is due."""
+        """Schedules a pass at this time (microseconds; the past: now), when something is due."""
         if self._note_due(at):
             self._waker.wake()
 
@@ -194,7 +194,7 @@ class Dispatcher:
         return at is not None and at <= self._ledger.now()
 
     def _step(self) -> float:
-        """Runs a round if there is a reason. Returns the seconds until the next, as far as known."""
+        """Runs a pass if there is a reason. Returns the seconds until the next, as far as known."""
         if not self.serves:
             return QUIET_S
         now = self._ledger.clock.monotonic()
@@ -202,12 +202,12 @@ class Dispatcher:
         leads = any(each.held for each in self._leaderships.values()) and now >= self._next_at
         if not (self._nudged or due or leads):
             return min(self._go_on(), self._until_due())
-        if now < self._round_at + SHORTEST_S:  # one round for all that come together
-            return self._round_at + SHORTEST_S - now
+        if now < self._pass_at + SHORTEST_S:  # one pass for all that come together
+            return self._pass_at + SHORTEST_S - now
         self._nudged, self._due = False, None
-        pushed = self.round()
+        pushed = self.run_pass()
         self._expect_next()
-        # From start to start, because the jobs last no longer if a round is slow.
+        # From start to start, because the jobs last no longer if a pass is slow.
         self._next_at = now + (self._pause_s if pushed else ACTIVE_S)
         return min(self._go_on(), self._until_due())
 
@@ -218,7 +218,7 @@ class Dispatcher:
             self._note_due(at)
 
     def _go_on(self) -> float:
-        """Acquires, renews or ends leadership by what is left. Returns the wait until the next round."""
+        """Acquires, renews or ends leadership by what is left. Returns the wait until the next pass."""
         wait = QUIET_S
         for engine in self.queues.left | self._leaderships.keys():
             leadership = self._leadership(engine)
@@ -240,31 +240,31 @@ class Dispatcher:
 
     def _until_due(self) -> float:
         """Seconds until the next round that has a time."""
-        quiet = self._round_at + QUIET_S - self._ledger.clock.monotonic()
+        quiet = self._pass_at + QUIET_S - self._ledger.clock.monotonic()
         return max(0.0, quiet if self._due is None else min(quiet, (self._due - self._ledger.now()) / SECOND))
 
-    def round(self) -> int:
-        """Runs one round, in the dispatcher's thread (tests have none). Returns the number of jobs pushed.
+    def run_pass(self) -> int:
+        """Runs one pass, in the dispatcher's thread (tests have none). Returns the number of jobs pushed.
 
         Raises :class:`Unavailable` if the ledger or the broker does not answer; any other error is logged and costs only
-        its part of the round.
+        its part of the pass.
         """
         if not self.serves:
             return 0
-        self._round_at = self._ledger.clock.monotonic()
+        self._pass_at = self._ledger.clock.monotonic()
         pushed = self.queues.run()
-        self.rounds += 1
+        self.passes += 1
         self.dispatched += pushed
         return pushed
 
     def _leads(self, engine: str | None) -> bool:
-        """Whether this round dispatches what is more than wanted: one process at a time does, because no round knows what
+        """Whether this pass dispatches what is more than wanted: one process at a time does, because no pass knows what
         others have borrowed and not pushed."""
         return self._leadership(engine).acquire(least_s=ACTIVE_S, anew=True) is None
 
 
-class Round:
-    """What a round does: it settles what is on its way, asks how many jobs each queue can use, borrows and pushes them.
+class DispatchPass:
+    """What a pass does: it settles what is on its way, asks how many jobs each queue can use, borrows and pushes them.
 
     Arguments: as of :class:`Dispatcher`; ``leads`` says whether this process dispatches to an engine what is more than
     wanted; ``expect`` is called with the time (microseconds) of the next round of a Task.
@@ -293,8 +293,8 @@ class Round:
         self._shares = Shares(by_owner=fair_by_owner)
         self._credit = Credit(background_share)
         self.rates = Rates(ledger.clock)
-        self.names: Collection[str] = ()  # the queues that the last round found at work
-        self.left: set[str | None] = set()  # the engines for which the last round left something
+        self.names: Collection[str] = ()  # the queues that the last pass found at work
+        self.left: set[str | None] = set()  # the engines for which the last pass left something
         self._log = get_logger("asynctask.dispatcher")
         self.attach(ledger)
 
@@ -401,7 +401,7 @@ class Round:
             return offers, lending.alone_due(connection, now, using - paused)
 
     def _open(self, room: Mapping[str, int], offers: Sequence[Offer], alone: Sequence[Alone]) -> set[str]:
-        """The queues of which more may be ready than is wanted. Of the others every job is wanted, and concurrent rounds
+        """The queues of which more may be ready than is wanted. Of the others every job is wanted, and concurrent passes
         push each of these once."""
         ready: dict[tuple[str, int], float] = defaultdict(float)
         read: dict[str, int] = defaultdict(int)

@@ -937,8 +937,8 @@ class EngineProcess(AppProcess):
             self.dispatcher.ended()
 
     def _tell_dispatcher(self) -> None:
-        """Runs a round a moment after a job has ended, if a thread is idle: only rounds end the loans of a queue. While
-        another process leads, its rounds do."""
+        """Runs a pass a moment after a job has ended, if a thread is idle: only passes end the loans of a queue. While
+        another process leads, its passes do."""
         ended_at = self._ended_at
         if ended_at is None or len(self.tracker.running) >= self._concurrency:
             return

@@ -319,9 +319,9 @@ class ChildPerformer:
         """Passes on the outcome of a last attempt. The worker may acknowledge the job when that is committed."""
         self._tell("settle_later", report=_closed(attempt))
 
-    def save(self, place: str) -> None:
+    def save(self, checkpoint: str) -> None:
         """Saves the checkpoint of the job soon."""
-        self._tell("save", place=place)
+        self._tell("save", checkpoint=checkpoint)
 
     def stop(self) -> None:
         """Ends the connection: this child performs nothing more."""
@@ -548,7 +548,7 @@ class _Child:
             if do == "settle_later":
                 self._settle_later(values["report"])
             elif self.attempt is not None and self.attempt.job is not None:
-                self.attempt.job.adopt_place(values["place"])  # the ticker of the process saves it
+                self.attempt.job.adopt_checkpoint(values["checkpoint"])  # the ticker of the process saves it
             return None
         except Exception as error:
             self._log.exception("question_failed", question=do)
@@ -672,7 +672,7 @@ def _report_of(attempt: Attempt) -> dict[str, Any]:
         ],
         "next_run": list(attempt.next_run) if isinstance(attempt.next_run, NextRun) else None,
         "messages": [] if attempt.job is None else attempt.job.take_messages(),
-        "place": None if attempt.job is None else attempt.job.take_place(),
+        "checkpoint": None if attempt.job is None else attempt.job.take_checkpoint(),
     }  # fmt: skip
 
 
@@ -686,7 +686,7 @@ def _adopt(attempt: Attempt, report: Mapping[str, Any]) -> None:
     if attempt.job is not None:
         for text, _ in report["messages"]:
             attempt.job.message(text)
-        attempt.job.adopt_place(report["place"])
+        attempt.job.adopt_checkpoint(report["checkpoint"])
 
 
 def _closed(attempt: Attempt) -> dict[str, Any]:
@@ -737,9 +737,9 @@ class SavedElsewhere(CurrentJob):
 
     def _told(self) -> None:
         now = self._clock.monotonic()
-        if now >= self._next_s and (place := self.take_place()) is not None:
+        if now >= self._next_s and (checkpoint := self.take_checkpoint()) is not None:
             self._next_s = now + LONG_S
-            self._tell(place)
+            self._tell(checkpoint)
 
 
 class Collecting:

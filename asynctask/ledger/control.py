@@ -9,12 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, Reason, State, Status
-from asynctask.core.transitions import Turn, at_rest, cancel, explicit_retry
+from asynctask.core.transitions import Transition, at_rest, cancel, explicit_retry
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, loans, task_errors, tasks
 from asynctask.errors import Conflict, InputError
-from asynctask.iterable import places_of
+from asynctask.iterable import indexes_of
 from asynctask.ledger import corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
@@ -45,7 +45,7 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
             return False
         if task["state"] not in (State.SPLITTING, State.RUNNING):
             raise Conflict(f"Task {task_id} is {task['state']}; only a splitting or running Task can be paused")
-        task_rows.turn(connection, ledger, task, State.PAUSED, Reason.PAUSED, state_reason=None)
+        task_rows.change_state(connection, ledger, task, State.PAUSED, Reason.PAUSED, state_reason=None)
         task_rows.log(connection, ledger, task_id, "paused", None, who)
     return True
 
@@ -74,14 +74,14 @@ def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 def _resume(connection: Connection, ledger: Ledger, task: dict[str, Any], detail: dict[str, Any] | None, who: str) -> None:
     state = State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING
-    task_rows.turn(connection, ledger, task, state, Reason.RESUMED, state_reason=None)
+    task_rows.change_state(connection, ledger, task, state, Reason.RESUMED, state_reason=None)
     progress.measure_anew(connection, task["id"], ledger.now())
     task_rows.log(connection, ledger, task["id"], "resumed", detail, who)
 
 
 @repeatable
 def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Cancels a Task: its state changes at once, so no job starts; :func:`turn_some` cancels its rows afterwards.
+    """Cancels a Task: its state changes at once, so no job starts; :func:`change_rows` cancels its rows afterwards.
 
     Idempotent; raises :class:`Conflict` if the Task is finished, finalizing or rejected.
     """
@@ -94,7 +94,7 @@ def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
         values: dict[str, Any] = {"turning": "cancel", "turn_cursor": -1, "state_reason": None, "generation_sealed": 1}
         if task["split_state"] == "splitting":
             values |= {"split_state": "cancelled", "split_by": None, "split_until": None}
-        task_rows.turn(connection, ledger, task, State.CANCELLED, Reason.CANCELLED, **values)
+        task_rows.change_state(connection, ledger, task, State.CANCELLED, Reason.CANCELLED, **values)
         task_rows.log(connection, ledger, task_id, "cancelled", None, who)
     return True
 
@@ -109,7 +109,7 @@ def retry(
     limit: int | None = None,
     who: str = "",
 ) -> bool:
-    """Opens a new generation that runs the selected terminal rows again; :func:`turn_some` reopens them afterwards. Of a
+    """Opens a new generation that runs the selected terminal rows again; :func:`change_rows` reopens them afterwards. Of a
     slice, only the selected items run again.
 
     ``statuses``: of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of the group
@@ -209,7 +209,7 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
 # -- turning rows in slices
 
 
-def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
+def changing_tasks(connection: Connection) -> list[tuple[int, str]]:
     """Tasks with rows left to update, and the action (``cancel``, ``retry``)."""
     statement = sa.select(_t.id, _t.turning).where(_t.finished_at.is_(None), sa.or_(_t.turning.is_not(None), _WAS_FREED))
     return [(int(i), str(turning or "cancel")) for i, turning in connection.execute(statement.order_by(_t.id))]
@@ -223,20 +223,20 @@ _WAS_FREED: Final = (
 """A cancelled Task with a loan that its holder gave back while its rows were updated, or later."""
 
 
-def turn_some(ledger: Ledger, task_id: int) -> bool | None:
+def change_rows(ledger: Ledger, task_id: int) -> bool | None:
     """Updates the next slice of rows of a cancel or retry. Returns whether rows are left; None if another transaction holds
     the Task's row.
 
     Any process may call it at any time: the cursor moves in the transaction of the rows.
     """
-    more, applied = _turn_some(ledger, task_id)
+    more, applied = _change_rows(ledger, task_id)
     if any(each.record is not None and each.record.line is not None for each in applied):
         lending.announce(ledger, applied)  # later jobs of their keys may start
     return more
 
 
 @repeatable
-def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]:
+def _change_rows(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]:
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         if task is None:
@@ -259,10 +259,10 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]
             slices = _chosen_items(connection, found, wanted, only, left, task_id if but_taken else None)
             found = [each for each in found if each[2] == 1 or each[0] in slices]
         lent = lending.lent_ranges(connection, task_id)
-        applied = apply(connection, ledger, [_turn_change(ledger, task, i, slices.get(i), lent) for i, *_ in found])
+        applied = apply(connection, ledger, [_row_change(ledger, task, i, slices.get(i), lent) for i, *_ in found])
         left -= sum(len(slices[i]) if items > 1 and i in slices else 1 for i, _, items in found)
         more = whole and left > 0
-        values: dict[str, Any] = {"turn_cursor": last} if more else _turn_end(task)
+        values: dict[str, Any] = {"turn_cursor": last} if more else _change_end(task)
         if more and only["left"] is not None:
             values["turn_chosen"] = dumps({**only, "left": left})
         if not more and not is_retry:
@@ -271,7 +271,7 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]
     return more, applied
 
 
-def _turn_end(task: dict[str, Any]) -> dict[str, Any]:
+def _change_end(task: dict[str, Any]) -> dict[str, Any]:
     done: dict[str, Any] = {"turning": None, "turn_statuses": None, "turn_chosen": None}
     if task["turning"] == "cancel":
         # All rows are terminal or held now; if the pointer stayed, a later retry would pass them twice.
@@ -308,7 +308,7 @@ def _chosen_items(
             left -= 1
             continue
         record = records[event_id]
-        places = places_of(record.row, statuses)
+        places = indexes_of(record.row, statuses)
         rows = rows_of(connection, record) if only["digests"] is not None or task_id is not None else ()
         if only["digests"] is not None:
             places = [place for place in places if rows[place] in named.get(event_id, ())]
@@ -320,7 +320,7 @@ def _chosen_items(
     return chosen
 
 
-def _turn_change(
+def _row_change(
     ledger: Ledger,
     task: dict[str, Any],
     event_id: int,
@@ -329,7 +329,7 @@ def _turn_change(
 ) -> Change:
     if task["turning"] == "cancel":
 
-        def cancel_at_rest(record: EventRecord) -> Turn | None:
+        def cancel_at_rest(record: EventRecord) -> Transition | None:
             """What a process holds is cancelled by that, or keeps its outcome."""
             return cancel(record.row) if at_rest(record.row, lending.is_lent(lent, record.seq)) else None
 
@@ -337,7 +337,7 @@ def _turn_change(
     chosen = frozenset(task["turn_statuses"].split(","))
     now = ledger.now()
 
-    def reopen(record: EventRecord) -> Turn | None:
+    def reopen(record: EventRecord) -> Transition | None:
         if places is None:
             return explicit_retry(record.row, now=now) if record.row.status in chosen else None
         return explicit_retry(record.row, now=now, chosen=frozenset(places)) if record.row.status in _ENDED else None

@@ -17,7 +17,7 @@ from asynctask.core.states import Status
 from asynctask.database import batches
 from asynctask.database.tables import as_dict, events, item_errors, resubmitted_rows, task_ancestors, task_rejects, tasks
 from asynctask.errors import Conflict, InputError, NotFound
-from asynctask.iterable import places_of, unpack
+from asynctask.iterable import indexes_of, unpack
 from asynctask.ledger.base import PURGING, NewItem, Reject, loads
 from asynctask.ledger.events import read_events, rows_of, total_counts
 
@@ -59,18 +59,18 @@ def find_corrected(
 
     A number is the row in the list of the first Task, as in the reports of all Tasks that correct it.
     """
-    parent_id, places = int(parent["id"]), {number: (int(parent["id"]), number) for number in numbers}
+    parent_id, origins = int(parent["id"]), {number: (int(parent["id"]), number) for number in numbers}
     if parent["resubmit_of"] is not None:
         named = (_r.task_id == parent_id) & batches.among(connection, _r.number, list(numbers))
         own = connection.execute(sa.select(_r.number, _r.row, _r.of_task, _r.of_row, _r.taken).where(named))
-        places = {
+        origins = {
             # A row that this Task refused still belongs to the other.
             number: (parent_id, row) if taken or of_task is None else (of_task, of_row)
             for number, row, of_task, of_row, taken in own
         }
     ended, taken_by = set[tuple[int, int]](), dict[tuple[int, int], int | None]()
-    for task_id in {task_id for task_id, _ in places.values()}:
-        rows = [row for of_task, row in places.values() if of_task == task_id]
+    for task_id in {task_id for task_id, _ in origins.values()}:
+        rows = [row for of_task, row in origins.values() if of_task == task_id]
         ended.update((task_id, row) for row in _ended_badly(connection, task_id, rows))
         taken = (_r.of_task == task_id) & batches.among(connection, _r.of_row, rows) & (_r.taken == 1)
         taken_by.update(
@@ -78,14 +78,14 @@ def find_corrected(
         )
     problems = {}
     for number in numbers:
-        place = places.get(number)
-        if place in taken_by:
-            params = {"number": number, "by": str(taken_by[place] or "?")}
+        origin = origins.get(number)
+        if origin in taken_by:
+            params = {"number": number, "by": str(taken_by[origin] or "?")}
             problems[number] = row_problem(_TAKEN, "resubmit.taken", params, number)
-        elif place not in ended:
+        elif origin not in ended:
             params = {"number": number, "task": parent_id}
             problems[number] = row_problem("not_failed", "resubmit.not_failed", params, number)
-    return places, problems
+    return origins, problems
 
 
 def row_problem(code: str, text: str, params: dict[str, Any], value: Any) -> dict[str, Any]:
@@ -109,15 +109,15 @@ def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) ->
         slices = (_e.task_id == task_id) & (_e.seq >= low - 1) & (_e.seq < high) & (_e["items"] > 1)
         for record in read_events(connection, slices & (_e.n_cancelled > 0)):
             rows_there = rows_of(connection, record)
-            found.update(left.intersection(rows_there[place] or 0 for place in places_of(record.row, [Status.CANCELLED])))
+            found.update(left.intersection(rows_there[i] or 0 for i in indexes_of(record.row, [Status.CANCELLED])))
     return found
 
 
-def originals(connection: Connection, places: Collection[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+def originals(connection: Connection, origins: Collection[tuple[int, int]]) -> dict[tuple[int, int], Any]:
     """The items of these rows, (Task, row), that failed, were refused or cancelled, as they were submitted."""
     found: dict[tuple[int, int], Any] = {}
-    for task_id in {task_id for task_id, _ in places}:
-        rows = [row for of_task, row in places if of_task == task_id]
+    for task_id in {task_id for task_id, _ in origins}:
+        rows = [row for of_task, row in origins if of_task == task_id]
         refused = (task_rejects.c.task_id == task_id) & batches.among(connection, task_rejects.c.row, rows)
         for row, cells in connection.execute(sa.select(task_rejects.c.row, task_rejects.c.cells).where(refused)):
             found[task_id, int(row)] = loads(cells)
@@ -132,7 +132,7 @@ def originals(connection: Connection, places: Collection[tuple[int, int]]) -> di
             value = loads(params)
             pairs = [(first_row, value)] if count == 1 else zip(*unpack(value), strict=True)
             found |= {(task_id, int(row)): item for row, item in pairs}
-    return {place: item for place, item in found.items() if place in places}
+    return {origin: item for origin, item in found.items() if origin in origins}
 
 
 def _seq_from(connection: Connection, task_id: int, row: int) -> int:
@@ -164,7 +164,7 @@ def take_rows(
         raise InputError(f"Task {task['resubmit_of']} was removed meanwhile", code="unknown_task")
     rows: list[NewItem | Reject] = [*items, *rejects]
     numbers = {each.number for each in rows if each.number is not None}
-    places, problems = find_corrected(connection, parent, numbers)
+    origins, problems = find_corrected(connection, parent, numbers)
     earlier = (_r.task_id == task_id) & batches.among(connection, _r.number, list(numbers))
     first = {int(number): int(row) for number, row in connection.execute(sa.select(_r.number, _r.row).where(earlier))}
     is_strict = bool((loads(task["split_source"]) or {}).get("strict"))
@@ -181,7 +181,7 @@ def take_rows(
         first.setdefault(number, each.row)
         if problem is None or problem["code"] == _TAKEN:  # the report shows its number, and who sends it again learns why
             takes = problem is None and isinstance(each, NewItem)
-            new.append((task_id, number, each.row, *places[number], 1 if takes else None))
+            new.append((task_id, number, each.row, *origins[number], 1 if takes else None))
         if isinstance(each, Reject):
             bad.append(each if problem is None else replace(each, errors=[*each.errors, problem]))
         elif problem is None:

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import from_datetime
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
-from asynctask.core.transitions import MARKS, Delta, Row, Turn, is_kept, marks_of
+from asynctask.core.transitions import MARKS, Delta, Row, Transition, is_kept, marks_of
 from asynctask.database import batches
 from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
@@ -166,14 +166,14 @@ def has_begun(record: EventRecord) -> bool:
     return any(each["attempt"] == record.row.attempt for each in loads(record.messages) or [])
 
 
-def problem_of(turn: Turn, failure: Failure | None) -> str | None:
+def problem_of(transition: Transition, failure: Failure | None) -> str | None:
     """The ``problem`` column: the code of the failure, for a transition that ends ``failed`` or ``error``;
     :data:`RESUMABLE` for one that stops; :data:`ITEMS` for an open slice of which an item has failed."""
-    if turn.after.status is Status.STOPPED:
+    if transition.after.status is Status.STOPPED:
         return RESUMABLE
-    if turn.after.status not in PROBLEM:
-        return ITEMS if turn.after.items > 1 and turn.after.n_failed + turn.after.n_error else None
-    return (failure.code if failure else str(turn.reason))[:64]
+    if transition.after.status not in PROBLEM:
+        return ITEMS if transition.after.items > 1 and transition.after.n_failed + transition.after.n_error else None
+    return (failure.code if failure else str(transition.reason))[:64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,8 +184,8 @@ class Write(ABC):
     set (:data:`_KEPT`, and ``started_at`` of an Event that has none, or None); ``failure``: for a transition that ends
     ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
 
-    :func:`apply` sets ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then, None if it
-    is gone.
+    :func:`apply` sets ``transition``, None if the compare-and-set was lost, and ``record``, the Event as it is then, None
+    if it is gone.
     """
 
     event_id: int = field(kw_only=False)
@@ -194,10 +194,10 @@ class Write(ABC):
     failures: Mapping[int, ItemFailure] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     record: EventRecord | None = None
-    turn: Turn | None = None
+    transition: Transition | None = None
 
     @abstractmethod
-    def decided(self, ledger: Ledger, record: EventRecord) -> Turn | None:
+    def decided(self, ledger: Ledger, record: EventRecord) -> Transition | None:
         """The transition of the Event as read in the transaction; None to leave it (the compare-and-set is lost)."""
         ...
 
@@ -210,9 +210,9 @@ class Change(Write):
     """A change that a function decides, which must not refer to it: thousands of such reference cycles keep the garbage
     collector busy."""
 
-    decide: Callable[[EventRecord], Turn | None]
+    decide: Callable[[EventRecord], Transition | None]
 
-    def decided(self, ledger: Ledger, record: EventRecord) -> Turn | None:
+    def decided(self, ledger: Ledger, record: EventRecord) -> Transition | None:
         return self.decide(record)
 
 
@@ -257,7 +257,7 @@ _OF_JOBS: Final = batches.ByValues(_e.job_id, _READ.where)
 
 
 class Saved(NamedTuple):
-    """What earlier attempts of a job saved: the checkpoint (:class:`asynctask.job.Place`); of a slice the marks and
+    """What earlier attempts of a job saved: the checkpoint (:class:`asynctask.job.Checkpoint`); of a slice the marks and
     results."""
 
     checkpoint: str | None
@@ -306,7 +306,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
 
     Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
     what was read is decided on, and the UPDATE compares status and attempt again; what is not kept is deleted. Ends, of
-    Events that were :func:`untouched` when they were read without a lock before, come with their ``record`` and ``turn``
+    Events that were :func:`untouched` when they were read without a lock before, come with ``record`` and ``transition``
     and are only compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and ``started_at``.
     Returns the changes, each with its result. An Event may occur only once per call.
     """
@@ -326,7 +326,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
 
 
 def _is_lone_and_due(change: Write, now: int) -> bool:
-    due = None if change.turn is None else change.turn.after.due_at
+    due = None if change.transition is None else change.transition.after.due_at
     return due is not None and due <= now and change.record is not None and change.record.task_id is None
 
 
@@ -335,11 +335,11 @@ def _move_in_lines(connection: Connection, changes: Sequence[Write]) -> None:
     Those that run again after their end get the last places."""
     ended, again = list[int](), list[int]()
     for change in changes:
-        if change.record is None or change.record.line is None or (turn := change.turn) is None:
+        if change.record is None or change.record.line is None or (transition := change.transition) is None:
             continue
-        if turn.after.status in TERMINAL:
+        if transition.after.status in TERMINAL:
             ended.append(change.event_id)
-        elif turn.before is not None and turn.before.status in TERMINAL:
+        elif transition.before is not None and transition.before.status in TERMINAL:
             again.append(change.event_id)
     if ended:
         _LEAVE.execute(connection, ended)
@@ -377,13 +377,13 @@ def _apply_batch(
     for change in changes:
         record = records.get(change.event_id)
         change.record = record
-        turn = change.turn = change.decided(ledger, record) if record is not None else None
-        if turn is None or record is None:
+        transition = change.transition = change.decided(ledger, record) if record is not None else None
+        if transition is None or record is None:
             continue
         won.append(change)
-        record.row = turn.after
+        record.row = transition.after
         if record.task_id is not None:
-            moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
+            moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(transition.delta)
     _write(connection, ledger, won, now)
 
 
@@ -404,26 +404,26 @@ _CHANGED: Final = "rows changed under their lock; the transaction is rolled back
 def _kept(connection: Connection, won: Sequence[Write]) -> Sequence[Write]:
     """The changes of the rows that stay; deletes the others. All were read under the lock of this transaction, so their
     status and attempt are as decided on."""
-    gone = [each.event_id for each in won if each.turn is not None and not is_kept(each.turn.after)]
+    gone = [each.event_id for each in won if each.transition is not None and not is_kept(each.transition.after)]
     if not gone:
         return won
     if _DELETE.execute(connection, gone).rowcount != len(gone):
         raise TransactionConflict(_CHANGED)
-    return [each for each in won if each.turn is not None and is_kept(each.turn.after)]
+    return [each for each in won if each.transition is not None and is_kept(each.transition.after)]
 
 
 _DELETE: Final = batches.ByValues(_e.id, events.delete().where)
 
 
 def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
-    record, turn = change.record, change.turn
+    record, transition = change.record, change.transition
     assert record is not None
-    assert turn is not None
-    assert turn.before is not None
-    before, after = turn.before, turn.after
+    assert transition is not None
+    assert transition.before is not None
+    before, after = transition.before, transition.after
     notes = change.notes
     # An attempt that came to its end, of a slice with cancelled items, or was recorded from outside, has its own.
-    if turn.reason is Reason.CANCELLED and after.attempt > before.attempt:
+    if transition.reason is Reason.CANCELLED and after.attempt > before.attempt:
         notes = [*notes, Note("cancelled", ledger.catalogue("cancelled"))]
     if after.status is Status.STOPPED:
         notes = _stopped_notes(ledger, notes)
@@ -446,14 +446,14 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
         "v_n_error": after.n_error,
         "v_n_cancelled": after.n_cancelled,
         "v_process": after.process,
-        "v_problem": problem_of(turn, change.failure),
+        "v_problem": problem_of(transition, change.failure),
         "v_added_messages": record.messages,
         "v_started_at": record.started_at,
         "v_finished_at": now if over else None,
     }
     if after.marks is not None:
         values["v_marks"] = after.marks
-    if record.is_resent and turn.reason is Reason.RETRIED:
+    if record.is_resent and transition.reason is Reason.RETRIED:
         values |= {"v_options": None, "v_queue": None}  # the item itself runs again
     for name, value in change.values.items():
         if name != "started_at" or record.started_at is None or value is None:
@@ -483,16 +483,16 @@ def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Wr
     ended: list[_Failed] = []
     reopened: list[tuple[EventRecord, Sequence[int | None] | None]] = []
     for change in changes:
-        record, turn = change.record, change.turn
-        if record is None or turn is None or record.task_id is None:
+        record, transition = change.record, change.transition
+        if record is None or transition is None or record.task_id is None:
             continue
-        if turn.after.items > 1:
-            ended += _failed_items(connection, record, turn, change)
-            if turn.reason is Reason.RETRIED:
-                reopened.append((record, _reopened_rows(connection, record, turn)))
-        elif turn.after.status in PROBLEM:
-            ended.append(_Failed(record, turn, change.failure or _unexplained(turn), record.first_row))
-        elif turn.reason is Reason.RETRIED:
+        if transition.after.items > 1:
+            ended += _failed_items(connection, record, transition, change)
+            if transition.reason is Reason.RETRIED:
+                reopened.append((record, _reopened_rows(connection, record, transition)))
+        elif transition.after.status in PROBLEM:
+            ended.append(_Failed(record, transition, change.failure or _unexplained(transition), record.first_row))
+        elif transition.reason is Reason.RETRIED:
             reopened.append((record, None))
     if ended:
         _count_failures(connection, ledger, ended)
@@ -504,21 +504,21 @@ class _Failed(NamedTuple):
     """An item that a transition ends as ``failed`` or ``error``. ``status``: its own, None for that of its job."""
 
     record: EventRecord
-    turn: Turn
+    transition: Transition
     failure: Failure
     row: int | None
     status: Status | None = None
 
 
-def _unexplained(turn: Turn) -> Failure:
-    return Failure(str(turn.reason), str(turn.reason))
+def _unexplained(transition: Transition) -> Failure:
+    return Failure(str(transition.reason), str(transition.reason))
 
 
-def _failed_items(connection: Connection, record: EventRecord, turn: Turn, change: Write) -> list[_Failed]:
+def _failed_items(connection: Connection, record: EventRecord, transition: Transition, change: Write) -> list[_Failed]:
     """The items of a slice that end ``failed`` or ``error`` with this transition."""
-    assert turn.before is not None
+    assert transition.before is not None
     found: list[_Failed] = []
-    before, after = marks_of(turn.before), marks_of(turn.after)
+    before, after = marks_of(transition.before), marks_of(transition.after)
     rows: Sequence[int | None] = ()
     for status in (Status.FAILED, Status.ERROR):
         letter = MARKS[status]
@@ -528,17 +528,17 @@ def _failed_items(connection: Connection, record: EventRecord, turn: Turn, chang
             if new != letter or old == letter:
                 continue
             if (why := change.failures.get(place)) is not None:
-                found.append(_Failed(record, turn, Failure(why.code, why.message), why.row, status))
+                found.append(_Failed(record, transition, Failure(why.code, why.message), why.row, status))
                 continue
             rows = rows or rows_of(connection, record)
-            found.append(_Failed(record, turn, change.failure or _unexplained(turn), rows[place], status))
+            found.append(_Failed(record, transition, change.failure or _unexplained(transition), rows[place], status))
     return found
 
 
-def _reopened_rows(connection: Connection, record: EventRecord, turn: Turn) -> list[int | None]:
-    assert turn.before is not None
+def _reopened_rows(connection: Connection, record: EventRecord, transition: Transition) -> list[int | None]:
+    assert transition.before is not None
     rows = rows_of(connection, record)
-    pairs = zip(rows, marks_of(turn.before), marks_of(turn.after), strict=True)
+    pairs = zip(rows, marks_of(transition.before), marks_of(transition.after), strict=True)
     return [row for row, old, new in pairs if old != new]
 
 
@@ -546,9 +546,9 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[_Fai
     known = _known_groups(connection, {each.record.task_id for each in ended if each.record.task_id is not None})
     rows: list[dict[str, Any]] = []
     groups: dict[tuple[int, int, str], dict[str, Any]] = {}
-    for record, turn, failure, item_row, own in ended:
+    for record, transition, failure, item_row, own in ended:
         assert record.task_id is not None
-        status = str(own or turn.after.status)
+        status = str(own or transition.after.status)
         digest = group_of(failure, status)
         groups_of_task = known.setdefault(record.task_id, set())
         if digest not in groups_of_task and len(groups_of_task) >= MAX_GROUPS:
@@ -565,7 +565,9 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[_Fai
                 "code": failure.code[:64],
                 "message": failure.message,
                 "digest": digest,
-                "attempt": turn.after.attempt if own is None or turn.before is None else turn.before.attempt,
+                "attempt": transition.after.attempt
+                if own is None or transition.before is None
+                else transition.before.attempt,
             }
         )
         key = (record.task_id, ledger.error_slot(record.slots), digest)
@@ -658,7 +660,7 @@ _READ_GUARD: Final = ("id", "attempt")
 class _EndBatch:
     """Ends that write equal values: the common transition, and a row of the differing columns for each Event."""
 
-    turn: Turn
+    transition: Transition
     problem: str | None
     names: tuple[str, ...]
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -674,33 +676,33 @@ def write_unread(
     alike: dict[tuple[Any, ...], _EndBatch] = {}
     counted: dict[tuple[int | None, int, int], list[Any]] = {}
     for end in sorted(ends, key=attrgetter("event_id")):  # the lock order everywhere
-        record, turn = end.record, end.turn
+        record, transition = end.record, end.transition
         assert record is not None
-        assert turn is not None
-        problem = problem_of(turn, end.failure)
-        key = (id(turn), problem, *end.values)
+        assert transition is not None
+        problem = problem_of(transition, end.failure)
+        key = (id(transition), problem, *end.values)
         group = alike.get(key)
         if group is None:
-            group = alike[key] = _EndBatch(turn, problem, tuple(end.values))
-        attempt = turn.after.attempt
+            group = alike[key] = _EndBatch(transition, problem, tuple(end.values))
+        attempt = transition.after.attempt
         row: dict[str, Any] = {"b_id": record.id, "b_attempt": attempt}
         row["v_added_messages"] = _added(None, end.notes, attempt, now)
         for name, value in end.values.items():
             row[f"v_{name}"] = value
         group.rows.append(row)
-        count = counted.get(count_key := (record.task_id, record.slots, id(turn)))
+        count = counted.get(count_key := (record.task_id, record.slots, id(transition)))
         if count is None:
-            count = counted[count_key] = [turn, 0]
+            count = counted[count_key] = [transition, 0]
         count[1] += 1
     for group in alike.values():
         _write_end_batch(connection, group, now)
-    for (task_id, slots, _), (turn, times) in counted.items():
+    for (task_id, slots, _), (transition, times) in counted.items():
         if task_id is not None:
-            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta, times)
+            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(transition.delta, times)
 
 
 def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None:
-    before, after = group.turn.before, group.turn.after
+    before, after = group.transition.before, group.transition.after
     if before is None or after.status not in TERMINAL or before[1:7] != after[1:7] or before[12:] != after[12:]:
         raise StaleRead(f"from {before} to {after}: only what ends an untouched Event may be written unread")
     same = {

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.core.readiness import may_start
 from asynctask.core.states import Status
-from asynctask.core.transitions import Turn, at_once, interval_of, redispatch, watch
+from asynctask.core.transitions import Transition, at_once, interval_of, redispatch, watch
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, tasks
@@ -287,7 +287,7 @@ def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Cha
     """Returns rows, (event id, attempt), to the ledger that the foreign queue did not hold in two checks."""
     attempts, note = dict(lost), Note("enqueue", ledger.catalogue("redispatched"))
 
-    def decide(record: EventRecord) -> Turn | None:
+    def decide(record: EventRecord) -> Transition | None:
         if record.row.attempt != attempts[record.id]:
             return None
         return redispatch(record.row, record.task_state, now=ledger.now())

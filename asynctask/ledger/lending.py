@@ -32,7 +32,7 @@ from sqlalchemy.engine import Connection
 from asynctask.core import readiness
 from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
-from asynctask.core.transitions import BLOCKED, Delta, Row, Turn, at_once, claim, interval_of
+from asynctask.core.transitions import BLOCKED, Delta, Row, Transition, at_once, claim, interval_of
 from asynctask.core.transitions import give_back as give_back_one
 from asynctask.database import batches
 from asynctask.database.notify import notify
@@ -880,7 +880,7 @@ def unclaim(ledger: Ledger, claims: Mapping[int, int]) -> None:
     taken out of a foreign queue. An attempt that waits for no ``due_at`` has the holder that it had. Raises
     LedgerUnavailable."""
 
-    def decide(record: EventRecord) -> Turn | None:
+    def decide(record: EventRecord) -> Transition | None:
         row = record.row
         if row.attempt != claims[record.id] or row.status is not Status.ENQUEUE or row.due_at is not None:
             return None
@@ -1120,9 +1120,9 @@ def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
     ended: set[int] = set()
     lines: set[int] = set()
     for each in applied:
-        if each.turn is None or each.record is None:
+        if each.transition is None or each.record is None:
             continue
-        record, after = each.record, each.turn.after
+        record, after = each.record, each.transition.after
         if record.line is not None and after.status in TERMINAL:
             lines.add(record.line)
         if after.due_at is not None:

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
 from asynctask.core.states import Reason, Status
-from asynctask.core.transitions import Row, Turn, give_back, held_elsewhere, is_foreign, recover, working
+from asynctask.core.transitions import Row, Transition, give_back, held_elsewhere, is_foreign, recover, working
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database, Reading, database_now, read_time
 from asynctask.database.notify import notify
@@ -396,7 +396,7 @@ def take(
     ``identity`` has ``begun`` is recorded so.
     """
 
-    def decide(record: EventRecord) -> Turn | None:
+    def decide(record: EventRecord) -> Transition | None:
         row = record.row
         if row.due_at is not None or row.process != process:
             return None
@@ -404,8 +404,8 @@ def take(
             return None
         if is_begun:
             return working(row, identity)
-        turn = give_back(row, record.task_state, now=ledger.now())
-        return turn._replace(after=turn.after._replace(watched=True))
+        transition = give_back(row, record.task_state, now=ledger.now())
+        return transition._replace(after=transition.after._replace(watched=True))
 
     is_begun = event_id in begun
     notes = [Note("working", ledger.catalogue("working"))] if is_begun else []
@@ -505,37 +505,39 @@ def _recovery(
     """The recovery of an Event that a dead process held: by its name, or as a copy of one of these ``attempts``;
     ``identity`` None: by a loan, and nothing was written of it. ``at_work``: what was ``working`` in that process."""
 
-    def decide(record: EventRecord) -> Turn | None:
+    def decide(record: EventRecord) -> Transition | None:
         row = record.row
         attempt = attempts.get(record.job_id)
         own = attempt == row.attempt or is_foreign(row, attempt, record.task_id)
         if row.process != identity and not (own and row.process is None):
             return None
-        turn = _recovered(ledger, change, record, [other for id_, other in at_work.items() if id_ != event_id])
-        if turn is not None and identity is not None and is_engine(identity) and record.is_lone:
-            turn = held_elsewhere(turn)  # the engine keeps its lone jobs, and redelivers those of a dead process
-        return turn
+        transition = _recovered(ledger, change, record, [other for id_, other in at_work.items() if id_ != event_id])
+        if transition is not None and identity is not None and is_engine(identity) and record.is_lone:
+            transition = held_elsewhere(
+                transition
+            )  # the engine keeps its lone jobs, and redelivers those of a dead process
+        return transition
 
     change = Change(event_id, decide)
     return change
 
 
-def _recovered(ledger: Ledger, change: Change, record: EventRecord, beside: Sequence[Row]) -> Turn | None:
+def _recovered(ledger: Ledger, change: Change, record: EventRecord, beside: Sequence[Row]) -> Transition | None:
     """The transition, with its messages and its failure in ``change``."""
     row = record.row
-    turn = recover(row, record.task_state, now=ledger.now(), beside=beside)
-    if turn is not None:
-        change.notes = _notes(ledger, turn)
-        if turn.after.n_error > row.n_error:
-            change.failure = Failure("poison", ledger.catalogue("poison", str(turn.after.deaths or row.deaths + 1)))
-    return turn
+    transition = recover(row, record.task_state, now=ledger.now(), beside=beside)
+    if transition is not None:
+        change.notes = _notes(ledger, transition)
+        if transition.after.n_error > row.n_error:
+            change.failure = Failure("poison", ledger.catalogue("poison", str(transition.after.deaths or row.deaths + 1)))
+    return transition
 
 
-def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
+def _notes(ledger: Ledger, transition: Transition) -> list[Note]:
     say = ledger.catalogue
-    if turn.reason is Reason.CANCELLED or turn.before is None or turn.before.status is not Status.WORKING:
+    if transition.reason is Reason.CANCELLED or transition.before is None or transition.before.status is not Status.WORKING:
         return []  # it may never have begun, so no message about a lost worker
     lost = [Note("error", say("worker_lost"))]
-    if turn.reason is Reason.POISON:
-        return [*lost, Note("error", say("poison", str(turn.after.deaths)))]
+    if transition.reason is Reason.POISON:
+        return [*lost, Note("error", say("poison", str(transition.after.deaths)))]
     return [*lost, Note("enqueue", say("retry"))]

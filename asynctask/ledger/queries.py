@@ -19,7 +19,7 @@ from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import (
     BLOCKED,
     MERGE,
-    Turn,
+    Transition,
     ask_stop,
     at_rest,
     cancel,
@@ -808,7 +808,7 @@ def is_blocked(connection: Connection, task_id: int) -> bool:
 # -- operations on waiting jobs
 
 
-def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: str = "") -> int:
+def act_on_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: str = "") -> int:
     """Makes waiting jobs run now (``restart``), cancels them (``delete``) or ends them in error (``kill``); returns how
     many.
 
@@ -816,13 +816,13 @@ def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: 
     """
     done = 0
     for part in chunks(list(dict.fromkeys(event_ids)), _BATCH):
-        applied = _turn_part(ledger, action, part, who)
+        applied = _act_on_part(ledger, action, part, who)
         done += _after_commit(ledger, applied)
     return done
 
 
 @repeatable
-def _turn_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str) -> list[Change]:
+def _act_on_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str) -> list[Change]:
     make = {"restart": _hurry_change, "delete": _cancel_change, "kill": _kill_change}[action]
     with ledger.database.write() as connection:
         _lock_tasks(connection, event_ids)
@@ -877,7 +877,7 @@ def cancel_removed(ledger: Ledger, keys: Sequence[tuple[str, int]], *, who: str 
 
 @repeatable
 def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, int], who: str) -> list[Change]:
-    def decide(seen: EventRecord) -> Turn | None:
+    def decide(seen: EventRecord) -> Transition | None:
         holds_attempt = seen.row.attempt == attempts[seen.job_id] and seen.row.status is Status.ENQUEUE
         return cancel(seen.row) if holds_attempt and seen.row.due_at is None else None
 
@@ -899,7 +899,7 @@ def _cancel_resting(ledger: Ledger, event_id: int, who: str) -> list[Change]:
         _lock_tasks(connection, [event_id])
         on_loan = holder(connection, event_id) is not None
 
-        def decide(seen: EventRecord) -> Turn | None:
+        def decide(seen: EventRecord) -> Transition | None:
             return cancel(seen.row) if seen.row.status is Status.ENQUEUE and at_rest(seen.row, on_loan) else None
 
         applied = apply(connection, ledger, [Change(event_id, decide)])
@@ -947,7 +947,7 @@ def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], acti
     """Logs one entry per Task: the author, the action, the number of jobs, and the first of them."""
     changed: dict[int, list[str]] = {}
     for each in applied:
-        if each.turn is not None and each.record is not None and each.record.task_id is not None:
+        if each.transition is not None and each.record is not None and each.record.task_id is not None:
             changed.setdefault(each.record.task_id, []).append(each.record.job_id)
     for task_id, job_ids in sorted(changed.items()):
         task_rows.log(connection, ledger, task_id, f"jobs {action}", {"jobs": len(job_ids), "first": job_ids[0]}, who)
@@ -956,8 +956,8 @@ def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], acti
 def _after_commit(ledger: Ledger, applied: Sequence[Change]) -> int:
     """Follows a committed change with the dispatcher's hints, and closes Tasks that it ended."""
     lending.announce(ledger, applied)
-    won = [each for each in applied if each.turn is not None and each.record is not None]
-    over = [each.record for each in won if each.record and each.turn and each.turn.after.status in TERMINAL]
+    won = [each for each in applied if each.transition is not None and each.record is not None]
+    over = [each.record for each in won if each.record and each.transition and each.transition.after.status in TERMINAL]
     for record in {(each.task_id, each.callback_of): each for each in over}.values():
         close_after(ledger, record)
     return len(won)
@@ -995,26 +995,26 @@ def _refuse_elsewhere(connection: Connection, event_id: int) -> None:
 def stop_removed(ledger: Ledger, event_id: int, attempt: int) -> bool:
     """Stops a job whose copy of this attempt was removed from its queue, so that nothing can run it."""
 
-    def decide(seen: EventRecord) -> Turn | None:
+    def decide(seen: EventRecord) -> Transition | None:
         waits = seen.row.attempt == attempt and seen.row.status is Status.ENQUEUE and seen.row.due_at is None
         return stop(seen.row) if waits else None
 
-    return bool(_after_commit(ledger, _turn_one(ledger, event_id, decide, None, "")))
+    return bool(_after_commit(ledger, _change_one(ledger, event_id, decide, None, "")))
 
 
 def start_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
     """Starts a stopped job again. False if it is not stopped."""
     now = ledger.now()
 
-    def decide(seen: EventRecord) -> Turn | None:
+    def decide(seen: EventRecord) -> Transition | None:
         return start(seen.row, now=now) if seen.row.status is Status.STOPPED else None
 
-    return bool(_after_commit(ledger, _turn_one(ledger, event_id, decide, "started", who)))
+    return bool(_after_commit(ledger, _change_one(ledger, event_id, decide, "started", who)))
 
 
 @repeatable
-def _turn_one(
-    ledger: Ledger, event_id: int, decide: Callable[[EventRecord], Turn | None], action: str | None, who: str
+def _change_one(
+    ledger: Ledger, event_id: int, decide: Callable[[EventRecord], Transition | None], action: str | None, who: str
 ) -> list[Change]:
     with ledger.database.write() as connection:
         _refuse_elsewhere(connection, event_id)
@@ -1043,14 +1043,14 @@ def retry_one(ledger: Ledger, event_id: int, *, who: str = "", refused_too: bool
     """
     applied = _retry_one(ledger, event_id, who, refused_too)
     lending.announce(ledger, applied)
-    return any(each.turn is not None for each in applied)
+    return any(each.transition is not None for each in applied)
 
 
 @repeatable
 def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> list[Change]:
     now = ledger.now()
 
-    def reopen(seen: EventRecord) -> Turn | None:
+    def reopen(seen: EventRecord) -> Transition | None:
         chosen = PROBLEM if refused_too and seen.task_id is None else (Status.ERROR,)
         return explicit_retry(seen.row, now=now) if seen.row.status in chosen else None
 
@@ -1082,7 +1082,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
 def _retry_callback(connection: Connection, ledger: Ledger, task_id: int, event_id: int, who: str) -> list[Change]:
     task = task_rows.lock(connection, task_id)
     applied = reopen_callbacks(connection, ledger, task, [event_id])
-    if any(each.turn is not None for each in applied):
+    if any(each.transition is not None for each in applied):
         task_rows.log(connection, ledger, task_id, "callbacks retried", {"callbacks": 1}, who)
     return applied
 
@@ -1119,7 +1119,7 @@ def reopen_callbacks(
     """
     now = ledger.now()
 
-    def reopen(seen: EventRecord) -> Turn | None:
+    def reopen(seen: EventRecord) -> Transition | None:
         ended_badly = seen.row.status in (Status.FAILED, Status.ERROR, Status.CANCELLED)
         return explicit_retry(seen.row, now=now) if ended_badly and seen.callback_of == task["id"] else None
 
@@ -1129,9 +1129,9 @@ def reopen_callbacks(
         )
     notes = [Note("enqueue", ledger.catalogue("retried"))]
     applied = apply(connection, ledger, [Change(event_id, reopen, notes=notes) for event_id in event_ids])
-    if any(each.turn is not None for each in applied) and task["finished_at"] is not None:
+    if any(each.transition is not None for each in applied) and task["finished_at"] is not None:
         reason = "split_failed" if task["split_state"] == "failed" else None
-        task_rows.turn_unless_cancelled(
+        task_rows.change_state_unless_cancelled(
             connection, ledger, task, State.FINALIZING, Reason.CALLED_AGAIN, finished_at=None, state_reason=reason
         )
     return applied
@@ -1228,7 +1228,7 @@ def reschedule(ledger: Ledger, event_id: int, at: int) -> bool:
     """Moves a job that waits for a time to another one (microseconds). False if it waits no more, or is tracked."""
     applied = _reschedule(ledger, event_id, at)
     lending.announce(ledger, applied)
-    return any(each.turn is not None for each in applied)
+    return any(each.transition is not None for each in applied)
 
 
 @repeatable

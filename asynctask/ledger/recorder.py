@@ -12,7 +12,7 @@ from typing import Final
 from asynctask.core.states import OPEN, Reason, State, Status
 from asynctask.core.transitions import (
     Row,
-    Turn,
+    Transition,
     cancel,
     ending,
     give_back,
@@ -114,18 +114,18 @@ class Outcome(Write):
     seconds: float | None = None
     marks: str | None = None
 
-    def decided(self, ledger: Ledger, record: EventRecord) -> Turn | None:
+    def decided(self, ledger: Ledger, record: EventRecord) -> Transition | None:
         row = record.row
         is_fenced = not self.elsewhere or self.stage is Stage.DOUBTFUL
         if row.status not in (Status.ENQUEUE, Status.WORKING) or (is_fenced and row.attempt != self.attempt):
             return None
         after = row if self.marks is None else stepped(row, self.marks)
-        if (turn := self._turn(ledger, after, record.task_state)) is None:
+        if (transition := self._turn(ledger, after, record.task_state)) is None:
             return None
-        turn = turn._replace(before=row)
-        return held_elsewhere(turn) if self.elsewhere else turn
+        transition = transition._replace(before=row)
+        return held_elsewhere(transition) if self.elsewhere else transition
 
-    def _turn(self, ledger: Ledger, row: Row, state: str | None) -> Turn | None:
+    def _turn(self, ledger: Ledger, row: Row, state: str | None) -> Transition | None:
         kind = self.kind
         if kind is Kind.WORKING:
             return self._working(ledger, row, state)
@@ -135,7 +135,7 @@ class Outcome(Write):
             return give_back(row, state, now=ledger.now())
         return outcome(row, kind.status, kind.reason, retry_at=self.retry_at, now=ledger.now())
 
-    def _working(self, ledger: Ledger, row: Row, state: str | None) -> Turn | None:
+    def _working(self, ledger: Ledger, row: Row, state: str | None) -> Transition | None:
         if self.elsewhere and row.status is Status.WORKING and row.process != ledger.holder:
             return take_over(row, ledger.holder)
         if row.status is Status.ENQUEUE:
@@ -150,7 +150,7 @@ class Outcome(Write):
         if "checkpoint" in self.values or self.marks is not None:
             return saved(row)
         if "started_at" in self.values and self.stage is not Stage.DOUBTFUL and not self.elsewhere:
-            return Turn(row, row, Reason.RECORDED)  # a suspect of a round: it was committed before it began
+            return Transition(row, row, Reason.RECORDED)  # a suspect of a round: it was committed before it began
         return None
 
 
@@ -352,7 +352,7 @@ class Recorder:
             self._notify(each, won)
         plain = {each.event_id for each in ends if _is_plain(each)}
         self.announce([each for each in batch if each.event_id not in plain])
-        over = [record for each in batch if (record := each.record) and _is_over(record, each.turn)]
+        over = [record for each in batch if (record := each.record) and _is_over(record, each.transition)]
         self._closer.ended({record.task_id for record in over})
         self._closer.called({record.callback_of for record in over})
         if self._closes_at_once and not self._pending and not self._linger_s():
@@ -408,9 +408,9 @@ def _is_awaited(outcomes: Sequence[Outcome]) -> bool:
 
 def _is_won(each: Outcome) -> bool:
     """Whether the record of an attempt counts; not if a job was given back that was to begin."""
-    if each.turn is None:
+    if each.transition is None:
         return False
-    return each.kind is not Kind.WORKING or each.turn.after.status is Status.WORKING
+    return each.kind is not Kind.WORKING or each.transition.after.status is Status.WORKING
 
 
 _NO_END: Final = (Kind.WORKING, Kind.GIVEN_BACK)
@@ -420,21 +420,21 @@ _NO_END: Final = (Kind.WORKING, Kind.GIVEN_BACK)
 def _is_plain(end: Outcome) -> bool:
     """Whether nothing can wait for this end but the close of its Task: it is no failure, of which a Task may tolerate a
     few, and belongs to no round and no key."""
-    record, turn = end.record, end.turn
+    record, transition = end.record, end.transition
     assert record is not None
-    assert turn is not None
-    return turn.after.status is Status.FINISH and record.round_at is None and record.line is None
+    assert transition is not None
+    return transition.after.status is Status.FINISH and record.round_at is None and record.line is None
 
 
-def _is_over(record: EventRecord, turn: Turn | None) -> bool:
-    return (record.row if turn is None else turn.after).status not in OPEN
+def _is_over(record: EventRecord, transition: Transition | None) -> bool:
+    return (record.row if transition is None else transition.after).status not in OPEN
 
 
 def _as_it_stands(change: Write) -> Write:
-    if change.turn is not None or change.record is None:
+    if change.transition is not None or change.record is None:
         return change
     row = change.record.row
-    return replace(change, turn=Turn(row, row, Reason.RECORDED))
+    return replace(change, transition=Transition(row, row, Reason.RECORDED))
 
 
 def _brief(error: Exception) -> str:
@@ -451,7 +451,7 @@ def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Outcome]:
     changes = [each for each in wave if each.stage is not Stage.UNREAD] if len(ends) < len(wave) else []
     for each in ends:
         if (record := each.record) is not None:
-            each.turn = ending(record.row, each.kind.status, each.kind.reason)
+            each.transition = ending(record.row, each.kind.status, each.kind.reason)
     forget_read(wave)  # a second try must read them: this one may commit and its answer be lost
     if len(wave) == len(ends) == 1 and (record := ends[0].record) is not None and record.is_lone:
         _write_lone(ledger, ends[0])

@@ -13,7 +13,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status, check_event
-from asynctask.core.transitions import Turn, give_back, outcome, recorded, send_again
+from asynctask.core.transitions import Transition, give_back, outcome, recorded, send_again
 from asynctask.database.batches import MAX_BYTES, insert_new
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
@@ -138,7 +138,9 @@ def _send_again(
     for change in lending.change(ledger, make):
         if (record := change.record) is None:
             continue
-        if change.turn is not None or record.created_at == now:  # an earlier try has written it, and its answer was lost
+        if (
+            change.transition is not None or record.created_at == now
+        ):  # an earlier try has written it, and its answer was lost
             sent[record.job_id] = now
         elif not open_too:
             sent[record.job_id] = _in_use(record)
@@ -146,7 +148,7 @@ def _send_again(
 
 
 def _new_run(ledger: Ledger, event_id: int, row: Mapping[str, Any], due_at: int | None, now: int) -> Change:
-    def decide(record: EventRecord) -> Turn | None:
+    def decide(record: EventRecord) -> Transition | None:
         if not record.is_lone or not record.row.items or record.row.status not in TERMINAL or record.created_at == now:
             return None
         return send_again(record.row, due_at=due_at)
@@ -252,7 +254,7 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
 
 def _is_changed(ledger: Ledger, applied: Sequence[Change], *, is_over: bool) -> bool:
     """Whether something was changed; closes the Task of what is over."""
-    won = [each.record for each in applied if each.turn is not None and each.record is not None]
+    won = [each.record for each in applied if each.transition is not None and each.record is not None]
     for record in won if is_over else ():
         close_after(ledger, record)
     return bool(won)
@@ -278,14 +280,14 @@ def _is_lent(connection: Connection, event_id: int) -> bool:
 def _change(ledger: Ledger, event_id: int, wanted: Status, message: str, on_loan: bool) -> Change:
     text = clean(message) or ledger.catalogue("retry" if wanted is Status.ENQUEUE else str(wanted), "")
 
-    def decide(seen: EventRecord) -> Turn | None:
+    def decide(seen: EventRecord) -> Transition | None:
         row = seen.row
         if row.status in TERMINAL:
             return None
         if not row.items:  # an untracked job whose code records by itself is tracked from then on
             row, change.values = row._replace(items=1), {"items": 1}
-        turn = recorded(row, wanted, on_loan=on_loan, now=ledger.now())
-        return turn._replace(before=seen.row)
+        transition = recorded(row, wanted, on_loan=on_loan, now=ledger.now())
+        return transition._replace(before=seen.row)
 
     failure = Failure("recorded", text) if wanted in PROBLEM else None
     change = Change(event_id, decide, notes=[Note(str(wanted), text)], failure=failure)
@@ -304,7 +306,7 @@ def end_elsewhere(
     reason, code = (Reason.TIMEOUT, "timeout") if error else (Reason.DISCARDED, "discarded")
     text = ledger.catalogue(code, why if error is None else str(error))
 
-    def decide(record: EventRecord) -> Turn | None:
+    def decide(record: EventRecord) -> Transition | None:
         if record.row.status not in (Status.ENQUEUE, Status.WORKING) or (lone_only and not record.is_lone):
             return None
         return outcome(record.row, Status.ERROR, reason)
@@ -326,7 +328,7 @@ def put_off(ledger: Ledger, event_id: int, attempt: int, why: str, until: int) -
     """The change that makes a job which cannot be performed where it was fetched wait in the ledger until ``until``
     (microseconds), spending no retry. The message ``why`` is not repeated while it is the Event's last one."""
 
-    def decide(record: EventRecord) -> Turn | None:
+    def decide(record: EventRecord) -> Transition | None:
         if record.row.status is not Status.ENQUEUE or record.row.attempt != attempt:
             return None
         if record.task_state != State.CANCELLED and not last_message_is(record.messages, why):
@@ -381,7 +383,7 @@ def send_from_ledger(ledger: Ledger, job_id: str, why: str, until: int) -> None:
 def _discarded(ledger: Ledger, event_id: int, attempt: int, reason: str) -> Change:
     text = ledger.catalogue("discarded", reason)
 
-    def decide(seen: EventRecord) -> Turn | None:
+    def decide(seen: EventRecord) -> Transition | None:
         if seen.row.attempt != attempt or seen.row.status not in (Status.ENQUEUE, Status.WORKING):
             return None
         return outcome(seen.row, Status.ERROR, Reason.DISCARDED)

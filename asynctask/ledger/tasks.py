@@ -1,4 +1,4 @@
-"""Tasks: creation, items added in slices, the split's lease, and closing; :func:`turn` alone changes a Task's state."""
+"""Tasks: creation, items added in slices, the split's lease, closing; :func:`change_state` alone changes a Task's state."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def _found(result: Any, task_id: int) -> dict[str, Any]:
     return as_dict(row)
 
 
-def turn(
+def change_state(
     connection: Connection,
     ledger: Ledger,
     task: dict[str, Any],
@@ -352,7 +352,7 @@ def open_generation(connection: Connection, ledger: Ledger, task: dict[str, Any]
     """
     check_reopenable(task)
     opened = {"generation": task["generation"] + 1, "closed_at": None, "finished_at": None}
-    turn(connection, ledger, task, State.RUNNING, Reason.RETRIED, state_reason=None, **opened, **values)
+    change_state(connection, ledger, task, State.RUNNING, Reason.RETRIED, state_reason=None, **opened, **values)
 
 
 def log(
@@ -544,9 +544,11 @@ def _end_split(
         # Nothing to run and nothing to wait for: rejected.
         state_reason = why or nothing_taken(reason, task["rejected"])
         values |= {"closed_at": now, "finished_at": now, "state_reason": state_reason[:255]}
-        turn(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
+        change_state(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
     elif task["state"] == State.SPLITTING:
-        turn(connection, ledger, task, State.RUNNING, reason, state_reason=str(reason) if failed else None, **values)
+        change_state(
+            connection, ledger, task, State.RUNNING, reason, state_reason=str(reason) if failed else None, **values
+        )
     else:
         connection.execute(
             tasks.update().where(_t.id == task["id"]).values({**values, "version": _t.version + 1, "updated_at": now})
@@ -692,7 +694,7 @@ def _pause_failing(ledger: Ledger, task_id: int) -> bool:
         if not _is_failing({**task, "failed": counts.failed, "error": counts.error, "open": open_}):
             return False
         reason = Reason.TOO_MANY_FAILURES
-        turn(connection, ledger, task, State.PAUSED, reason, state_reason=str(reason))
+        change_state(connection, ledger, task, State.PAUSED, reason, state_reason=str(reason))
         detail = {"failed": counts.failed, "error": counts.error, "tolerated_failures": task["tolerated_failures"]}
         log(connection, ledger, task_id, "paused", {"reason": str(reason), **detail})
     return True
@@ -755,9 +757,9 @@ def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None
     else:
         # It paused itself while its last rows were in flight.
         paused: dict[str, Any] = {"state_reason": None} if task["state_reason"] == Reason.TOO_MANY_FAILURES else {}
-        turn(connection, ledger, task, State.FINALIZING, Reason.CLOSED, closed_at=now, **paused)
+        change_state(connection, ledger, task, State.FINALIZING, Reason.CLOSED, closed_at=now, **paused)
         if not callbacks:
-            turn(connection, ledger, task, State.FINISHED, Reason.CALLED_BACK, finished_at=now)
+            change_state(connection, ledger, task, State.FINISHED, Reason.CALLED_BACK, finished_at=now)
     if callbacks:
         _queue_callbacks(connection, ledger, task, callbacks)
     log(connection, ledger, task["id"], "closed", {"generation": task["generation"]})
@@ -943,15 +945,15 @@ def _due_callbacks(connection: Connection, task: dict[str, Any], *, merge_failed
     return [each for each in said if each.name in (("on_complete", "on_failure") if merge_failed else due)]
 
 
-def turn_unless_cancelled(
+def change_state_unless_cancelled(
     connection: Connection, ledger: Ledger, task: dict[str, Any], target: State, reason: Reason, **values: Any
 ) -> None:
-    """As :func:`turn`; a cancelled Task stays that, with these values."""
+    """As :func:`change_state`; a cancelled Task stays that, with these values."""
     if task["state"] == State.CANCELLED:
         said = {**values, "updated_at": ledger.now(), "version": _t.version + 1}
         connection.execute(tasks.update().where(_t.id == task["id"]).values(said))
     else:
-        turn(connection, ledger, task, target, reason, **values)
+        change_state(connection, ledger, task, target, reason, **values)
 
 
 @repeatable
@@ -975,6 +977,6 @@ def try_finish(ledger: Ledger, task_id: int) -> bool:
             return False
         reason = Reason.CALLBACK_FAILED if failed else Reason.CALLED_BACK
         values = {"finished_at": ledger.now(), "state_reason": str(reason) if failed else task["state_reason"]}
-        turn_unless_cancelled(connection, ledger, task, State.FINISHED, reason, **values)
+        change_state_unless_cancelled(connection, ledger, task, State.FINISHED, reason, **values)
         log(connection, ledger, task_id, str(reason), {"generation": task["generation"], "failed": failed})
     return True

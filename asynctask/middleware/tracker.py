@@ -201,8 +201,8 @@ class SentRun(Protocol):
 class Attempt:
     """One attempt of a job in this process: what the ledger said of it, how far it has come, and what came of it.
 
-    ``started_at`` is in microseconds, ``began`` and ``saved_at`` (its place) on the monotonic clock; ``slice``: its items,
-    if it has several; ``next_run``: the job has sent itself again.
+    ``started_at`` is in microseconds, ``began`` and ``saved_at`` (its checkpoint) on the monotonic clock; ``slice``: its
+    items, if it has several; ``next_run``: the job has sent itself again.
 
     Two threads may end it: the one that performs it, and another that gives that one up; a third notes meanwhile that it
     works. So ``phase`` changes under ``lock`` alone, which is held until the recorder has what the change says: of two that
@@ -500,7 +500,7 @@ class Tracker:
         ticket, notes = attempt.ticket, self._opening(attempt)
         if attempt.started_at is not None and attempt.phase is Phase.BEGUN:
             attempt.phase = Phase.NOTED
-        place = None if attempt.job is None else attempt.job.take_place()
+        checkpoint = None if attempt.job is None else attempt.job.take_checkpoint()
 
         def then(won: bool) -> None:
             if not won:
@@ -512,8 +512,8 @@ class Tracker:
         news = _news_of(attempt)
         return Outcome(
             ticket.event_id, ticket.attempt, Kind.WORKING, notes=notes,
-            values=_columns(news, started_at=attempt.started_at, checkpoint=place), then=then, elsewhere=ticket.elsewhere,
-            marks=news.marks, failures=news.failures,
+            values=_columns(news, started_at=attempt.started_at, checkpoint=checkpoint), then=then,
+            elsewhere=ticket.elsewhere, marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
     # -- 3. settle
@@ -615,13 +615,13 @@ class Tracker:
         is_unread = ticket.is_untouched and attempt.phase in _UNSAID
         # No user watched a short job, and no attempt continues from it.
         is_short = is_unread and result.kind is Kind.FINISH
-        place = None if attempt.job is None or is_short else attempt.job.take_place()
+        checkpoint = None if attempt.job is None or is_short else attempt.job.take_checkpoint()
         notes = self._opening(attempt) if attempt.started_at is not None else []
         notes += self._closing(result, retry_at, is_sent_again=attempt.next_run is not None)
-        is_unread = is_unread and not kind.may_wait and place is None
+        is_unread = is_unread and not kind.may_wait and checkpoint is None
         news = _news_of(attempt)
         text = result.text if run is None else None
-        values = _columns(news, result=text, started_at=attempt.started_at, checkpoint=place)
+        values = _columns(news, result=text, started_at=attempt.started_at, checkpoint=checkpoint)
         if run is not None:
             values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
         return Outcome(

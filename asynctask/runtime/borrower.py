@@ -63,7 +63,7 @@ class Borrower:
     """The thread that borrows for one process.
 
     Arguments: ``unrecorded`` returns how many outcomes wait for the ledger; ``waker`` ends a wait when the ledger has
-    something new, or the lines run low.
+    something new, or few jobs are ready.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Borrower:
                 self._wait(pause)
 
     def _wait(self, seconds: float) -> None:
-        was_idle = not self._pool.busy and not len(self._pool.lines)
+        was_idle = not self._pool.busy and not len(self._pool.jobs)
         if self._waker.wait(seconds) and self._waker.signalled and was_idle and not self._quiet.is_set():
             self._quiet.wait(self._ledger.ids.random() * RUSH_S)
 
@@ -136,9 +136,9 @@ class Borrower:
         self._arrivals.line_up()
         if (unbegun := self._unbegun) is not None:
             self._unbegun = ()
-            self._returns.give_back([*unbegun, *pool.lines.drop(lambda each: each.is_borrowed)])
+            self._returns.give_back([*unbegun, *pool.jobs.drop(lambda each: each.is_borrowed)])
             self._returned.set()
-        has_any = self._loans.all() or len(pool.lines) or pool.busy or pool.lines.limited()
+        has_any = self._loans.all() or len(pool.jobs) or pool.busy or pool.jobs.limited()
         next_check = self._recheck.at + (lending.RECHECK_S if has_any or self._is_unsure else IDLE_S)
         if now >= next_check:
             self._recheck.run()
@@ -151,7 +151,7 @@ class Borrower:
         if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return BUSY_S
         got = 0 if self._picker.is_idle() else self._picker.borrow()
-        has_work = bool(pool.busy or len(pool.lines))
+        has_work = bool(pool.busy or len(pool.jobs))
         until_check = max(0.0, next_check - self._ledger.clock.monotonic()) if has_work or self._is_unsure else IDLE_S
         return min(until_check, AHEAD_S if got else self._picker.pause_s())
 
@@ -228,7 +228,7 @@ class Picker:
 
     def is_idle(self) -> bool:
         """Whether this process performs nothing, and nothing waits for it."""
-        if self._pool.busy or len(self._pool.lines):
+        if self._pool.busy or len(self._pool.jobs):
             return False
         with self._ledger.database.read() as connection:
             self._due = lending.first_due(connection, self._order())
@@ -252,7 +252,7 @@ class Picker:
         pool = self._pool
         pool.low.clear()
         self._is_locked = False
-        wanted, first = self._lack(), pool.lines.first_rank()
+        wanted, first = self._lack(), pool.jobs.first_rank()
         total, turns = 0, sorted(self._query().items())
         for turn, sources in turns:
             rank = turn if self._is_strict else (0, turn[1])
@@ -262,8 +262,8 @@ class Picker:
                 total += got
                 wanted -= used
                 if self._has_share and got and turn == turns[0][0]:
-                    wanted = max(wanted, AHEAD_S * LEAST)  # a later line has a share of the threads
-        pool.low.mark = int(len(pool.lines) * LEAST)
+                    wanted = max(wanted, AHEAD_S * LEAST)  # a later rank has a share of the threads
+        pool.low.mark = int(len(pool.jobs) * LEAST)
         pool.low.vain_until = 0.0 if total else self._ledger.clock.monotonic() + BUSY_S
         if total:
             self._on_borrowed(total)
@@ -273,7 +273,7 @@ class Picker:
         """For how many seconds more this process could use work; 0 while it has enough."""
         pool = self._pool
         # What waits for a place keeps no thread busy.
-        queued = sum(self._seconds(task_id, count) for task_id, count in pool.lines.ready_by_task().items())
+        queued = sum(self._seconds(task_id, count) for task_id, count in pool.jobs.ready_by_task().items())
         if not pool.idle and (queued > AHEAD_S * LEAST or not pool.frees_threads):
             return 0.0
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
@@ -369,8 +369,8 @@ class Picker:
 
     def _within_limit(self, offer: Offer, amount: int, is_urgent: bool) -> int:
         """Leases places of a Task with a limit; returns how many jobs of it to borrow."""
-        lines, limit = self._pool.lines, offer.limit or 0
-        places, used, waiting = lines.places(offer.task_id)
+        jobs, limit = self._pool.jobs, offer.limit or 0
+        places, used, waiting = jobs.places(offer.task_id)
         want = min(limit, max(places, used + max(1, self._threads(is_urgent))))
         if want > places:
             # Until the answer, jobs may begin within the places that it has.
@@ -379,7 +379,7 @@ class Picker:
             self._is_locked |= lease.is_locked
             if lease.places is not None and not lease.is_locked:
                 places = min(lease.places, want)
-            lines.limit(offer.task_id, places if places or holds else None)
+            jobs.limit(offer.task_id, places if places or holds else None)
             if lease.is_locked or lease.places is None:
                 return 0
         if offer.has_rounds or not self._durations.knows(offer.task_id):  # of a round every job begins at once
@@ -443,7 +443,7 @@ class Arrivals:
     def lent(self, rank: Rank, offer: Offer, found: Borrowed, asked: float) -> int:
         """Takes what a borrow gave; returns the number of jobs. Raises Unavailable."""
         if found.limit is not None and found.count:
-            self._pool.lines.places(offer.task_id)  # if it got a limit since the query, its jobs wait for places
+            self._pool.jobs.places(offer.task_id)  # if it got a limit since the query, its jobs wait for places
         for loan, jobs in found.loans:
             own = self._loans.add(loan, len(jobs))
             for part in chunks(jobs, PART):

@@ -77,7 +77,7 @@ class Execution(Attempt):
     """One job in this process, from its borrow or fetch to its record: the one object that stands for it here.
 
     ``ticket`` is :data:`~asynctask.middleware.tracker.NO_TICKET` of a job that no Event records. ``thread`` performs it,
-    inside the function under ``watch``. ``is_recalled``: it may not begin any more. ``rank``: its line in the pool;
+    inside the function under ``watch``. ``is_recalled``: it may not begin any more. ``rank``: how urgent it is;
     ``permits``: those of its Task, while it has one; ``is_over``: it needs none any more.
 
     The first thread that claims it settles it, and changes ``settler`` under ``lock``; only its own thread takes its claim
@@ -472,22 +472,22 @@ class Performer:
         _check_counts(execution)
         part = execution.slice = Slice(given, ticket.saved.marks, ticket.saved.results, self._result_limit)
         left = part.left
-        for places in [left] if worker.batch else [[place] for place in left]:
+        for indexes in [left] if worker.batch else [[index] for index in left]:
             if execution.job.should_stop():
                 raise JobInterrupted("the job stopped between two items")
-            self._run_items(worker, execution, part, places)
+            self._run_items(worker, execution, part, indexes)
             if ticket.watched and not worker.batch:
                 self._tracker.save(execution)
 
-    def _run_items(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> None:
+    def _run_items(self, worker: Worker, execution: Execution, part: Slice, indexes: list[int]) -> None:
         job = execution.job
-        part.hand = places
-        call = partial(self._call_batch if worker.batch else self._call_item, worker, execution, part, places)
+        part.hand = indexes
+        call = partial(self._call_batch if worker.batch else self._call_item, worker, execution, part, indexes)
         try:
             result = performed(self._chain.invoke, worker, job, job.queue, call)
             results = [
                 result_text(each, part.limit)
-                for each in _results(worker, result, len(places), any(map(part.is_left, places)))
+                for each in _results(worker, result, len(indexes), any(map(part.is_left, indexes)))
             ]
         except AttemptLost:
             raise
@@ -498,24 +498,24 @@ class Performer:
                 raise
             self._items_raised(execution, part, error)
         else:
-            for place, (text, why_not) in zip(places, results, strict=True):
-                part.finish(place, text, is_lost=why_not is not None)
+            for index, (text, why_not) in zip(indexes, results, strict=True):
+                part.finish(index, text, is_lost=why_not is not None)
         part.hand = ()
 
-    def _call_item(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> Any:
-        (place,) = places
-        item = part.items[place]
-        execution.job.take_up((place, part.rows[place], item))
+    def _call_item(self, worker: Worker, execution: Execution, part: Slice, indexes: list[int]) -> Any:
+        (index,) = indexes
+        item = part.items[index]
+        execution.job.take_up((index, part.rows[index], item))
         try:
             return self._owned(execution, lambda: self._invoke(worker, execution, [item]))
         finally:
             execution.job.take_up(None)
 
-    def _call_batch(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> Any:
-        items = [part.items[place] for place in places]
+    def _call_batch(self, worker: Worker, execution: Execution, part: Slice, indexes: list[int]) -> Any:
+        items = [part.items[index] for index in indexes]
         if worker.shape is not None:
             items = [worker.shape.revive(item) for item in items]
-        execution.job.give_batch(_BatchReports(self, execution, part, places))
+        execution.job.give_batch(_BatchReports(self, execution, part, indexes))
         try:
             return self._owned(execution, lambda: self._invoke(replace(worker, shape=None), execution, [items]))
         finally:
@@ -524,16 +524,16 @@ class Performer:
     def _items_raised(self, execution: Execution, part: Slice, error: BaseException) -> None:
         """Sets the outcome of the items passed to the function that it has not reported: the retry policy is called
         once."""
-        places = [place for place in part.hand if part.is_left(place)]
+        indexes = [index for index in part.hand if part.is_left(index)]
         part.hand = ()
         if execution.worker is not None and execution.worker.refuses(error):
-            for place in places:
-                part.fail(place, *_pair(refusal_of(error)))
+            for index in indexes:
+                part.fail(index, *_pair(refusal_of(error)))
             return
-        if places:
+        if indexes:
             delay = self.ask_policy(execution, error)
-            for place in places:
-                part.error(place, *_pair(failure_of(error)), delay)
+            for index in indexes:
+                part.error(index, *_pair(failure_of(error)), delay)
 
     def ask_policy(self, execution: Execution, error: BaseException) -> int | None:
         """Microseconds until the retry of an item that raised this; None for no retry: then it is reported as a dead job
@@ -712,29 +712,29 @@ class Performer:
 class _BatchReports:
     """Receives a batch worker's reports on its items, by their index in its list."""
 
-    def __init__(self, performer: Performer, execution: Execution, part: Slice, places: list[int]) -> None:
-        self._performer, self._execution, self._part, self._places = performer, execution, part, places
+    def __init__(self, performer: Performer, execution: Execution, part: Slice, indexes: list[int]) -> None:
+        self._performer, self._execution, self._part, self._indexes = performer, execution, part, indexes
 
     def finish(self, index: int, result: Any) -> None:
-        place = self._place(index)
+        index = self._slice_index(index)
         text, why_not = result_text(result, self._part.limit)
-        self._part.finish(place, text, is_lost=why_not is not None)
+        self._part.finish(index, text, is_lost=why_not is not None)
 
     def fail(self, index: int, code: str, reason: str) -> None:
-        self._part.fail(self._place(index), code, reason)
+        self._part.fail(self._slice_index(index), code, reason)
 
-    def _place(self, index: int) -> int:
-        if not 0 <= index < len(self._places):
-            raise IndexError(f"there is no item {index}: the list has {len(self._places)}, from 0 on")
-        return self._places[index]
+    def _slice_index(self, index: int) -> int:
+        if not 0 <= index < len(self._indexes):
+            raise IndexError(f"there is no item {index}: the list has {len(self._indexes)}, from 0 on")
+        return self._indexes[index]
 
     def error(self, index: int, reason: str | BaseException) -> None:
-        place = self._place(index)
-        if self._part.is_left(place):
+        index = self._slice_index(index)
+        if self._part.is_left(index):
             error = reason if isinstance(reason, BaseException) else RuntimeError(str(reason))
             why = failure_of(error)
             text = why.message if isinstance(reason, BaseException) else str(reason)
-            self._part.error(place, why.code, text, self._performer.ask_policy(self._execution, error))
+            self._part.error(index, why.code, text, self._performer.ask_policy(self._execution, error))
 
 
 def _results(worker: Worker, result: Any, count: int, is_used: bool) -> Sequence[Any]:

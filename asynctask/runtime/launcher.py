@@ -298,7 +298,7 @@ class Launcher(AppProcess):
 
     def _linger_s(self) -> float:
         """While jobs lie ready, no thread waits for what an outcome makes possible."""
-        return LONG_LINGER_S if self.pool.lines.ready else LINGER_S if self.pool.busy else 0.0
+        return LONG_LINGER_S if self.pool.jobs.ready else LINGER_S if self.pool.busy else 0.0
 
     def _expect(self, at: int) -> None:
         self.borrower.expect(at)

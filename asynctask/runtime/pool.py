@@ -1,8 +1,8 @@
 """The pool: the threads of a process that perform jobs, and the jobs that are ready for them.
 
-``concurrency`` processors take jobs from :class:`Lines`, the most urgent first, and of a Task with a limit only as many as
-it has places here (:class:`Permits`). Suspects, jobs under which a process died, wait in their own line with one more
-thread, see :class:`Isolation`.
+``concurrency`` processors take jobs from :class:`ReadyJobs`, the most urgent first, and of a Task with a limit only as many
+as it has places here (:class:`Permits`). Suspects, jobs under which a process died, wait apart with one more thread, see
+:class:`Isolation`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _SMOOTH: Final = 0.2
 """Weight of the last job in that duration."""
 
 Rank = tuple[int, int]
-"""The place of a line: by the queue's rank, 0 unless queues are strict, and the priority; the smaller first."""
+"""How urgent a job is: the rank of its queue, 0 unless queues are strict, and its priority; the smaller first."""
 
 
 class Permits:
     """The places of a Task with a limit in this process: as many of its jobs run at once.
 
-    A job in a line has its permit already, so whatever a thread takes may begin; the others wait here.
+    A job with a rank has its permit already, so whatever a thread takes may begin; the others wait here.
     """
 
     __slots__ = ("limit", "used", "waiting")
@@ -57,11 +57,11 @@ class Permits:
         self.waiting: deque[Execution] = deque()
 
 
-class Lines:
-    """The jobs that are ready for a thread: a line for each :data:`Rank`, in the order in which they came, and one for
+class ReadyJobs:
+    """The jobs that are ready for a thread: by :data:`Rank`, in the order in which they came; beside them the
     suspects, which have a thread of their own.
 
-    ``share``: the share of the jobs that is of later lines while the first is not empty.
+    ``share``: the share of the jobs that is of later ranks while the first has jobs.
     """
 
     def __init__(self, share: float = 0.0) -> None:
@@ -69,8 +69,8 @@ class Lines:
         self._owed = 0.0
         self._lock = threading.Lock()
         self._filled = threading.Condition(self._lock)
-        self._lines: dict[Rank, deque[Execution]] = {}
-        self._ranks: list[Rank] = []  # of the lines with jobs, sorted
+        self._by_rank: dict[Rank, deque[Execution]] = {}
+        self._ranks: list[Rank] = []  # those with jobs, sorted
         self._suspects: deque[Execution] = deque()
         self._has_suspect = threading.Condition(self._lock)
         self._permits: dict[int, Permits] = {}
@@ -102,7 +102,7 @@ class Lines:
     # -- jobs
 
     def put(self, executions: Sequence[Execution]) -> None:
-        """Adds jobs behind those of their lines."""
+        """Adds jobs behind those of their rank."""
         with self._lock:
             for each in executions:
                 self._place(each)
@@ -125,11 +125,11 @@ class Lines:
             self._suspects.append(execution)
             self._has_suspect.notify()
             return
-        line = self._lines.get(execution.rank)
-        if line is None:
-            line = self._lines[execution.rank] = deque()
+        jobs = self._by_rank.get(execution.rank)
+        if jobs is None:
+            jobs = self._by_rank[execution.rank] = deque()
             insort(self._ranks, execution.rank)
-        line.append(execution)
+        jobs.append(execution)
 
     def take(self) -> Execution | None:
         """The next job for the calling thread; waits for one. None: the thread ends."""
@@ -142,10 +142,10 @@ class Lines:
                 self._filled.wait()
                 self._sleeping -= 1
             rank = self._ranks[self._turn()]
-            line = self._lines[rank]
-            execution = line.popleft()
-            if not line:
-                del self._lines[rank]
+            jobs = self._by_rank[rank]
+            execution = jobs.popleft()
+            if not jobs:
+                del self._by_rank[rank]
                 self._ranks.remove(rank)
             self._count -= 1
             self.taken += 1
@@ -167,7 +167,7 @@ class Lines:
             return execution
 
     def _turn(self) -> int:
-        """Which line is next: the first, or the second as often as the share says."""
+        """Which rank is next: the first, or the second as often as the share says."""
         if not self._share or len(self._ranks) == 1:
             return 0
         self._owed += self._share
@@ -215,7 +215,7 @@ class Lines:
     def unbegun(self) -> list[Execution]:
         """The same, and the jobs that no thread has taken."""
         with self._lock:
-            return [each for line in (*self._all(), self._taken_unbegun()) for each in line]
+            return [each for jobs in (*self._all(), self._taken_unbegun()) for each in jobs]
 
     def _taken_unbegun(self) -> list[Execution]:
         return [each for each in self._out.values() if not each.began and not each.is_over]
@@ -224,7 +224,7 @@ class Lines:
         dropped: list[Execution] = []
         self._suspects = _without(self._suspects, wanted, dropped)
         for rank in self._ranks.copy():
-            self._replace(rank, _without(self._lines[rank], wanted, dropped))
+            self._replace(rank, _without(self._by_rank[rank], wanted, dropped))
         ready = len(dropped)
         for permits in self._permits.values():
             permits.waiting = _without(permits.waiting, wanted, dropped)
@@ -234,11 +234,11 @@ class Lines:
             self._free(each)
         return dropped
 
-    def _replace(self, rank: Rank, line: deque[Execution]) -> None:
-        if line:
-            self._lines[rank] = line
+    def _replace(self, rank: Rank, jobs: deque[Execution]) -> None:
+        if jobs:
+            self._by_rank[rank] = jobs
         else:
-            del self._lines[rank]
+            del self._by_rank[rank]
             self._ranks.remove(rank)
 
     def first(self, keep: int) -> Callable[[Execution], bool]:
@@ -252,12 +252,12 @@ class Lines:
         return is_beyond
 
     def reorder(self, task_id: int, rank: Rank) -> None:
-        """Moves the jobs of a Task to another line, because its priority was changed."""
+        """Moves the jobs of a Task to another rank, because its priority was changed."""
         with self._lock:
             moved: list[Execution] = []
             for old in self._ranks.copy():
                 if old != rank:
-                    self._replace(old, _without(self._lines[old], lambda each: each.task_id == task_id, moved))
+                    self._replace(old, _without(self._by_rank[old], lambda each: each.task_id == task_id, moved))
             for each in moved:
                 each.rank = rank
                 self._enter(each)
@@ -269,21 +269,21 @@ class Lines:
         """Number of jobs that the next free threads take, by Task."""
         found: dict[int | None, int] = {}
         with self._lock:
-            for line in self._lines.values():
-                for each in line:
+            for jobs in self._by_rank.values():
+                for each in jobs:
                     found[each.task_id] = found.get(each.task_id, 0) + 1
         return found
 
     def _all(self) -> list[deque[Execution]]:
-        return [*self._lines.values(), self._suspects, *(permits.waiting for permits in self._permits.values())]
+        return [*self._by_rank.values(), self._suspects, *(permits.waiting for permits in self._permits.values())]
 
     def rank_of(self, task_id: int) -> Rank | None:
-        """The line in which jobs of a Task wait; None if none does."""
+        """The rank in which jobs of a Task wait; None if none does."""
         with self._lock:
-            return next((each.rank for line in self._all() for each in line if each.task_id == task_id), None)
+            return next((each.rank for jobs in self._all() for each in jobs if each.task_id == task_id), None)
 
     def first_rank(self) -> Rank | None:
-        """The rank of the line that is next; None if no job waits."""
+        """The rank that is next; None if no job waits."""
         with self._lock:
             return self._ranks[0] if self._ranks else None
 
@@ -321,7 +321,9 @@ class Lines:
                 return
             if permits is None:
                 permits = self._permits[task_id] = Permits(limit)
-                for each in (each for line in (*self._lines.values(), self._suspects, self._out.values()) for each in line):
+                for each in (
+                    each for jobs in (*self._by_rank.values(), self._suspects, self._out.values()) for each in jobs
+                ):
                     if each.task_id == task_id and not each.is_over:
                         each.permits = permits
                         permits.used += 1
@@ -345,12 +347,12 @@ class Lines:
         for rank in reversed(self._ranks.copy()):
             if permits.used <= permits.limit:
                 return
-            self._replace(rank, self._held_back(task_id, permits, self._lines[rank]))
+            self._replace(rank, self._held_back(task_id, permits, self._by_rank[rank]))
         self._suspects = self._held_back(task_id, permits, self._suspects)
 
-    def _held_back(self, task_id: int, permits: Permits, line: deque[Execution]) -> deque[Execution]:
+    def _held_back(self, task_id: int, permits: Permits, jobs: deque[Execution]) -> deque[Execution]:
         kept = deque[Execution]()
-        for each in reversed(line):
+        for each in reversed(jobs):
             if each.task_id == task_id and permits.used > permits.limit:
                 each.permits = None
                 permits.used -= 1
@@ -397,10 +399,10 @@ class Lines:
             self._filled.notify(min(started, self._sleeping))
 
 
-def _without(line: deque[Execution], wanted: Callable[[Execution], bool], dropped: list[Execution]) -> deque[Execution]:
-    """A line without the jobs that are ``wanted``, which are added to ``dropped``."""
+def _without(jobs: deque[Execution], wanted: Callable[[Execution], bool], dropped: list[Execution]) -> deque[Execution]:
+    """The jobs without those that are ``wanted``, which are added to ``dropped``."""
     kept = deque[Execution]()
-    for each in line:
+    for each in jobs:
         (dropped if wanted(each) else kept).append(each)
     return kept
 
@@ -580,7 +582,7 @@ class Pool:
     """The processors of one process.
 
     Arguments: ``performer`` makes that of this pool; ``on_begun`` is called with the
-    Event of each borrowed job that may last; ``background_share`` as of :class:`Lines`.
+    Event of each borrowed job that may last; ``background_share`` as of :class:`ReadyJobs`.
     """
 
     def __init__(
@@ -609,8 +611,8 @@ class Pool:
         self._on_begun = on_begun
         self.performer = performer(self._replace)
         self.durations = Durations()
-        self.lines = Lines(background_share)
-        self._threads: dict[threading.Thread, bool] = {}  # whether it takes from the lines, not the suspects
+        self.jobs = ReadyJobs(background_share)
+        self._threads: dict[threading.Thread, bool] = {}  # whether it takes ready jobs, not suspects
         self._ended = threading.Event()
         self._log = get_logger("asynctask.pool")
 
@@ -626,8 +628,8 @@ class Pool:
         if self._quiet.is_set():
             return []
         self._quiet.set()
-        self.lines.close()
-        unbegun = self.lines.drop(lambda each: True)
+        self.jobs.close()
+        unbegun = self.jobs.drop(lambda each: True)
         self.low.set()
         self._hook.wake()
         self.gate.wake()
@@ -666,7 +668,7 @@ class Pool:
     def stop(self) -> None:
         """Ends the threads that can be ended."""
         threads = list(self._threads.values())
-        self.lines.end(sum(threads), of_suspects=len(threads) - sum(threads))
+        self.jobs.end(sum(threads), of_suspects=len(threads) - sum(threads))
         for thread in list(self._threads):
             thread.join(0.2)
 
@@ -680,13 +682,13 @@ class Pool:
     @property
     def idle(self) -> int:
         """Threads without a job that runs or lies ready."""
-        return max(0, self.concurrency - self.busy - self.lines.ready)
+        return max(0, self.concurrency - self.busy - self.jobs.ready)
 
     @property
     def frees_threads(self) -> bool:
         """Whether threads are idle, or took jobs lately, so that something urgent begins soon. Otherwise it would be given
         back at the next check, and borrowed again."""
-        return self.busy < self.concurrency or self.lines.move
+        return self.busy < self.concurrency or self.jobs.move
 
     @property
     def closed(self) -> bool:
@@ -710,24 +712,24 @@ class Pool:
     # -- what lies ready
 
     def line_up(self, executions: Sequence[Execution]) -> None:
-        """Passes jobs to the processors: suspects to the line of their own thread, so that no processor waits."""
+        """Passes jobs to the processors: suspects to their own thread, so that no processor waits."""
         if any(each.is_suspect for each in executions) and all(self._threads.values()):
             self._spawn(in_line=False)
-        self.lines.put(executions)
+        self.jobs.put(executions)
         if self._quiet.is_set():
-            self.give_back(self.lines.drop(lambda each: not each.is_borrowed))
+            self.give_back(self.jobs.drop(lambda each: not each.is_borrowed))
 
     def shorten_line(self) -> None:
         """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""
-        if self.lines.suspects <= self.concurrency:
+        if self.jobs.suspects <= self.concurrency:
             return
-        is_beyond, now = self.lines.first(self.concurrency), self._clock.monotonic()
-        old = self.lines.drop(lambda each: each.is_suspect and is_beyond(each) and now - each.asked > ALONE_S)
+        is_beyond, now = self.jobs.first(self.concurrency), self._clock.monotonic()
+        old = self.jobs.drop(lambda each: each.is_suspect and is_beyond(each) and now - each.asked > ALONE_S)
         self.give_back(old)
 
     def give_back(self, unbegun: Sequence[Execution]) -> None:
-        """Gives back jobs that are out of the lines, to the ledger or the broker, in the order in which they came. Raises
-        :class:`Unavailable`."""
+        """Gives back jobs that are no longer ready here, to the ledger or the broker, in the order in which they came.
+        Raises :class:`Unavailable`."""
         for execution in unbegun:
             if execution.has_event:
                 self.release(execution)
@@ -737,7 +739,7 @@ class Pool:
 
     def release(self, execution: Execution) -> None:
         """Gives back a fetched or borrowed job that will not run in this process."""
-        self.lines.release(execution)
+        self.jobs.release(execution)
         try:
             self._release(execution)
         except Unavailable as error:  # recovery finds it in this process's list
@@ -765,10 +767,10 @@ class Pool:
 
     def _process(self, in_line: bool) -> None:
         """A processor: takes jobs until its end. One that dies is replaced."""
-        ended, take = False, self.lines.take if in_line else self.lines.take_suspect
+        ended, take = False, self.jobs.take if in_line else self.jobs.take_suspect
         try:
             while (execution := take()) is not None:
-                self.low.taken(len(self.lines))
+                self.low.taken(len(self.jobs))
                 self._run(execution)
                 if execution.abandoned:  # its thread returned after all, and another has its place
                     break
@@ -776,7 +778,7 @@ class Pool:
         except BaseException:
             self._log.exception("processor_died")
         finally:
-            self.lines.gone()
+            self.jobs.gone()
             self._threads.pop(threading.current_thread(), None)
             if not ended and not self._quiet.is_set():
                 self._spawn(in_line=in_line)
@@ -803,17 +805,17 @@ class Pool:
             self._on_begun(execution.ticket.event_id)
 
     def _leave(self, execution: Execution) -> None:
-        self.lines.release(execution)
+        self.jobs.release(execution)
         self._isolation.leave(execution)
         if self._quiet.is_set():
             self._ended.set()
-        elif not self.lines.ready:
+        elif not self.jobs.ready:
             self._hook.wake()
             self.low.empty()
 
     def _replace(self, execution: Execution) -> None:
         """The thread of this job is lost: another takes its place."""
-        self.lines.release(execution)
+        self.jobs.release(execution)
         self._isolation.leave(execution)
         if not self._quiet.is_set():
             self._spawn(in_line=not execution.is_suspect)
@@ -823,8 +825,8 @@ class Pool:
 
 ALONE_S: Final = 5.0
 """Longest time for which a suspect closes its process: until the jobs beside it have ended, and while it runs alone. A job
-that kills its process mostly does so at once, and no other job waits longer than this. Suspects that wait longer in the
-line go back for other processes, except as many as there are threads."""
+that kills its process mostly does so at once, and no other job waits longer than this. Suspects that wait longer
+go back for other processes, except as many as there are threads."""
 
 _CHECK_S: Final = 0.1
 """Seconds between two checks of a waiting thread whether to give up."""

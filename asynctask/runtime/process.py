@@ -180,7 +180,7 @@ class AppProcess:
             self._log.warning("leave_put_off", error=str(error))
 
     def _beat(self) -> dict[str, Any]:
-        dispatched = {"rounds": self.dispatcher.rounds, "dispatched": self.dispatcher.dispatched}
+        dispatched = {"rounds": self.dispatcher.passes, "dispatched": self.dispatcher.dispatched}
         figures = self.figures.as_dict() | dispatched
         pace = round(self._pace.update(*self.worked()), 6)
         return {**self.facts(), "info": dumps({**self.info(), "pace": pace, "figures": figures})}

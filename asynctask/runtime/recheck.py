@@ -32,10 +32,10 @@ class Returns:
         self._tracker = tracker
         self._pool = pool
         self._loans = loans
-        self._left: list[tuple[OwnLoan, int, list[Execution]]] = []  # out of the lines, and not given back yet
+        self._left: list[tuple[OwnLoan, int, list[Execution]]] = []  # no longer ready, and not given back yet
 
     def give_back(self, unbegun: Sequence[Execution]) -> None:
-        """Gives back jobs that are out of the lines. Raises Unavailable."""
+        """Gives back jobs that are no longer ready here. Raises Unavailable."""
         by_loan: dict[OwnLoan, list[Execution]] = {}
         for each in unbegun:
             if (loan := each.loan) is None or each.ticket.of_round:
@@ -81,9 +81,9 @@ class Recheck:
 
     def run(self) -> None:
         """Checks once. Raises Unavailable."""
-        pool, lines, own = self._pool, self._pool.lines, self._loans.all()
+        pool, jobs, own = self._pool, self._pool.jobs, self._loans.all()
         begun_at, claims = self._ledger.clock.monotonic(), self._loans.claims()
-        unbegun, limited = lines.unbegun(), set(lines.limited())
+        unbegun, limited = jobs.unbegun(), set(jobs.limited())
         found = lending.check(self._ledger, {each.task_id for each in unbegun if each.task_id is not None} | limited)
         self.at = begun_at
         asked = [each for each in found.loans.values() if each.asked is not None]
@@ -109,7 +109,7 @@ class Recheck:
             return is_held_back or each.ticket.event_id in stopping or is_lost(each)
 
         is_news = held_back or in_rounds or gone or taken_back or stopping or found.paused
-        dropped = lines.recall(must_not_begin) if is_news else []
+        dropped = jobs.recall(must_not_begin) if is_news else []
         pool.gate.checked(begun_at, found.paused)
         cancelled = {i for i, task in found.tasks.items() if task.state == State.CANCELLED}
         back = [each for each in dropped if not self._is_settled(each, is_lost(each), cancelled, stopping)]
@@ -128,7 +128,7 @@ class Recheck:
         a user stopped it."""
         dropped.is_recalled = True
         if is_lost:
-            self._pool.lines.release(dropped)
+            self._pool.jobs.release(dropped)
             self._tracker.forget(dropped)  # recovery has raised its attempt
             return True
         is_cancelled = dropped.task_id in cancelled
@@ -159,48 +159,48 @@ class Recheck:
 
     def _follow_knobs(self, tasks: Mapping[int, HeldTask], limited: set[int]) -> None:
         """Follows changed priorities and limits; returns places that nothing here needs."""
-        lines = self._pool.lines
+        jobs = self._pool.jobs
         for task_id, task in tasks.items():
-            rank = lines.rank_of(task_id)
+            rank = jobs.rank_of(task_id)
             if rank is not None and rank[1] != task.priority:
-                lines.reorder(task_id, (rank[0], task.priority))
+                jobs.reorder(task_id, (rank[0], task.priority))
             if task.limit is not None:
                 self._follow_limit(task_id, task, task_id in limited)
             # Only once the row of places is gone: with it, a new limit would count too few jobs here.
             elif task_id in limited and not lending.lease_places(self._ledger, task_id, 0, 0).is_locked:
-                lines.limit(task_id, None)
+                jobs.limit(task_id, None)
         for task_id in limited - tasks.keys():  # it is gone
-            lines.limit(task_id, None)
+            jobs.limit(task_id, None)
 
     def _follow_limit(self, task_id: int, task: HeldTask, is_known: bool) -> None:
-        lines = self._pool.lines
-        places, used, waiting = lines.places(task_id)
+        jobs = self._pool.jobs
+        places, used, waiting = jobs.places(task_id)
         needed = min(task.limit or 0, used + waiting)
         if is_known and places == needed == task.places:
             return
         # Fewer places first here, then in the ledger: others get at once what is given up.
-        used = lines.lower(task_id, needed)
+        used = jobs.lower(task_id, needed)
         lease = lending.lease_places(self._ledger, task_id, needed, used, holds=bool(used or waiting))
         if lease.is_locked:
             return
         if lease.places is None or not (lease.places or used or waiting):
-            lines.limit(task_id, None)
+            jobs.limit(task_id, None)
         else:
-            lines.limit(task_id, min(lease.places, needed))
+            jobs.limit(task_id, min(lease.places, needed))
 
     def _return_surplus(self, now: float) -> None:
         """Gives back what cannot begin within half a second, because its jobs, or those before them, turned out to be
         long: other processes may have idle threads."""
-        pool, lines = self._pool, self._pool.lines
+        pool, jobs = self._pool, self._pool.jobs
         for each in pool.running():
             if each.began and each.task_id is not None:
                 pool.durations.at_least(each.task_id, now - each.began)
         pool.shorten_line()
-        keep = int(lines.note_taken() * 1.25)
-        if len(lines) <= keep or (pool.busy < pool.concurrency and not pool.closed):
+        keep = int(jobs.note_taken() * 1.25)
+        if len(jobs) <= keep or (pool.busy < pool.concurrency and not pool.closed):
             return
-        is_beyond, old = lines.first(keep), now - lending.RECHECK_S * 0.9
-        self._returns.give_back(lines.drop(lambda each: is_beyond(each) and each.is_borrowed and each.asked <= old))
+        is_beyond, old = jobs.first(keep), now - lending.RECHECK_S * 0.9
+        self._returns.give_back(jobs.drop(lambda each: is_beyond(each) and each.is_borrowed and each.asked <= old))
 
 
 def _may_begin(task: HeldTask) -> bool:

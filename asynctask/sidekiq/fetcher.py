@@ -159,7 +159,7 @@ class Fetcher:
         paused = frozenset(self._broker.operations.paused(sorted(self._order())))
         new, self.paused = paused - self.paused, paused
         if new:  # what lies ready goes back, each queue's in its order
-            self._pool.give_back(self._pool.lines.drop(lambda each: each.copy.queue in new))
+            self._pool.give_back(self._pool.jobs.drop(lambda each: each.copy.queue in new))
         self._ask_pauses_at = now + PAUSES_S
 
     def _room(self) -> int:
@@ -168,7 +168,7 @@ class Fetcher:
         pool.low.clear()
         if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
-        busy, ready = pool.busy, pool.lines.ready
+        busy, ready = pool.busy, pool.jobs.ready
         ahead = int(self._rate() * (AHEAD_S + 2 * self._latency))
         wanted = min(MAX_FETCH, max(0, pool.concurrency - busy) + ahead)
         pool.low.mark = wanted // 2
@@ -176,14 +176,14 @@ class Fetcher:
             self._keep(wanted)
         elif ready > HOARD * wanted + pool.concurrency:
             self._keep(wanted + pool.concurrency)
-        ready = pool.lines.ready
+        ready = pool.jobs.ready
         return wanted - ready if ready <= pool.low.mark else 0
 
     def _keep(self, count: int) -> None:
         """Gives all but ``count`` fetched jobs back, if jobs became long: others can begin them. Raises Unavailable."""
-        lines = self._pool.lines
-        is_beyond = lines.first(count)
-        self._pool.give_back(lines.drop(lambda each: not each.is_borrowed and is_beyond(each)))
+        jobs = self._pool.jobs
+        is_beyond = jobs.first(count)
+        self._pool.give_back(jobs.drop(lambda each: not each.is_borrowed and is_beyond(each)))
 
     def _rate(self) -> float:
         """The jobs that end per second; 0 if none has ended lately, because the next ones may be long."""
@@ -217,7 +217,7 @@ class Fetcher:
         # Every commit, including our own, ends the wait: a busy process must not fetch after each.
         self._quiet.wait(_PACE_S if self._pool.busy else 0)
         # Not for long while jobs are ready, because they may take long.
-        ready = self._pool.lines.ready
+        ready = self._pool.jobs.ready
         seconds = AHEAD_S if ready > self._pool.concurrency else STALE_S if ready else _IDLE_WAIT_S
         if self._pool.busy:
             seconds = min(seconds, max(0.0, self._ask_pauses_at - self._clock.monotonic()))

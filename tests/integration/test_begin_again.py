@@ -34,7 +34,7 @@ def reads_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ready(launcher: Launcher) -> int:
-    return len(launcher.pool.lines)
+    return len(launcher.pool.jobs)
 
 
 def began(world: World) -> list[str]:
@@ -112,7 +112,7 @@ def test_what_a_thread_has_taken_goes_back_when_its_queue_is_paused(world: World
     with world.working(app, concurrency=2) as launcher:
         monkeypatch.setattr(pool, "STALE_S", 0.0)
         task = app.submit("note", numbers(2))
-        wait_for(lambda: launcher.pool.lines.taken == 2, "each thread has one, and waits")
+        wait_for(lambda: launcher.pool.jobs.taken == 2, "each thread has one, and waits")
         app.operations.pause("default")
         wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "they went back")
         assert world.shop.lines() == []
@@ -175,7 +175,7 @@ def test_what_was_borrowed_ahead_does_not_start_under_an_old_knob(world: World, 
         changed = app.ledger.now()
         wait_for(lambda: app.ledger.now() > changed + SECOND, "a second passes")
         if "priority" in change:
-            assert launcher.pool.lines.rank_of(task.id) == (0, 300)
+            assert launcher.pool.jobs.rank_of(task.id) == (0, 300)
         world.open_gate()
         if "interval" in change:
             wait_for(lambda: task.progress()["counts"]["finish"] >= 2, "what ran is over")

@@ -50,7 +50,7 @@ def test_what_waits_in_a_process_is_bounded_however_short_its_jobs_are(
     app, real, held = world.app(), lending.borrow, list[int]()
 
     def borrow(*args: Any, **how: Any) -> Any:
-        waiting = len(launcher.pool.lines)
+        waiting = len(launcher.pool.jobs)
         found = real(*args, **how)
         held.append(waiting + found.count)
         return found
@@ -83,7 +83,7 @@ def test_jobs_that_wait_for_a_place_keep_no_thread_idle(world: World) -> None:
         begun = launcher.pool.running()[0].began
         wait_for(lambda: app.clock.monotonic() - begun > 0.5, "they are known to be long")
         turns.release(5)
-        wait_for(lambda: (launcher.pool.lines.permits(task.id) or (0, 0, 0))[2] > 0, "others wait for their places", 30)
+        wait_for(lambda: (launcher.pool.jobs.permits(task.id) or (0, 0, 0))[2] > 0, "others wait for their places", 30)
         for count in (20, 40, 60):
             app.submit("short", numbers(20, count))
             wait_for(partial(_has, short_done, count), "the other threads perform", 20)
@@ -121,7 +121,7 @@ def test_what_goes_back_while_the_ledger_is_away_is_performed_once(
         wait_for(lambda: len(world.shop.performed()) > 100, "it is known to be short, so many are borrowed")
         monkeypatch.setattr(lending, "give_back", fails)
         gate.clear()  # what lies ready stays there until the check: it would be performed before that
-        wait_for(lambda: len(launcher.pool.lines) or times, "some lie ready behind those that run")
+        wait_for(lambda: len(launcher.pool.jobs) or times, "some lie ready behind those that run")
         task.pause()
         wait_for(lambda: times > 2, "it is tried until the ledger answers")
         gate.set()
@@ -156,7 +156,7 @@ def test_a_process_that_goes_quiet_while_the_ledger_is_away_keeps_nothing(
     with world.working(app, concurrency=1) as launcher:
         task = app.submit("quick", numbers(300))
         wait_for(
-            lambda: len(done) == 20 and launcher.pool.busy and len(launcher.pool.lines), "one runs, others wait behind it"
+            lambda: len(done) == 20 and launcher.pool.busy and len(launcher.pool.jobs), "one runs, others wait behind it"
         )
         monkeypatch.setattr(lending, "give_back", fails)
         launcher.quiet()
@@ -203,10 +203,10 @@ def test_what_was_taken_from_a_process_does_not_begin_there(world: World, monkey
     app = world.app()
     with world.working(app) as launcher:
         alone = app.workers["note"].perform_bulk(numbers(2, 100))
-        wait_for(lambda: len(launcher.pool.lines.taken_unbegun()) == 2, "threads have taken those without a Task")
+        wait_for(lambda: len(launcher.pool.jobs.taken_unbegun()) == 2, "threads have taken those without a Task")
         task = app.submit("note", numbers(2))
-        wait_for(lambda: len(launcher.pool.lines.taken_unbegun()) == 4, "and those of a Task")
-        old = launcher.pool.lines.taken_unbegun()
+        wait_for(lambda: len(launcher.pool.jobs.taken_unbegun()) == 4, "and those of a Task")
+        old = launcher.pool.jobs.taken_unbegun()
         processes.take_unbegun(world.app().ledger, launcher.ledger.identity)
         wait_for(lambda: all(each.is_recalled for each in old), "the check recalls them")
         gate.set()
@@ -225,12 +225,12 @@ def test_what_a_thread_has_taken_of_a_task_that_is_paused_does_not_begin(
     app = world.app()
     with world.working(app) as launcher:
         task = app.submit("note", numbers(4))
-        wait_for(lambda: len(launcher.pool.lines.taken_unbegun()) == 4, "threads have taken them")
-        old = launcher.pool.lines.taken_unbegun()
+        wait_for(lambda: len(launcher.pool.jobs.taken_unbegun()) == 4, "threads have taken them")
+        old = launcher.pool.jobs.taken_unbegun()
         task.pause()
         wait_for(lambda: all(each.is_recalled for each in old), "the check recalls them")
         gate.set()
-        wait_for(lambda: launcher.pool.busy == 0 and not launcher.pool.lines.taken_unbegun(), "the threads let go")
+        wait_for(lambda: launcher.pool.busy == 0 and not launcher.pool.jobs.taken_unbegun(), "the threads let go")
         assert not world.shop.performed()
         task.resume()
         assert task.wait(60)["done"]

@@ -255,7 +255,7 @@ def test_a_process_that_ends_gives_back_all_that_it_has_not_begun_at_once(
 
     with world.working(app, concurrency=2) as launcher:
         tasks = [app.submit("brief", numbers(2_000, 10_000 * n)) for n in range(3)]
-        wait_for(lambda: began(world) > 100 and len(launcher.pool.lines) > 10, "something lies ready")
+        wait_for(lambda: began(world) > 100 and len(launcher.pool.jobs) > 10, "something lies ready")
         monkeypatch.setattr(lending, "give_back", counting)
         if how == "quiet":
             launcher.quiet()
@@ -439,14 +439,14 @@ def test_a_process_whose_checks_get_no_answer_begins_nothing_after_half_a_second
     with world.working(app, concurrency=1) as launcher:
         monkeypatch.setattr(launcher.borrower._recheck, "_return_surplus", lambda now: None)
         task = app.submit("brief", numbers(500))
-        wait_for(lambda: len(launcher.pool.lines) > 200, "many lie ready")
+        wait_for(lambda: len(launcher.pool.jobs) > 200, "many lie ready")
         away.set()
         since = time.monotonic()
         wait_for(lambda: time.monotonic() > since + 2, "two seconds pass")
         count = began(world)
         assert sum(line[0] == "began" and float(line[2]) > since + 0.6 for line in world.shop.lines()) <= 1
         assert count < 500
-        assert len(launcher.pool.lines) > 100
+        assert len(launcher.pool.jobs) > 100
         away.clear()
         assert task.wait(120)["counts"]["finish"] == 500
     assert set(world.shop.performed("began").values()) == {1}

@@ -42,7 +42,7 @@ def taken(app: AsyncTask, broker: Any, queue: str, count: int, patch: pytest.Mon
         within.setattr(broker, "push", found.extend)
         works(app, "celery@here:1:a", [queue], count)
         task = app.submit("act", [{"n": n} for n in range(count)])
-        app.dispatcher.round()  # no process of the engine runs yet
+        app.dispatcher.run_pass()  # no process of the engine runs yet
         assert len(found) == count
         works(app, "celery@here:1:a", [queue], 0)
     return task, found

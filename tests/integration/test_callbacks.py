@@ -403,7 +403,7 @@ def test_a_waiting_callback_that_is_cancelled_counts_as_failed(world: World) -> 
     with world.working(app, queues={"default": 1}):
         wait_for(lambda: task.progress()["state"] == "finalizing", "its items are over")
     event = app.event(task.progress()["callbacks"][0]["job_id"])
-    assert queries.turn_waiting(app.ledger, "delete", [event["id"]]) == 1
+    assert queries.act_on_waiting(app.ledger, "delete", [event["id"]]) == 1
     assert (task.progress()["state"], task.progress()["state_reason"]) == ("finished", "callback_failed")
     assert app.doctor() == []
 

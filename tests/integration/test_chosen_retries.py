@@ -26,7 +26,7 @@ def failed(world: World, app: AsyncTask) -> TaskHandle:
 
 def turn_rest(app: AsyncTask, task: TaskHandle) -> None:
     """What a retry on a slow machine leaves to the dispatcher, of which none runs."""
-    while control.turn_some(app.ledger, task.id):
+    while control.change_rows(app.ledger, task.id):
         pass
 
 
@@ -66,7 +66,7 @@ def test_done_never_falls_within_a_generation_while_a_retry_turns_its_rows(
     seen = [task.progress()]
     assert control.retry(app.ledger, task.id)
     seen.append(task.progress())
-    while control.turn_some(app.ledger, task.id):
+    while control.change_rows(app.ledger, task.id):
         seen.append(task.progress())
     seen.append(task.progress())
     with world.working(app):
@@ -86,10 +86,10 @@ def test_so_many_run_again_in_the_order_of_the_list(world: World, monkeypatch: p
     task = failed(world, app)
     assert control.retry(app.ledger, task.id, limit=5)
     steps = 1
-    while control.turn_some(world.app().ledger, task.id):
+    while control.change_rows(world.app().ledger, task.id):
         steps += 1
     assert (again(task), steps) == ([1, 2, 3, 5, 6], 3)
-    assert control.turn_some(app.ledger, task.id) is False
+    assert control.change_rows(app.ledger, task.id) is False
     with world.working(app):
         task.wait(120)
     assert task.retry(status=["failed"], limit=100)

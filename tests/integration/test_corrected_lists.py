@@ -69,7 +69,7 @@ def cancel(app: AsyncTask, task: TaskHandle) -> None:
     duty = app.maintenance(app.ledger)
 
     def is_done() -> Any:
-        duty.turn_rows()
+        duty.change_rows()
         duty.close()
         return task.progress()["done"]
 
@@ -441,7 +441,7 @@ def test_a_list_beside_a_retry_runs_each_row_once(world: World, monkeypatch: pyt
 
     def retry() -> None:
         control.retry(apps[2].ledger, parent.id, ["cancelled"])
-        while control.turn_some(apps[2].ledger, parent.id) is not False:
+        while control.change_rows(apps[2].ledger, parent.id) is not False:
             pass
 
     made, raised = together(lambda: sheet(apps[1], text, resubmit_of=parent.id), retry)
@@ -468,14 +468,14 @@ def test_a_retry_leaves_a_task_alone_while_a_list_takes_its_rows(world: World, m
 
     def meanwhile(*given: Any) -> Any:
         found = real(*given)
-        turned.append(control.turn_some(apps[1].ledger, parent.id))
+        turned.append(control.change_rows(apps[1].ledger, parent.id))
         return found
 
     monkeypatch.setattr(corrections, "find_corrected", meanwhile)
     child = sheet(apps[0], "row,n,kind\n2,1,ok\n3,1,ok\n", resubmit_of=parent.id)
     assert turned == [None]
     assert child.progress()["counts"]["total"] == 2
-    assert control.turn_some(apps[1].ledger, parent.id) is False
+    assert control.change_rows(apps[1].ledger, parent.id) is False
     assert parent.progress()["counts"]["cancelled"] == 2, "none of them runs twice"
 
 

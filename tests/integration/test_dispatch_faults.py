@@ -113,7 +113,7 @@ def test_a_task_that_is_cancelled_between_the_borrow_and_the_push_closes_without
     task = user.submit("note", numbers(5))
     using(app, 3)
     app.dispatcher.queues._router._broker = stopping(app, lambda: user.task(task.id).cancel())
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     assert broker_of(app).withdraw(task.id, 10) == []
     assert (task.progress()["state"], task.progress()["done"]) == ("cancelled", True)
     world.check_promises(app, [task.id], 5)
@@ -129,12 +129,12 @@ def test_a_task_that_is_changed_between_the_borrow_and_the_push_leaves_nothing_i
     using(app, 3)
     change = user.task(task.id).pause if knob == "pause" else lambda: user.task(task.id).update(priority=300)
     app.dispatcher.queues._router._broker = stopping(app, change)
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     assert broker_of(app).waiting(["default"]) == {}
     assert task.progress()["control"]["in_flight"] == 0
     task.resume()
     using(app, 5)
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     assert sum(broker_of(app).waiting(["default"])["default"].values()) == 5
 
 
@@ -177,7 +177,7 @@ def test_a_task_whose_payloads_a_middleware_spoils_ends_in_error_and_starves_nob
     shop = Shop(app, free=100)
     spoiling(app, "sold", spoil)
     bad, good = app.submit("sold", numbers(20)), app.submit("sent", numbers(5))
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     assert statuses(world, bad.id) == {"error": 20}
     assert "client middleware" in bad.events()[0]["messages"][-1]["message"]
     assert [copy.task_id for copy in shop.takes()] == [good.id] * 5
@@ -202,7 +202,7 @@ def test_a_fault_of_the_dispatch_does_not_look_like_a_refusal(world: World, monk
     def broken(self: Any) -> int:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(type(app.dispatcher), "round", broken)
+    monkeypatch.setattr(type(app.dispatcher), "run_pass", broken)
     assert app.submit("note", numbers(2)).progress()["counts"]["total"] == 2
     assert app.workers["note"].perform_async({"n": 1})
 

@@ -221,14 +221,14 @@ def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, mo
     shop, clock = moved_by_hand(app)
     Shop(client)
     client.submit("sold", [{"n": n} for n in range(50)])
-    real = app.dispatcher.round
+    real = app.dispatcher.run_pass
 
     def takes_its_time() -> int:
         pushed = real()
         clock.ahead += 0.12
         return pushed
 
-    monkeypatch.setattr(app.dispatcher, "round", takes_its_time)
+    monkeypatch.setattr(app.dispatcher, "run_pass", takes_its_time)
     app.dispatcher.nudge()
     assert app.dispatcher._step() == pytest.approx(ACTIVE_S - 0.12)
     assert len(shop.takes()) == 5

@@ -319,7 +319,7 @@ def callbacks_run_again(bench: Bench) -> None:
 def a_paused_queue_resumed(bench: Bench) -> None:
     with bench.working():
         task = bench.submit(MANY)
-        wait_for(lambda: len(bench.launcher.pool.lines) and bench.began, "it runs, and more follows")
+        wait_for(lambda: len(bench.launcher.pool.jobs) and bench.began, "it runs, and more follows")
         assert bench.operations.pause("default")
         bench.stands_still()
         assert counts(task)["enqueue"] > 0

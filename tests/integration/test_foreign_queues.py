@@ -46,7 +46,7 @@ def another(app: AsyncTask, shop: Shop, identity: str = "another") -> Dispatcher
 
 def alone(dispatcher: Dispatcher) -> int:
     """A round after which it does not lead, so that another may push what is more than wanted."""
-    pushed = dispatcher.round()
+    pushed = dispatcher.run_pass()
     dispatcher._leadership("shop").resign()
     return pushed
 
@@ -58,18 +58,18 @@ def test_what_is_pushed_is_lent_to_the_queue_until_it_ends(world: World) -> None
     app = world.app()
     shop = Shop(app, free=4)
     task = app.submit("sold", numbers(10))
-    assert app.dispatcher.round() == 4
+    assert app.dispatcher.run_pass() == 4
     assert loans(world) == [(0, 4, HOLDER)]
-    assert app.dispatcher.round() == 0, "so many wait there"
+    assert app.dispatcher.run_pass() == 0, "so many wait there"
     taken = shop.takes()
     shop.ends(taken[:2])
-    assert app.dispatcher.round() == 4
+    assert app.dispatcher.run_pass() == 4
     assert loans(world) == [(2, 4, HOLDER), (4, 8, HOLDER)]
     shop.ends([*taken[2:], *shop.takes()])
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     shop.ends(shop.takes())
     assert task.progress()["done"]
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     assert loans(world) == []
     assert app.doctor() == []
 
@@ -78,7 +78,7 @@ def test_of_a_limited_task_no_more_lie_in_the_queue_and_with_its_workers_than_ma
     app = world.app()
     shop = Shop(app, free=100)
     task = app.submit("sold", numbers(20), parallel=3)
-    assert (app.dispatcher.round(), alone(app.dispatcher)) == (3, 0)
+    assert (app.dispatcher.run_pass(), alone(app.dispatcher)) == (3, 0)
     assert places(world) == {HOLDER: 3}
     other = another(app, shop)
     running = shop.takes()
@@ -89,7 +89,7 @@ def test_of_a_limited_task_no_more_lie_in_the_queue_and_with_its_workers_than_ma
         assert sent == 1 or not task.progress()["counts"]["enqueue"] or len(running) < 3
         assert len(running) <= 3
     assert task.progress()["done"]
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     assert (loans(world), places(world)) == ([], {})
 
 
@@ -99,7 +99,7 @@ def test_a_limited_task_that_is_served_twice_in_a_round_keeps_its_limit(world: W
     shop = Shop(app, free=6)
     limited = app.submit("sold", numbers(20), parallel=3)
     others = [app.submit("sold", numbers(1)) for _ in range(2)]
-    assert app.dispatcher.round() == 3 + len(others)
+    assert app.dispatcher.run_pass() == 3 + len(others)
     assert dict(world.sql("SELECT process, n FROM places WHERE task_id = ?", limited.id)) == {HOLDER: 3}
     assert len(shop.takes()) == 3 + len(others)
     assert app.doctor() == []
@@ -115,10 +115,10 @@ def test_two_dispatchers_between_their_borrow_and_their_push_keep_the_limit(worl
     def in_between(copies: Sequence[Copy]) -> None:
         if not meanwhile:
             meanwhile.append(-1)
-            meanwhile.append(other.round())
+            meanwhile.append(other.run_pass())
 
     shop.refuses = in_between
-    assert app.dispatcher.round() == 3
+    assert app.dispatcher.run_pass() == 3
     assert meanwhile == [-1, 0]
     assert len(shop.takes()) == 3
 
@@ -127,15 +127,15 @@ def test_a_claimed_job_that_its_worker_has_begun_still_has_its_place(world: Worl
     app = world.app()
     shop = Shop(app, free=100)
     task = app.submit("sold", numbers(5), parallel=1)
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     (copy,) = shop.takes()
     world.sql("UPDATE events SET due_at = 1, attempt = 2 WHERE job_id = ?", copy.jid)
     hints.settle_free(app.ledger, [task.id])
-    assert app.dispatcher.round() == 1
+    assert app.dispatcher.run_pass() == 1
     (again,) = shop.takes()
     assert (again.jid, again.attempt) == (copy.jid, 2)
     world.sql("UPDATE events SET status = 'working', process = 'shop@there:2:b' WHERE job_id = ?", copy.jid)
-    assert app.dispatcher.round() == 0
+    assert app.dispatcher.run_pass() == 0
     assert places(world) == {HOLDER: 1}
 
 
@@ -143,10 +143,10 @@ def test_a_limit_that_comes_later_counts_what_lies_in_the_queue(world: World) ->
     app = world.app()
     shop = Shop(app, free=5)
     task = app.submit("sold", numbers(20))
-    assert app.dispatcher.round() == 5
+    assert app.dispatcher.run_pass() == 5
     task.update(parallel=2)
     shop.takes()
-    assert app.dispatcher.round() == 0
+    assert app.dispatcher.run_pass() == 0
     assert places(world) == {HOLDER: 5}
 
 
@@ -155,7 +155,7 @@ def test_single_jobs_are_claimed_for_the_queue(world: World) -> None:
     shop = Shop(app, free=5)
     app.workers["note"].perform_bulk(numbers(2))
     world.sql("UPDATE events SET queue = ?", QUEUE)
-    assert app.dispatcher.round() == 2
+    assert app.dispatcher.run_pass() == 2
     assert world.sql("SELECT DISTINCT process, due_at FROM events") == [(HOLDER, None)]
     shop.ends(shop.takes())
     assert world.sql("SELECT DISTINCT status, process FROM events") == [("finish", None)]
@@ -185,7 +185,7 @@ def test_a_program_without_a_foreign_queue_makes_no_query(world: World) -> None:
         app.dispatcher.start()
         app.dispatcher.nudge()
         app.dispatcher.expect(1)
-        assert app.dispatcher.round() == 0
+        assert app.dispatcher.run_pass() == 0
         app.dispatcher.stop()
     assert said == []
 
@@ -223,7 +223,7 @@ class TestNotPushed:
         assert {process for *_, process in loans(world)} == {None}
         assert places(world) == {}
         shop.refuses = lambda copies: None
-        assert another(app, shop).round() == 8, "another process reaches it"
+        assert another(app, shop).run_pass() == 8, "another process reaches it"
         assert Counter(copy.task_id for copy in shop.takes()) == {task.id: 5, limited.id: 2, None: 1}
 
     def test_of_a_whole_batch_only_the_copy_that_the_broker_refuses_ends_in_error(self, world: World) -> None:
@@ -232,7 +232,7 @@ class TestNotPushed:
         task = app.submit("sold", numbers(50))
         bad = task.events()[31]["job_id"]
         shop.refuses = lambda copies: ValueError("no\ud800") if any(copy.jid == bad for copy in copies) else None
-        app.dispatcher.round()
+        app.dispatcher.run_pass()
         assert statuses(world, task.id) == {"enqueue": 49, "error": 1}
         assert "cannot be put on its queue" in app.event(bad)["messages"][-1]["message"]
         assert len(shop.takes()) == 49
@@ -244,7 +244,7 @@ class TestNotPushed:
         shop = Shop(app, free=10)
         task = app.submit("sold", numbers(2))
         shop.refuses = lambda copies: UnknownWorker("sold", ())
-        app.dispatcher.round()
+        app.dispatcher.run_pass()
         for event in task.events():
             assert (event["status"], event["retries"], event["due_at"] is None) == ("enqueue", 0, False)
             assert [m["message"] for m in event["messages"]] == [
@@ -266,7 +266,7 @@ class TestNotPushed:
             return borrow(ledger, offer, *rest, **more)
 
         monkeypatch.setattr(lending, "borrow", failing)
-        app.dispatcher.round()
+        app.dispatcher.run_pass()
         assert {copy.task_id for copy in shop.takes()} == {good.id}
 
     def test_what_a_dispatcher_had_that_died_before_its_push_is_pushed_by_another_under_a_new_attempt(
@@ -280,15 +280,15 @@ class TestNotPushed:
         shop = Shop(app)
         task = dead.submit("sold", numbers(5), parallel=4)
         with pytest.raises(Killed):
-            dead.dispatcher.round()
+            dead.dispatcher.run_pass()
         dead.dispatcher._leadership("shop").resign()  # its lease ends
         shop.uses(100)
         assert places(world) == {foreign.pusher(dead.ledger.identity): 3}
-        assert app.dispatcher.round() == 1, "the rest has places"
+        assert app.dispatcher.run_pass() == 1, "the rest has places"
         maintenance = app.maintenance(app.ledger)
         for _ in range(2):
             maintenance.recover_dead()
-        assert app.dispatcher.round() == 3
+        assert app.dispatcher.run_pass() == 3
         assert Counter(copy.attempt for copy in shop.pushed) == {1: 1, 2: 3}
         assert app.doctor() == []
         assert task.progress()["counts"]["enqueue"] == 5
@@ -299,14 +299,14 @@ class TestNotPushed:
         task = app.submit("sold", numbers(3))
         app.workers["note"].perform_async({"n": 1})
         world.sql("UPDATE events SET queue = ? WHERE task_id IS NULL", QUEUE)
-        assert app.dispatcher.round() == 4
+        assert app.dispatcher.run_pass() == 4
         maintenance = app.maintenance(app.ledger)
 
         assert [maintenance.find_lost(), maintenance.find_lost()] == [0, 0], "its queue holds them"
         taken = shop.takes()
         shop.ends([next(copy for copy in taken if copy.task_id == task.id)])
         assert [maintenance.find_lost(), maintenance.find_lost()] == [0, 3]
-        assert app.dispatcher.round() == 3
+        assert app.dispatcher.run_pass() == 3
         assert {copy.attempt for copy in shop.takes()} == {2}
         assert task.progress()["counts"]["enqueue"] == 2
 
@@ -319,7 +319,7 @@ def begun(app: AsyncTask, shop: Shop, rounds: int, places_: int = 1) -> Counter[
     shop.uses(places_)
     found: Counter[int | None] = Counter()
     for _ in range(rounds):
-        app.dispatcher.round()
+        app.dispatcher.run_pass()
         found.update(copy.task_id for copy in shop.takes(places_))
     return found
 
@@ -383,7 +383,7 @@ class TestTurns:
         urgent = note.set(priority=Priority.ADMIN_HIGH).perform_async({"n": 0})
         world.sql("UPDATE events SET queue = ?", QUEUE)
         shop.uses(1)
-        app.dispatcher.round()
+        app.dispatcher.run_pass()
         assert [copy.jid for copy in shop.takes()] == [urgent]
 
     def test_single_jobs_of_a_queue_that_nobody_works_wait_in_the_ledger_and_keep_no_others(self, world: World) -> None:
@@ -394,18 +394,18 @@ class TestTurns:
         (task_id,) = self.submitted(app, 1, 2)
         assert begun(app, shop, 1, 5) == {task_id: 2}
         shop.uses(5, "shop/nobody")
-        assert app.dispatcher.round() == 5
+        assert app.dispatcher.run_pass() == 5
 
     def test_one_process_leads_what_is_more_than_wanted(self, world: World) -> None:
         app = world.app()
         shop = Shop(app, free=2)
         self.submitted(app, 1, 50)
         other = another(app, shop)
-        assert app.dispatcher.round() == 2
+        assert app.dispatcher.run_pass() == 2
         shop.takes()
-        assert other.round() == 0, "another leads"
+        assert other.run_pass() == 0, "another leads"
         app.dispatcher._leadership("shop").resign()
-        assert other.round() == 2
+        assert other.run_pass() == 2
 
 
 def test_the_thread_dispatches_until_nothing_is_left(world: World) -> None:
@@ -445,7 +445,7 @@ def test_what_a_broker_did_not_take_is_pushed_soon_after_it_answers_again(world:
     finally:
         app.dispatcher.stop()
     assert refused[2] - refused[0] < 6.0
-    assert app.dispatcher.rounds < 30, "it does not ask again and again meanwhile"
+    assert app.dispatcher.passes < 30, "it does not ask again and again meanwhile"
 
 
 @pytest.mark.parametrize("engine", ["dramatiq", "an-engine-with-a-long-name"])

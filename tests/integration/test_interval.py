@@ -243,7 +243,7 @@ def test_an_interval_that_is_set_takes_back_what_was_borrowed(world: World) -> N
     with world.working(app, concurrency=2) as launcher:
         wait_for(lambda: len(world.shop.performed("began")) == 2, "both threads are busy")
         task.update(interval=86_400, parallel=4)
-        wait_for(lambda: task.id in launcher.pool.lines.limited(), "the process knows of it")
+        wait_for(lambda: task.id in launcher.pool.jobs.limited(), "the process knows of it")
         wait_for(lambda: task.progress()["control"]["in_flight"] <= 4, "what had not begun is back")
         began = len(world.shop.performed("began"))
         world.open_gate()

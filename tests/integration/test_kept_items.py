@@ -270,7 +270,7 @@ def test_a_model_that_no_json_builds_is_refused_at_declaration(app: AsyncTask) -
         model_config = ConfigDict(arbitrary_types_allowed=True)
         handle: Handle
 
-    class Lines(BaseModel):
+    class ReadyJobs(BaseModel):
         lines: list[Held]
 
     class Call(BaseModel):
@@ -281,7 +281,7 @@ def test_a_model_that_no_json_builds_is_refused_at_declaration(app: AsyncTask) -
         handle: Annotated[Handle, BeforeValidator(lambda _: Handle())]
         spare: Handle | None = None
 
-    for model, field in ((Held, "handle"), (Lines, "lines.handle"), (Call, "call")):
+    for model, field in ((Held, "handle"), (ReadyJobs, "lines.handle"), (Call, "call")):
         with pytest.raises(ConfigError, match=f"field {field}, which is required"):
             app.worker(name=model.__name__)(_annotated(charge, model))
     app.worker(name="made")(_annotated(charge, Made))

@@ -67,12 +67,12 @@ def test_a_late_writer_loses_and_changes_neither_row_nor_counts_nor_messages(wor
     take(app, Change(event_id, lambda r: give_back(r.row, None, now=app.clock.now())))  # the attempt is 2 from here on
     before = task.progress()
     (late,) = take(app, Change(event_id, only_if(1, finished), notes=[Note("finish", "Done")]))
-    assert late.turn is None
+    assert late.transition is None
     assert task.progress()["counts"] == before["counts"]
     assert task.progress()["version"] == before["version"]
     assert task.events()[0]["messages"] == []
     (next_one,) = take(app, Change(event_id, only_if(2, finished)))
-    assert next_one.turn is not None
+    assert next_one.transition is not None
     assert task.progress()["counts"]["finish"] == 1
     assert app.doctor() == []
 
@@ -85,7 +85,7 @@ def test_of_writers_that_race_for_one_event_a_single_one_wins(world: World) -> N
 
     def race(app: AsyncTask) -> None:
         start.wait()
-        won.extend(a for a in take(app, Change(event_id, only_if(1, finished))) if a.turn is not None)
+        won.extend(a for a in take(app, Change(event_id, only_if(1, finished))) if a.transition is not None)
 
     racers = [threading.Thread(target=race, args=(app,)) for app in apps]
     for racer in racers:
@@ -112,7 +112,7 @@ def test_an_event_that_is_gone_and_a_decision_for_nothing_are_no_errors(world: W
     app = world.app()
     task = app.submit("note", numbers(1))
     gone, left = take(app, Change(999_999, finished), Change(first_id(task), lambda record: None))
-    assert (gone.record, gone.turn, left.turn) == (None, None, None)
+    assert (gone.record, gone.transition, left.transition) == (None, None, None)
 
 
 @decided_by_us

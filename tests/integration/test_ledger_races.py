@@ -153,7 +153,7 @@ def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it
     clock.ahead = 2 * _DAY
     with ledger.database.write() as connection:
         row = task_rows.lock(connection, task_id)
-        task_rows.turn(connection, ledger, row, State.PAUSED, Reason.PAUSED, state_reason=None)
+        task_rows.change_state(connection, ledger, row, State.PAUSED, Reason.PAUSED, state_reason=None)
         joining = in_thread(lambda: lending.rejoin(ledger))
         if world.store.kind == "sqlite":
             wait_for_a_lock(world, "who joins waits for who pauses")

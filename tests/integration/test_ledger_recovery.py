@@ -58,7 +58,7 @@ def pushed(app: Any, count: int) -> tuple[Shop, Any]:
     """A foreign queue that holds a Task of so many jobs."""
     shop = Shop(app, free=count)
     task = app.submit("sold", numbers(count))
-    assert app.dispatcher.round() == count
+    assert app.dispatcher.run_pass() == count
     return shop, task
 
 
@@ -291,7 +291,7 @@ def test_recovering_twice_changes_nothing_the_second_time(world: World) -> None:
     task = holding(world, dead, 2)
     first = processes.recover_events(app.ledger, dead.ledger.identity)
     second = processes.recover_events(app.ledger, dead.ledger.identity)
-    assert [each.turn is not None for each in (*first, *second)] == [True, True]
+    assert [each.transition is not None for each in (*first, *second)] == [True, True]
     assert task.progress()["control"]["in_flight"] == 0
     assert app.doctor() == []
 
@@ -520,7 +520,7 @@ def test_a_smaller_priority_goes_first_and_changing_it_acts_on_jobs_that_wait(wo
         raised = app.submit("note", [{"n": n} for n in range(200, 220)], priority=400)
         raised.update(priority=50)
         time.sleep(1)  # in which it takes effect
-        wait_for(lambda: not len(launcher.pool.lines), "what was borrowed ahead went back")
+        wait_for(lambda: not len(launcher.pool.jobs), "what was borrowed ahead went back")
         world.open_gate()
         for task in (block, slow, fast, raised):
             assert task.wait(120)["done"]
@@ -536,8 +536,8 @@ def test_a_cancel_that_stops_halfway_is_ended_by_the_next_maintenance(
     monkeypatch.setattr(control, "SLICE", 500)
     app, other = world.app(), world.app()
     task = app.submit("note", numbers(1_600))
-    turn: Callable[..., bool] = app.controls.turn
-    monkeypatch.setattr(app.controls, "turn", lambda task_id, seconds=0.5: turn(task_id, seconds=-1.0))
+    turn: Callable[..., bool] = app.controls.change_rows
+    monkeypatch.setattr(app.controls, "change_rows", lambda task_id, seconds=0.5: turn(task_id, seconds=-1.0))
     assert task.cancel()
     counts = task.progress()["counts"]
     assert 0 < counts["cancelled"] < 1_600
@@ -552,12 +552,12 @@ def test_a_cancel_that_takes_many_turns_does_not_rest_between_them(world: World,
     monkeypatch.setattr(control, "SLICE", 100)
     app = world.app()
     task = app.submit("note", numbers(1_000))
-    turn: Callable[..., bool] = app.controls.turn
-    monkeypatch.setattr(app.controls, "turn", lambda task_id, seconds=0.5: turn(task_id, seconds=-1.0))
+    turn: Callable[..., bool] = app.controls.change_rows
+    monkeypatch.setattr(app.controls, "change_rows", lambda task_id, seconds=0.5: turn(task_id, seconds=-1.0))
     assert task.cancel()
     made = maintenance_of(app)
     for _ in range(12):
-        made._do(["turn_rows"])
+        made._do(["change_rows"])
     assert task.progress()["counts"]["cancelled"] == 1_000
 
 

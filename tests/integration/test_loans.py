@@ -114,19 +114,19 @@ def test_cancel_leaves_what_is_lent_and_turns_it_once_it_is_given_back(world: Wo
     task = app.submit("note", numbers(10))
     lent = borrow(app.ledger, task, 4)
     assert control.cancel_task(app.ledger, task.id)
-    while control.turn_some(app.ledger, task.id):
+    while control.change_rows(app.ledger, task.id):
         pass
     assert [row[0] for row in rows(world, task)] == ["enqueue"] * 4 + ["cancelled"] * 6
     assert task.progress()["control"]["in_flight"] == 4
     lending.give_back(app.ledger, [(lent.loans[0][0], 0)])
     with app.ledger.database.read() as connection:
-        assert control.turning_tasks(connection) == [(task.id, "cancel")]
-    while control.turn_some(app.ledger, task.id):
+        assert control.changing_tasks(connection) == [(task.id, "cancel")]
+    while control.change_rows(app.ledger, task.id):
         pass
     assert task.progress()["counts"]["cancelled"] == 10
     assert table(app, loans) == []
     with app.ledger.database.read() as connection:
-        assert control.turning_tasks(connection) == []
+        assert control.changing_tasks(connection) == []
 
 
 def test_a_single_job_is_cancelled_or_stopped_where_it_waits_and_its_holder_is_asked(world: World) -> None:

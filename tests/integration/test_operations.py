@@ -309,7 +309,7 @@ def test_queues_show_what_waits_and_whether_anybody_works_them(app: AsyncTask) -
 def works_in_ruby(app: AsyncTask) -> None:
     """A process in another language works the queue ``default``: what waits is pushed to it."""
     app.record_all([], Reporter("sidekiq", "host:7:abc", concurrency=100, queues=["default"]))
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
 
 
 def test_deleting_a_tracked_job_from_its_queue_cancels_its_item(app: AsyncTask) -> None:

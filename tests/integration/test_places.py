@@ -43,7 +43,7 @@ def dispatched(world: World, app: AsyncTask, count: int) -> TaskHandle:
     if world.broker_url:
         app.start_services()
         app.record_all([], Reporter("sidekiq", "host:7:abc", concurrency=5, queues=["default"]))
-        wait_for(lambda: app.dispatcher.round() or len(world.broker.copies()) == count, "they lie in the broker")
+        wait_for(lambda: app.dispatcher.run_pass() or len(world.broker.copies()) == count, "they lie in the broker")
         app.stop_services()
     return task
 
@@ -250,7 +250,7 @@ def test_a_job_that_a_process_has_borrowed_and_not_begun_is_stopped_by_that_proc
     app = world.app()
     with world.working(app, concurrency=1) as launcher:
         task = app.submit("gated", numbers(3))
-        wait_for(lambda: len(launcher.pool.lines) == 2 and world.shop.performed("began"), "one runs, two lie ready")
+        wait_for(lambda: len(launcher.pool.jobs) == 2 and world.shop.performed("began"), "one runs, two lie ready")
         job_id = task.events()[1]["job_id"]
         told = app.stop_job(job_id)
         assert (told["status"], told["stopping"], told["changed"]) == ("enqueue", True, True)

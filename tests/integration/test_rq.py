@@ -739,7 +739,7 @@ def test_a_list_is_exact_though_horses_recorder_and_worker_are_killed(engine: Rq
 
 def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_rq(engine: RqWorld) -> None:
     task = engine.app.submit("enroll", items(5))
-    engine.app.dispatcher.round()
+    engine.app.dispatcher.run_pass()
     assert task.progress()["control"]["in_flight"] == 0
     with pytest.raises(InputError):
         engine.app.submit("unseen", [1])

@@ -151,7 +151,7 @@ def test_a_cancelled_task_passes_on_when_the_last_of_its_jobs_has_ended(world: W
     first, second = (app.submit("note", numbers(0, 1), session="s") for _ in range(2))
     (job,) = borrow(app.ledger, first.id, 9)
     control.cancel_task(app.ledger, first.id)
-    while control.turn_some(app.ledger, first.id):
+    while control.change_rows(app.ledger, first.id):
         pass
     assert not try_close(app.ledger, first.id)
     assert holder(world) == first.id

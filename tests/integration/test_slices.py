@@ -16,7 +16,7 @@ from support.place_app import add_workers
 from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
-from asynctask.core.transitions import Turn, stepped, working
+from asynctask.core.transitions import Transition, stepped, working
 from asynctask.errors import InputError
 from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.iterable import ItemFailure
@@ -295,7 +295,7 @@ def test_a_worker_in_another_language_gets_no_slice_and_says_nothing_of_one(worl
     app.start_services()
     app.record_all([], reporter)
     lies = "SELECT 1 FROM loans WHERE process = 'queue/redis'"
-    wait_for(lambda: app.dispatcher.round() or world.sql(lies), "its queue has them")
+    wait_for(lambda: app.dispatcher.run_pass() or world.sql(lies), "its queue has them")
     app.stop_services()
     app.record_all([], reporter)  # it lives
     jobs = list(dict.fromkeys(event["job_id"] for event in task.events()))
@@ -414,7 +414,7 @@ def test_a_slice_whose_process_died_behind_its_last_item_ends_as_its_items_did(w
     other = world.app()
     (job,) = borrow(other.ledger, task.id, 1)
 
-    def recorded(record: EventRecord) -> Turn:
+    def recorded(record: EventRecord) -> Transition:
         begun = working(record.row, other.ledger.identity)
         return begun._replace(after=stepped(begun.after, "fx"))
 

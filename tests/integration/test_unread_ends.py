@@ -18,7 +18,7 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.arrivals import ArrivalTracker
 from asynctask.core.states import Status
-from asynctask.core.transitions import Begin, Turn, recover
+from asynctask.core.transitions import Begin, Transition, recover
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events
 from asynctask.ledger import doctor
@@ -117,7 +117,7 @@ def ended_by_hand(app: AsyncTask, attempt: Attempt) -> None:
 def taken_back(app: AsyncTask, attempt: Attempt) -> None:
     """As if its process had been recovered, and this row were the first."""
 
-    def recovered(record: EventRecord) -> Turn | None:
+    def recovered(record: EventRecord) -> Transition | None:
         return recover(record.row, record.task_state, now=app.ledger.now())
 
     with app.ledger.database.write() as connection:

@@ -24,7 +24,7 @@ def test_a_record_counts_for_a_job_that_was_taken_and_not_for_one_that_waits_or_
 
     app.record_all([], Reporter("golang", "host:1:a", concurrency=3, queues=["go"]))  # so that jobs are dispatched
     task = app.submit(enroll, [{"n": n} for n in range(3)])
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     assert world.raw.llen("queue:go") == 3
     (ours,) = broker_of(app).exchange("host:2:ours", [], ["go"], 1)
     taken, waiting = json.loads(world.raw.rpop("queue:go"))["jid"], json.loads(world.raw.lindex("queue:go", 0))["jid"]
@@ -62,6 +62,6 @@ def test_a_job_is_restarted_while_a_program_that_may_have_its_worker_works_its_q
         app.operations.act_on_job("a", "restart")
     app.record_all([], replace(reporter, name="host:2:b"))
     assert app.operations.act_on_job("a", "restart")["status"] == "enqueue"
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     job = json.loads(world.raw.rpop("queue:go"))
     assert (job["class"], job["args"], job["asynctask"]["attempt"]) == ("Go.Pack", [1], 2)

@@ -30,7 +30,7 @@ def test_jobs_that_become_long_are_given_back_to_whoever_is_idle(world: RedisWor
         world.push("long" if tracked and n >= 3_000 else "ours", n)
     with world.working(app, concurrency=2) as launcher:
         wait_for(lambda: len(ran) == 3_000, "the short ones ran")
-        wait_for(lambda: len(launcher.pool.lines) <= 6, "the long ones lie where others find them")
+        wait_for(lambda: len(launcher.pool.jobs) <= 6, "the long ones lie where others find them")
         if not tracked:
             wait_for(lambda: len(world.waiting()) >= 490, "in their queue")
             found = [parse(text)["args"][0] for text in world.waiting()]

@@ -401,7 +401,7 @@ class EngineConformance(ABC):
     def test_a_list_without_a_worker_waits_and_can_be_cancelled(self) -> None:
         with self.harness() as (engine, folder):
             task = engine.app.submit("act", [{"n": n} for n in range(5)])
-            engine.app.dispatcher.round()
+            engine.app.dispatcher.run_pass()
             assert task.progress()["control"]["in_flight"] == 0, "it waits in the ledger, and not in the engine"
             task.cancel()
             ended(task)

@@ -18,7 +18,7 @@ from bookkeeping_steps import (
 
 from asynctask.core import transitions as core
 from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
-from asynctask.core.transitions import BLOCKED, OUTSIDE, Turn
+from asynctask.core.transitions import BLOCKED, OUTSIDE, Transition
 
 # -- Deaths and recovery -------------------------------------------------------------------------------------------------
 
@@ -203,13 +203,13 @@ def is_stuck(task: Task, line: tuple[int, int]) -> bool:
 
 @step(lambda w: w.open_tasks(*STARTING))
 def pause(w: World, task: Task, k: int) -> None:
-    task.turn(State.PAUSED, Reason.PAUSED)
+    task.change_state(State.PAUSED, Reason.PAUSED)
     w.settle(task)
 
 
 @step(lambda w: w.open_tasks(State.PAUSED))
 def resume(w: World, task: Task, k: int) -> None:
-    task.turn(State.SPLITTING if task.splitting else State.RUNNING, Reason.RESUMED)
+    task.change_state(State.SPLITTING if task.splitting else State.RUNNING, Reason.RESUMED)
     w.settle(task)
 
 
@@ -223,7 +223,7 @@ def set_parallel(w: World, task: Task, k: int) -> None:
 @step(lambda w: w.open_tasks(*STARTING, State.PAUSED))
 def cancel(w: World, task: Task, k: int) -> None:
     """The state first, so that nothing new starts; the rows are turned afterwards."""
-    task.turn(State.CANCELLED, Reason.CANCELLED)
+    task.change_state(State.CANCELLED, Reason.CANCELLED)
     task.splitting, task.sealed, task.turning, task.cursor = False, True, "cancel", 0
     settle_session(w, task)
 
@@ -241,7 +241,7 @@ def cancel_again(w: World, task: Task, k: int) -> None:
 @step(lambda w: [t for t in w.open_tasks(State.RUNNING, State.FINISHED, State.CANCELLED) if may_retry(t)])
 def retry(w: World, task: Task, k: int) -> None:
     """An explicit retry opens a new generation, unsealed until the chosen rows are turned."""
-    task.turn(State.RUNNING, Reason.RETRIED)
+    task.change_state(State.RUNNING, Reason.RETRIED)
     task.generation, task.sealed, task.closed = task.generation + 1, False, False
     task.turning, task.cursor = "retry", 0
     task.statuses = PROBLEM if k == 0 else PROBLEM | {Status.CANCELLED}
@@ -254,7 +254,7 @@ def may_retry(task: Task) -> bool:
 
 
 @step(lambda w: [t for t in w.tasks if t.turning and not t.closed])
-def turn_some(w: World, task: Task, k: int) -> None:
+def change_rows(w: World, task: Task, k: int) -> None:
     """The next slice of rows of a cancel or a retry; after the last one the retried generation is sealed."""
     end = min(len(task.stored), task.cursor + 1 + k)
     for seq in range(task.cursor, end):
@@ -271,7 +271,7 @@ def turn_some(w: World, task: Task, k: int) -> None:
     w.settle(task)
 
 
-def by_person(w: World, copy: Copy, turn: Turn | None) -> None:
+def by_person(w: World, copy: Copy, turn: Transition | None) -> None:
     task = w.tasks[copy.task]
     w.write(task, copy.seq, turn)
     w.settle(task)
@@ -350,10 +350,10 @@ def close(w: World, closing: tuple[int, int], k: int) -> None:
     task.closed = True
     task.closes[generation] = task.closes.get(generation, 0) + 1
     if task.state is not State.CANCELLED:
-        task.turn(State.FINALIZING, Reason.CLOSED)
+        task.change_state(State.FINALIZING, Reason.CLOSED)
     settle_session(w, task)
 
 
 @step(lambda w: w.open_tasks(State.FINALIZING))
 def call_back(w: World, task: Task, k: int) -> None:
-    task.turn(State.FINISHED, Reason.CALLED_BACK)
+    task.change_state(State.FINISHED, Reason.CALLED_BACK)

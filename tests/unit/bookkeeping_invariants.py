@@ -219,7 +219,7 @@ def will_move(world: World, name: str, task: Task, seq: int) -> bool:
 ONCE = ("tick", "beat", "look_read", "look_ask", "look_write")
 EACH = ("check_read", "check_act", "ask_places", "trim")
 UNTIL_DONE = (
-    "seal", "resume", "start_job", "cancel_again", "turn_some", "recover_loan", "recover_rows", "recover_end", "repair",
+    "seal", "resume", "start_job", "cancel_again", "change_rows", "recover_loan", "recover_rows", "recover_end", "repair",
     "repair_line", "give_back_rows", "return_part", "deliver", "redeliver", "borrow", "borrow_for_queue", "read_range",
     "push", "hand_over", "fetch", "begin_read", "begin_act", "begin", "drop_watched", "record_working", "finish", "flush",
     "announce", "ack", "end_outside", "close_look", "close", "call_back",

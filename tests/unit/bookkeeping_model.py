@@ -18,7 +18,7 @@ from asynctask.core import readiness
 from asynctask.core import transitions as core
 from asynctask.core.readiness import Gate, Hints
 from asynctask.core.states import TERMINAL, Reason, State, Status, check_task
-from asynctask.core.transitions import BLOCKED, Delta, Row, Turn
+from asynctask.core.transitions import BLOCKED, Delta, Row, Transition
 
 TICK = 100_000
 """The least time that passes, in microseconds."""
@@ -104,7 +104,7 @@ class Task:
     def limit(self) -> int | None:
         return core.at_once(self.parallel, self.interval)
 
-    def turn(self, target: State, reason: Reason) -> None:
+    def change_state(self, target: State, reason: Reason) -> None:
         check_task(self.state, target, reason)
         self.state = target
 
@@ -313,7 +313,7 @@ class World:
     def named(self, name: str) -> Process:
         return next(p for p in self.processes if p.name == name)
 
-    def write(self, task: Task, seq: int, turn: Turn | None) -> None:
+    def write(self, task: Task, seq: int, turn: Transition | None) -> None:
         """Writes one turn and moves the counts by it, in one transaction."""
         if turn is None:
             return

@@ -15,7 +15,7 @@ from bookkeeping_model import FRESH, QUEUE, TICK, Answer, Ask, Copy, Life, Loan,
 from asynctask.core import readiness
 from asynctask.core import transitions as core
 from asynctask.core.states import OPEN, Reason, State, Status
-from asynctask.core.transitions import BLOCKED, OUTSIDE, Row, Turn
+from asynctask.core.transitions import BLOCKED, OUTSIDE, Row, Transition
 
 BACKOFF, INTERVAL, STALLED = 2 * TICK, 4 * TICK, 2 * TICK
 MAX_TASKS, MAX_ROWS, MAX_PROCESSES, MAX_GENERATIONS, MAX_RETRIES, THREADS = 3, 4, 3, 4, 2, 3
@@ -92,9 +92,9 @@ def seal(w: World, task: Task, k: int) -> None:
     """Every row is in the ledger."""
     task.splitting, task.sealed = False, True
     if not task.stored and task.state in (State.SPLITTING, State.PAUSED):
-        task.turn(State.REJECTED, Reason.NOTHING_ACCEPTED)
+        task.change_state(State.REJECTED, Reason.NOTHING_ACCEPTED)
     elif task.state is State.SPLITTING:
-        task.turn(State.RUNNING, Reason.SEALED)
+        task.change_state(State.RUNNING, Reason.SEALED)
     settle_session(w, task)
 
 
@@ -406,7 +406,7 @@ def free_line(w: World, line: tuple[int, int]) -> bool:
     return True
 
 
-def turn_of(row: Row, kind: str, now: int, state: State | None) -> Turn:
+def turn_of(row: Row, kind: str, now: int, state: State | None) -> Transition:
     """The turn of a buffered outcome, made from the row as it stands at the flush."""
     if kind == "give_back":
         return core.give_back(row, state, now=now)

@@ -13,7 +13,7 @@ from asynctask import AsyncTask
 from asynctask.arrivals import ArrivalTracker
 from asynctask.brokers.base import Copy
 from asynctask.core.states import EVENT_EDGES, Status, Who
-from asynctask.core.transitions import Begin, Row, Turn, outcome
+from asynctask.core.transitions import Begin, Row, Transition, outcome
 from asynctask.job import CurrentJob
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage, forget_read
 from asynctask.ledger.standalone import Arrival
@@ -88,7 +88,7 @@ def test_an_end_is_the_outcome_of_the_transition_function() -> None:
     row = Row(Status.WORKING, 3, reserved=True, process="p")
     for kind in (Kind.FINISH, Kind.FAILED, Kind.RAISED, Kind.TIMEOUT, Kind.DISCARDED):
         turn = outcome(row, kind.status, kind.reason)
-        assert isinstance(turn, Turn)
+        assert isinstance(turn, Transition)
         assert (turn.after.status, turn.reason, turn.after.process) == (kind.status, kind.reason, None)
 
 

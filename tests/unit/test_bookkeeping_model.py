@@ -592,7 +592,7 @@ def tell_of_a_cancel_that_the_holder_carries_out() -> None:
     task, a = w.task_of(4), w.process()
     w.ready(a, 1, k=2)
     w.by(task, "cancel")
-    w.by(task, "turn_some", k=5)
+    w.by(task, "change_rows", k=5)
     assert [row.status for row in task.rows()] == [Status.ENQUEUE] * 3 + [Status.CANCELLED]
     w.by(a, *CHECK)
     w.tell("finish")
@@ -610,10 +610,10 @@ def tell_of_a_part_given_back_after_its_cancel_went_by() -> None:
     w.by(a, "read_range")
     w.by(task, "pause")
     w.by(a, *CHECK)
-    w.by(task, "cancel", "turn_some", "turn_some")
+    w.by(task, "cancel", "change_rows", "change_rows")
     assert task.row(0).status is Status.ENQUEUE, "its process may be about to begin it"
     w.by(a, "return_part")
-    w.by(task, "cancel_again", "turn_some", "turn_some")
+    w.by(task, "cancel_again", "change_rows", "change_rows")
     w.tell("close_look", "close")
     drain(w)
 
@@ -622,10 +622,10 @@ def tell_of_a_job_interrupted_after_its_cancel_went_by() -> None:
     w = Story()
     task, a = w.task_of(1), w.process()
     w.ready(a)
-    w.by(task, "cancel", "turn_some")
+    w.by(task, "cancel", "change_rows")
     w.by(a, "shut_down", "flush")
     assert task.row(0).due_at == w.now
-    w.by(task, "cancel_again", "turn_some")
+    w.by(task, "cancel_again", "change_rows")
     w.tell("close_look", "close")
     assert task.row(0).status is Status.CANCELLED
     drain(w)
@@ -704,7 +704,7 @@ def tell_of_an_explicit_retry_within_a_loan() -> None:
     w.ready(a, 2)
     w.tell("finish", k=3)
     w.by(a, *RECORD)
-    w.by(task, "retry", "turn_some", "turn_some")
+    w.by(task, "retry", "change_rows", "change_rows")
     assert (task.row(0).due_at, len(task.loans)) == (w.now, 1)
     w.by(b, "borrow", "begin")
     w.by(a, "kill")

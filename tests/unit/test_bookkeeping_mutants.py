@@ -18,7 +18,7 @@ from asynctask.core import readiness
 from asynctask.core import transitions as core
 from asynctask.core.readiness import Gate, Hints
 from asynctask.core.states import OPEN, TERMINAL, State, Status
-from asynctask.core.transitions import Begin, Delta, Row, Turn, begin, may_close
+from asynctask.core.transitions import Begin, Delta, Row, Transition, begin, may_close
 
 pytestmark = pytest.mark.full(reason="it proves the model, not the program")
 
@@ -33,8 +33,8 @@ ROOM = bookkeeping_steps.room
 def changed(name: str, **changes: Any) -> Callable[..., Any]:
     """The real decision, with fields of the row it leads to put back or changed (a function is given the row before)."""
 
-    def decide(row: Row, *args: Any, **options: Any) -> Turn | None:
-        turn: Turn | None = REAL[name](row, *args, **options)
+    def decide(row: Row, *args: Any, **options: Any) -> Transition | None:
+        turn: Transition | None = REAL[name](row, *args, **options)
         if turn is None:
             return None
         values = {field: value(row, turn.after) if callable(value) else value for field, value in changes.items()}
@@ -79,7 +79,7 @@ def held_where_it_works(row: Row, on_loan: bool) -> bool:
     return row.status is Status.WORKING or bool(REAL["is_held"](row, on_loan))
 
 
-def stop_what_is_held(row: Row, on_loan: bool) -> Turn | None:
+def stop_what_is_held(row: Row, on_loan: bool) -> Transition | None:
     return core.stop(row) if row.status in (Status.ENQUEUE, Status.WORKING) else None
 
 
@@ -91,19 +91,19 @@ def close_unsealed(state: str, sealed: bool, turning: bool, counts: Delta) -> bo
     return may_close(state, True, False, counts)
 
 
-def recover_in_place(row: Row, state: str | None, **options: Any) -> Turn | None:
-    turn: Turn | None = REAL["recover"](row, state, **options)
+def recover_in_place(row: Row, state: str | None, **options: Any) -> Transition | None:
+    turn: Transition | None = REAL["recover"](row, state, **options)
     return turn._replace(after=turn.after._replace(due_at=None)) if turn is not None else None
 
 
-def recover_blames_everybody(row: Row, state: str | None, *, beside: Any = (), **options: Any) -> Turn | None:
-    turn: Turn | None = REAL["recover"](row, state, **options)
+def recover_blames_everybody(row: Row, state: str | None, *, beside: Any = (), **options: Any) -> Transition | None:
+    turn: Transition | None = REAL["recover"](row, state, **options)
     return turn
 
 
-def redispatch_at_work(row: Row, state: str | None, *, now: int) -> Turn | None:
+def redispatch_at_work(row: Row, state: str | None, *, now: int) -> Transition | None:
     fresh = row._replace(status=Status.ENQUEUE, process=None) if row.status is Status.WORKING else row
-    turn: Turn | None = REAL["redispatch"](fresh, state, now=now)
+    turn: Transition | None = REAL["redispatch"](fresh, state, now=now)
     return None if turn is None else turn._replace(before=row)
 
 

@@ -151,7 +151,7 @@ def test_the_steps_name_what_decides_about_an_item() -> None:
     steps, faults = house().sections(PAGE), []
     for number, names in {
         "3": ("lending.pick", "Picker.borrow"),
-        "4": ("lending.borrow", "Tracker.borrowed", "Lines.put"),
+        "4": ("lending.borrow", "Tracker.borrowed", "ReadyJobs.put"),
         "5": ("Performer.execute", "Performer.decide", "Performer.settle", "execution.decide", "Attempt.raised"),
         "6": ("Tracker.settle", "Recorder.flush", "events.apply", "transitions.difference", "events.move_counts"),
         "7": ("tasks.try_close",),
@@ -163,4 +163,4 @@ def test_the_steps_name_what_decides_about_an_item() -> None:
 def test_a_job_is_at_most_eight_values_from_the_borrow_to_its_record() -> None:
     table = PAGE.split("## What a job is on its way", 1)[1].split("\n## ", 1)[0]
     values = re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)
-    assert (values[0], values[-1], len(values) <= 8) == ("ledger.lending.Job", "core.transitions.Turn", True), values
+    assert (values[0], values[-1], len(values) <= 8) == ("ledger.lending.Job", "core.transitions.Transition", True), values

@@ -103,7 +103,7 @@ def test_a_retry_is_the_engines_and_no_dispatcher_finds_it(engine: Engine) -> No
     assert engine.settle(attempt, retry_at=0)
     event = engine.event()
     assert (event["status"], event["attempt"], event["retries"], event["due_at"]) == ("enqueue", 2, 1, None)
-    assert engine.app.dispatcher.round() == 0
+    assert engine.app.dispatcher.run_pass() == 0
 
 
 def test_the_outcome_of_a_copy_counts_at_whatever_attempt_the_open_event_is(engine: Engine) -> None:

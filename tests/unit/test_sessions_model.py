@@ -61,7 +61,7 @@ def template() -> Path:
     return _TEMPLATE[0]
 
 
-class Lines(RuleBasedStateMachine):
+class ReadyJobs(RuleBasedStateMachine):
     """Some Tasks in three lines, and some without a session."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Lines(RuleBasedStateMachine):
             try_close(self.ledger, task_id)
 
     def turn(self, task_id: int) -> None:
-        while control.turn_some(self.ledger, task_id):
+        while control.change_rows(self.ledger, task_id):
             pass
 
     # -- a process that borrows
@@ -255,7 +255,7 @@ class Lines(RuleBasedStateMachine):
 def test_tasks_of_a_session_go_one_after_the_other_and_none_starves_whatever_happens() -> None:
     busy = [HealthCheck.too_slow]  # that says something of a busy machine, not of sessions
     profile = settings(max_examples=examples(6, 12), stateful_step_count=30, suppress_health_check=busy)
-    run_state_machine_as_test(Lines, settings=profile)
+    run_state_machine_as_test(ReadyJobs, settings=profile)
     shutil.rmtree(_TEMPLATE.pop().parent)
 
 

@@ -83,7 +83,7 @@ def dispatched(app: AsyncTask, client: Client) -> Callable[..., tuple[Any, list[
     def submit(count: int = 1, **options: Any) -> tuple[Any, list[str]]:
         batch(client)  # without a process that works the queue nothing is dispatched
         task = app.submit("enroll", [{"sku": f"S{n}"} for n in range(count)], **options)
-        app.dispatcher.round()
+        app.dispatcher.run_pass()
         return task, [each["job_id"] for each in task.events()]
 
     return submit
@@ -197,7 +197,7 @@ def test_a_copy_of_an_older_attempt_does_not_begin_and_its_outcome_does_not_coun
         for status in ("working", "finish"):
             said = {"job_id": job, "status": status, "attempt": attempt}
             assert batch(client, said) == [(False, "enqueue", 2)], (attempt, status)
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     assert batch(client, {"job_id": job, "status": "working", "attempt": 1}) == [(False, "enqueue", 2)]
     assert batch(client, {"job_id": job, "status": "finish", "attempt": 2}) == [(True, "finish", 2)]
 
@@ -283,7 +283,7 @@ def test_a_record_of_another_attempt_is_told_the_current_one(
     assert "its attempt is 1 now" in refused(client, job, 409, "other_attempt", attempt=2)
     assert record(client, "error", job, attempt=1, message="x", will_retry=True)["attempt"] == 2
     assert "its attempt is 2 now" in refused(client, job, 409, "other_attempt", attempt=1)
-    app.dispatcher.round()
+    app.dispatcher.run_pass()
     taken(app)
     assert record(client, "finish", job, attempt=2)["counted"]
     assert not record(client, "finish", job, attempt=2)["counted"], "one that is sent again is no error"

@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from asynctask.runtime.pool import Durations, Lines
+from asynctask.runtime.pool import Durations, ReadyJobs
 
 
 def job(
@@ -30,19 +30,19 @@ def job(
     )
 
 
-def names(lines: Lines, count: int) -> list[str]:
+def names(lines: ReadyJobs, count: int) -> list[str]:
     found: list[Any] = [lines.take() for _ in range(count)]
     return [each.name for each in found]
 
 
 def test_the_smallest_priority_goes_first_and_within_it_who_came_first() -> None:
-    lines = Lines()
+    lines = ReadyJobs()
     lines.put([job("a"), job("b", 120), job("c"), job("d", 120), job("e", 120, rank=-1)])
     assert names(lines, 5) == ["e", "b", "d", "a", "c"]
 
 
 def test_a_share_of_the_jobs_is_of_the_later_lines() -> None:
-    lines = Lines(share=0.25)
+    lines = ReadyJobs(share=0.25)
     lines.put([job(f"urgent{n}", 120) for n in range(8)] + [job(f"later{n}", 340) for n in range(8)])
     taken = names(lines, 8)
     assert taken.count("later0") + taken.count("later1") == 2
@@ -50,7 +50,7 @@ def test_a_share_of_the_jobs_is_of_the_later_lines() -> None:
 
 
 def test_a_task_with_a_limit_has_as_many_jobs_out_as_it_has_places() -> None:
-    lines = Lines()
+    lines = ReadyJobs()
     lines.limit(7, 2)
     first = [job(f"t{n}", 120, task=7) for n in range(4)]
     lines.put([*first, job("other")])
@@ -64,7 +64,7 @@ def test_a_task_with_a_limit_has_as_many_jobs_out_as_it_has_places() -> None:
 
 
 def test_lowered_places_are_kept_by_the_jobs_that_run() -> None:
-    lines = Lines()
+    lines = ReadyJobs()
     lines.limit(7, 3)
     jobs = [job(f"t{n}", task=7) for n in range(5)]
     lines.put(jobs)
@@ -79,7 +79,7 @@ def test_lowered_places_are_kept_by_the_jobs_that_run() -> None:
 
 
 def test_a_limit_that_comes_later_counts_what_waits_and_what_runs() -> None:
-    lines = Lines()
+    lines = ReadyJobs()
     running, waiting = job("runs", task=7), job("waits", task=7)
     lines.put([running])
     taken: Any = lines.take()
@@ -96,7 +96,7 @@ def test_a_limit_that_comes_later_counts_what_waits_and_what_runs() -> None:
 
 
 def test_a_limit_does_not_count_a_job_whose_thread_has_let_it_go() -> None:
-    lines, ended = Lines(), job("ended", task=7)
+    lines, ended = ReadyJobs(), job("ended", task=7)
     lines.put([ended])
     taken: Any = lines.take()
     assert taken is ended
@@ -106,7 +106,7 @@ def test_a_limit_does_not_count_a_job_whose_thread_has_let_it_go() -> None:
 
 
 def test_a_limit_that_comes_later_or_sinks_holds_back_what_no_thread_has_taken() -> None:
-    lines = Lines()
+    lines = ReadyJobs()
     jobs = [job(f"t{n}", task=7) for n in range(6)]
     lines.put([*jobs[:3], job("other"), *jobs[3:]])
     assert names(lines, 1) == ["t0"]
@@ -121,7 +121,7 @@ def test_a_limit_that_comes_later_or_sinks_holds_back_what_no_thread_has_taken()
 
 
 def test_suspects_have_a_line_of_their_own_and_take_a_place_of_their_task() -> None:
-    lines = Lines()
+    lines = ReadyJobs()
     lines.limit(7, 1)
     first, second, third = (job(name, task=7, is_suspect=name != "c") for name in "abc")
     lines.put([first, second, third])
@@ -138,7 +138,7 @@ def test_suspects_have_a_line_of_their_own_and_take_a_place_of_their_task() -> N
 
 
 def test_what_is_dropped_leaves_its_place_to_the_next() -> None:
-    lines = Lines()
+    lines = ReadyJobs()
     lines.limit(7, 1)
     lines.put([job("a", task=7), job("b", task=7), job("c", task=8)])
     assert [each.name for each in lines.drop(lambda each: each.name == "a")] == ["a"]
@@ -149,8 +149,8 @@ def test_what_is_dropped_leaves_its_place_to_the_next() -> None:
 
 
 def test_after_the_end_what_comes_late_goes_to_no_thread_and_back_with_the_rest() -> None:
-    """Taken out: the check of `Lines.take` for that. A thread took each, and gave it back by itself."""
-    lines = Lines()
+    """Taken out: the check of `ReadyJobs.take` for that. A thread took each, and gave it back by itself."""
+    lines = ReadyJobs()
     lines.limit(7, 1)
     lines.put([job("a", task=7), job("b", task=7), job("c"), job("s", is_suspect=True)])
     lines.close()
@@ -165,7 +165,7 @@ def test_after_the_end_what_comes_late_goes_to_no_thread_and_back_with_the_rest(
 
 
 def test_a_changed_priority_moves_the_jobs_of_a_task_in_their_order() -> None:
-    lines = Lines()
+    lines = ReadyJobs()
     lines.limit(9, 1)
     lines.put([job("x"), job("a", 340, task=7), job("b", 340, task=7), job("l", 340, task=9), job("m", 340, task=9)])
     lines.reorder(7, (0, 120))
@@ -177,7 +177,7 @@ def test_a_changed_priority_moves_the_jobs_of_a_task_in_their_order() -> None:
 
 
 def test_threads_wait_for_jobs_and_end_when_told() -> None:
-    lines, taken = Lines(), list[Any]()
+    lines, taken = ReadyJobs(), list[Any]()
 
     def work() -> None:
         while (each := lines.take()) is not None:
@@ -194,7 +194,7 @@ def test_threads_wait_for_jobs_and_end_when_told() -> None:
 
 
 def test_the_place_of_the_last_taken_job_of_a_loan_is_known() -> None:
-    lines, loan = Lines(), SimpleNamespace(top=9)
+    lines, loan = ReadyJobs(), SimpleNamespace(top=9)
     jobs = [job(f"s{n}") for n in (10, 11, 12)]
     for seq, each in enumerate(jobs, 10):
         each.loan, each.seq = loan, seq
