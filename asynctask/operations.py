@@ -58,6 +58,9 @@ PUT_OFF_MOST_S: Final = 60
 MOVES_S: Final = 5
 """Seconds since its last row ended for which a Task counts as moving."""
 
+_SAID: Final = 300
+"""Characters of an error that a reason shows."""
+
 TARGET_S: Final = 60.0
 """Default seconds within which the wanted processes finish what waits."""
 
@@ -478,7 +481,7 @@ class Operations:
         if not progress["counts"]["enqueue"]:
             return []
         queue = str(task["queue"])
-        if reasons := self._not_taken(queue) or _not_due(task, progress, now):
+        if reasons := self._not_taken(queue) or self._not_due(task, progress, now):
             return reasons
         with self._ledger.database.read() as connection:
             if queries.ended_rows(connection, task_id, now - MOVES_S * SECOND):
@@ -498,7 +501,8 @@ class Operations:
         """Why no process takes jobs of a queue."""
         name, engine = plain(queue), engine_of(queue)
         try:
-            there = [each for each in self.processes() if each["alive"] and queue in each["queues"]]
+            alive = [each for each in self.processes() if each["alive"]]
+            there = [each for each in alive if queue in each["queues"]]
             paused = engine is None and bool(self._paused([queue]))
         except BrokerUnavailable as error:
             return [WaitReason("broker_away", str(error), "see that it runs")]
@@ -509,18 +513,38 @@ class Operations:
             except BrokerUnavailable as error:
                 found.append(WaitReason("broker_away", str(error), "see that it runs"))
         if not there:
-            mend = "start a worker: asynctask worker"
+            mend = "start a worker: asynctask -A module:app worker"
             if engine is not None:
                 mend = f"start a worker of {engine} that has it"
             elif name not in ("default", "callbacks"):
-                mend = f"start a worker of it (asynctask worker -q {name}), or the program that performs its jobs"
-            found.append(WaitReason("no_process", f"No process works the queue {name}", mend))
+                mend = f"start one (asynctask -A module:app worker -q {name}), or the program that performs its jobs"
+            others = ", ".join(sorted({plain(other) for each in alive for other in each["queues"]})[:OTHERS_NAMED])
+            text = f"No process works the queue {name}" + (f"; those that run work only {others}" if others else "")
+            found.append(WaitReason("no_process", text, mend))
         elif paused:
             found.append(WaitReason("queue_paused", f"The queue {name} is paused", f"asynctask queues unpause {name}"))
         elif all(each["quiet"] for each in there):
             text = f"The processes that work the queue {name} take no more jobs"
             found.append(WaitReason("quiet", text, "stop them, and start others"))
         return found
+
+    def _not_due(self, task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
+        """Why no job of a Task (its columns) is due."""
+        interval = interval_of(task["interval_s"])
+        at = next_round(task["round_at"], None, 0, interval, now) if interval and task["round_at"] is not None else now
+        if at > now:
+            mend = f"asynctask set {task['id']} interval=0, for no more rounds"
+            return [WaitReason("interval", f"The next round begins at {rfc3339(at)}", mend)]
+        if progress["counts"]["enqueue"] != progress["retrying"]:
+            return []
+        with self._ledger.database.read() as connection:
+            error = queries.retried_for(connection, task["id"])
+        at, count = progress["next_retry_at"], progress["retrying"]
+        text = f"The rows that are left ({count:,}) wait for a retry, the first until {at}"
+        if error is not None:
+            text += f"; {error[1]} of the next jobs ended with: {plain(error[0])[:_SAID]}"
+        mend = "repair the cause, they go on by themselves; asynctask retries lists them and restarts them at once"
+        return [WaitReason("retry", text, mend)]
 
     def _of_jobs(self, task: Mapping[str, Any], now: int) -> list[WaitReason]:
         """Why jobs of a Task (its columns) were put off, or are held back."""
@@ -536,7 +560,9 @@ class Operations:
             found.append(WaitReason("unknown_worker", text, "start a release that has it, or cancel the Task"))
         elif worker != "*" and _is_registered_nowhere(processes, queue, worker, now):
             text = f"No process that works the queue {plain(queue)} registers {plain(worker)}"
-            found.append(WaitReason("unknown_worker", text, "start one that registers it, or cancel the Task"))
+            found.append(
+                WaitReason("unknown_worker", text, "restart the workers with the code that has it, or cancel the Task")
+            )
         if late is not None:
             text = f"Rows wait until {rfc3339(late)}: a clock that was set back since said that it was that late"
             found.append(WaitReason("due_later", text, "asynctask scheduled restart --all starts them"))
@@ -1099,19 +1125,6 @@ def _held_back(progress: Mapping[str, Any], holder: tuple[int, str] | None) -> W
         text = f"It paused itself: more rows failed than it tolerates ({progress['control']['tolerated_failures']})"
         return WaitReason("too_many_failures", text, f"asynctask set {task_id} tolerated_failures=none, or retry its rows")
     return WaitReason("paused", "It is paused", f"asynctask resume {task_id}")
-
-
-def _not_due(task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
-    """Why no job of a Task (its columns) is due."""
-    interval = interval_of(task["interval_s"])
-    at = next_round(task["round_at"], None, 0, interval, now) if interval and task["round_at"] is not None else now
-    if at > now:
-        mend = f"asynctask set {task['id']} interval=0, for no more rounds"
-        return [WaitReason("interval", f"The next round begins at {rfc3339(at)}", mend)]
-    if progress["counts"]["enqueue"] == progress["retrying"]:
-        text = f"The rows that are left wait for a retry, the first until {progress['next_retry_at']}"
-        return [WaitReason("retry", text, "asynctask retries restart JOB runs one at once")]
-    return []
 
 
 def _is_registered_nowhere(processes: Iterable[Mapping[str, Any]], queue: str, worker: str, now: int) -> bool:

@@ -388,7 +388,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     reopened = str(row["turn_statuses"]).split(",") if row["turning"] == "retry" else ()
     done = sum(counts[name] for name in _DONE if name not in reopened)
     rate = _rate(row, done, now)
-    sealed = row["split_state"] != "splitting"
+    sealed, is_paused = row["split_state"] != "splitting", row["state"] == State.PAUSED
     retrying = int(row["n_retrying"] or 0)
     over = row["finished_at"] is not None
     tolerated = row["tolerated_failures"]
@@ -419,7 +419,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "remaining": total - done,
             "percent": percent(done, total) if sealed and bool(row["generation_sealed"]) else None,
             "rate_per_s": rate,
-            "eta_s": _eta_s(row, done, total - done, retrying, now) if not over and sealed else None,
+            "eta_s": _eta_s(row, done, total - done, retrying, now) if not over and sealed and not is_paused else None,
         },
         "control": {
             "parallel": row["parallel"],

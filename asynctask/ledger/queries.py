@@ -772,6 +772,12 @@ _PUT_OFF: Final = (
     .order_by(_e.due_at)
     .limit(20)
 )
+_RETRIED: Final = (
+    sa.select(_e.added_messages)
+    .where(_OF_TASK, _e.status == Status.ENQUEUE, _e.retries > 0, _e.due_at.is_not(None), _e.due_at < BLOCKED)
+    .order_by(_e.due_at)
+    .limit(100)
+)
 _BLOCKED: Final = sa.select(_e.id).where(_OF_TASK, _e.due_at == BLOCKED).limit(1)
 
 
@@ -781,6 +787,14 @@ def put_off(connection: Connection, task_id: int, now: int) -> list[str]:
     rows = connection.execute(_PUT_OFF, {"task_id": task_id, "now": now}).scalars()
     said = [loads(messages) for messages in rows]
     return list(dict.fromkeys(str(each[-1].get("message", "")) for each in said if each))
+
+
+def retried_for(connection: Connection, task_id: int) -> tuple[str, int] | None:
+    """The most frequent last error of the first 100 jobs of a Task that wait for a retry, and how many of them had it."""
+    said = (loads(messages) or [] for messages in connection.execute(_RETRIED, {"task_id": task_id}).scalars())
+    errors = ([str(each["message"]) for each in messages if each.get("status") == Status.ERROR] for messages in said)
+    found = Counter(each[-1] for each in errors if each)
+    return found.most_common(1)[0] if found else None
 
 
 def due_later(connection: Connection, task_id: int, after: int) -> int | None:

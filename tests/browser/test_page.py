@@ -129,7 +129,7 @@ def test_a_task_that_does_not_move_says_why_until_it_moves(page: Page, shop: Sho
     with shop.web() as (_, said):
         hand_in(page, said["url"], file, "gated")
         expect(page.locator("#reasons li")).to_have_text(
-            "No process works the queue default: start a worker: asynctask worker."
+            "No process works the queue default: start a worker: asynctask -A module:app worker."
         )
         shop.open_gate(1)
         with shop.worker():

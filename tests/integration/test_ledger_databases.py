@@ -287,6 +287,18 @@ def test_the_rate_of_a_task_is_measured_from_its_own_samples(world: World) -> No
     assert [each["task_id"] for each in found] == sorted(rates, reverse=True)
 
 
+def test_a_paused_task_has_no_remaining_time(world: World) -> None:
+    """It grew with the pause: the rows that had ended were divided by all the time since the start."""
+    app = world.app()
+    task = app.submit("note", numbers(4))
+    (job,) = borrow(app.ledger, task.id, 1)
+    record(app.ledger, job.job_id, "finish", "")
+    assert task.progress()["progress"]["eta_s"] is not None
+    task.pause()
+    assert task.progress()["progress"]["eta_s"] is None
+    task.resume()
+
+
 def test_the_most_frequent_failures_come_first_with_their_texts(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(30))

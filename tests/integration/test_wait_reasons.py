@@ -14,6 +14,7 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, Conflict, NotFound
 from asynctask.ledger import processes
+from asynctask.ledger.events import Note
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.standalone import put_off_elsewhere
 from asynctask.task import TaskHandle
@@ -60,7 +61,7 @@ def test_a_task_that_a_worker_takes_soon_has_none(attended: AsyncTask) -> None:
 
 
 def test_a_queue_without_a_process_is_named_with_the_command_that_works_it(app: AsyncTask) -> None:
-    mend = "start a worker of it (asynctask worker -q imports), or the program that performs its jobs"
+    mend = "start one (asynctask -A module:app worker -q imports), or the program that performs its jobs"
     task = app.submit("note", numbers(2), queue="imports")
     assert only(app, task) == ("no_process", "No process works the queue imports", mend)
     mixed = app.submit_jobs([("note", {"n": 1}), ("brief", {"n": 2})], queue="imports")
@@ -123,6 +124,21 @@ def test_rounds_retries_and_keys_say_what_the_rows_wait_for(world: World, app: A
     attend(app)
     world_clock_goes_on(world)
     assert [codes(app, each) for each in (rounds, again, *keyed)] == [["interval"], ["retry"], [], ["key"]]
+
+
+def test_the_error_of_rows_that_wait_for_a_retry_is_said(world: World, attended: AsyncTask) -> None:
+    task = attended.submit("note", numbers(3))
+    due = attended.ledger.now() + 3_600 * SECOND
+    texts = ["the shop is down", "the shop is down", "a bug"]
+    Recorder(attended.ledger).flush(
+        [
+            Outcome(job.event_id, job.attempt, Kind.RETRY, retry_at=due, notes=[Note("error", text)])
+            for job, text in zip(borrow(attended.ledger, task.id), texts, strict=True)
+        ]
+    )
+    code, message, _ = only(attended, task)
+    assert (code, message.partition(" until ")[0]) == ("retry", "The rows that are left (3) wait for a retry, the first")
+    assert message.endswith("; 2 of the next jobs ended with: the shop is down")
 
 
 def test_more_urgent_jobs_and_busy_processes_go_first(world: World, attended: AsyncTask) -> None:
@@ -195,7 +211,7 @@ def test_callbacks_that_nobody_performs_are_the_reason_of_a_finalizing_task(worl
         task = app.submit("note", numbers(1), on_complete="told")
         wait_for(lambda: task.progress()["state"] == "finalizing", "its row has ended")
         wait_for(lambda: codes(app, task), "its callback waits")
-        assert only(app, task)[1] == "No process works the queue later"
+        assert only(app, task)[1] == "No process works the queue later; those that run work only default"
         assert codes(app, app.submit("note", numbers(1), queue="later")) == ["no_process"]
     assert codes(app, task) == ["no_process"]
 

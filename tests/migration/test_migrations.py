@@ -246,8 +246,9 @@ def revisions() -> list[str]:
 
 
 @pytest.mark.databases("sqlite", reason="it reads the migrations alone")
-def test_an_installation_of_0_1_0_upgrades_by_one_migration() -> None:
-    assert revisions() == ["0001", "0002", schema.head()]
+def test_revisions_follow_each_other_up_to_the_one_that_the_code_expects() -> None:
+    found = revisions()
+    assert (found, found[-1]) == (sorted(found), schema.head())
 
 
 def test_every_single_step_can_be_taken_back_and_again(database: Database) -> None:

@@ -209,7 +209,7 @@ def test_a_process_is_told_to_take_nothing_more(app: AsyncTask, call: Caller) ->
 def test_a_task_whose_queue_no_process_works_says_so(app: AsyncTask, call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once where it is shown, and while it is watched once nothing has changed for some seconds."""
     monkeypatch.setattr("asynctask.cli.submit._STILL_S", 0.0)
-    words = "No process works the queue default: start a worker: asynctask worker\n"
+    words = "No process works the queue default: start a worker: asynctask -A module:app worker\n"
     task = app.submit("tracked", [{"n": 1}])
     assert words in call("show", str(task.id))[1]
     out = io.StringIO()

@@ -191,7 +191,7 @@ def test_a_task_that_does_not_move_says_why(app: AsyncTask, client: Client) -> N
     task = app.submit("anything", [1])
     (reason,) = client.get(f"/api/tasks/{task.id}/waiting").json["reasons"]
     assert (reason["code"], reason["message"]) == ("no_process", "No process works the queue default")
-    assert reason["mend"] == "start a worker: asynctask worker"
+    assert reason["mend"] == "start a worker: asynctask -A module:app worker"
     task.cancel()
     assert client.get(f"/api/tasks/{task.id}/waiting").json == {"reasons": []}
     assert client.get("/api/tasks/99/waiting").status_code == 404
