@@ -530,6 +530,9 @@ class Operations:
 
     def _not_due(self, task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
         """Why no job of a Task (its columns) is due."""
+        if task["start_at"] is not None and task["start_at"] > now:
+            mend = f"asynctask set {task['id']} start_at=now starts it"
+            return [WaitReason("start_at", f"It starts at {rfc3339(task['start_at'])}", mend)]
         interval = interval_of(task["interval_s"])
         at = next_round(task["round_at"], None, 0, interval, now) if interval and task["round_at"] is not None else now
         if at > now:

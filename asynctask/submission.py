@@ -41,7 +41,7 @@ INLINE_BYTES = 1_000_000
 MOST_ROWS: Final = 1_000
 """Rows of one transaction; a list with as many is written alone."""
 
-_AS_GIVEN: Final = ("session", "parallel", "tolerated_failures", "idempotency_key", "resubmit_of", "who")
+_AS_GIVEN: Final = ("session", "parallel", "tolerated_failures", "start_at", "idempotency_key", "resubmit_of", "who")
 """Options that the Task's row has under their own names."""
 
 SLOW_S = 60.0
@@ -299,6 +299,7 @@ class Submitter:
             title=options.title or title,
             owner=options.owner or "",
             interval_s=options.interval or 0.0,
+            paused=bool(options.paused),
             body_digest=digest,
             options={"retry": worker.max_retries},
             source=source,
@@ -517,6 +518,8 @@ def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[N
     later = {
         "interval": options.interval or None,
         "tolerated_failures": options.tolerated_failures,
+        "start_at": options.start_at,
+        "paused": options.paused or None,
         "unique": None if options.unique is None else list(options.unique),
         "strict": options.strict or None,
         "key": options.key,

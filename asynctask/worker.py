@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import IntEnum
 from typing import (
     TYPE_CHECKING,
@@ -178,6 +179,8 @@ class TaskOptions(TypedDict, total=False):
     interval: float | None
     tolerated_failures: int | str | None
     priority: int | None
+    start_at: datetime | str | None
+    paused: bool | None
     queue: str | None
     owner: str | None
     who: str | None

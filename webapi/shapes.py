@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from datetime import datetime
 from enum import Enum
 from functools import cache, reduce
 from operator import or_
@@ -37,11 +35,12 @@ from pydantic import (
 )
 
 from asynctask import clock, operations, task
-from asynctask.clock import from_datetime
+from asynctask.clock import from_rfc3339
 from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.lists.options import (
     INTERVAL,
     NUL_FREE,
+    START,
     TOLERATED,
     CallbackText,
     CommonOptions,
@@ -300,6 +299,14 @@ class RawQuery(Options):
     encoding: Name | None = Field(None, description=_ENCODING)
 
 
+def _moment(text: str) -> str:
+    from_rfc3339(text)
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_moment), Field(max_length=40, json_schema_extra={"format": "date-time"})]
+
+
 class Knobs(_In):
     """The knobs of a running Task; at least one."""
 
@@ -311,6 +318,7 @@ class Knobs(_In):
     interval: Interval = Field(0.0, description=INTERVAL)
     priority: Priority = Field(0, description="Smaller runs first.")
     tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
+    start_at: Moment | None = Field(None, description=START)
 
 
 # -- responses: documented only, not validated at run time
@@ -318,21 +326,6 @@ class Knobs(_In):
 
 # -- records of workers in another language
 
-_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
-
-
-def _moment(text: str) -> str:
-    _micros(text)
-    return text
-
-
-def _micros(text: str) -> int:
-    if _MOMENT.fullmatch(text) is None:
-        raise ValueError("must be a time of RFC 3339, such as 2026-11-21T05:12:31.000Z")
-    return from_datetime(datetime.fromisoformat(text.upper()))
-
-
-Moment = Annotated[str, AfterValidator(_moment), Field(max_length=40, json_schema_extra={"format": "date-time"})]
 Threads = Annotated[int, Field(ge=0, le=10_000), BeforeValidator(whole_number)]
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NUL_FREE)]
 
@@ -365,8 +358,8 @@ class Record(_In):
         """The record of this job."""
         return JobRecord(
             job_id, self.status, self.message, self.attempt, self.will_retry,
-            None if self.retry_at is None else _micros(self.retry_at), self.worker, self.queue, self.args,
-            None if self.started_at is None else _micros(self.started_at), self.result,
+            None if self.retry_at is None else from_rfc3339(self.retry_at), self.worker, self.queue, self.args,
+            None if self.started_at is None else from_rfc3339(self.started_at), self.result,
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound, Problem, Unavailable
 from asynctask.exports.rows import FORMATS
 from asynctask.lists.dry_run import DryRun
+from asynctask.lists.options import KNOBS
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
@@ -303,7 +304,7 @@ def update(task_id: int, knobs: Knobs) -> Response:
     """
     changes = knobs.model_dump(exclude_unset=True)
     if not changes:
-        names = ", ".join(("parallel", "interval", "priority", "tolerated_failures", "title"))
+        names = ", ".join(KNOBS)
         problem = Problem(None, None, "missing", f"give at least one of {names}")
         raise InputError(f"there is nothing to change; {problem.message}", code="invalid_knob", errors=[problem])
     task = find_task(task_id)

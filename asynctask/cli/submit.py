@@ -211,6 +211,8 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 )
 @click.option("--tolerated-failures", help="Pause after more failed rows: 10, 5%, failed:10 or error:5%.")
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
+@click.option("--start-at", help="Nothing begins before this time, such as 2026-12-01T08:00:00+01:00.")
+@click.option("--paused", is_flag=True, default=None, help="Nothing starts before asynctask resume.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
 @click.option("--key", help="Field whose equal values run one after the other, across all Tasks of the worker.")
 @click.option("--chunk-size", help="Rows of one job, or auto: 1 up to 10,000 rows, then about 10,000 jobs.")

@@ -26,7 +26,7 @@ from asynctask.task import place_in_list
 if TYPE_CHECKING:
     from asynctask.task import TaskHandle
 
-KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
+KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title", "start_at")
 _WIDE: Final = 120
 """Terminal columns that the full list of Tasks needs without breaking words."""
 _ENDED: Final = ("finish", "failed", "error", "cancelled")
@@ -140,6 +140,7 @@ def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
             "tolerated failures": control["tolerated_failures"],
             "generation": progress["generation"],
             "created": progress["created_at"],
+            "starts at": control["start_at"],
             "started": progress["started_at"],
             "finished": progress["finished_at"],
             "next retry": progress["next_retry_at"],
@@ -198,9 +199,9 @@ def _knob(text: str) -> tuple[str, Any]:
         return name, priority_value(value)
     if name == "interval":
         return name, _seconds(value)
-    if value.lower() in ("none", ""):
+    if value.lower() in ("none", "") or (name, value.lower()) == ("start_at", "now"):
         return name, None
-    if name == "tolerated_failures":
+    if name in ("tolerated_failures", "start_at"):
         return name, value
     try:
         return name, int(value)
@@ -223,7 +224,7 @@ def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
     """Change the knobs of a Task while it runs.
 
     parallel=5 (or none), interval=1.5 (seconds from round to round, or 0), priority=120 (or ADMIN_HIGH),
-    tolerated_failures=10 (or 5%, failed:10, error:5%, none), title=TEXT.
+    tolerated_failures=10 (or 5%, failed:10, error:5%, none), title=TEXT, start_at=2026-12-01T08:00:00+01:00 (or now).
     """
     values = dict(map(_knob, knobs))
     handle = session.existing().task(task_id)
@@ -239,6 +240,8 @@ def _print_control(session: Session, progress: Mapping[str, Any]) -> None:
     words = f"parallel {parallel}, interval {seconds_of(control['interval'])}, priority {control['priority']}"
     if (tolerated := control["tolerated_failures"]) is not None:
         words += f", tolerated failures {tolerated}"
+    if (start := control["start_at"]) is not None:
+        words += f", starts at {start}"
     session.out.line(f"{headline(progress)}: {words}")
 
 

@@ -71,6 +71,7 @@ tasks: Final = Table(
     # Knobs. parallel NULL: no limit, with an interval 1.
     Column("parallel", Integer),
     Column("interval_s", Float, nullable=False, server_default=text("0")),
+    Column("start_at", BigInteger),  # nothing begins before
     Column("priority", Integer, nullable=False),
     Column("tolerated_failures", String(16)),
     _count("chunk_size", 1),

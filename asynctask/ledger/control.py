@@ -8,6 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from asynctask.clock import rfc3339
 from asynctask.core.states import OPEN, Reason, State, Status
 from asynctask.core.transitions import Transition, at_rest, cancel, explicit_retry
 from asynctask.database.notify import notify
@@ -177,13 +178,15 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
 
     A Task that paused itself is resumed if its failures are tolerated now.
 
-    Raises :class:`Conflict` if the Task has ended.
+    Raises :class:`Conflict` if the Task has ended, and for the start time of one that has started.
     """
     values = {_COLUMNS.get(name, name): value for name, value in changes.items()}
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         if task["finished_at"] is not None and set(values) != {"title"}:
             raise Conflict(f"Task {task_id} is {task['state']}; its knobs do nothing any more")
+        if "start_at" in values and task["started_at"] is not None:
+            raise Conflict(f"Task {task_id} has started: to hold the rest of it, pause it")
         moved = {**values, "updated_at": ledger.now()}
         if task["session_waits"] is not None and "priority" in values:
             moved["session_waits"] = values["priority"]
@@ -194,9 +197,11 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
             connection.execute(tasks.update().where(_t.id == task_id).values(**moved, version=_t.version + 1))
         if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
             progress.measure_anew(connection, task_id, ledger.now())
-        if task["finished_at"] is None and {"parallel", "interval_s", "priority"} & set(values):
+        if task["finished_at"] is None and {"parallel", "interval_s", "priority", "start_at"} & set(values):
             notify(connection)
         both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # what it was, and is
+        if "start_at" in both:
+            both["start_at"] = [rfc3339(each) for each in both["start_at"]]
         task_rows.log(connection, ledger, task_id, "changed", both, who)
         paused_itself = task["state"] == State.PAUSED and task["state_reason"] == Reason.TOO_MANY_FAILURES
         if paused_itself and "tolerated_failures" in values:

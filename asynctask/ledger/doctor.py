@@ -532,7 +532,8 @@ _UNSETTLED: Final = (
             _t.ready.is_(None)
             & ((_t.created_jobs > _t.next_seq) | _FREE_LOAN)
             # With a round: its jobs began later, or somebody wrote the interval.
-            & (_t.due_next.is_(None) | (_t.interval_s <= 0) | (_t.due_next > _t.round_at + _t.interval_s * SECOND)),
+            & (_t.due_next.is_(None) | (_t.interval_s <= 0) | (_t.due_next > _t.round_at + _t.interval_s * SECOND))
+            & (_t.start_at.is_(None) | _t.due_next.is_(None) | (_t.due_next > _t.start_at)),
             sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED)),
         )
     )

@@ -44,9 +44,9 @@ def settle(connection: Connection, ledger: Ledger, task: dict[str, Any], **value
     is_free, due = False, None
     if task["state"] in (State.SPLITTING, State.RUNNING, State.PAUSED):
         is_free, due = connection.execute(_FACTS, {"of": task["id"]}).one()
-    now, interval, opens = ledger.now(), interval_of(task["interval_s"]), None
-    if interval and readiness.may_start(task["state"], in_session(task)):
-        opens = round_opens(connection, task, interval, now)
+    now, opens = ledger.now(), task["start_at"]
+    if readiness.may_start(task["state"], in_session(task)):
+        opens = opens_at(connection, task, now)
     gate = Gate(
         task["state"],
         task["priority"],
@@ -129,6 +129,15 @@ def round_of(task: Mapping[str, Any]) -> dict[str, Any]:
     """The last round of a Task: the ranges and the ids of its jobs, and how many more may start in it: a process takes as
     many as it has threads, and others the rest."""
     return loads(task["round_jobs"]) or {"ranges": [], "again": [], "left": 0}
+
+
+def opens_at(connection: Connection, task: Mapping[str, Any], now: int) -> int | None:
+    """When a locked Task may start something: the later of its start time and the opening of its next round (microseconds).
+    None: it has neither."""
+    interval, start = interval_of(task["interval_s"]), task["start_at"]
+    if not interval or (start is not None and start > now):
+        return None if start is None else int(start)
+    return round_opens(connection, task, interval, now)
 
 
 def round_opens(connection: Connection, task: Mapping[str, Any], interval: int, now: int) -> int:

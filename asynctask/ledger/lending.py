@@ -397,11 +397,11 @@ class _Borrow:
             return
         interval, round_ = interval_of(task["interval_s"]), None
         limit = self.result.limit = at_once(task["parallel"], interval)
+        if (opens := hints.opens_at(connection, task, self.now)) is not None and opens > self.now:
+            self.result.next_at = opens
+            hints.settle(connection, self.ledger, task)
+            return
         if interval:
-            self.result.next_at = hints.round_opens(connection, task, interval, self.now)
-            if self.result.next_at > self.now:
-                hints.settle(connection, self.ledger, task)
-                return
             round_ = hints.round_of(task)
             if not round_["left"]:
                 round_ = {"ranges": [], "again": [], "left": limit, "at": self.now}

@@ -84,6 +84,7 @@ class Control(TypedDict):
     session: str | None
     key: Annotated[str | None, "The field whose equal values run one after the other; `*`: each worker's own."]
     tolerated_failures: int | str | None
+    start_at: Annotated[Time | None, "Nothing begins before."]
 
 
 class TopError(TypedDict):
@@ -429,6 +430,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "session": row["session"],
             "key": row["key_field"],
             "tolerated_failures": int(tolerated) if tolerated is not None and tolerated.isdecimal() else tolerated,
+            "start_at": rfc3339(row["start_at"]),
         },
         "top_errors": [],
         "callbacks": _callbacks(row),

@@ -81,6 +81,8 @@ class NewTask:
     parallel: int | None = None
     interval_s: float = 0.0
     tolerated_failures: str | None = None
+    start_at: int | None = None
+    paused: bool = False
     planned: int | None = None
     source: dict[str, Any] | None = None
     origin: str | None = None
@@ -200,8 +202,8 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
 
 
 _AS_GIVEN: Final = (
-    "worker_name", "queue", "priority", "owner", "parallel", "interval_s", "tolerated_failures", "planned", "origin",
-    "resubmit_of", "idempotency_key", "body_digest", "session", "key_field", "chunk_size",
+    "worker_name", "queue", "priority", "owner", "parallel", "interval_s", "tolerated_failures", "start_at", "planned",
+    "origin", "resubmit_of", "idempotency_key", "body_digest", "session", "key_field", "chunk_size",
 )  # fmt: skip
 
 
@@ -229,15 +231,21 @@ def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, An
         if not count:
             state_reason = nothing_taken(reason, len(first.rejects))
             row |= {"state_reason": state_reason, "closed_at": now, "finished_at": now, "session_waits": None}
+    if new.paused and row["state"] != State.REJECTED:
+        check_task(row["state"], State.PAUSED, Reason.PAUSED)
+        row |= {"state": State.PAUSED, "session_waits": None}
     # In a session it gets its hints with its turn.
-    return row | readiness.hints(Gate(row["state"], new.priority, new.session is None, count > 0), 0)._asdict()
+    gate = Gate(row["state"], new.priority, new.session is None, count > 0, opens=new.start_at)
+    return row | readiness.hints(gate, now)._asdict()
 
 
 def _log_rows(first: First, task_id: int, now: int) -> list[tuple[Any, ...]]:
     new = first.new  # its owner is a text of the client's: who submitted is ``who``
     detail = {"title": new.title, "worker": new.worker_name, **({"owner": new.owner} if new.owner else {})}
-    submitted = (task_id, now, clean(new.who)[:255], "submitted", dumps(detail))
-    return [submitted] if first.more else [submitted, (task_id, now, "", "split sealed", None)]
+    who = clean(new.who)[:255]
+    acts = [("submitted", dumps(detail), who), *([("paused", None, who)] if new.paused else [])]
+    acts += [] if first.more else [("split sealed", None, "")]
+    return [(task_id, now, by, act, told) for act, told, by in acts]
 
 
 def _write_rest(connection: Connection, ledger: Ledger, first: First, row: dict[str, Any]) -> None:

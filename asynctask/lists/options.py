@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -19,6 +20,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from asynctask.clock import from_datetime, from_rfc3339
 from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem
 from asynctask.iterable import AUTO, MAX_CHUNK
@@ -54,6 +56,7 @@ TOLERATED: Final = (
 )
 
 
+START: Final = "Nothing begins before this time; null: at once."
 RESUBMIT: Final = (
     "The Task whose report this file is, corrected: its rows take the place of those that failed, by the row-number column."
     " Not with JSON items, which have no such column."
@@ -128,6 +131,17 @@ ChunkSize = Annotated[
     BeforeValidator(_chunk_size),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_CHUNK}, {"const": "auto"}]}),
 ]
+
+
+def _start_at(value: Any) -> int:
+    if isinstance(value, datetime):
+        return from_datetime(value)
+    return from_rfc3339(value if isinstance(value, str) else "")
+
+
+StartAt = Annotated[int, BeforeValidator(_start_at), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""Microseconds since 1970-01-01 UTC, of a text of RFC 3339 or an aware datetime."""
+
 TaskId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(whole_number)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), BeforeValidator(whole_number)]
@@ -171,6 +185,8 @@ class CommonOptions(BaseModel):
     interval: Interval | None = Field(None, description=INTERVAL)
     priority: Priority | None = Field(None, description="Smaller runs first.")
     tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
+    start_at: StartAt | None = Field(None, description=START)
+    paused: bool | None = Field(None, description="Nothing starts before somebody resumes the Task.")
     queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
     session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
@@ -230,12 +246,13 @@ def _option_problem(error: Any) -> Problem:
 
 # -- the knobs of a Task that runs
 
-KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
+KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title", "start_at")
 
 
 def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
     """These changes of a Task's knobs: ``parallel`` (None: no limit), ``interval`` (seconds), ``priority``,
-    ``tolerated_failures`` (as :class:`~asynctask.core.transitions.Tolerance` reads it; None: no limit), ``title``.
+    ``tolerated_failures`` (as :class:`~asynctask.core.transitions.Tolerance` reads it; None: no limit), ``title``,
+    ``start_at`` (microseconds, an aware datetime or a text of RFC 3339; None: now).
 
     Raises :class:`InputError` for an unknown knob or an invalid value.
     """
@@ -258,9 +275,15 @@ def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError("title must be text of at most 255 characters")
     if not is_storable(changes.get("title", "")):
         raise InputError("title holds a NUL or half a character (a lone surrogate): take it out")
-    if (tolerated := changes.get("tolerated_failures")) is not None:
-        try:
-            return {**changes, "tolerated_failures": str(Tolerance.parse(tolerated))}
-        except ValueError as error:
-            raise InputError(f"tolerated_failures {error}; null for no limit") from None
-    return dict(changes)
+    return {name: _parsed_knob(name, value) for name, value in changes.items()}
+
+
+def _parsed_knob(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        if name == "tolerated_failures":
+            return str(Tolerance.parse(value))
+        return _start_at(value) if name == "start_at" else value
+    except ValueError as error:
+        raise InputError(f"{name} {error}; null for none") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
@@ -22,7 +23,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, SetEntry
 from asynctask.cli.root import build
 from asynctask.clock import SECOND
-from asynctask.errors import InputError
+from asynctask.errors import Conflict, InputError
 from asynctask.lists.options import KNOBS
 from asynctask.operations import Operations
 from asynctask.runtime.launcher import Launcher
@@ -237,6 +238,21 @@ def tolerated_failures(bench: Bench) -> None:
         assert counts(task)["enqueue"] > 0
         task.update(tolerated_failures=None)
         bench.goes_on(task)
+        bench.end(task)
+
+
+@case("knob start_at")
+def a_start_time_set_and_taken_away(bench: Bench) -> None:
+    with bench.working():
+        task = bench.submit(20, start_at=datetime.now(UTC) + timedelta(hours=1))
+        bench.stands_still()
+        task.update(start_at=(datetime.now(UTC) + timedelta(hours=2)).isoformat())
+        bench.stands_still()
+        assert counts(task) == {"enqueue": 20}
+        task.update(start_at=None)
+        bench.goes_on(task)
+        with pytest.raises(Conflict, match="has started"):
+            task.update(start_at=datetime.now(UTC))
         bench.end(task)
 
 
