@@ -249,7 +249,12 @@ def _field_fault(error: ErrorDetails, known: Collection[str], fault_code: str | 
 def _shown(value: Any) -> Any:
     if isinstance(value, bool | int | float | None):
         return value if not isinstance(value, int) or abs(value) < 2**53 else str(value)[:200]
-    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text = (
+            value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
+        )
+    except (TypeError, ValueError):  # a program may give anything
+        text = str(value)
     return text if len(text) <= 200 else text[:199] + "…"
 
 
