@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
-from asynctask.core.states import Status
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
 from asynctask.exports.files import ResultFile
@@ -775,12 +774,10 @@ class AsyncTask(OnDemand):
         ``take`` as of :class:`TaskHandle`. Raises :class:`InputError` for an unknown status.
         """
         statuses, limit = checked_statuses(status), max(1, min(limit, MAX_PAGE))
-        if resumable and statuses and Status.STOPPED not in statuses:
-            return []
-        database = self._made().ledger.database
-        if resumable:
-            return take(queries.resumable_page(database, worker=worker, after=after, limit=limit))
-        return take(queries.alone_page(database, worker=worker, statuses=statuses, after=after, limit=limit))
+        found = queries.jobs_page(
+            self._made().ledger.database, resumable=resumable, worker=worker, statuses=statuses, after=after, limit=limit
+        )
+        return take(found)
 
     def record(self, job_id: str, status: str, message: str = "") -> bool:
         """Records the status of a job, from anywhere; the middleware does the same.

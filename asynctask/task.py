@@ -281,3 +281,39 @@ class TaskHandle:
 
         self._s.control.update(self.id, checked_knobs(knobs), who)
         return self.progress()
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One thing that people do to a Task: the API has a route of it, the command line a command. ``call``: with the handle
+    and ``who``; ``title``, ``more``: what it does; ``done``: what was done, for people."""
+
+    name: str
+    call: Callable[..., bool]
+    title: str
+    more: str
+    done: str
+
+
+VERBS: Final = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "pause", TaskHandle.pause, "Start no more jobs of a Task until it is resumed",
+            "Running jobs continue. Pausing a paused Task changes nothing.", "paused",
+        ),
+        Verb("resume", TaskHandle.resume, "Resume a paused Task", "", "resumed"),
+        Verb(
+            "cancel", TaskHandle.cancel, "Cancel the items of a Task that have not begun",
+            "Waiting items become `cancelled`; running ones keep their own outcome.", "cancelled",
+        ),
+        Verb(
+            "retry", TaskHandle.retry, "Run the failed items of a Task again, in a new generation",
+            "Without such items nothing changes.", "runs again",
+        ),
+        Verb(
+            "callbacks", TaskHandle.run_callbacks, "Run the failed callbacks of a Task again",
+            "The Task is `finalizing` until they have ended. While they run, nothing changes.", "its callbacks run again",
+        ),
+    )
+}  # fmt: skip

@@ -97,7 +97,7 @@ def test_an_option_that_is_misspelt_is_refused_by_each_verb_before_anything_is_w
         lambda **options: app.check_file("order", stored(app), **options),
     ]
     for submit in verbs:
-        with pytest.raises(InputError, match=r"paralel: .*parallel") as refused:
+        with pytest.raises(InputError, match=r"'paralel' .*'parallel'") as refused:
             submit(**misspelt)
         assert (refused.value.code, refused.value.errors[0].column) == ("invalid_options", "paralel")
     assert app.tasks() == []
