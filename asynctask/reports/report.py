@@ -19,8 +19,7 @@ from asynctask.ledger.base import Ledger, Reject
 from asynctask.lists.items import ItemShape
 from asynctask.lists.problems import render
 from asynctask.lists.readers import Limits, Source
-from asynctask.lists.readers.base import normalise
-from asynctask.lists.readers.workbook import column_index
+from asynctask.lists.readers.base import column_index, normalise
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import ListFile, Uploads, list_file
 from asynctask.lists.written_cells import SHEET_COLUMNS
@@ -395,6 +394,6 @@ def _all_columns(source: Source, names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in known:
             if (match := _COLUMN.fullmatch(name)) is not None:
-                at[name] = column_index(match[1])
+                at[name] = column_index(match[1].encode())
             headers.append(name)
     return sorted(headers, key=lambda name: at[name]) if len(at) == len(headers) else headers

@@ -24,8 +24,9 @@ from support.drawn import examples
 from asynctask.errors import Unavailable
 from asynctask.ledger.base import NewItem
 from asynctask.lists.items import ItemShape
-from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
-from asynctask.lists.readers.base import COLUMNS, SUFFIX, Percent, trimmed
+from asynctask.lists.readers import CellError, Limits, RawRow
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, Percent, normalise, trimmed
+from asynctask.lists.readers.opening import open_source
 from asynctask.lists.written_cells import csv_cell
 from asynctask.messages import CATALOGUE
 from asynctask.reports.files import ReportRow, iter_csv, iter_xlsx, report_headers, write_csv, write_xlsx

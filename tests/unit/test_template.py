@@ -17,7 +17,8 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from asynctask import AsyncTask
 from asynctask.ledger.base import NewItem
-from asynctask.lists.readers import Limits, open_source
+from asynctask.lists.readers import Limits
+from asynctask.lists.readers.opening import open_source
 from asynctask.messages import CATALOGUE
 from asynctask.reports.templates import TEXTS, NoTemplate, Template, make_template, template_csv, template_xlsx
 

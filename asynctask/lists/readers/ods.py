@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, Percent, too_long, too_wide, trimmed
-from asynctask.lists.readers.table import Table, TableSource, sheet_source
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, Percent, put, trimmed
+from asynctask.lists.readers.table import Table
 from asynctask.lists.readers.workbook import (
     MAX_SHEETS,
     MAX_STYLES,
@@ -66,17 +66,12 @@ class _Row(NamedTuple):
     cells: list[Any]
 
 
-def open_ods(path: Path, options: OpenOptions) -> TableSource:
-    """Opens the named sheet, else the first visible one with rows.
-
-    Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``no_header``, ``duplicate_column``, ``damaged_file``,
-    ``encrypted``, ``zip_bomb``, ``too_large``.
-    """
-    return sheet_source("ods", ods_table(path, options), options)
-
-
 def ods_table(path: Path, options: OpenOptions) -> Table:
-    """The named sheet, else the first visible one with rows, without looking for a header."""
+    """The named sheet, else the first visible one with rows; its header is not looked for.
+
+    Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``damaged_file``, ``encrypted``, ``zip_bomb``,
+    ``too_large``.
+    """
     limits = options.limits
     with Package(path, limits) as package:
         _refuse_encrypted(package)
@@ -95,7 +90,7 @@ def ods_table(path: Path, options: OpenOptions) -> Table:
     if counted:
         with Package(path, limits) as package:
             filled = sum(row.repeat for row in _rows(_events(package, limits), place))
-    return Table(cells, name, filled, lambda: None)
+    return Table(cells, name, filled)
 
 
 def ods_sheets(path: Path, limits: Limits) -> list[str]:
@@ -285,17 +280,8 @@ class _Parser:
         if text is not None and attrs.get("office:value-type") == "float" and type(value) in (int, float):
             value = formatted(value, shown_format(value, text))
         if value is not None:
-            self._put(value, repeat)
+            put(self._row, self._column, value, self._number, self._limits, repeat)
         self._column += repeat
-
-    def _put(self, value: Any, repeat: int) -> None:
-        last, limits = self._column + repeat - 1, self._limits
-        if last >= limits.max_columns:
-            raise too_wide(self._number, last, limits)
-        if type(value) is str and len(value) > limits.max_cell_chars:
-            raise too_long(self._number, value, limits)
-        self._row.extend([None] * (self._column - len(self._row)))
-        self._row.extend([value] * repeat)
 
 
 def _in_one_line(data: str) -> str:

@@ -23,7 +23,7 @@ from xml.parsers import expat
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Formatted, Limits, Percent, over_limit
+from asynctask.lists.readers.base import CellError, Formatted, Limits, Percent, column_index, over_limit
 
 # -- zip package
 #
@@ -359,7 +359,12 @@ def totals_rows(package: Package, sheet: str) -> Totals:
         area = _AREA.fullmatch(attrs.get("ref", "")) if _local(tag) == "table" else None
         if area is None or area[3] is None:
             return
-        left, top, right, bottom = column_index(area[1]), int(area[2]), column_index(area[3]), int(area[4])
+        left, top, right, bottom = (
+            column_index(area[1].encode()),
+            int(area[2]),
+            column_index(area[3].encode()),
+            int(area[4]),
+        )
         count = _whole(attrs.get("totalsRowCount", "0"))
         for row in range(max(top + 1, bottom - min(count, MAX_SHEETS) + 1), bottom + 1):
             found[row] = (*found.get(row, ()), (left, right))
@@ -371,14 +376,6 @@ def totals_rows(package: Package, sheet: str) -> Totals:
         if part.lower() in package.parts:
             _parse(package, part, lambda parser: setattr(parser, "StartElementHandler", start))
     return found
-
-
-def column_index(letters: str) -> int:
-    """The column of its letters; A is 0."""
-    column = 0
-    for letter in letters:
-        column = column * 26 + ord(letter) - 64
-    return column - 1
 
 
 def choose_sheet(wanted: str, names: list[str]) -> int:
