@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,8 +23,9 @@ from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem
 from asynctask.iterable import AUTO, MAX_CHUNK
 from asynctask.lists.problems import fault, from_pydantic
-from asynctask.messages import is_storable
-from asynctask.worker import MAX_PRIORITY, as_callback, is_priority
+from asynctask.worker import MAX_PRIORITY, as_callback
+
+Model = TypeVar("Model", bound=BaseModel)
 
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
@@ -208,29 +209,43 @@ def check_options(given: Mapping[str, Any]) -> Options:
 
     Raises :class:`InputError` that names each invalid one.
     """
+    return _checked(Options, {name: value for name, value in given.items() if value is not None})
+
+
+def _checked(model: type[Model], given: Mapping[str, Any]) -> Model:
     try:
-        said = {name: value for name, value in given.items() if value is not None}
-        return Options.model_validate(said)
+        return model.model_validate(given)
     except ValidationError as error:
-        problems = [_option_problem(each) for each in error.errors()]
+        problems = [_option_problem(each, model) for each in error.errors()]
         text = "; ".join(f"{p.column}: {p.message}" for p in problems)
         raise InputError(f"options: {text}", code="invalid_options", errors=problems) from None
 
 
-def _option_problem(error: Any) -> Problem:
+def _option_problem(error: Any, model: type[BaseModel]) -> Problem:
     name = str(error["loc"][0]) if error["loc"] else ""
     value = str(error.get("input"))[:200]
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, Options.model_fields, n=1)
+        near = difflib.get_close_matches(name, model.model_fields, n=1)
         if near:
             return fault(None, name, "unknown_option", "option.near", {"near": near[0]}, value)
-        return fault(None, name, "unknown_option", "option.known", {"names": ", ".join(Options.model_fields)}, value)
+        return fault(None, name, "unknown_option", "option.known", {"names": ", ".join(model.model_fields)}, value)
     return replace(from_pydantic(None, name, error, value), code="invalid_option")
 
 
 # -- the knobs of a Task that runs
 
-KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
+
+class _Knobs(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    parallel: Parallel | None = None
+    interval: Interval = 0
+    priority: Priority = 0
+    tolerated_failures: Tolerated | None = None
+    title: Title = ""
+
+
+KNOBS: Final = tuple(_Knobs.model_fields)
 
 
 def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,28 +254,6 @@ def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises :class:`InputError` for an unknown knob or an invalid value.
     """
-    if unknown := set(changes).difference(KNOBS):
-        raise InputError(f"no such knob: {', '.join(sorted(unknown))}; there are {', '.join(sorted(KNOBS))}")
     if not changes:
         raise InputError(f"nothing to change; give one of {', '.join(sorted(KNOBS))}")
-    parallel = changes.get("parallel")
-    if parallel is not None and (
-        not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= 100_000
-    ):
-        raise InputError("parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task")
-    if "interval" in changes:
-        interval = changes["interval"]
-        if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 <= interval <= MAX_INTERVAL_S:
-            raise InputError(f"interval must be a number of seconds from 0 to {MAX_INTERVAL_S}; 0 for none")
-    if "priority" in changes and not is_priority(changes["priority"]):
-        raise InputError(f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}; smaller runs first")
-    if "title" in changes and (not isinstance(changes["title"], str) or len(changes["title"]) > 255):
-        raise InputError("title must be text of at most 255 characters")
-    if not is_storable(changes.get("title", "")):
-        raise InputError("title holds a NUL or half a character (a lone surrogate): take it out")
-    if (tolerated := changes.get("tolerated_failures")) is not None:
-        try:
-            return {**changes, "tolerated_failures": str(Tolerance.parse(tolerated))}
-        except ValueError as error:
-            raise InputError(f"tolerated_failures {error}; null for no limit") from None
-    return dict(changes)
+    return _checked(_Knobs, changes).model_dump(exclude_unset=True)
