@@ -73,7 +73,7 @@ class _Child:
         if order["do"] == "sheets":
             _send({"sheets": sheet_names(self._path, self._filename, self._limits)})
             return
-        source = self._open(order["sheet"], order["expect"], order["unzipped"], order["report"])
+        source = self._open({name: order[name] for name in ("sheet", "expect", "unzipped", "report")})
         if order["do"] == "rows":
             _send_rows(source, order["after"])
         attributes = {"headers": source.headers, "places": source.places, "sheet": source.sheet_name}
@@ -84,16 +84,16 @@ class _Child:
             self._opened[1].close()
             self._opened = None
 
-    def _open(self, sheet: str | None, expect: list[str], unzipped: int | None, report: bool) -> Source:
-        key = (sheet, expect, unzipped, report)
-        if self._opened is not None and self._opened[0] == key:
+    def _open(self, asked: Mapping[str, Any]) -> Source:
+        if self._opened is not None and self._opened[0] == asked:
             return self._opened[1]
         self.forget()
-        limits = self._limits
-        if unzipped is not None:
-            limits = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, unzipped))
-        source = open_source(self._path, self._filename, sheet=sheet, limits=limits, expect=expect, report=report)
-        self._opened = (key, source)
+        limits, least = self._limits, asked["unzipped"]
+        if least is not None:
+            limits = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, least))
+        options = {name: asked[name] for name in ("sheet", "expect", "report")}
+        source = open_source(self._path, self._filename, limits=limits, **options)
+        self._opened = (asked, source)
         return source
 
 

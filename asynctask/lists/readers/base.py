@@ -29,8 +29,7 @@ def of_locale(locale: str) -> str:
 
 # -- interface
 
-REPORT_COLUMNS: Final = COLUMNS["en"]
-_BLOCKS: Final = frozenset(COLUMNS.values())
+_BLOCK: Final = len(COLUMNS["en"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,29 +258,26 @@ def report_block(headers: Collection[str]) -> frozenset[str]:
     They are the five of :data:`COLUMNS` in any language, adjacent and in order, with or without a suffix.
     """
     names = list(headers)
-    plain = [_without_suffix(normalise(name)) for name in names]
-    size = len(REPORT_COLUMNS)
-    found: set[str] = set()
-    for start in range(len(names) - size + 1):
-        if tuple(plain[start : start + size]) in _BLOCKS:
-            found.update(names[start : start + size])
-    return frozenset(found)
+    return frozenset(name for start in _blocks(names) for name in names[start : start + _BLOCK])
 
 
 def row_number_header(headers: Sequence[str], used: Collection[str] = ()) -> str | None:
     """The column with the row numbers of a report: the first of the last block of its columns, or else one of that name
     that is no column in ``used``. None without one."""
-    names = list(headers)
-    plain = [_without_suffix(normalise(name)) for name in names]
-    size = len(REPORT_COLUMNS)
-    for start in range(len(names) - size, -1, -1):
-        if tuple(plain[start : start + size]) in _BLOCKS:
-            return names[start]
-    numbers = {block[0] for block in _BLOCKS}
-    return next((name for name, as_is in zip(names, plain, strict=True) if as_is in numbers and name not in used), None)
+    if starts := _blocks(headers):
+        return headers[starts[-1]]
+    numbers = {block[0] for block in COLUMNS.values()}
+    return next((name for name in headers if _without_suffix(name) in numbers and name not in used), None)
+
+
+def _blocks(headers: Sequence[str]) -> list[int]:
+    """Where the columns of reports begin among these."""
+    plain, known = [_without_suffix(name) for name in headers], set(COLUMNS.values())
+    return [start for start in range(len(plain)) if tuple(plain[start : start + _BLOCK]) in known]
 
 
 def _without_suffix(name: str) -> str:
+    name = normalise(name)
     for suffix in SUFFIX.values():
         name = name.removesuffix(suffix)
     return name

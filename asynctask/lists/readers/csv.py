@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TextIO
 
 from asynctask.errors import InputError, Problem
 from asynctask.lists.readers.base import Limits, OpenOptions, normalise, over_limit, shorten, too_long, trimmed
-from asynctask.lists.readers.encodings import prove_encoding
+from asynctask.lists.readers.encodings import decoded, prove_encoding
 from asynctask.lists.readers.table import FIGURES, HEADER_ROWS, Table, TableSource, Torn, matches
 
 DELIMITERS: Final = ",;\t|"
@@ -77,11 +77,10 @@ class _Text:
 
     def _has_escapes(self) -> bool:
         last = ""
-        with self._path.open(encoding=self._encoding, newline="") as file:
-            while chunk := file.read(_CHUNK):
-                if _ESCAPED_QUOTE in chunk or last + chunk[0] == _ESCAPED_QUOTE:
-                    return True
-                last = chunk[-1]
+        for piece in decoded(self._path, self._encoding):
+            if _ESCAPED_QUOTE in last + piece:
+                return True
+            last = piece[-1:]
         return False
 
     def _is_sound(self, escape: str | None) -> bool:

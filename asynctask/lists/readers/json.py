@@ -13,9 +13,8 @@ import orjson
 
 from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, Source, over_limit
-from asynctask.lists.readers.encodings import BOM, decoded, prove_encoding
+from asynctask.lists.readers.encodings import BOM, bytes_of, decoded, prove_encoding
 
-_CHUNK: Final = 1 << 18
 _SHOWN: Final = 200
 _KEY_SHOWN: Final = 80
 # A group that repeats possessively (``*+``) is atomic (``(?>``): before Python 3.11.5 such a repeat otherwise goes on from
@@ -163,10 +162,8 @@ def _utf8(path: Path, codec: str) -> Iterator[bytes]:
         for number, piece in enumerate(decoded(path, codec)):
             yield (piece if number else piece.removeprefix("\ufeff")).encode() or b" "
         return
-    with path.open("rb") as file:
-        yield file.read(_CHUNK).removeprefix(BOM) or b" "
-        while chunk := file.read(_CHUNK):
-            yield chunk
+    for number, chunk in enumerate(bytes_of(path)):
+        yield (chunk if number else chunk.removeprefix(BOM)) or b" "
 
 
 def _lines(path: Path, codec: str, limits: Limits) -> Iterator[tuple[int, bytes, int]]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import time, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
 from asynctask.lists.readers.base import CellError, Limits, OpenOptions, Percent, put, trimmed
@@ -108,7 +107,7 @@ def _refuse_encrypted(package: Package) -> None:
         nonlocal found
         found = found or tag.endswith("encryption-data")
 
-    package.parse(_MANIFEST, lambda parser: setattr(parser, "StartElementHandler", start))
+    package.parse(_MANIFEST, start)
     if found:
         raise encrypted()
 
@@ -145,7 +144,7 @@ def _rows(events: Iterator[_Sheet | _Row], wanted: int) -> Iterator[_Row]:
 
 def _events(package: Package, limits: Limits, *, percents: bool = False) -> Iterator[_Sheet | _Row]:
     parser = _Parser(limits, percents)
-    for _ in feed(package.chunks(_CONTENT), parser.attach, _CONTENT):
+    for _ in feed(package.chunks(_CONTENT), _CONTENT, parser.start, parser.end, parser.text):
         yield from parser.take()
 
 
@@ -162,29 +161,28 @@ class _Parser:
         self._row: list[Any] = []
         self._cell: Mapping[str, str] | None = None
         self._sheets = self._table_depth = self._cell_depth = self._text_depth = 0
-        self._text: list[str] = []
+        self._texts: list[str] = []
         self._size, self._shown = 0, False
         self._starts: dict[str, Callable[[Mapping[str, str]], None]] = {
             "table-cell": self._open_cell, "covered-table-cell": self._open_cell, "table-row": self._open_row,
             "table": self._open_table, "style": self._open_style, "table-properties": self._table_properties,
-            "p": self._open_paragraph, "s": self._spaces, "tab": self._tab, "line-break": self._line_break,
+            "p": self._open_paragraph,
+            "s": lambda attrs: self._add_blank(" " * min(_repeat(attrs, "text:c"), _MAX_TEXT + 1)),
+            "tab": lambda _: self._add_blank("\t"), "line-break": lambda _: self._add_blank("\n"),
         }  # fmt: skip
-
-    def attach(self, xml: XMLParserType) -> None:
-        xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
 
     def take(self) -> list[_Sheet | _Row]:
         events, self._events = self._events, []
         return events
 
-    def _start(self, tag: str, attrs: Mapping[str, str]) -> None:
+    def start(self, tag: str, attrs: Mapping[str, str]) -> None:
         tag = tag.rpartition(":")[2]
         handler = self._starts.get(tag)
         if handler is not None:
             handler(attrs)
         self._path.append(tag)
 
-    def _end(self, tag: str) -> None:
+    def end(self, tag: str) -> None:
         tag = self._path.pop()
         depth = len(self._path)
         if self._cell is not None:
@@ -199,7 +197,7 @@ class _Parser:
         elif depth == self._table_depth:
             self._table_depth = 0
 
-    def _characters(self, data: str) -> None:
+    def text(self, data: str) -> None:
         if self._text_depth:
             # A line end in the XML is a space; those of the text are elements.
             self._add(_in_one_line(data) if "\n" in data else data)
@@ -208,7 +206,7 @@ class _Parser:
         self._size += len(text)
         if self._size > _MAX_TEXT:
             raise TooLarge(f"a text of the workbook has more than {_MAX_TEXT:,} characters; shorten it")
-        self._text.append(text)
+        self._texts.append(text)
 
     # -- tables and rows
 
@@ -245,7 +243,7 @@ class _Parser:
     def _open_cell(self, attrs: Mapping[str, str]) -> None:
         if self._cell is None and self._table_depth:
             self._cell, self._cell_depth, self._text_depth = attrs, len(self._path), 0
-            self._text.clear()
+            self._texts.clear()
             self._size, self._shown = 0, False
 
     def _open_paragraph(self, _: Mapping[str, str]) -> None:
@@ -253,24 +251,16 @@ class _Parser:
         if self._cell is not None and len(self._path) == self._cell_depth + 1 and not self._text_depth:
             self._text_depth = len(self._path)
             self._shown = True
-            if self._text:
+            if self._texts:
                 self._add("\n")
 
-    def _spaces(self, attrs: Mapping[str, str]) -> None:
+    def _add_blank(self, text: str) -> None:
         if self._text_depth:
-            self._add(" " * min(_repeat(attrs, "text:c"), _MAX_TEXT + 1))
-
-    def _tab(self, _: Mapping[str, str]) -> None:
-        if self._text_depth:
-            self._add("\t")
-
-    def _line_break(self, _: Mapping[str, str]) -> None:
-        if self._text_depth:
-            self._add("\n")
+            self._add(text)
 
     def _close_cell(self, attrs: Mapping[str, str]) -> None:
         repeat = _repeat(attrs, "table:number-columns-repeated")
-        text = trimmed("".join(self._text)) or None
+        text = trimmed("".join(self._texts)) or None
         self._cell, self._text_depth = None, 0
         value = _value(attrs, text)
         if value is None and "table:formula" in attrs and "office:value-type" not in attrs and not self._shown:

@@ -12,7 +12,7 @@ import orjson
 from asynctask.errors import UnsupportedFormat
 from asynctask.lists.readers.base import Limits, OpenOptions, Source, over_limit
 from asynctask.lists.readers.csv import open_csv, open_tsv
-from asynctask.lists.readers.encodings import head_text
+from asynctask.lists.readers.encodings import bytes_of, head_text
 from asynctask.lists.readers.json import open_json, open_ndjson
 from asynctask.lists.readers.ods import MIMETYPE, ods_sheets, ods_table
 from asynctask.lists.readers.table import Table, TableSource
@@ -133,7 +133,7 @@ def _unsupported(what: str) -> UnsupportedFormat:
 
 def _text_format(path: Path, head: bytes, suffix: str) -> str:
     text = head_text(head)
-    if not text.strip() and _blank(path):
+    if not text.strip() and not any(head_text(chunk).strip() for chunk in bytes_of(path)):
         raise UnsupportedFormat(f"the file is empty; {_READABLE}", code="empty_file")
     if _MARKUP.match(text) or _MAIL.match(text):
         raise _unsupported("a web page or XML; open it in a spreadsheet program and save as .xlsx")
@@ -192,12 +192,11 @@ def _mimetype(package: Package) -> bytes:
 
 
 def _ole_format(path: Path) -> str:
-    with path.open("rb") as file:
-        rest = b""
-        while chunk := file.read(1 << 20):
-            if _ENCRYPTED in rest + chunk:
-                raise encrypted()
-            rest = chunk[-len(_ENCRYPTED) :]
+    rest = b""
+    for chunk in bytes_of(path):
+        if _ENCRYPTED in rest + chunk:
+            raise encrypted()
+        rest = chunk[-len(_ENCRYPTED) :]
     with OleFile(path) as container:
         if any(name in container.streams for name in STREAMS):
             return "xls"
@@ -208,8 +207,3 @@ def _ole_format(path: Path) -> str:
         else:
             what = "an old Office file without a workbook"
     raise _unsupported(what)
-
-
-def _blank(path: Path) -> bool:
-    with path.open("rb") as file:
-        return all(not head_text(chunk).strip() for chunk in iter(lambda: file.read(1 << 20), b""))

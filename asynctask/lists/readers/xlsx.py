@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
 from asynctask.lists.readers.base import (
@@ -248,7 +247,7 @@ class SheetXml:
 
     def _any_rows(self, package: Package) -> Iterator[tuple[int, list[Any]]]:
         parser = _RowParser()
-        for _ in feed(package.chunks(self._part), parser.attach, self._part):
+        for _ in feed(package.chunks(self._part), self._part, parser.start, parser.end, parser.text):
             for number, found in parser.take():
                 yield number, self._without_totals(number, row_values(number, found, self._book))
 
@@ -267,14 +266,11 @@ class _RowParser:
         self._whole = ""
         self._text = TextParser()
 
-    def attach(self, xml: XMLParserType) -> None:
-        xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
-
     def take(self) -> list[tuple[int, list[Found]]]:
         rows, self._rows = self._rows, []
         return rows
 
-    def _start(self, tag: str, attrs: Mapping[str, str]) -> None:
+    def start(self, tag: str, attrs: Mapping[str, str]) -> None:
         tag = tag.rpartition(":")[2]
         if tag == "c" and self._inside:
             self._attrs, self._formula, self._has_text, self._whole = attrs, False, False, ""
@@ -293,7 +289,7 @@ class _RowParser:
         else:
             self._text.start(tag)
 
-    def _end(self, tag: str) -> None:
+    def end(self, tag: str) -> None:
         tag = tag.rpartition(":")[2]
         if tag == "c" and self._inside:
             self._add()
@@ -305,7 +301,7 @@ class _RowParser:
         else:
             self._text.end(tag)
 
-    def _characters(self, data: str) -> None:
+    def text(self, data: str) -> None:
         self._size += len(data) if self._inside else 0
         if self._size > _ROW_BYTES:
             raise TooLarge(f"row {self._number} of the sheet has more than {_ROW_BYTES:,} characters; shorten its texts")
@@ -330,7 +326,8 @@ class _RowParser:
 
 def _parsed_row(number: int, content: bytes) -> list[Found]:
     parser = _RowParser()
-    parse_xml(iter([b'<row r="%d">' % number, content, _ROW_END]), parser.attach, "the sheet")
+    chunks = iter([b'<row r="%d">' % number, content, _ROW_END])
+    parse_xml(chunks, "the sheet", parser.start, parser.end, parser.text)
     rows = parser.take()
     return rows[0][1] if rows else []
 
