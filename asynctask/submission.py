@@ -22,9 +22,9 @@ from asynctask.ledger.queries import other_language
 from asynctask.ledger.tasks import First, Made, NewCallback, NewTask, SplitLost
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, ItemShape, Rejected
-from asynctask.lists.problems import kept_problems, problems_of, refusal, refused_option
+from asynctask.lists.problems import kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
-from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, too_many_items
+from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, refused_option, too_many_items
 from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json
@@ -277,7 +277,7 @@ class Submitter:
             name=stored.name,
             filename=stored.filename,
             items=stored.is_items,
-            masked=self._shape(worker, source.columns).secret_names(),
+            masked=tuple(sorted(self._shape(worker, source.columns).secret_names)),
         )
 
     def _new_task(

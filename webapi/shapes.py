@@ -39,18 +39,12 @@ from pydantic import (
 from asynctask import clock, operations, task
 from asynctask.clock import from_datetime
 from asynctask.integrations.remote import JobRecord, Reporter
+from asynctask.lists import options
 from asynctask.lists.options import (
-    INTERVAL,
     NUL_FREE,
-    TOLERATED,
     CallbackText,
     CommonOptions,
-    Interval,
-    Parallel,
-    Priority,
     QueueName,
-    Title,
-    Tolerated,
     Unique,
     listed_or_text,
     whole_number,
@@ -300,17 +294,11 @@ class RawQuery(Options):
     encoding: Name | None = Field(None, description=_ENCODING)
 
 
-class Knobs(_In):
+class Knobs(_In, options.Knobs):
     """The knobs of a running Task; at least one."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
     what: ClassVar[str] = "knob"
-
-    title: Title = Field("", description="A name that people will read.")
-    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
-    interval: Interval = Field(0.0, description=INTERVAL)
-    priority: Priority = Field(0, description="Smaller runs first.")
-    tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
 
 
 # -- responses: documented only, not validated at run time

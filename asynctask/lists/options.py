@@ -235,17 +235,19 @@ def _option_problem(error: Any, model: type[BaseModel]) -> Problem:
 # -- the knobs of a Task that runs
 
 
-class _Knobs(BaseModel):
+class Knobs(BaseModel):
+    """The knobs of a Task that runs."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    parallel: Parallel | None = None
-    interval: Interval = 0
-    priority: Priority = 0
-    tolerated_failures: Tolerated | None = None
-    title: Title = ""
+    title: Title = Field("", description="A name that people will read.")
+    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    interval: Interval = Field(0.0, description=INTERVAL)
+    priority: Priority = Field(0, description="Smaller runs first.")
+    tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
 
 
-KNOBS: Final = tuple(_Knobs.model_fields)
+KNOBS: Final = tuple(Knobs.model_fields)
 
 
 def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,4 +258,4 @@ def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not changes:
         raise InputError(f"nothing to change; give one of {', '.join(sorted(KNOBS))}")
-    return _checked(_Knobs, changes).model_dump(exclude_unset=True)
+    return _checked(Knobs, changes).model_dump(exclude_unset=True)

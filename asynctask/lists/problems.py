@@ -116,10 +116,10 @@ def refused_list(
     return kind(str(say(text, params, "en")), code=code, errors=problems, text=text, params=params)
 
 
-def refused_option(option: str, text: str, params: Mapping[str, Any], value: Any) -> InputError:
-    """The refusal of a value of an option; ``text`` and ``params`` as of :func:`fault`."""
-    problem = fault(None, option, "invalid_option", text, params, value)
-    return InputError(f"option {option!r}: {problem.message}", code="invalid_options", errors=[problem])
+def refused_with(problems: Sequence[Problem]) -> InputError:
+    """The refusal of a list for these problems of its columns, which have the code and the text of the first."""
+    first, message = problems[0], "; ".join(each.message for each in problems)
+    return InputError(message, code=first.code, errors=problems, text=first.text, params=first.params)
 
 
 def texts(locale: str) -> Mapping[str, str]:

@@ -22,7 +22,15 @@ from asynctask.ledger.base import Ledger, NewItem, chunks, dumps, loads
 from asynctask.ledger.corrections import find_corrected, originals, row_problem
 from asynctask.lists.coerce import BETWEEN, COMMA, POINT, Notation, Unclear, coercer_for, flags_of, plain_notation
 from asynctask.lists.items import Binding, ItemShape, MixedShape, Rejected, listed
-from asynctask.lists.problems import MAX_ROWS, fault, refused_list, refused_option, revived, rows_rejected, say
+from asynctask.lists.problems import (
+    MAX_ROWS,
+    fault,
+    refused_list,
+    refused_with,
+    revived,
+    rows_rejected,
+    say,
+)
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.base import normalise, row_number_header, shorten
 from asynctask.lists.readers.table import HEADER_ROWS
@@ -371,6 +379,12 @@ def _key_text(value: Any) -> str | None:
     return text if 0 < len(text) <= MAX_KEY else None
 
 
+def refused_option(option: str, text: str, params: Mapping[str, Any], value: Any) -> InputError:
+    """The refusal of a value of an option; ``text`` and ``params`` as of :func:`fault`."""
+    problem = fault(None, option, "invalid_option", text, params, value)
+    return InputError(f"option {option!r}: {problem.message}", code="invalid_options", errors=[problem])
+
+
 def encoding_option(name: str) -> str:
     """The codec named by the option ``encoding``. Raises :class:`InputError` that offers the nearest names."""
     from asynctask.lists.readers.encodings import encoding_names, known_encoding  # large tables, rarely needed
@@ -545,10 +559,7 @@ def refuse_absent(
         if name not in keys:
             near = {normalise(key): key for key in keys}.get(normalise(name))
             params = {"name": repr(name), "headers": ", ".join(shorten(each, 40) for each in headers[:50])}
-            problem = fault(None, near, "unknown_column", text, params)
-            raise InputError(
-                problem.message, code="unknown_column", errors=[problem], text=problem.text, params=problem.params
-            )
+            raise refused_with([fault(None, near, "unknown_column", text, params)])
 
 
 class FirstRows:

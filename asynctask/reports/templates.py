@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from itertools import zip_longest
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import pydantic
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
@@ -17,11 +15,12 @@ from pydantic.fields import FieldInfo
 from xlsxwriter.utility import xl_range_formula
 
 from asynctask.errors import Conflict, InputError
-from asynctask.lists.items import ItemShape
+from asynctask.lists.coerce import kinds_of
+from asynctask.lists.items import ItemShape, names_of
 from asynctask.lists.options import whole_number
 from asynctask.lists.problems import texts
 from asynctask.lists.workbook_writer import Cell, Sheet, iter_workbook
-from asynctask.lists.written_cells import SHEET_COLUMNS, SHEET_ROWS, csv_cell, cut
+from asynctask.lists.written_cells import SHEET_COLUMNS, SHEET_ROWS, csv_cell, csv_text, cut
 from asynctask.worker import Worker
 
 _DAY: Final = date(2026, 3, 5)
@@ -88,20 +87,14 @@ def make_template(worker: Worker) -> Template:
 
 def _headers(model: type[pydantic.BaseModel], shape: ItemShape) -> dict[str, str]:
     """Field -> header: titles, unless the reader could not tell their fields apart."""
-    wanted = {name: _title(name, info) for name, info in model.model_fields.items()}
+    names = {name: names_of(name, info) for name, info in model.model_fields.items()}
+    wanted = {name: next(" ".join(each.split()) for each in found if each.strip()) for name, found in names.items()}
     try:
         if shape.bind(list(wanted.values())).fields == {header: name for name, header in wanted.items()}:
             return wanted
     except InputError:
         pass
     return {name: name for name in model.model_fields}
-
-
-def _title(name: str, info: FieldInfo) -> str:
-    choices = info.validation_alias
-    aliases = choices.choices if isinstance(choices, pydantic.AliasChoices) else [choices, info.alias]
-    found = [info.title, *(each for each in aliases if isinstance(each, str)), name]
-    return next(" ".join(each.split()) for each in found if each and each.strip())
 
 
 def _schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
@@ -136,15 +129,9 @@ def _column(name: str, info: FieldInfo, header: str, schema: Mapping[str, Any], 
 
 def _is_decimal(annotation: Any) -> bool:
     """Whether a type is a Decimal, in JSON Schema a number or a text."""
-    kinds = set(_leaves(annotation))
-    return any(issubclass(kind, Decimal) for kind in kinds) and str not in kinds
-
-
-def _leaves(annotation: Any) -> Iterator[type]:
-    if isinstance(annotation, type):
-        yield annotation
-    for each in get_args(annotation):
-        yield from _leaves(each)
+    kinds = kinds_of(annotation)
+    plain = str not in kinds and all(isinstance(kind, type) for kind in kinds)
+    return plain and any(issubclass(kind, Decimal) for kind in kinds)
 
 
 def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any], *, decimal: bool) -> dict[str, Any]:
@@ -244,10 +231,7 @@ _SHOWN_CHOICES: Final = 20
 
 def template_csv(template: Template) -> bytes:
     """The header row as CSV in UTF-8 with a byte order mark."""
-    buffer = io.StringIO(newline="")
-    buffer.write("\ufeff")
-    csv.writer(buffer, lineterminator="\r\n").writerow([csv_cell(column.header) for column in template.columns])
-    return buffer.getvalue().encode()
+    return ("\ufeff" + csv_text([[csv_cell(column.header) for column in template.columns]])).encode()
 
 
 def template_xlsx(template: Template, locale: str = "en") -> bytes:
