@@ -11,7 +11,7 @@ from flask import Response, current_app, request
 
 from asynctask.app import AsyncTask
 from asynctask.lists.options import NAME_SCHEMA, NAMES, NUL_FREE, CommonOptions
-from asynctask.lists.readers import FORMATS
+from asynctask.lists.readers.opening import FORMATS
 from asynctask.worker import Worker
 from webapi.context import json_response
 from webapi.problems import MEDIA_TYPE
