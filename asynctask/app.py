@@ -41,7 +41,6 @@ from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
-from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
@@ -475,8 +474,8 @@ class AsyncTask(OnDemand):
     def check(self, worker: Named, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> DryRun: ...
 
     def check(self, worker: Any, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> DryRun:
-        """The result that :meth:`submit` would have for these items; writes nothing, and validates all of them in this
-        thread."""
+        """The result that :meth:`submit` would have for these items; makes no Task, and validates all of them in this
+        thread. The database is opened."""
         return self.submit(worker, items, dry_run=True, **options)
 
     def submit_file(
@@ -849,12 +848,6 @@ class AsyncTask(OnDemand):
         """Starts a stopped job again: see :meth:`~asynctask.operations.Operations.start_job`."""
         return self.operations.start_job(job_id, who=who)
 
-    @property
-    def operations(self) -> Operations:
-        """Operations on queues, retries, scheduled and dead jobs, and processes."""
-        core, named = self._made(), (self.config.callback_queue, *self.config.queue_weights())
-        return Operations(core.services, core.broker, self.engines, self.workers, named)
-
     # -- processes
 
     def launcher(
@@ -868,6 +861,8 @@ class AsyncTask(OnDemand):
     ) -> Launcher:
         """A worker process within this process; ``start()`` and ``stop()`` it, or ``run()`` it in the foreground.
 
+        ``concurrency``: its threads; ``queues``: their weights; ``strict``: in the listed order; ``shutdown_s``: seconds
+        that running jobs have at the end.
         ``pulse``: shows the supervisor, if there is one, that this process lives.
         """
         self._made()
