@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
-from asynctask.core.states import Status
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
 from asynctask.exports.files import ResultFile
@@ -42,7 +41,6 @@ from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
-from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
@@ -476,8 +474,8 @@ class AsyncTask(OnDemand):
     def check(self, worker: Named, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> DryRun: ...
 
     def check(self, worker: Any, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> DryRun:
-        """The result that :meth:`submit` would have for these items; writes nothing, and validates all of them in this
-        thread."""
+        """The result that :meth:`submit` would have for these items; makes no Task, and validates all of them in this
+        thread. The database is opened."""
         return self.submit(worker, items, dry_run=True, **options)
 
     def submit_file(
@@ -775,12 +773,10 @@ class AsyncTask(OnDemand):
         ``take`` as of :class:`TaskHandle`. Raises :class:`InputError` for an unknown status.
         """
         statuses, limit = checked_statuses(status), max(1, min(limit, MAX_PAGE))
-        if resumable and statuses and Status.STOPPED not in statuses:
-            return []
-        database = self._made().ledger.database
-        if resumable:
-            return take(queries.resumable_page(database, worker=worker, after=after, limit=limit))
-        return take(queries.alone_page(database, worker=worker, statuses=statuses, after=after, limit=limit))
+        found = queries.jobs_page(
+            self._made().ledger.database, resumable=resumable, worker=worker, statuses=statuses, after=after, limit=limit
+        )
+        return take(found)
 
     def record(self, job_id: str, status: str, message: str = "") -> bool:
         """Records the status of a job, from anywhere; the middleware does the same.
@@ -852,12 +848,6 @@ class AsyncTask(OnDemand):
         """Starts a stopped job again: see :meth:`~asynctask.operations.Operations.start_job`."""
         return self.operations.start_job(job_id, who=who)
 
-    @property
-    def operations(self) -> Operations:
-        """Operations on queues, retries, scheduled and dead jobs, and processes."""
-        core, named = self._made(), (self.config.callback_queue, *self.config.queue_weights())
-        return Operations(core.services, core.broker, self.engines, self.workers, named)
-
     # -- processes
 
     def launcher(
@@ -871,6 +861,8 @@ class AsyncTask(OnDemand):
     ) -> Launcher:
         """A worker process within this process; ``start()`` and ``stop()`` it, or ``run()`` it in the foreground.
 
+        ``concurrency``: its threads; ``queues``: their weights; ``strict``: in the listed order; ``shutdown_s``: seconds
+        that running jobs have at the end.
         ``pulse``: shows the supervisor, if there is one, that this process lives.
         """
         self._made()

@@ -113,11 +113,11 @@ def from_datetime(when: datetime) -> int:
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
-def from_rfc3339(text: str) -> int:
-    """A time of RFC 3339 as microseconds since 1970-01-01 UTC. Raises ValueError."""
+def read_rfc3339(text: str) -> datetime:
+    """A time of RFC 3339, aware. Raises ValueError."""
     if _RFC3339.fullmatch(text) is None:
         raise ValueError("must be a time of RFC 3339, such as 2026-11-21T05:12:31.000Z")
-    return from_datetime(datetime.fromisoformat(text.upper()))
+    return datetime.fromisoformat(text.upper())
 
 
 Time = Annotated[str, "RFC 3339, UTC"]

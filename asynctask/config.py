@@ -62,7 +62,7 @@ class Config:
     database_url: str = _field("sqlite:///asynctask.db", "URL of the ledger's database, in SQLAlchemy's form.", shown=False)
     broker_url: str = _field(
         "",
-        "URL of a Redis for untracked jobs and those of other programs: redis://, rediss:// or unix://; empty: all jobs"
+        "URL of a Redis for untracked jobs and jobs of other programs: redis://, rediss:// or unix://; empty: all jobs"
         " wait in the database.",
         shown=False,
     )
@@ -77,18 +77,18 @@ class Config:
     concurrency: int = _field(5, "Threads of a worker process.", low=1, high=1000)
     processes: int = _field(1, "Worker processes.", low=1, high=256)
     queues: str = _field("default callbacks", "Queues to work on, with weights, separated by spaces: critical,3 default,1.")
-    callback_queue: str = _field("callbacks", "Queue of the callbacks of Tasks; the workers must work it.")
+    callback_queue: str = _field("callbacks", "Queue of the callbacks of Tasks; a worker process must work it.")
     strict_queues: bool = _field(False, "Take from the queues in the listed order, ignoring weights.")
-    shutdown_s: float = _field(25.0, "Seconds that running jobs get at a stop.", low=0, high=86_400)
+    shutdown_s: float = _field(25.0, "Seconds that running jobs have to end after a stop.", low=0, high=86_400)
     lease_s: float = _field(20.0, "Seconds after which a silent process counts as dead.", low=0.5, high=3600)
     heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; at most half of it.", low=0.1, high=1800)
     dispatch_ahead_s: float = _field(
         0.25, "Seconds of work that the dispatcher keeps in a foreign queue.", low=0.01, high=60
     )
-    fair_by: str = _field("task", "Who shares alike among Tasks of one priority: task, or owner.")
+    fair_by: str = _field("task", "What gets an equal share at one priority: task (each Task), or owner (each owner).")
     background_share: float = _field(
         0.05,
-        "Share of the jobs that goes to all larger priorities together while the smallest waits; 0: none.",
+        "Share of the started jobs that have a larger priority while jobs of the smallest wait; 0: none.",
         low=0,
         high=0.5,
     )
@@ -108,12 +108,12 @@ class Config:
     )
 
     host: str = _field("127.0.0.1", "Address of the web server, or unix:/path of a Unix socket.")
-    port: int = _field(8000, "Port of the web server; 0 takes a free one.", low=0, high=65_535)
+    port: int = _field(8000, "Port of the web server; 0: a free one.", low=0, high=65_535)
     allowed_hosts: str = _field(
         "", "Host names that the web server accepts, separated by spaces (.a.com: with subdomains; *: any); empty: its own."
     )
     trusted_proxies: str = _field(
-        "", "Addresses or networks of trusted proxies, separated by spaces; unix: who connects to the Unix socket."
+        "", "Addresses or networks of trusted proxies, separated by spaces; unix: clients of the Unix socket."
     )
     proxy_headers: str = _field(
         "x-forwarded", "Headers that trusted proxies set: x-forwarded (-For, -Host, -Proto, -Prefix) or forwarded."
@@ -121,7 +121,7 @@ class Config:
     web_prefix: str = _field("", "Path under which a proxy serves the web server, such as /bulk; empty: at the root.")
     tokens: str = _field(
         "",
-        "Who may use the web server, separated by spaces: ann=TOKEN, or eve:read=TOKEN to read only; empty: everyone.",
+        "Users of the web server, separated by spaces: ann=TOKEN, or eve:read=TOKEN to read only; empty: everyone.",
         shown=False,
     )
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
@@ -137,7 +137,7 @@ class Config:
     max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request, in bytes.", low=1024)
     purge_after_days: float = _field(
         0.0,
-        "Days after which the maintenance removes ended Tasks, with their rows and files; 0: never.",
+        "Days after which maintenance removes ended Tasks, with their rows and files; 0: never.",
         low=0,
         high=36_500,
     )

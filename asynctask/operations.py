@@ -30,7 +30,7 @@ from asynctask.brokers.admin import (
     peeked,
     pushed_again,
 )
-from asynctask.brokers.base import BIGINT, DEAD, RETRY, SCHEDULE, Broker
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, Time, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import interval_of, next_round
@@ -366,7 +366,7 @@ class Operations:
             total = queries.untracked_length(connection, queue, now)
             found = queries.untracked_page(connection, queue, now, offset=after, limit=limit, newest=newest)
         priorities = dict(found)
-        rows = queries.untracked_rows(self._ledger.database, list(priorities))
+        rows = queries.listed_rows(self._ledger.database, list(priorities))
         return total, (_queued_row(row, priorities[row["id"]]) for row in rows)
 
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
@@ -950,10 +950,7 @@ class Operations:
 
     def _act_on_entries(self, admin: BrokerOperations, set_name: str, action: str, result: Result) -> None:
         left, offset = admin.entries(set_name, limit=1).total, 0
-        while left > 0:
-            entries = admin.entries(set_name, offset=offset, limit=min(left, ACTED_AT_ONCE)).entries
-            if not entries:
-                return
+        while left > 0 and (entries := admin.entries(set_name, offset=offset, limit=min(left, ACTED_AT_ONCE)).entries):
             sound = [each for each in entries if action != "restart" or self._restartable(set_name, each, result)]
             result.done += _action(admin, action)(set_name, sound)
             left -= len(entries)
@@ -966,27 +963,6 @@ class Operations:
             result.skip(entry.key, str(error))
             return False
         return True
-
-    def reschedule(self, list_name: str, key: str, at: int) -> bool:
-        """Moves an untracked entry to another time (microseconds). Raises :class:`NotFound`, and :class:`Conflict` for a
-        tracked one, whose time is in the ledger."""
-        set_name = set_of(list_name)
-        (wanted,) = wanted_keys([key])
-        with self._ledger.database.read() as connection:
-            found = queries.find(connection, queries.in_list(set_name, self._ledger.now()), job_ids([wanted]))
-        for event_id in found.values():
-            if not 0 < at <= BIGINT:
-                raise InputError("a time before 1970 is none to wait for", code="bad_time")
-            if not queries.reschedule(self._ledger, event_id, at):
-                raise Conflict(
-                    "a tracked job cannot be moved to another time, and a dead one has none; restart it, or delete it and"
-                    " submit it again"
-                )
-            return True
-        entry = None if self._admin is None else self._admin.entry(set_name, wanted)
-        if self._admin is None or entry is None:
-            raise NotFound(f"there is no entry {wanted[:100]!r} in {list_name}")
-        return self._admin.reschedule(set_name, entry, at)
 
     # -- processes
 
@@ -1235,51 +1211,40 @@ _MESSAGE: Final = 2_000
 _RAW: Final = 1_000
 
 
-def _listed_row(row: Mapping[str, Any]) -> WaitingEntry:
-    """A job of one of the ledger's lists."""
-    args, args_cut = _params(row)
-    messages = loads(row["added_messages"]) or []
-    errors = [str(each.get("message", "")) for each in messages if each.get("status") in ("error", "failed")]
+def _ledger_job(row: Mapping[str, Any]) -> _WaitingJob:
+    params = row["params"] or "null"
+    args, args_cut = (loads_shown(params), False) if len(params) <= SHOWN else (None, True)
     return {
         "key": row["job_id"],
         "tracked": row["items"] > 0,
         "job_id": row["job_id"],
         "task_id": row["task_id"],
-        "row": row["first_row"],
         "worker": row["worker"],
-        "queue": row["in_queue"],
-        "at": rfc3339(row["due_at"] if row["finished_at"] is None else row["finished_at"]),
-        "retries": row["retries"],
         "args": args if row["task_id"] is None or args_cut else [args],
         "args_cut": args_cut,
-        "error": errors[-1][:_MESSAGE] if errors else None,
-        "error_class": row["problem"],
-        "created_at": rfc3339(row["created_at"]),
         "raw": None,
     }
 
 
-def _params(row: Mapping[str, Any]) -> tuple[Any, bool]:
-    """The arguments of a job of the ledger, and whether they are too long to be shown."""
-    params = row["params"] or "null"
-    return (loads_shown(params), False) if len(params) <= SHOWN else (None, True)
+def _listed_row(row: Mapping[str, Any]) -> WaitingEntry:
+    """A job of one of the ledger's lists."""
+    messages = loads(row["added_messages"]) or []
+    errors = [str(each.get("message", "")) for each in messages if each.get("status") in ("error", "failed")]
+    return {
+        **_ledger_job(row),
+        "row": row["first_row"],
+        "queue": row["in_queue"],
+        "at": rfc3339(row["due_at"] if row["finished_at"] is None else row["finished_at"]),
+        "retries": row["retries"],
+        "error": errors[-1][:_MESSAGE] if errors else None,
+        "error_class": row["problem"],
+        "created_at": rfc3339(row["created_at"]),
+    }
 
 
 def _queued_row(row: Mapping[str, Any], priority: int) -> QueuedJob:
     """An untracked job that waits in a queue of the ledger."""
-    args, args_cut = _params(row)
-    return {
-        "key": row["job_id"],
-        "tracked": False,
-        "job_id": row["job_id"],
-        "task_id": None,
-        "worker": row["worker_name"],
-        "priority": priority,
-        "args": args,
-        "args_cut": args_cut,
-        "enqueued_at": rfc3339(row["due_at"]),
-        "raw": None,
-    }
+    return {**_ledger_job(row), "priority": priority, "enqueued_at": rfc3339(row["due_at"])}
 
 
 def _listed_entry(entry: Entry) -> WaitingEntry:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from asynctask.clock import from_datetime
 from asynctask.core.states import Reason
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem, Unavailable
@@ -19,12 +20,12 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.queries import other_language
-from asynctask.ledger.tasks import First, Made, NewCallback, NewTask, SplitLost
+from asynctask.ledger.tasks import First, Made, NewCallback, NewTask, SplitLost, Throttle
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, ItemShape, Rejected
-from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
+from asynctask.lists.problems import kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
-from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, too_many_items
+from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, refused_option, too_many_items
 from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json
@@ -41,7 +42,7 @@ INLINE_BYTES = 1_000_000
 MOST_ROWS: Final = 1_000
 """Rows of one transaction; a list with as many is written alone."""
 
-_AS_GIVEN: Final = ("session", "parallel", "tolerated_failures", "start_at", "idempotency_key", "resubmit_of", "who")
+_AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "who")
 """Options that the Task's row has under their own names."""
 
 SLOW_S = 60.0
@@ -254,14 +255,14 @@ class Submitter:
             with self._ledger.database.read() as connection:
                 task = task_rows.get(connection, task_id)
         except NotFound:
-            raise _invalid("resubmit_of", "option.resubmit_task", {"task": task_id}, task_id) from None
+            raise refused_option("resubmit_of", "option.resubmit_task", {"task": task_id}, task_id) from None
         if task["worker_name"] != worker.name:
             params = {"task": task_id, "worker": task["worker_name"]}
-            raise _invalid("resubmit_of", "option.resubmit_worker", params, task_id)
+            raise refused_option("resubmit_of", "option.resubmit_worker", params, task_id)
         if options.owner is not None and options.owner != task["owner"]:
-            raise _invalid("resubmit_of", "option.resubmit_owner", {"task": task_id}, task_id)
+            raise refused_option("resubmit_of", "option.resubmit_owner", {"task": task_id}, task_id)
         if task["state_reason"] == Reason.ROWS_REJECTED:
-            raise _invalid("resubmit_of", "option.resubmit_strict", {"task": task_id}, task_id)
+            raise refused_option("resubmit_of", "option.resubmit_strict", {"task": task_id}, task_id)
         columns = source.columns or (loads(task["split_source"]) or {}).get("columns") or {}
         options = options.model_copy(update={"owner": task["owner"] or None})
         return options, replace(source, columns=columns, resubmit_of=task_id)
@@ -277,7 +278,7 @@ class Submitter:
             name=stored.name,
             filename=stored.filename,
             items=stored.is_items,
-            masked=self._shape(worker, source.columns).secret_names(),
+            masked=tuple(sorted(self._shape(worker, source.columns).secret_names)),
         )
 
     def _new_task(
@@ -298,8 +299,13 @@ class Submitter:
             priority=worker.priority if options.priority is None else options.priority,
             title=options.title or title,
             owner=options.owner or "",
-            interval_s=options.interval or 0.0,
-            paused=bool(options.paused),
+            throttle=Throttle(
+                options.parallel,
+                options.interval or 0.0,
+                options.tolerated_failures,
+                None if options.start_at is None else from_datetime(options.start_at),
+                bool(options.paused),
+            ),
             body_digest=digest,
             options={"retry": worker.max_retries},
             source=source,
@@ -462,15 +468,10 @@ class Submitter:
         )
 
 
-def _invalid(option: str, text: str, params: dict[str, Any], value: Any) -> InputError:
-    problem = fault(None, option, "invalid_option", text, params, value)
-    return InputError(f"option {option!r}: {problem.message}", code="invalid_options", errors=[problem])
-
-
 def _refuse_items(options: Options) -> None:
     """Raises :class:`InputError` if JSON items or a program's are to correct a Task: they have no row numbers."""
     if options.resubmit_of is not None:
-        raise _invalid("resubmit_of", "option.resubmit_items", {}, options.resubmit_of)
+        raise refused_option("resubmit_of", "option.resubmit_items", {}, options.resubmit_of)
 
 
 def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
@@ -483,7 +484,7 @@ def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, .
         field = shape.field_of(name)
         if field is None:
             params = {"name": repr(name[:80]), "fields": ", ".join(shape.field_names)}
-            raise _invalid(option, "option.unique", params, name[:200])
+            raise refused_option(option, "option.unique", params, name[:200])
         found[field] = None
     return tuple(found)
 
@@ -504,7 +505,7 @@ def _key_field(name: str, shape: ItemShape) -> str:
     """The field of a key. Raises :class:`InputError` for a secret: a key is shown to people."""
     (field,) = _fields("key", [name], shape)
     if field in shape.secrets:
-        raise _invalid("key", "option.secret_key", {"name": repr(name[:80])}, name[:200])
+        raise refused_option("key", "option.secret_key", {"name": repr(name[:80])}, name[:200])
     return field
 
 
@@ -518,7 +519,7 @@ def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[N
     later = {
         "interval": options.interval or None,
         "tolerated_failures": options.tolerated_failures,
-        "start_at": options.start_at,
+        "start_at": None if options.start_at is None else from_datetime(options.start_at),
         "paused": options.paused or None,
         "unique": None if options.unique is None else list(options.unique),
         "strict": options.strict or None,

@@ -62,7 +62,8 @@ class NobodyPerforms(Conflict):
 @dataclass(frozen=True)
 class Services:
     """What a handle works with; made by the application. ``workers``: the registered ones, those of attached engines
-    included; ``is_shared``: there is a broker, from which other programs can take jobs."""
+    included; ``is_shared``: there is a broker, from which other programs can take jobs; ``waits_for``: code and message of
+    the first reason for which a Task waits, empty if it has none."""
 
     ledger: Ledger
     clock: Clock
@@ -71,6 +72,7 @@ class Services:
     limits: Limits
     workers: Callable[[], Mapping[str, Worker]]
     is_shared: bool
+    waits_for: Callable[[int], str]
 
     def refuse_unperformed(self, worker: str, queue: str) -> None:
         """Raises :class:`NobodyPerforms` for a job that would wait for ever: its worker is not registered here, and no
@@ -155,8 +157,8 @@ class TaskHandle:
     def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
         """Waits until the Task is done, and returns its progress. Polls every ``poll_s`` seconds.
 
-        Raises TimeoutError if it is not done after ``timeout`` seconds; :class:`InputError` for a ``timeout`` or a pause
-        that is no number.
+        Raises TimeoutError, with state, counts and why it waits, if it is not done after ``timeout`` seconds;
+        :class:`InputError` for a ``timeout`` or a pause that is no number.
         """
         clock = self._s.clock
         if poll_s != poll_s or (timeout is not None and timeout != timeout):
@@ -169,7 +171,8 @@ class TaskHandle:
                 return progress
             if until is not None and clock.monotonic() >= until:
                 said = ", ".join(f"{name} {count:,}" for name, count in progress["counts"].items() if count)
-                raise TimeoutError(f"Task {self.id} is {progress['state']} after {timeout:g} s: {said or 'no items yet'}")
+                said = "; ".join(each for each in (said or "no items yet", self._s.waits_for(self.id)) if each)
+                raise TimeoutError(f"Task {self.id} is {progress['state']} after {timeout:g} s: {said}")
             left = threading.TIMEOUT_MAX if until is None else until - clock.monotonic()
             pause.wait(max(0.0, min(poll_s, left, threading.TIMEOUT_MAX)))
 
@@ -281,3 +284,39 @@ class TaskHandle:
 
         self._s.control.update(self.id, checked_knobs(knobs), who)
         return self.progress()
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One thing that people do to a Task: the API has a route of it, the command line a command. ``call``: with the handle
+    and ``who``; ``title``, ``more``: what it does; ``done``: what was done, for people."""
+
+    name: str
+    call: Callable[..., bool]
+    title: str
+    more: str
+    done: str
+
+
+VERBS: Final = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "pause", TaskHandle.pause, "Start no more jobs of a Task until it is resumed",
+            "Running jobs continue. Pausing a paused Task changes nothing.", "paused",
+        ),
+        Verb("resume", TaskHandle.resume, "Resume a paused Task", "", "resumed"),
+        Verb(
+            "cancel", TaskHandle.cancel, "Cancel the items of a Task that have not begun",
+            "Waiting items become `cancelled`; running ones keep their own outcome.", "cancelled",
+        ),
+        Verb(
+            "retry", TaskHandle.retry, "Run the failed items of a Task again, in a new generation",
+            "Without such items nothing changes.", "runs again",
+        ),
+        Verb(
+            "callbacks", TaskHandle.run_callbacks, "Run the failed callbacks of a Task again",
+            "The Task is `finalizing` until they have ended. While they run, nothing changes.", "its callbacks run again",
+        ),
+    )
+}  # fmt: skip

@@ -26,7 +26,7 @@ from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
-from asynctask.errors import ConfigError
+from asynctask.errors import ConfigError, Unavailable
 from asynctask.exports.files import ExportFiles, store_of
 from asynctask.integrations.base import Engine
 from asynctask.ledger import processes
@@ -40,6 +40,7 @@ from asynctask.lists.uploads import Uploads
 from asynctask.maintenance import Maintenance
 from asynctask.messages import Catalogue
 from asynctask.middleware.chain import Chain
+from asynctask.operations import Operations
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.sidekiq.copies import Outgoing, PushFilter
@@ -62,6 +63,7 @@ class Core:
         engines: Mapping[str, EngineQueues],
         workers: Callable[[], Mapping[str, Worker]],
         closed: Callable[[int], None],
+        waits_for: Callable[[int], str],
     ) -> None:
         self.pid = os.getpid()
         self._config = config
@@ -96,7 +98,7 @@ class Core:
         limits = Limits(**{name: getattr(config, name) for name in known})
         self.services = Services(
             self.ledger, clock, Control(self.ledger, self.broker), self.uploads, limits,
-            workers=workers, is_shared=self.broker is not None,
+            workers=workers, is_shared=self.broker is not None, waits_for=waits_for,
         )  # fmt: skip
         splitter = Splitter(self.ledger, clock, self.uploads, limits, lease_s=config.lease_s)
         checker = Checker(self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
@@ -289,6 +291,19 @@ class OnDemand(ABC):
         return self._made().uploads
 
     @property
+    def operations(self) -> Operations:
+        """Operations on queues, retries, scheduled and dead jobs, and processes."""
+        core, named = self._made(), (self.config.callback_queue, *self.config.queue_weights())
+        return Operations(core.services, core.broker, self.engines, self.workers, named)
+
+    def _waits_for(self, task_id: int) -> str:
+        try:
+            reasons = self.operations.wait_reasons(task_id)
+        except Unavailable as error:
+            return f"{error.code}: {error}"
+        return f"{reasons[0].code}: {reasons[0].message}" if reasons else ""
+
+    @property
     def export_files(self) -> ExportFiles:
         """The store of exports."""
         return ExportFiles(store_of(self.config, self.ids))
@@ -347,6 +362,7 @@ class OnDemand(ABC):
                         engines=self._engines,
                         workers=lambda: self.workers,
                         closed=self.task_closed,
+                        waits_for=self._waits_for,
                     )
                 core = self._core
         return core

@@ -83,7 +83,7 @@ DEFAULT_RETRIES = 25
 MAX_PRIORITY = 1_000_000
 
 RetryIn = Callable[[int, BaseException, CurrentJob], float | str | None]
-"""(count of retries so far, exception, job) -> seconds, or "kill" or "discard", or None for the default."""
+"""(count of retries so far, exception, job) -> seconds (0: at once), or "kill" or "discard", or None for the default."""
 
 
 Check = Callable[[str, Mapping[str, Any]], str | None]

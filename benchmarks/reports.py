@@ -147,7 +147,8 @@ def _check(data: bytes, options: argparse.Namespace) -> None:
     if options.format == "csv":
         found = sum(1 for _ in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))) - 1
     else:
-        from asynctask.lists.readers import Limits, open_source
+        from asynctask.lists.readers import Limits
+        from asynctask.lists.readers.opening import open_source
 
         with tempfile.TemporaryDirectory(prefix="asynctask-benchmark-") as folder:
             path = Path(folder) / "report.xlsx"

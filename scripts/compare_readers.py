@@ -40,9 +40,10 @@ Rows = Iterator[tuple[int, list[Any]]]
 
 def asynctask_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
     from asynctask.errors import InputError
-    from asynctask.lists.readers import Limits, sheet_names
+    from asynctask.lists.readers import Limits
     from asynctask.lists.readers.base import OpenOptions
     from asynctask.lists.readers.ods import ods_table
+    from asynctask.lists.readers.opening import sheet_names
     from asynctask.lists.readers.xls import xls_table
     from asynctask.lists.readers.xlsx import xlsx_table
 

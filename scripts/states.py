@@ -7,6 +7,15 @@ from collections.abc import Iterable
 
 from asynctask.core.states import EVENT_EDGES, TASK_EDGES, Edge
 
+_INTRODUCTION = """\
+Generated from the table in `asynctask/core/states.py`; do not edit. Every transition that is not listed here is refused.
+To generate the page again: `python scripts/states.py > docs/reference/states.md`."""
+
+_ROLES = """\
+The column *who* names the roles that may take a transition. *submitter*: the caller who submits the list, and the
+splitter on the caller's behalf. *worker*: the middleware and the runtime around one job. *sweep*: recovery, closing
+and other maintenance, in any process. *person*: a user or program, through the API, the command line or Python."""
+
 
 def diagram(edges: Iterable[Edge]) -> str:
     """A Mermaid state diagram of the edges: one arrow per (from, to), with its reasons."""
@@ -34,11 +43,7 @@ def table(edges: Iterable[Edge]) -> str:
 
 def page() -> str:
     """The text of `docs/reference/states.md`: diagram and table of Event and Task, each between markers."""
-    parts = [
-        "# States",
-        "Made from the table in `asynctask/core/states.py`; do not edit. Every step that is not listed here is refused.",
-        "To make it again: `python scripts/states.py > docs/reference/states.md`.",
-    ]
+    parts = ["# States", _INTRODUCTION, _ROLES]
     for name, edges, what in (
         ("event", EVENT_EDGES, "The status of an Event, the record of one job."),
         ("task", TASK_EDGES, "The state of a Task, all jobs of one submission."),

@@ -11,7 +11,7 @@ from flask.typing import ResponseReturnValue
 from asynctask._version import __version__
 from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
-from asynctask.lists.readers import FORMATS
+from asynctask.lists.readers.opening import FORMATS
 from webapi import openapi, operations, problems, reading, reports, security, tasks, workers
 from webapi.context import (
     EXTENSION,

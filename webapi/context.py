@@ -19,7 +19,9 @@ from urllib.parse import quote, urlencode
 import orjson
 from apiflask import APIFlask
 from flask import Response, current_app, g, has_request_context, request
+from werkzeug.datastructures import LanguageAccept
 from werkzeug.exceptions import ClientDisconnected
+from werkzeug.http import parse_accept_header
 
 from asynctask.app import AsyncTask
 from asynctask.brokers.admin import first_of
@@ -93,25 +95,8 @@ def choose(header: str, default: str) -> str:
 
     ``default`` if the header names no shipped language, and for ``*``.
     """
-    best, weight = default, 0.0
-    for part in header[:_MAX_HEADER].split(","):
-        name, _, rest = part.partition(";")
-        quality = _quality(rest)
-        found = _shipped(name.strip(), default)
-        if found is not None and quality > weight:
-            best, weight = found, quality
-    return best
-
-
-def _quality(text: str) -> float:
-    name, _, value = text.strip().partition("=")
-    if not name:
-        return 1.0
-    try:
-        quality = float(value)
-    except ValueError:
-        return 0.0
-    return quality if name.strip().lower() == "q" and 0.0 <= quality <= 1.0 else 0.0
+    said = sorted(parse_accept_header(header[:_MAX_HEADER], LanguageAccept), key=lambda each: -each[1])
+    return next(filter(None, (_shipped(name, default) for name, quality in said if quality > 0)), default)
 
 
 def _shipped(name: str, default: str) -> str | None:

@@ -11,7 +11,7 @@ from flask import Response, current_app, request
 
 from asynctask.app import AsyncTask
 from asynctask.lists.options import NAME_SCHEMA, NAMES, NUL_FREE, CommonOptions
-from asynctask.lists.readers import FORMATS
+from asynctask.lists.readers.opening import FORMATS
 from asynctask.worker import Worker
 from webapi.context import json_response
 from webapi.problems import MEDIA_TYPE
@@ -94,7 +94,7 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
     for path, operations in spec["paths"].items():
         for method, operation in operations.items():
             if method in _METHODS:
-                _complete_operation(path, operation)
+                _complete_operation(path, method, operation)
     if app.config.tokens:
         schemes = {name: {"type": "http", "scheme": name} for name in ("bearer", "basic")}
         spec["components"]["securitySchemes"] = schemes
@@ -215,8 +215,6 @@ def _without_nul(schema: Any) -> Any:
 
 def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
     properties = {name: _without_null(field) for name, field in schema["properties"].items()}
-    # In a form every field is text; an object is its JSON.
-    properties["columns"] = {"type": "string", "contentMediaType": "application/json", "title": "Columns"}
     properties["file"] = {
         "type": "string",
         "format": "binary",
@@ -269,14 +267,17 @@ def _idempotency_key() -> dict[str, Any]:
     }
 
 
-def _complete_operation(path: str, operation: dict[str, Any]) -> None:
+def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     if operation.get("parameters") or "requestBody" in operation or path == "/api/tasks":
         responses.setdefault("422", {"description": "Something in the request is wrong; `errors` says what"})
+    if method != "get":
+        responses.setdefault("403", {"description": "Forbidden"})
     if "{" in path:
         responses.setdefault("404", {"description": "There is no such thing"})
     if "requestBody" in operation:
         operation["requestBody"]["required"] = True
+        responses.setdefault("415", {"description": "Unsupported Media Type"})
     for status, description in _COMMON_RESPONSES.items():
         responses.setdefault(status, {"description": description})
     for status, response in responses.items():

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-from apiflask import APIBlueprint, FileSchema
 from flask import Response
-from pydantic import Field, StringConstraints, create_model
+from pydantic import Field, StringConstraints
 
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
@@ -30,7 +29,7 @@ from asynctask.operations import (
 )
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
-from webapi.shapes import Health, Name, NoQuery, PageLinks, _In, _list_of, _Out, _Query, described
+from webapi.shapes import TEXT, Health, Name, PageLinks, Routes, _In, _Query, described, rows_of
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -87,47 +86,21 @@ class Keys(_In):
     keys: list[Key] = Field(min_length=1, max_length=1000, description="Their keys, as the list has them.")
 
 
-_Entries: Final = _list_of(described(WaitingEntry))
-Queues: Final = create_model(
-    "Queues",
-    __base__=_Out,
-    __doc__="Every queue in which something waits or runs, or that is paused.",
-    queues=(_list_of(described(QueueInfo)), ...),
-)
-JobPage: Final = create_model(
-    "JobPage",
-    __base__=_Out,
-    __doc__="Jobs of a queue.",
-    jobs=(_list_of(described(QueuedJob)), ...),
-    total=(int, ...),
-    links=(PageLinks, ...),
-)
-EntryPage: Final = create_model(
-    "EntryPage",
-    __base__=_Out,
-    __doc__="A page of a list.",
-    entries=(_Entries, ...),
-    total=(int, ...),
-    links=(PageLinks, ...),
-)
-Found: Final = create_model(
+Queues: Final = rows_of("Queues", "queues", described(QueueInfo))
+JobPage: Final = rows_of("JobPage", "jobs", described(QueuedJob), total=int, links=PageLinks)
+EntryPage: Final = rows_of("EntryPage", "entries", described(WaitingEntry), total=int, links=PageLinks)
+Found: Final = rows_of(
     "Found",
-    __base__=_Out,
-    __doc__="The result of a search.",
-    entries=(_Entries, ...),
-    complete=(bool, Field(description="False where there may be more.")),
+    "entries",
+    described(WaitingEntry),
+    complete=Annotated[bool, Field(description="False where there may be more.")],
 )
-Processes: Final = create_model(
-    "Processes",
-    __base__=_Out,
-    __doc__="The running processes.",
-    processes=(_list_of(described(ProcessInfo)), ...),
-)
+Processes: Final = rows_of("Processes", "processes", described(ProcessInfo))
 
 
 # -- routes
 
-blueprint: Final = APIBlueprint("operations", __name__, url_prefix="/api", tag="Operations")
+blueprint: Final = Routes("operations", __name__, url_prefix="/api", tag="Operations")
 
 _MAX_NAME: Final = 255
 
@@ -147,10 +120,7 @@ def _known(name: str) -> str:
     return name
 
 
-@blueprint.get("/queues")
-@blueprint.input(QueuesQuery, location="query", arg_name="query")
-@blueprint.output(Queues)
-@blueprint.doc(operation_id="listQueues", responses=[503])
+@blueprint.serve("GET /queues", "listQueues", Queues, query=QueuesQuery)
 def queues(query: QueuesQuery) -> Response:
     """The queues, how much waits in each and for how long, and how many workers are wanted
 
@@ -159,10 +129,7 @@ def queues(query: QueuesQuery) -> Response:
     return _uncached({"queues": _operations().queues(target_s=query.target_s, only=query.queue)})
 
 
-@blueprint.get("/queues/<name>/jobs")
-@blueprint.input(JobQuery, location="query", arg_name="query")
-@blueprint.output(JobPage)
-@blueprint.doc(operation_id="listQueueJobs", responses=[503])
+@blueprint.serve("GET /queues/<name>/jobs", "listQueueJobs", JobPage, query=JobQuery)
 def queue_jobs(name: str, query: JobQuery) -> Response:
     """The jobs of a queue, those next to run first
 
@@ -172,11 +139,8 @@ def queue_jobs(name: str, query: JobQuery) -> Response:
     return _uncached({"jobs": found["jobs"], "total": found["total"], "links": page_links(found["next"])})
 
 
-@blueprint.get("/processes")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Processes)
-@blueprint.doc(operation_id="listProcesses", responses=[503])
-def processes(query: NoQuery) -> Response:
+@blueprint.serve("GET /processes", "listProcesses", Processes)
+def processes() -> Response:
     """The running processes; with Redis also those of Sidekiq"""
     return _uncached({"processes": _operations().processes()})
 
@@ -185,29 +149,29 @@ _LAST_PAGE: Final = 9_000
 
 
 def _serve_list(name: str, its: JobList) -> None:
-    @blueprint.get(f"/{name}", endpoint=name)
-    @blueprint.input(ListQuery, location="query", arg_name="query")
-    @blueprint.output(EntryPage)
-    @blueprint.doc(
+    @blueprint.serve(
+        f"GET /{name}",
+        f"list{name.capitalize()}",
+        EntryPage,
+        query=ListQuery,
+        endpoint=name,
         summary=f"The {its.jobs}",
-        description=f"{its.first.capitalize()} first; those of the ledger and untracked ones in Redis. A page ends early at"
-        " about 8 MB.",
-        operation_id=f"list{name.capitalize()}",
-        responses=[503],
+        more=f"{its.first.capitalize()} first; those of the ledger and untracked ones in Redis. A page ends early at about"
+        " 8 MB.",
     )
     def page(query: ListQuery) -> Response:
         found = _operations().listed(name, after=query.after, limit=query.limit, take=JsonPage())
         following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
         return _uncached({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
 
-    @blueprint.get(f"/{name}/search", endpoint=f"{name}_search")
-    @blueprint.input(SearchQuery, location="query", arg_name="query")
-    @blueprint.output(Found)
-    @blueprint.doc(
+    @blueprint.serve(
+        f"GET /{name}/search",
+        f"search{name.capitalize()}",
+        Found,
+        query=SearchQuery,
+        endpoint=f"{name}_search",
         summary=f"Find {its.jobs}",
-        description="Those that contain a text (case-sensitive), among the first 100,000, up to about 8 MB.",
-        operation_id=f"search{name.capitalize()}",
-        responses=[503],
+        more="Those that contain a text (case-sensitive), among the first 100,000, up to about 8 MB.",
     )
     def search(query: SearchQuery) -> Response:
         return _uncached(_operations().search(name, query.text, limit=query.limit, take=JsonPage()))
@@ -235,19 +199,20 @@ def _serve(action: Action, *, takes_keys: bool = False) -> None:
     elif takes_keys:
         word = f"{word}Jobs"
 
-    @blueprint.post(f"{path}/{name}", endpoint=f"{action.on}_{name}")
-    @blueprint.input(Keys if takes_keys else NoQuery, location="json" if takes_keys else "query", arg_name="given")
-    @blueprint.output(described(action.answer))
-    @blueprint.doc(
+    @blueprint.serve(
+        f"POST {path}/{name}",
+        f"all{action.name.capitalize()}{word}" if name != action.name else f"{name}{word}",
+        described(action.answer),
+        body=Keys if takes_keys else None,
+        responses=[] if some and not takes_keys else [409],
+        endpoint=f"{action.on}_{name}",
         summary=action.title.format(some),
-        description=action.more,
-        operation_id=f"all{action.name.capitalize()}{word}" if name != action.name else f"{name}{word}",
-        responses=[400, 403, 409, 413, 415, 503] if takes_keys else [403, 503] if some else [403, 409, 503],
+        more=action.more,
         tags=["Workers" if action.on == "jobs" else "Operations"],
     )
-    def act(given: Keys | NoQuery, name: str = "", job_id: str = "") -> Response:
+    def act(body: Keys | None = None, name: str = "", job_id: str = "") -> Response:
         of = job_id or _known(name) or action.on
-        return json_response(action.call(_operations(), of, given.keys if isinstance(given, Keys) else None, who()))
+        return json_response(action.call(_operations(), of, None if body is None else body.keys, who()))
 
 
 for _action in ACTIONS:
@@ -259,23 +224,17 @@ for _action in ACTIONS:
 
 # -- health
 
-health: Final = APIBlueprint("health", __name__, tag="Health")
+health: Final = Routes("health", __name__, tag="Health")
 
 
-@health.get("/healthz")
-@health.input(NoQuery, location="query", arg_name="query")
-@health.output(Health)
-@health.doc(operation_id="healthz")
-def healthz(query: NoQuery) -> Response:
+@health.serve("GET /healthz", "healthz", Health)
+def healthz() -> Response:
     """The process lives"""
     return json_response({"status": "ok"}, cache="no-store")
 
 
-@health.get("/readyz")
-@health.input(NoQuery, location="query", arg_name="query")
-@health.output(Health)
-@health.doc(operation_id="readyz", responses=[503])
-def readyz(query: NoQuery) -> Response:
+@health.serve("GET /readyz", "readyz", Health)
+def readyz() -> Response:
     """The database answers, its schema is current, and submissions can be stored"""
     try:
         asynctask_app().ensure_schema()
@@ -293,10 +252,7 @@ def readyz(query: NoQuery) -> Response:
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@health.get("/metrics")
-@health.input(TargetQuery, location="query", arg_name="query")
-@health.output(FileSchema(type="string"), content_type="text/plain")
-@health.doc(operation_id="metrics", responses=[503])
+@health.serve("GET /metrics", "metrics", TEXT, query=TargetQuery, media="text/plain")
 def metrics(query: TargetQuery) -> Response:
     """The backlog, the Tasks and the processes, for Prometheus
 

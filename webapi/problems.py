@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple
 from apiflask import APIFlask
 from apiflask.exceptions import HTTPError
 from flask import Response, request
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
 from asynctask.errors import (
@@ -23,16 +21,13 @@ from asynctask.errors import (
     SchemaOutdated,
     StorageUnavailable,
 )
-from asynctask.lists.problems import fault, from_pydantic, render, render_whole
+from asynctask.lists.problems import render, render_whole
 from asynctask.logs import get_logger
 from webapi.context import json_text, reader_locale, set_language
 
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 10_000
 """Single faults in one answer; ``errors_total`` is their number if there are more."""
-
-MAX_FIELD_FAULTS: Final = 1_000
-"""Faulty fields in one answer. A body may have 500,000 unknown ones, and for each the nearest known name is looked up."""
 
 _log: Final = get_logger("asynctask.web")
 
@@ -60,23 +55,21 @@ def problem_response(
     """A problem+json answer. ``errors``, the single faults, are translated for the reader; ``members`` are extension
     members."""
     faults, locale = list(errors), reader_locale()
-    body: dict[str, Any] = {
-        "type": f"urn:asynctask:problem:{code}",
-        "title": _title(status),
-        "status": status,
-        "detail": detail,
-        "instance": request.script_root + request.full_path.rstrip("?"),
-        "code": code,
-        "errors": problem_objects(faults[:MAX_ERRORS], locale),
-    }
     if len(faults) > MAX_ERRORS:
-        body["errors_total"] = len(faults)
+        members["errors_total"] = len(faults)
+    shown = problem_objects(faults[:MAX_ERRORS], locale)
+    body = _problem(status, code, detail, request.script_root + request.full_path.rstrip("?"), shown)
     response = Response(json_text({**body, **members}), status=status, mimetype=MEDIA_TYPE)
     response.headers["Cache-Control"] = "no-store"
     set_language(response, locale)
     if headers is not None:
         response.headers.extend(headers)
     return response
+
+
+def _problem(status: int, code: str, detail: str, instance: str, errors: list[dict[str, Any]]) -> dict[str, Any]:
+    kind = {"type": f"urn:asynctask:problem:{code}", "title": _title(status), "status": status}
+    return {**kind, "detail": detail, "instance": instance, "code": code, "errors": errors}
 
 
 class Refusal(NamedTuple):
@@ -89,17 +82,7 @@ class Refusal(NamedTuple):
 
 def server_problem(status: int, code: str, detail: str) -> tuple[list[tuple[str, str]], bytes]:
     """Headers and body of an answer by the server without the application, in English."""
-    body = json_text(
-        {
-            "type": f"urn:asynctask:problem:{code}",
-            "title": _title(status),
-            "status": status,
-            "detail": detail,
-            "instance": "",
-            "code": code,
-            "errors": [],
-        }
-    )
+    body = json_text(_problem(status, code, detail, "", []))
     headers = {
         "Content-Type": MEDIA_TYPE,
         "Content-Length": str(len(body)),
@@ -195,42 +178,6 @@ def _title(status: int) -> str:
 def _code(status: int) -> str:
     known = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
     return known.get(status) or _title(status).lower().replace(" ", "_").replace("'", "")
-
-
-# -- validation of options, queries and bodies
-
-
-def from_validation(error: ValidationError, known: Collection[str], what: str) -> InputError:
-    """pydantic's errors as one :class:`InputError` (422) that names the fields, :data:`MAX_FIELD_FAULTS` at most; ``what``
-    is "option", for instance."""
-    found = error.errors(include_url=False)
-    problems = [_fault(each, known) for each in found[:MAX_FIELD_FAULTS]]
-    first, more = problems[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    code = "invalid_" + what.replace(" ", "_")
-    subject = f"{what} {first.column!r}" if first.column else "the body"
-    return InputError(f"{subject} {first.message}{more}", code=code, errors=problems)
-
-
-def _fault(error: ErrorDetails, known: Collection[str]) -> Problem:
-    # In a union the last parts of the location name the alternative, not a place in the data.
-    field = ".".join(str(part) for part in error["loc"] if part not in ("int", "str", "float"))
-    if error["type"] == "extra_forbidden":
-        return _unknown(field, known, _shown(error["input"]))
-    return from_pydantic(None, field or None, error, None if error["type"] == "missing" else _shown(error["input"]))
-
-
-def _unknown(name: str, known: Collection[str], value: Any) -> Problem:
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return fault(None, name, "unknown_option", "option.near", {"near": repr(near[0])}, value)
-    return fault(None, name, "unknown_option", "option.known", {"names": ", ".join(sorted(known))}, value)
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, bool | int | float | None):
-        return value if not isinstance(value, int) or abs(value) < 2**53 else str(value)[:200]
-    text = value if isinstance(value, str) else json_text(value).decode()
-    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import io
-from collections.abc import Mapping
+from collections.abc import Callable
 from io import RawIOBase
 from typing import IO, Any, Final, cast
 
@@ -22,6 +21,7 @@ from asynctask.clock import Clock
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
 from asynctask.lists.readers import Limits
+from asynctask.lists.rows import encoding_option
 from webapi.context import BODY_LIMIT, HEAD_ONLY, parse_body
 from webapi.problems import MalformedBody
 
@@ -90,6 +90,7 @@ class ApiRequest(Request):
     """A request with the configuration's limits; :func:`register` makes the class of an application."""
 
     limits: Config
+    _limit: tuple[str, str, int] | None = None
     max_form_memory_size = MAX_FIELD_BYTES
     max_form_parts = MAX_FORM_PARTS
 
@@ -97,12 +98,8 @@ class ApiRequest(Request):
         """The body as JSON, a long list of items in it as :class:`JsonItems`. Raises for another media type (415), too long
         or too many values (413), invalid JSON (400), too deep (422)."""
         self.require(JSON)
-        self.max_content_length = self.limits.max_body_bytes
-        try:
-            body = self.get_data(cache=False)
-        except RequestEntityTooLarge:
-            raise _too_large("JSON body", "max_body_bytes", self.limits.max_body_bytes) from None
-        config = self.limits
+        self._limit_to("JSON body", "max_body_bytes")
+        body, config = self.get_data(cache=False), self.limits
         limits = Limits(
             max_rows=config.max_rows, max_item_bytes=config.max_item_bytes, max_json_depth=config.max_json_depth
         )
@@ -114,16 +111,13 @@ class ApiRequest(Request):
         Raises for another media type (415), too long (413), truncated or no form (400).
         """
         self.require(FORM)
-        limit = self.limits.max_file_bytes
-        self.max_content_length = limit + FORM_OVERHEAD
+        self._limit_to("file", "max_file_bytes", FORM_OVERHEAD)
         try:
             self._load_form_data()
         except RequestEntityTooLarge:
-            if (self.content_length or 0) > self.max_content_length:
-                raise _too_large("file", "max_file_bytes", limit) from None
             raise TooLarge(
-                f"the file is over the limit of {limit:,} bytes (max_file_bytes), or the form has more than"
-                f" {MAX_FORM_PARTS} fields or a field of more than {MAX_FIELD_BYTES:,} bytes; send less at once"
+                f"the form has more than {MAX_FORM_PARTS} fields, or a field of more than {MAX_FIELD_BYTES:,} bytes; send"
+                " less at once"
             ) from None
         except ValueError as error:
             raise MalformedBody(
@@ -131,18 +125,31 @@ class ApiRequest(Request):
             ) from None
 
     def raw_body(self, *accepted: str) -> IO[bytes]:
-        """The body as a stream, transcoded to UTF-8 from its ``charset``.
-
-        Raises for another media type or charset (415); reading it raises for a body that is too long (413), truncated (400)
-        or not of its charset (422).
-        """
+        """The body as a stream. Raises for another media type (415); reading it raises for a body that is too long (413) or
+        truncated (400)."""
         self.require(*accepted)
-        self.max_content_length = self.limits.max_file_bytes
-        charset = self.mimetype_params.get("charset", "utf-8").strip().lower().replace("_", "-")
-        if charset not in CHARSETS:
-            raise UnsupportedMediaType(f"charset {charset[:40]!r} is not read; send one of {', '.join(CHARSETS)}")
-        body = _Raw(self)
-        return cast(IO[bytes], body if CHARSETS[charset] is None else Transcoded(body, CHARSETS[charset] or ""))
+        self._limit_to("body", "max_file_bytes")
+        return self.stream
+
+    def charset(self) -> str | None:
+        """The encoding that the media type names. Raises for one that is not read (415)."""
+        name = self.mimetype_params.get("charset")
+        try:
+            return None if name is None else encoding_option(name)
+        except InputError as error:
+            raise UnsupportedMediaType(f"charset: {error}") from None
+
+    def _limit_to(self, what: str, setting: str, more: int = 0) -> None:
+        """Limits the body to so many bytes as a setting says, and ``more``. Reading a longer one raises TooLarge."""
+        limit = getattr(self.limits, setting)
+        self.max_content_length, self._limit = limit + more, (what, setting, limit)
+
+    def _too_large(self) -> TooLarge:
+        what, setting, limit = self._limit or ("body", "max_body_bytes", self.limits.max_body_bytes)
+        return TooLarge(
+            f"the {what} is over the limit of {limit:,} bytes ({setting}); send less at once, or have the operator raise"
+            f" ASYNCTASK_{setting.upper()}"
+        )
 
     def discard(self, clock: Clock) -> None:
         """Reads the rest of the body, within limits: a client reads the answer only after it has sent its request."""
@@ -177,14 +184,14 @@ class ApiRequest(Request):
         limit = self.max_content_length
         assert limit is not None
         if (self.content_length or 0) > limit:
-            raise RequestEntityTooLarge
+            raise self._too_large()
         terminated = self.environ.get("wsgi.input_terminated")
         if self.content_length is None and "HTTP_TRANSFER_ENCODING" in self.environ and not terminated:
             # werkzeug would take it for empty: without a length, the stream of such a server may have no end.
             raise MalformedBody("this server does not pass on chunked bodies; send the body with its Content-Length")
         # One more: werkzeug refuses a body that reaches the limit, not only one that exceeds it.
         stream = get_input_stream(self.environ, max_content_length=limit + 1)
-        return cast(IO[bytes], _WholeBody(stream, self.content_length))
+        return cast(IO[bytes], _WholeBody(stream, self.content_length, self._too_large))
 
     def _get_file_stream(self, *args: Any, **kwargs: Any) -> IO[bytes]:
         file = super()._get_file_stream(*args, **kwargs)
@@ -257,28 +264,13 @@ def current_request() -> ApiRequest:
     return incoming
 
 
-class _Raw(RawIOBase):
-    """A request's body that is a file itself."""
-
-    def __init__(self, incoming: ApiRequest) -> None:
-        self._incoming = incoming
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        try:
-            return self._incoming.stream.read(-1 if size is None else size)
-        except RequestEntityTooLarge:
-            raise _too_large("body", "max_file_bytes", self._incoming.limits.max_file_bytes) from None
-
-
 class _WholeBody(RawIOBase):
     """A body that must reach its Content-Length: a server may pass on a truncated one."""
 
-    def __init__(self, stream: IO[bytes], length: int | None) -> None:
+    def __init__(self, stream: IO[bytes], length: int | None, too_large: Callable[[], TooLarge]) -> None:
         self._stream = stream
         self._length = length
+        self._too_large = too_large
         self._seen = 0
 
     def readable(self) -> bool:
@@ -287,8 +279,8 @@ class _WholeBody(RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         try:
             data = self._stream.read(-1 if size is None else size)
-        except (RequestEntityTooLarge, InputError):
-            raise
+        except RequestEntityTooLarge:
+            raise self._too_large() from None
         except Exception as error:  # a broken connection; the exception depends on the server
             raise self._truncated() from error
         self._seen += len(data)
@@ -302,70 +294,3 @@ class _WholeBody(RawIOBase):
     def _truncated(self) -> MalformedBody:
         of = f" of {self._length:,}" if self._length is not None else ""
         return MalformedBody(f"the body was cut off after {self._seen:,}{of} bytes; send it again, whole")
-
-
-def _too_large(what: str, setting: str, limit: int) -> TooLarge:
-    return TooLarge(
-        f"the {what} is over the limit of {limit:,} bytes ({setting}); send less at once, or have the operator raise"
-        f" ASYNCTASK_{setting.upper()}"
-    )
-
-
-# -- transcoding to UTF-8
-
-_CHUNK: Final = 65_536
-
-CHARSETS: Final[Mapping[str, str | None]] = {
-    "utf-8": None,
-    "us-ascii": None,
-    "utf-16": "utf-16",
-    "utf-16le": "utf-16-le",
-    "utf-16be": "utf-16-be",
-    "gb18030": "gb18030",
-    "gbk": "gb18030",
-    "gb2312": "gb18030",
-    "big5": "big5hkscs",
-    "shift-jis": "cp932",
-    "windows-31j": "cp932",
-    "euc-jp": "euc_jp",
-    "euc-kr": "cp949",
-    "iso-8859-1": "cp1252",
-    "iso-8859-15": "iso8859_15",
-    "windows-1252": "cp1252",
-}
-"""Charset of a Content-Type -> Python codec, the superset in common use; None for UTF-8."""
-
-
-class Transcoded(RawIOBase):
-    """A text stream transcoded to UTF-8. Reading raises :class:`InputError` ``encoding`` for invalid text."""
-
-    def __init__(self, source: RawIOBase, codec: str) -> None:
-        self._source = source
-        self._codec = codec
-        self._decoder = codecs.getincrementaldecoder(codec)()
-        self._seen = 0
-        self._ended = False
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        """The next piece, of about ``size`` bytes, or all; empty at the end."""
-        if size is None or size < 0:
-            return b"".join(iter(lambda: self.read(_CHUNK), b""))
-        while not self._ended:
-            piece = self._source.read(min(size, _CHUNK)) or b""
-            self._ended = not piece
-            try:
-                text = self._decoder.decode(piece, final=self._ended)
-            except UnicodeError as error:  # UTF-16 without its byte order mark is no UnicodeDecodeError
-                place = self._seen + getattr(error, "start", 0) + 1
-                raise InputError(
-                    f"the body is not {self._codec} text near byte {place}; send it as UTF-8, or"
-                    " with the charset that it has",
-                    code="encoding",
-                ) from None
-            self._seen += len(piece)
-            if text:
-                return text.encode("utf-8", "strict")
-        return b""

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Final
 from urllib.parse import quote
 
-from apiflask import APIBlueprint, FileSchema
 from flask import Response, request
 
 from asynctask.reports.files import iter_csv, iter_xlsx
@@ -26,7 +25,7 @@ from webapi.context import (
     slot,
     until_gone,
 )
-from webapi.shapes import RejectedPage, RejectedQuery, ReportQuery
+from webapi.shapes import BINARY, RejectedPage, RejectedQuery, ReportQuery, Routes
 
 # -- files as answers
 
@@ -57,13 +56,10 @@ def attachment(response: Response, plain: str, title: str = "") -> Response:
 
 # -- routes
 
-blueprint: Final = APIBlueprint("reports", __name__, url_prefix=TASKS, tag="Reports")
+blueprint: Final = Routes("reports", __name__, url_prefix=TASKS, tag="Reports")
 
 
-@blueprint.get("/<int:task_id>/report.csv")
-@blueprint.input(ReportQuery, location="query", arg_name="query")
-@blueprint.output(FileSchema(type="string", format="binary"), content_type=CSV)
-@blueprint.doc(operation_id="getCsvReport", responses=[503])
+@blueprint.serve("GET /<int:task_id>/report.csv", "getCsvReport", BINARY, query=ReportQuery, media=CSV)
 def csv(task_id: int, query: ReportQuery) -> Response:
     """The report as CSV: the original columns, then row, status, error, attempts, result
 
@@ -72,10 +68,7 @@ def csv(task_id: int, query: ReportQuery) -> Response:
     return _report(task_id, query.rows, "csv", iter_csv, CSV)
 
 
-@blueprint.get("/<int:task_id>/report.xlsx")
-@blueprint.input(ReportQuery, location="query", arg_name="query")
-@blueprint.output(FileSchema(type="string", format="binary"), content_type=XLSX)
-@blueprint.doc(operation_id="getXlsxReport", responses=[503])
+@blueprint.serve("GET /<int:task_id>/report.xlsx", "getXlsxReport", BINARY, query=ReportQuery, media=XLSX)
 def xlsx(task_id: int, query: ReportQuery) -> Response:
     """The report as a workbook, with the cells that were refused marked
 
@@ -84,10 +77,7 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
     return _report(task_id, query.rows, "xlsx", iter_xlsx, XLSX)
 
 
-@blueprint.get("/<int:task_id>/rejected")
-@blueprint.input(RejectedQuery, location="query", arg_name="query")
-@blueprint.output(RejectedPage)
-@blueprint.doc(operation_id="listRejected", responses=[503])
+@blueprint.serve("GET /<int:task_id>/rejected", "listRejected", RejectedPage, query=RejectedQuery)
 def rejected(task_id: int, query: RejectedQuery) -> Response:
     """The rows that the validation refused, with all problems of each
 

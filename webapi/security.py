@@ -486,7 +486,9 @@ def _refuse_other_sites() -> None:
     is_another = site is not None if origin is None else not _is_here(origin)
     if site == "cross-site" or is_another:
         raise CrossSite(
-            f"a page of {origin or 'another site'} may not change anything here; use this site's own page, or a program"
+            f"a page of {origin or 'another site'} may not change anything here; use this site's own page, or a program. If"
+            " it is this site's own page behind a proxy, the operator has the proxy send X-Forwarded-Host and"
+            " X-Forwarded-Proto, and adds its address to trusted_proxies"
         )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
-from functools import cache, reduce
+from functools import cache, reduce, wraps
 from operator import or_
 from types import GenericAlias, UnionType
 from typing import (
@@ -14,6 +15,7 @@ from typing import (
     Final,
     Literal,
     Self,
+    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -21,6 +23,8 @@ from typing import (
     is_typeddict,
 )  # fmt: skip
 
+from apiflask import APIBlueprint, FileSchema
+from flask import Response, request
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -30,33 +34,32 @@ from pydantic import (
     JsonValue,
     StringConstraints,
     ValidationError,
+    WithJsonSchema,
     WrapValidator,
     create_model,
 )
 
 from asynctask import clock, operations, task
-from asynctask.clock import from_rfc3339
+from asynctask.clock import from_datetime, read_rfc3339
+from asynctask.core.states import Status
+from asynctask.errors import InputError
+from asynctask.integrations import remote
 from asynctask.integrations.remote import JobRecord, Reporter
+from asynctask.lists import options
 from asynctask.lists.options import (
-    INTERVAL,
     NUL_FREE,
-    START,
-    TOLERATED,
     CallbackText,
     CommonOptions,
-    Interval,
-    Parallel,
-    Priority,
     QueueName,
-    Title,
-    Tolerated,
     Unique,
     listed_or_text,
+    refused,
     whole_number,
 )
+from asynctask.lists.problems import fault
 from asynctask.lists.uploads import JsonItems
 from asynctask.worker import JOB_ID
-from webapi.problems import from_validation
+from webapi.context import asynctask_app, parse_json
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NUL_FREE)]
 _COLUMNS = 'Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
@@ -67,53 +70,35 @@ MAX_WAIT_S: Final = 60
 
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
 EventPlace = Annotated[str, Field(pattern=r"^[0-9]{1,19}(\.[0-9]{1,19})?$")]
-StatusName = Literal["enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"]
 StateName = Literal["splitting", "running", "paused", "finalizing", "finished", "cancelled", "rejected"]
 RowsName = Literal["failed", "succeeded", "unprocessed", "rejected", "all"]
 
 
 class _Listed:
-    """Some of ``names``, separated by commas; validated with a better message than a pattern gives."""
+    """Up to ``most`` texts of the pattern ``one`` with commas between; a better message than a pattern gives says that they
+    must be ``such``."""
 
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def __call__(self, text: str) -> str:
-        chosen = text.split(",")
-        if wrong := [each for each in chosen if each not in self._names]:
-            raise ValueError(f"must be of {', '.join(self._names)}, with commas between; not {wrong[0]!r}")
-        if len(chosen) > len(self._names):
-            raise ValueError(f"must name at most {len(self._names)}, each once")
-        return text
-
-    def schema(self, schema: dict[str, Any]) -> None:
-        one = "|".join(self._names)
-        schema["pattern"] = f"^({one})(,({one})){{0,{len(self._names) - 1}}}$"
-
-
-class _Ids:
-    """Task ids separated by commas."""
+    def __init__(self, one: str, most: int, such: str) -> None:
+        self._one, self._most, self._such = re.compile(one), most, such
+        self.schema = {"pattern": f"^({one})(,({one})){{0,{most - 1}}}$"}
 
     def __call__(self, text: str) -> str:
         chosen = text.split(",")
-        if not all(each.isascii() and each.isdecimal() and len(each) < 19 for each in chosen):
-            raise ValueError("must be Task ids with commas between: 7,8,9")
-        if len(chosen) > 200:
-            raise ValueError(f"must name at most 200 Tasks, not {len(chosen)}; ask for them in several requests")
+        if wrong := [each for each in chosen if self._one.fullmatch(each) is None]:
+            raise ValueError(f"must be {self._such}, with commas between; not {wrong[0]!r}")
+        if len(chosen) > self._most:
+            raise ValueError(f"must name at most {self._most}, not {len(chosen)}")
         return text
 
-    def schema(self, schema: dict[str, Any]) -> None:
-        schema["pattern"] = "^[0-9]{1,18}(,[0-9]{1,18}){0,199}$"
 
-
-_IDS = _Ids()
-_ANY = _Listed("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled")
-_OVER = _Listed("failed", "error", "cancelled")
+_IDS = _Listed("[0-9]{1,18}", 200, "Task ids")
+_ANY = _Listed("|".join(Status), len(Status), f"of {', '.join(Status)}")
+_OVER = _Listed("failed|error|cancelled", 3, "of failed, error, cancelled")
 Ids = Annotated[str, AfterValidator(_IDS), Field(json_schema_extra=_IDS.schema)]
 Statuses = Annotated[str, AfterValidator(_ANY), Field(json_schema_extra=_ANY.schema)]
+RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_OVER.schema)]
 FailureMessage = Annotated[str, Field(max_length=10_000, pattern=NUL_FREE)]
 RetryLimit = Annotated[int, Field(ge=1, le=2**31)]
-RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_OVER.schema)]
 
 
 class _In(BaseModel):
@@ -128,7 +113,7 @@ class _In(BaseModel):
         try:
             return super().model_validate(obj, **how)
         except ValidationError as error:
-            raise from_validation(error, list(cls.model_fields), cls.what) from None
+            raise refused(error, cls.model_fields, cls.what, f"invalid_{cls.what.replace(' ', '_')}") from None
 
 
 class _Query(_In):
@@ -140,6 +125,54 @@ class _Query(_In):
 
 class NoQuery(_Query):
     """No parameters."""
+
+
+BINARY: Final = FileSchema(type="string", format="binary")
+TEXT: Final = FileSchema(type="string")
+View = TypeVar("View", bound=Callable[..., Response])
+
+
+class Routes(APIBlueprint):
+    """Routes, each declared once with what it reads and answers: the validation and the API's document are made of that."""
+
+    def serve(
+        self,
+        call: str,
+        operation_id: str,
+        answer: Any,
+        *,
+        query: type[_In] = NoQuery,
+        body: type[_In] | None = None,
+        status: int = 200,
+        description: str | None = None,
+        media: str = "application/json",
+        responses: Any = (),
+        endpoint: str | None = None,
+        more: str | None = None,
+        **doc: Any,
+    ) -> Callable[[View], View]:
+        """Serves a view. ``call``: method and path; ``query``, ``body``: what the view gets as an argument of that name,
+        validated (neither: a query is refused); ``answer``, ``status``, ``description``, ``media``: of its usual answer;
+        ``responses``: others that not every route has; ``more``, ``doc``: of the document, else of the docstring."""
+        method, _, path = call.partition(" ")
+
+        def declare(view: View) -> View:
+            @wraps(view)
+            def without_query(**in_path: Any) -> Response:
+                NoQuery.model_validate(request.args.to_dict())
+                return view(**in_path)
+
+            made: Any = view
+            if body is not None:
+                made = self.input(body, arg_name="body")(view)
+            else:
+                made = without_query if query is NoQuery else self.input(query, location="query", arg_name="query")(view)
+            made = self.output(answer, status, description, content_type=media)(made)
+            made = self.doc(operation_id=operation_id, responses=responses or None, description=more, **doc)(made)
+            self.route(path, methods=[method], endpoint=endpoint)(made)
+            return view
+
+        return declare
 
 
 class TaskQuery(_Query):
@@ -236,6 +269,20 @@ def _without(*options: str) -> ConfigDict:
     return ConfigDict(json_schema_extra=drop)
 
 
+def _columns(text: Any) -> Any:
+    try:
+        return parse_json(str(text).encode(), max_depth=asynctask_app().config.max_json_depth)
+    except InputError as error:
+        problem = fault(None, "columns", "invalid_json", "option.columns", {"words": str(error)}, str(text)[:200])
+        raise InputError(f"option 'columns' {problem.message}", code="invalid_option", errors=[problem]) from None
+
+
+Columns = Annotated[
+    dict[str, str], BeforeValidator(_columns), WithJsonSchema({"type": "string", "contentMediaType": "application/json"})
+]
+"""An object as JSON: in a form and in a query every field is text."""
+
+
 def _long_or_checked(value: Any, check: Callable[[Any], Any]) -> Any:
     return value if isinstance(value, JsonItems) else check(value)
 
@@ -278,7 +325,7 @@ class FileSubmission(Options):
 
     worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
     sheet: Name | None = Field(None, description="The worksheet; default: the first visible one with rows.")
-    columns: dict[str, str] | None = Field(None, description=_COLUMNS)
+    columns: Columns | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
 
 
@@ -295,36 +342,30 @@ class RawQuery(Options):
     on_success: CallbackText = Field(None, description="The same, if no item failed or was cancelled.")
     on_failure: CallbackText = Field(None, description="The same, if any item failed or was cancelled.")
     worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
-    columns: Annotated[str, Field(max_length=10_000)] | None = Field(None, description=_COLUMNS)
+    columns: Columns | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
 
 
-def _moment(text: str) -> str:
-    from_rfc3339(text)
-    return text
-
-
-Moment = Annotated[str, AfterValidator(_moment), Field(max_length=40, json_schema_extra={"format": "date-time"})]
-
-
-class Knobs(_In):
+class Knobs(_In, options.Knobs):
     """The knobs of a running Task; at least one."""
 
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
     what: ClassVar[str] = "knob"
-
-    title: Title = Field("", description="A name that people will read.")
-    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
-    interval: Interval = Field(0.0, description=INTERVAL)
-    priority: Priority = Field(0, description="Smaller runs first.")
-    tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
-    start_at: Moment | None = Field(None, description=START)
 
 
 # -- responses: documented only, not validated at run time
 
 
 # -- records of workers in another language
+
+
+def _micros(text: Any) -> int:
+    return from_datetime(read_rfc3339(text if isinstance(text, str) else ""))
+
+
+Moment = Annotated[
+    int, BeforeValidator(_micros), WithJsonSchema({"type": "string", "maxLength": 40, "format": "date-time"})
+]
+"""Microseconds."""
 
 Threads = Annotated[int, Field(ge=0, le=10_000), BeforeValidator(whole_number)]
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NUL_FREE)]
@@ -356,11 +397,7 @@ class Record(_In):
 
     def record(self, job_id: str) -> JobRecord:
         """The record of this job."""
-        return JobRecord(
-            job_id, self.status, self.message, self.attempt, self.will_retry,
-            None if self.retry_at is None else from_rfc3339(self.retry_at), self.worker, self.queue, self.args,
-            None if self.started_at is None else from_rfc3339(self.started_at), self.result,
-        )  # fmt: skip
+        return JobRecord(**{**dict(self), "job_id": job_id})
 
 
 class BatchRecord(Record):
@@ -389,7 +426,7 @@ class RecordBatch(_In):
 
     def reporter(self) -> Reporter | None:
         """The process, as the application knows it."""
-        return None if self.process is None else Reporter(**self.process.model_dump())
+        return None if self.process is None else Reporter(**dict(self.process))
 
 
 class _Out(BaseModel):
@@ -426,14 +463,19 @@ def _list_of(schema: Any) -> Any:
     return GenericAlias(list, (schema,))
 
 
-class Fault(_Out):
-    """One thing wrong with one cell, row or field."""
+class CellFault(_Out):
+    """One thing wrong with a cell."""
 
-    row: int | None
     column: str | None
     code: str
     message: str
     value: JsonValue
+
+
+class Fault(CellFault):
+    """One thing wrong with one cell, row or field."""
+
+    row: int | None
 
 
 class Suggestion(BaseModel):
@@ -519,28 +561,23 @@ class PageLinks(_Out):
     next: str | None
 
 
-TaskPage = create_model("TaskPage", __base__=_Out, tasks=(_list_of(Progress), ...), links=(PageLinks, ...))
-EventPage = create_model("EventPage", __base__=_Out, events=(_list_of(ListedEvent), ...), links=(PageLinks, ...))
-JobsPage = create_model("JobsPage", __base__=_Out, jobs=(_list_of(ListedEvent), ...), links=(PageLinks, ...))
+def rows_of(name: str, rows: str, row: Any, **more: Any) -> Any:
+    """The schema of an answer with ``rows`` of a declared kind, and ``more`` members beside them."""
+    return create_model(name, __base__=_Out, **{rows: _list_of(row)}, **more)
 
 
-class RecordResult(_Out):
-    """The result of a record."""
+TaskPage = rows_of("TaskPage", "tasks", Progress, links=PageLinks)
+EventPage = rows_of("EventPage", "events", ListedEvent, links=PageLinks)
+JobsPage = rows_of("JobsPage", "jobs", ListedEvent, links=PageLinks)
 
-    job_id: str
-    counted: bool = Field(description="It changed the Event, or is the `working` that the Event has.")
-    status: StatusName | None = Field(description="Of the Event, now; null: the job is unknown and names no worker.")
-    attempt: int | None
-    code: Literal["no_attempt", "other_attempt", "held_elsewhere"] | None = Field(
-        description="Why it cannot count; null for any other reason, such as that it was sent before."
-    )
-    detail: str | None = Field(description="The same for people, with what to do.")
+
+RecordResult = create_model("RecordResult", __base__=described(remote.Recorded), __doc__="The result of a record.")
 
 
 class RecordResults(_Out):
     """The result of each record, in order."""
 
-    results: list[RecordResult]
+    results: _list_of(RecordResult)  # type: ignore[valid-type]
     signal: Literal["quiet", "stop"] | None = Field(description="What the process is to do.")
 
 
@@ -552,15 +589,7 @@ class ErrorGroup(_Out):
     sample_rows: list[int]
 
 
-class ErrorGroups(_Out):
-    errors: list[ErrorGroup]
-
-
-class CellFault(_Out):
-    column: str | None
-    code: str
-    message: str
-    value: JsonValue
+ErrorGroups = rows_of("ErrorGroups", "errors", ErrorGroup)
 
 
 class RejectedRow(_Out):
@@ -571,9 +600,7 @@ class RejectedRow(_Out):
     cells: JsonValue
 
 
-class RejectedPage(_Out):
-    rejected: list[RejectedRow]
-    links: PageLinks
+RejectedPage = rows_of("RejectedPage", "rejected", RejectedRow, links=PageLinks)
 
 
 class LogEntry(_Out):
@@ -583,11 +610,8 @@ class LogEntry(_Out):
     detail: JsonValue
 
 
-WaitReasons = create_model("WaitReasons", __base__=_Out, reasons=(_list_of(described(operations.WaitReason)), ...))
-
-
-class LogEntries(_Out):
-    log: list[LogEntry]
+LogEntries = rows_of("LogEntries", "log", LogEntry)
+WaitReasons = rows_of("WaitReasons", "reasons", described(operations.WaitReason))
 
 
 class ItemField(_Out):
@@ -612,8 +636,7 @@ class WorkerInfo(_Out):
     item_schema: dict[str, JsonValue] | None = Field(description="JSON Schema of an item; null where any object will do.")
 
 
-class Workers(_Out):
-    workers: list[WorkerInfo]
+Workers = rows_of("Workers", "workers", WorkerInfo)
 
 
 class Health(_Out):

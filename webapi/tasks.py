@@ -10,20 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from apiflask import APIBlueprint, FileSchema
 from flask import Response, request, stream_with_context
-from werkzeug.datastructures import FileStorage
+from werkzeug.datastructures import FileStorage, MultiDict
 from werkzeug.wsgi import FileWrapper
 
 from asynctask.app import AsyncTask
-from asynctask.errors import InputError, NotFound, Problem, Unavailable
+from asynctask.errors import InputError, NotFound, Unavailable
 from asynctask.exports.rows import FORMATS
 from asynctask.lists.dry_run import DryRun
-from asynctask.lists.options import KNOBS
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
-from asynctask.task import TaskHandle, place_in_list
+from asynctask.task import VERBS, TaskHandle, Verb, place_in_list
 from webapi.context import (
     TASKS,
     Busy,
@@ -34,7 +32,6 @@ from webapi.context import (
     find_task,
     json_response,
     page_links,
-    parse_json,
     progress_response,
     progress_tag,
     reader_locale,
@@ -59,6 +56,8 @@ from webapi.front import (
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
 from webapi.reading import FORM, JSON, ApiRequest, current_request
 from webapi.shapes import (
+    BINARY,
+    TEXT,
     ErrorGroups,
     EventPage,
     EventQuery,
@@ -73,6 +72,7 @@ from webapi.shapes import (
     Progress,
     RawQuery,
     RetryQuery,
+    Routes,
     Submitted,
     TaskPage,
     TaskQuery,
@@ -81,13 +81,18 @@ from webapi.shapes import (
 
 EVENT_STREAM: Final = "text/event-stream"
 
-blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
+blueprint: Final = Routes("tasks", __name__, url_prefix=TASKS, tag="Tasks")
 
 
-@blueprint.post("")
-@blueprint.input(RawQuery, location="query", arg_name="query")
-@blueprint.output(Submitted, status_code=202, description="Accepted: the Task and the rows rejected so far")
-@blueprint.doc(operation_id="submitTask", responses=[400, 403, 413, 415, 503, 504])
+@blueprint.serve(
+    "POST",
+    "submitTask",
+    Submitted,
+    query=RawQuery,
+    status=202,
+    description="Accepted: the Task and the rows rejected so far",
+    responses=[415, 504],
+)
 def create(query: RawQuery) -> Response:
     """Submit a list
 
@@ -100,13 +105,18 @@ def create(query: RawQuery) -> Response:
     return answer(app.hand_in(submission(app, current_request(), query)))
 
 
-exports: Final = APIBlueprint("exports", __name__, url_prefix="/api/exports", tag="Tasks")
+exports: Final = Routes("exports", __name__, url_prefix="/api/exports", tag="Tasks")
 
 
-@exports.post("")
-@exports.input(ExportSubmission, location="json", arg_name="body")
-@exports.output(Submitted, status_code=202, description="Accepted: the Task of the shards")
-@exports.doc(operation_id="submitExport", responses=[400, 403, 413, 415, 503, 504])
+@exports.serve(
+    "POST",
+    "submitExport",
+    Submitted,
+    body=ExportSubmission,
+    status=202,
+    description="Accepted: the Task of the shards",
+    responses=[504],
+)
 def export(body: ExportSubmission) -> Response:
     """Submit an export
 
@@ -120,14 +130,14 @@ def export(body: ExportSubmission) -> Response:
     return answer(app.hand_in(given))
 
 
-@blueprint.get("/<int:task_id>/result")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(FileSchema(type="string", format="binary"), content_type="application/octet-stream")
-@blueprint.doc(
-    operation_id="getResult",
-    responses={206: "The ranges asked for", 304: "Unchanged", 409: "Conflict", 416: "No such range", 503: "Unavailable"},
+@blueprint.serve(
+    "GET /<int:task_id>/result",
+    "getResult",
+    BINARY,
+    media="application/octet-stream",
+    responses={206: "The ranges asked for", 304: "Unchanged", 409: "Conflict", 416: "No such range"},
 )
-def result(task_id: int, query: NoQuery) -> Response:
+def result(task_id: int) -> Response:
     """The file of an export
 
     Supports `Range` (one range of bytes) and `If-None-Match`. 409 has the reason if there is none: the export is not done,
@@ -161,10 +171,7 @@ def _with_one_range(environ: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in environ.items() if name != "HTTP_RANGE"}
 
 
-@blueprint.get("")
-@blueprint.input(TaskQuery, location="query", arg_name="query")
-@blueprint.output(TaskPage)
-@blueprint.doc(operation_id="listTasks", responses=[503])
+@blueprint.serve("GET", "listTasks", TaskPage, query=TaskQuery)
 def index(query: TaskQuery) -> Response:
     """List Tasks, newest first
 
@@ -183,10 +190,13 @@ def index(query: TaskQuery) -> Response:
     return json_response({"tasks": found, "links": page_links(page.after)}, cache="no-cache")
 
 
-@blueprint.get("/<int:task_id>")
-@blueprint.input(OneTaskQuery, location="query", arg_name="query")
-@blueprint.output(Progress)
-@blueprint.doc(operation_id="getTask", responses={304: "Unchanged since the ETag in If-None-Match", 503: "Unavailable"})
+@blueprint.serve(
+    "GET /<int:task_id>",
+    "getTask",
+    Progress,
+    query=OneTaskQuery,
+    responses={304: "Unchanged since the ETag in If-None-Match"},
+)
 def show(task_id: int, query: OneTaskQuery) -> Response:
     """The progress of a Task
 
@@ -234,14 +244,14 @@ def _is_known(progress: dict[str, Any], query: OneTaskQuery) -> bool:
     return request.if_none_match.contains_weak(progress_tag(progress))
 
 
-@blueprint.get("/<int:task_id>/stream")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(FileSchema(type="string"), content_type=EVENT_STREAM)
-@blueprint.doc(
-    operation_id="streamTask",
-    responses={204: "Done, and the client has the last object: do not connect again", 503: "Unavailable"},
+@blueprint.serve(
+    "GET /<int:task_id>/stream",
+    "streamTask",
+    TEXT,
+    media=EVENT_STREAM,
+    responses={204: "Done, and the client has the last object: do not connect again"},
 )
-def stream(task_id: int, query: NoQuery) -> Response:
+def stream(task_id: int) -> Response:
     """The progress of a Task as Server-Sent Events
 
     Each event is the progress object, sent when it changes, at most four times a second. The stream ends when the Task is
@@ -293,29 +303,16 @@ def _events(app: AsyncTask, task_id: int, known: str | None) -> Iterator[bytes]:
         gone()
 
 
-@blueprint.patch("/<int:task_id>")
-@blueprint.input(Knobs, location="json", arg_name="knobs")
-@blueprint.output(Progress)
-@blueprint.doc(operation_id="updateTask", responses=[400, 403, 409, 413, 415, 503])
-def update(task_id: int, knobs: Knobs) -> Response:
+@blueprint.serve("PATCH /<int:task_id>", "updateTask", Progress, body=Knobs, responses=[409])
+def update(task_id: int, body: Knobs) -> Response:
     """Change a Task's knobs while it runs
 
     New starts follow them within a second; running jobs continue.
     """
-    changes = knobs.model_dump(exclude_unset=True)
-    if not changes:
-        names = ", ".join(KNOBS)
-        problem = Problem(None, None, "missing", f"give at least one of {names}")
-        raise InputError(f"there is nothing to change; {problem.message}", code="invalid_knob", errors=[problem])
-    task = find_task(task_id)
-    task.update(who=who(), **changes)
-    return progress_response(with_links(task.progress()))
+    return progress_response(with_links(find_task(task_id).update(who=who(), **body.model_dump(exclude_unset=True))))
 
 
-@blueprint.get("/<int:task_id>/events")
-@blueprint.input(EventQuery, location="query", arg_name="query")
-@blueprint.output(EventPage)
-@blueprint.doc(operation_id="listEvents", responses=[503])
+@blueprint.serve("GET /<int:task_id>/events", "listEvents", EventPage, query=EventQuery)
 def events(task_id: int, query: EventQuery) -> Response:
     """The Events of a Task: one per item, with its params and messages
 
@@ -327,20 +324,14 @@ def events(task_id: int, query: EventQuery) -> Response:
     return json_response({"events": found, "links": page_links(page.after)})
 
 
-@blueprint.get("/<int:task_id>/errors")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(ErrorGroups)
-@blueprint.doc(operation_id="listErrorGroups", responses=[503])
-def errors(task_id: int, query: NoQuery) -> Response:
+@blueprint.serve("GET /<int:task_id>/errors", "listErrorGroups", ErrorGroups)
+def errors(task_id: int) -> Response:
     """Failures grouped by message, with their number and some rows"""
     return json_response({"errors": find_task(task_id).error_groups()})
 
 
-@blueprint.get("/<int:task_id>/log")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(LogEntries)
-@blueprint.doc(operation_id="getLog", responses=[503])
-def log(task_id: int, query: NoQuery) -> Response:
+@blueprint.serve("GET /<int:task_id>/log", "getLog", LogEntries)
+def log(task_id: int) -> Response:
     """Who changed what, and when
 
     The last 1,000 entries, or those of about 8 MB.
@@ -348,11 +339,8 @@ def log(task_id: int, query: NoQuery) -> Response:
     return json_response({"log": find_task(task_id).log(take=JsonPage())})
 
 
-@blueprint.get("/<int:task_id>/waiting")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(WaitReasons)
-@blueprint.doc(operation_id="listWaitReasons", responses=[503])
-def waiting(task_id: int, query: NoQuery) -> Response:
+@blueprint.serve("GET /<int:task_id>/waiting", "listWaitReasons", WaitReasons)
+def waiting(task_id: int) -> Response:
     """Why no row of a Task begins
 
     Empty while a row runs, and if nothing keeps the next one from its worker. Ask it for a Task that does not move.
@@ -361,67 +349,28 @@ def waiting(task_id: int, query: NoQuery) -> Response:
     return json_response({"reasons": [asdict(each) for each in reasons]}, cache="no-store")
 
 
-@blueprint.post("/<int:task_id>/pause")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Progress)
-@blueprint.doc(operation_id="pauseTask", responses=[403, 409, 503])
-def pause(task_id: int, query: NoQuery) -> Response:
-    """Start no more jobs until resumed
-
-    Running jobs continue. Pausing a paused Task changes nothing.
-    """
-    return _controlled(task_id, "pause")
-
-
-@blueprint.post("/<int:task_id>/resume")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Progress)
-@blueprint.doc(operation_id="resumeTask", responses=[403, 409, 503])
-def resume(task_id: int, query: NoQuery) -> Response:
-    """Resume a paused Task"""
-    return _controlled(task_id, "resume")
+def _serve_verb(verb: Verb, operation_id: str, query: type[RetryQuery | NoQuery] = NoQuery) -> None:
+    @blueprint.serve(
+        f"POST /<int:task_id>/{verb.name}",
+        operation_id,
+        Progress,
+        query=query,
+        responses=[409],
+        endpoint=verb.name,
+        summary=verb.title,
+        more=verb.more,
+    )
+    def act(task_id: int, query: RetryQuery | None = None) -> Response:
+        how = {} if query is None else {**query.model_dump(), "status": _statuses(query.status)}
+        task = find_task(task_id)
+        verb.call(task, who=who(), **how)
+        return progress_response(with_links(task.progress()))
 
 
-@blueprint.post("/<int:task_id>/cancel")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Progress)
-@blueprint.doc(operation_id="cancelTask", responses=[403, 409, 503])
-def cancel(task_id: int, query: NoQuery) -> Response:
-    """Cancel a Task
-
-    Waiting items become `cancelled`; running ones keep their own outcome.
-    """
-    return _controlled(task_id, "cancel")
-
-
-@blueprint.post("/<int:task_id>/retry")
-@blueprint.input(RetryQuery, location="query", arg_name="query")
-@blueprint.output(Progress)
-@blueprint.doc(operation_id="retryTask", responses=[403, 409, 503])
-def retry(task_id: int, query: RetryQuery) -> Response:
-    """Run the failed items again, in a new generation
-
-    Without such items nothing changes.
-    """
-    return _controlled(task_id, "retry", status=_statuses(query.status), message=query.message, limit=query.limit)
-
-
-@blueprint.post("/<int:task_id>/callbacks")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Progress)
-@blueprint.doc(operation_id="runCallbacks", responses=[403, 409, 503])
-def run_callbacks(task_id: int, query: NoQuery) -> Response:
-    """Run the failed callbacks again
-
-    The Task is `finalizing` until they have ended. While they run, nothing changes.
-    """
-    return _controlled(task_id, "run_callbacks")
-
-
-def _controlled(task_id: int, verb: str, **how: Any) -> Response:
-    task = find_task(task_id)
-    getattr(task, verb)(who=who(), **how)
-    return progress_response(with_links(task.progress()))
+for _name, _verb in VERBS.items():
+    _serve_verb(
+        _verb, "runCallbacks" if _name == "callbacks" else f"{_name}Task", RetryQuery if _name == "retry" else NoQuery
+    )
 
 
 def _statuses(text: str | None) -> tuple[str, ...]:
@@ -498,7 +447,10 @@ def _from_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submiss
 def _from_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission:
     incoming.load_form()
     file = _the_file(incoming)
-    given = FileSubmission.model_validate(_form_fields(incoming, app.config.max_json_depth))
+    _refuse_twice(incoming.form, "option", "invalid_option")
+    # An empty form field counts as not given.
+    said = {name: text for name, text in incoming.form.items() if text != "" or name == "worker"}
+    given = FileSubmission.model_validate(said)
     # Before the possibly large file is stored.
     _refuse_unknown(app, given.worker)
     source = ListSource.checked(given.sheet, given.columns, given.encoding)
@@ -507,34 +459,21 @@ def _from_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submiss
 
 
 def _from_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission:
-    for name, values in incoming.args.lists():
-        if len(values) > 1:
-            problem = fault(None, name, "duplicate", "option.twice")
-            raise InputError(
-                f"query parameter {name!r} {problem.message}", code="invalid_query_parameter", errors=[problem]
-            )
+    _refuse_twice(incoming.args, "query parameter", "invalid_query_parameter")
     if query.worker is None:
         problem = fault(None, "worker", "missing", "missing")
         raise InputError("query parameter 'worker' is required", code="invalid_query_parameter", errors=[problem])
-    columns, encoding = None, query.encoding
-    if query.columns is not None:
-        parsed = _columns(query.columns, app.config.max_json_depth)
-        columns = FileSubmission.model_validate({"worker": query.worker, "columns": parsed}).columns
     _refuse_unknown(app, query.worker)
-    body = incoming.raw_body(*RAW)
-    if (charset := incoming.mimetype_params.get("charset")) is not None:
-        # The body is transcoded to UTF-8 while it is read, so no encoding has to be detected.
-        _refuse_contradiction(charset, encoding)
-        encoding = "utf-8"
-    source = ListSource.checked(None, columns, encoding)
+    body, encoding = incoming.raw_body(*RAW), query.encoding
+    if (charset := incoming.charset()) is not None:
+        if encoding is not None and encoding_option(encoding) != charset:
+            said = {"charset": incoming.mimetype_params["charset"][:40]}
+            problem = fault(None, "encoding", "invalid_option", "option.charset", said, encoding[:200])
+            raise InputError(f"option 'encoding' {problem.message}", code="invalid_options", errors=[problem])
+        encoding = charset
+    source = ListSource.checked(None, query.columns, encoding)
     stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
     return Submission(query.worker, stored, query.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
-
-
-def _refuse_contradiction(charset: str, encoding: str | None) -> None:
-    if encoding is not None and encoding_option(encoding) != encoding_option(charset):
-        problem = fault(None, "encoding", "invalid_option", "option.charset", {"charset": charset[:40]}, encoding[:200])
-        raise InputError(f"option 'encoding' {problem.message}", code="invalid_options", errors=[problem])
 
 
 def _refuse_unknown(app: AsyncTask, worker: str) -> None:
@@ -567,26 +506,11 @@ def _name_of(file: FileStorage) -> str:
     return name if "." in name or file.mimetype not in RAW else name + Path(RAW[file.mimetype]).suffix
 
 
-def _form_fields(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, values in incoming.form.lists():
+def _refuse_twice(fields: MultiDict[str, str], what: str, code: str) -> None:
+    for name, values in fields.lists():
         if len(values) > 1:
             problem = fault(None, name, "duplicate", "option.twice")
-            raise InputError(f"option {name!r} {problem.message}", code="invalid_option", errors=[problem])
-        # An empty form field counts as not given.
-        if values[0] != "" or name == "worker":
-            fields[name] = values[0]
-    if "columns" in fields:
-        fields["columns"] = _columns(fields["columns"], max_depth)
-    return fields
-
-
-def _columns(text: str, max_depth: int) -> Any:
-    try:
-        return parse_json(text.encode(), max_depth=max_depth)
-    except InputError as error:
-        problem = fault(None, "columns", "invalid_json", "option.columns", {"words": str(error)}, text[:200])
-        raise InputError(f"option 'columns' {problem.message}", code="invalid_option", errors=[problem]) from None
+            raise InputError(f"{what} {name!r} {problem.message}", code=code, errors=[problem])
 
 
 def _idempotency_key(incoming: ApiRequest) -> str | None:

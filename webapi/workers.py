@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import quote
 
-from apiflask import APIBlueprint, APIFlask, FileSchema
+from apiflask import APIFlask
 from flask import Response, url_for
 from werkzeug.routing import BaseConverter
 
@@ -19,19 +19,20 @@ from asynctask.reports.templates import Template, make_template, template_csv, t
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, reader_locale, set_language
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import (
+    BINARY,
     JobsPage,
     JobsQuery,
     NewJob,
-    NoQuery,
     Record,
     RecordBatch,
     RecordResult,
     RecordResults,
+    Routes,
     Workers,
     described,
 )
 
-blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Workers")
+blueprint: Final = Routes("workers", __name__, url_prefix="/api", tag="Workers")
 
 
 class _JobId(BaseConverter):
@@ -51,20 +52,14 @@ def register(flask_app: APIFlask) -> None:
     flask_app.url_map.merge_slashes = False  # merging them would name another job
 
 
-@blueprint.get("/workers")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Workers)
-@blueprint.doc(operation_id="listWorkers")
-def index(query: NoQuery) -> Response:
+@blueprint.serve("GET /workers", "listWorkers", Workers)
+def index() -> Response:
     """The registered workers, with the form of their items"""
     return json_response({"workers": registered(asynctask_app())})
 
 
-@blueprint.get("/workers/<name>/template.xlsx")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(FileSchema(type="string", format="binary"), content_type=XLSX)
-@blueprint.doc(operation_id="getXlsxTemplate", responses=[409])
-def template_as_xlsx(name: str, query: NoQuery) -> Response:
+@blueprint.serve("GET /workers/<name>/template.xlsx", "getXlsxTemplate", BINARY, media=XLSX, responses=[409])
+def template_as_xlsx(name: str) -> Response:
     """An empty sheet for a worker, to be filled in and submitted
 
     It has a column for each field of an item, with formats, lists to choose from and limits, and a page of help.
@@ -75,11 +70,8 @@ def template_as_xlsx(name: str, query: NoQuery) -> Response:
     return attachment(response, f"{name}-template.xlsx")
 
 
-@blueprint.get("/workers/<name>/template.csv")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(FileSchema(type="string", format="binary"), content_type=CSV)
-@blueprint.doc(operation_id="getCsvTemplate", responses=[409])
-def template_as_csv(name: str, query: NoQuery) -> Response:
+@blueprint.serve("GET /workers/<name>/template.csv", "getCsvTemplate", BINARY, media=CSV, responses=[409])
+def template_as_csv(name: str) -> Response:
     """The header row of an empty sheet for a worker"""
     return attachment(Response(template_csv(_template(name)), mimetype=CSV), f"{name}-template.csv")
 
@@ -92,10 +84,7 @@ def _template(name: str) -> Template:
     return make_template(workers[name])
 
 
-@blueprint.get("/jobs")
-@blueprint.input(JobsQuery, location="query", arg_name="query")
-@blueprint.output(JobsPage)
-@blueprint.doc(operation_id="listJobs", responses=[503])
+@blueprint.serve("GET /jobs", "listJobs", JobsPage, query=JobsQuery)
 def jobs(query: JobsQuery) -> Response:
     """The jobs without a Task, newest first: those sent one by one; or those that are stopped
 
@@ -115,10 +104,7 @@ def jobs(query: JobsQuery) -> Response:
     return json_response({"jobs": found, "links": page_links(page.after)})
 
 
-@blueprint.post("/jobs")
-@blueprint.input(NewJob, location="json", arg_name="body")
-@blueprint.output(described(Event), status_code=202)
-@blueprint.doc(operation_id="createJob", responses=[400, 403, 409, 413, 415, 503])
+@blueprint.serve("POST /jobs", "createJob", described(Event), body=NewJob, status=202, responses=[409])
 def create_job(body: NewJob) -> Response:
     """Create one tracked job, without a Task
 
@@ -140,11 +126,8 @@ def _arguments(body: NewJob) -> list[Any]:
     return [body.item] if has_item else list(body.args or ())
 
 
-@blueprint.get("/jobs/<job:job_id>")
-@blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(described(Event))
-@blueprint.doc(operation_id="getJob", responses=[503])
-def job(job_id: str, query: NoQuery) -> Response:
+@blueprint.serve("GET /jobs/<job:job_id>", "getJob", described(Event))
+def job(job_id: str) -> Response:
     """One job: its Event
 
     `actions` says which of restart, kill, delete, stop and start apply to it now.
@@ -152,10 +135,7 @@ def job(job_id: str, query: NoQuery) -> Response:
     return json_response(asynctask_app().operations.job(job_id))
 
 
-@blueprint.post("/records")
-@blueprint.input(RecordBatch, location="json", arg_name="body")
-@blueprint.output(RecordResults)
-@blueprint.doc(operation_id="recordJobs", responses=[400, 403, 409, 413, 415, 503])
+@blueprint.serve("POST /records", "recordJobs", RecordResults, body=RecordBatch, responses=[409])
 def record_jobs(body: RecordBatch) -> Response:
     """Record what a worker in another language did with its jobs
 
@@ -166,10 +146,7 @@ def record_jobs(body: RecordBatch) -> Response:
     return json_response({"results": [asdict(each) for each in results], "signal": signal})
 
 
-@blueprint.post("/jobs/<job:job_id>/record")
-@blueprint.input(Record, location="json", arg_name="body")
-@blueprint.output(RecordResult)
-@blueprint.doc(operation_id="recordJob", responses=[400, 403, 409, 413, 415, 503])
+@blueprint.serve("POST /jobs/<job:job_id>/record", "recordJob", RecordResult, body=Record, responses=[409])
 def record_job(job_id: str, body: Record) -> Response:
     """Record what a worker in another language did with a job
 

@@ -168,10 +168,6 @@ class BrokerOperations(Protocol):
         """Deletes members; returns how many were still there."""
         ...
 
-    def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        """Moves a member to another time (microseconds); False if it is not there."""
-        ...
-
     def clear(self, set_name: str) -> int:
         """Deletes every member; returns how many."""
         ...

@@ -23,7 +23,7 @@ from typing import Any, Final
 import click
 
 from asynctask.cli.options import Command, Session, environment, examples_folder, load_file, pass_session, variables
-from asynctask.cli.output import FAILURES, OK, Bars, Output, count, number, summary
+from asynctask.cli.output import COUNTED, FAILURES, OK, Bars, Output, count, summary
 from asynctask.cli.serve import address, child_argv, free_port, served_at, warn_if_open
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX, socket_path
@@ -226,9 +226,9 @@ class _Run:
             out.line(f"  {summary(each['progress']).plain}")
         out.line(f"  {found['retried']} products were retried after the inventory service had not answered")
         out.line()
-        groups = [(each["title"], error) for each in found["tasks"] for error in each["errors"]]
-        rows = [(number(error["count"]), error["status"], title, error["message"]) for title, error in groups]
-        out.table(("count", "status", "of", "message"), rows, longest=90)
+        groups = [{**error, "of": each["title"]} for each in found["tasks"] for error in each["errors"]]
+        columns = {"count": COUNTED["count"], "status": "status", "of": "of", "message": "message"}
+        out.table(columns, groups, longest=90)
         out.line()
         for each in found["audit"]:
             out.line(f"{'ok   ' if each['holds'] else 'WRONG'} {each['claim']}", style="green" if each["holds"] else "red")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from asynctask.cli.options import Command, Group, Session, file_options, next_page, pass_session, who
-from asynctask.cli.output import FAILURES, OK, clean, count, number
+from asynctask.cli.output import FAILURES, OK, Column, clean, count, number
 from asynctask.cli.tasks import seconds_of
 from asynctask.config import settings
 from asynctask.database import schema
@@ -96,32 +96,27 @@ def list_queues(session: Session, target_s: float) -> int:
     """
     found = session.existing().operations.queues(target_s=target_s)
     session.out.document({"queues": found})
-    if not found:
-        session.out.line("No queue is there.")
-        return OK
-    rows = [
-        (
-            each["name"],
-            number(each["waiting"]),
-            "" if each["oldest_s"] is None else f"{each['oldest_s']:.1f}",
-            number(each["length"]),
-            each["processes"],
-            each["workers_wanted"],
-            each["next_worker"],
-            ", ".join(_marks(each)),
-        )
-        for each in found
-    ]
-    session.out.table(
-        ("queue", "waiting", "seconds", "in queue", "processes", "wanted", "next worker", ""), rows, longest=60
-    )
+    session.out.table(_QUEUES, found, longest=60, nothing="No queue is there.")
     return OK
 
 
-def _marks(queue: Mapping[str, Any]) -> Iterator[str]:
-    yield from (word for word in ("paused", "unattended") if queue[word])
+def _marks(queue: Mapping[str, Any]) -> str:
+    marks = [word for word in ("paused", "unattended") if queue[word]]
     if queue["jobs_of_others"]:
-        yield f"{number(queue['jobs_of_others'])} jobs of others ({', '.join(queue['other_workers'])})"
+        marks.append(f"{number(queue['jobs_of_others'])} jobs of others ({', '.join(queue['other_workers'])})")
+    return ", ".join(marks)
+
+
+_QUEUES: Final[Mapping[str, Column]] = {
+    "queue": "name",
+    "waiting": lambda queue: number(queue["waiting"]),
+    "seconds": lambda queue: "" if queue["oldest_s"] is None else f"{queue['oldest_s']:.1f}",
+    "in queue": lambda queue: number(queue["length"]),
+    "processes": "processes",
+    "wanted": "workers_wanted",
+    "next worker": "next_worker",
+    "": _marks,
+}
 
 
 @queues.command("jobs")
@@ -133,11 +128,7 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
     """List the jobs of a queue, those next to run first."""
     found = session.existing().operations.jobs(queue, after=after, limit=limit, newest=newest)
     session.out.document(found)
-    rows = [
-        (each["key"], each["worker"], each["task_id"], _short_time(each["enqueued_at"]), _shown(each))
-        for each in found["jobs"]
-    ]
-    session.out.table(("key", "worker", "task", "pushed", "arguments"), rows, longest=60)
+    session.out.table(_QUEUED, found["jobs"], longest=60)
     _print_next(session, found)
     return OK
 
@@ -151,22 +142,14 @@ def _shown(entry: Mapping[str, Any]) -> str:
     return "(long)" if entry["args_cut"] else str(entry["args"])
 
 
-def _print_entries(session: Session, entries: Sequence[Mapping[str, Any]]) -> None:
-    rows = [
-        (
-            each["key"],
-            each["worker"],
-            each["queue"],
-            each["task_id"],
-            each["retries"],
-            _short_time(each["at"]),
-            _shown(each),
-            each["error"],
-        )
-        for each in entries
-    ]
-    headers = ("key", "worker", "queue", "task", "retries", "at", "arguments", "error")
-    session.out.table(headers, rows, longest=60)
+_QUEUED: Final[Mapping[str, Column]] = {
+    "key": "key", "worker": "worker", "task": "task_id", "pushed": lambda job: _short_time(job["enqueued_at"]),
+    "arguments": _shown,
+}  # fmt: skip
+_ENTRIES: Final[Mapping[str, Column]] = {
+    "key": "key", "worker": "worker", "queue": "queue", "task": "task_id", "retries": "retries",
+    "at": lambda entry: _short_time(entry["at"]), "arguments": _shown, "error": "error",
+}  # fmt: skip
 
 
 def _list_group(name: str) -> Listing:
@@ -180,7 +163,7 @@ def _list_group(name: str) -> Listing:
         found = session.existing().operations.listed(name, after=after, limit=limit)
         session.out.document(found)
         if found["entries"]:
-            _print_entries(session, found["entries"])
+            session.out.table(_ENTRIES, found["entries"], longest=60)
         _print_next(session, found)
         return OK
 
@@ -191,10 +174,7 @@ def _list_group(name: str) -> Listing:
     def search(session: Session, text: str, limit: int) -> int:
         found = session.existing().operations.search(name, text, limit=limit)
         session.out.document(found)
-        if found["entries"]:
-            _print_entries(session, found["entries"])
-        else:
-            session.out.line("Nothing is found.")
+        session.out.table(_ENTRIES, found["entries"], longest=60, nothing="Nothing is found.")
         if not found["complete"]:
             session.out.line("There may be more: search for more letters, or raise --limit.")
         return OK
@@ -213,23 +193,19 @@ def list_processes(session: Session) -> int:
     """List running processes; with Redis also those of Sidekiq."""
     found = session.existing().operations.processes()
     session.out.document({"processes": found})
-    if not found:
-        session.out.line("No process is there.")
-        return OK
-    rows = [
-        (
-            each["identity"],
-            each["kind"],
-            f"{each['busy']}/{each['concurrency']}",
-            "" if each["rss"] is None else f"{each['rss'] / 1_048_576:.0f} MB",
-            _short_time(each["started_at"]),
-            ", ".join(each["queues"]),
-            "quiet" if each["quiet"] else "" if each["alive"] else "lost",
-        )
-        for each in found
-    ]
-    session.out.table(("process", "kind", "busy", "memory", "started", "queues", ""), rows, longest=60)
+    session.out.table(_PROCESSES, found, longest=60, nothing="No process is there.")
     return OK
+
+
+_PROCESSES: Final[Mapping[str, Column]] = {
+    "process": "identity",
+    "kind": "kind",
+    "busy": lambda process: f"{process['busy']}/{process['concurrency']}",
+    "memory": lambda process: "" if process["rss"] is None else f"{process['rss'] / 1_048_576:.0f} MB",
+    "started": lambda process: _short_time(process["started_at"]),
+    "queues": lambda process: ", ".join(process["queues"]),
+    "": lambda process: "quiet" if process["quiet"] else "" if process["alive"] else "lost",
+}
 
 
 # -- what people do about it
@@ -250,9 +226,7 @@ def _action_command(action: Action) -> Command:
         if action.answer is Outcome:
             session.out.line(f"{count(answer['done'], 'job')} {action.done}.")
             if answer["skipped"]:
-                session.out.table(
-                    ("key", "not done, because"), [(each["key"], each["reason"]) for each in answer["skipped"]]
-                )
+                session.out.table({"key": "key", "not done, because": "reason"}, answer["skipped"])
                 return FAILURES
         elif action.answer is Signalled:
             session.out.line(f"{clean(of)} is told to {action.done}, at its next heartbeat.")
@@ -345,15 +319,15 @@ def doctor(session: Session, repair: bool) -> int:
     Exit code 1 if a finding remains.
     """
     findings = session.existing().doctor(repair=repair, who=who())
-    rows = [(each.task_id, each.code, each.message, each.repaired) for each in findings]
-    session.out.document(
-        {"findings": [dict(zip(("task_id", "code", "message", "repaired"), row, strict=True)) for row in rows]}
-    )
-    if not rows:
-        session.out.line("Nothing is wrong: every count equals its rows.")
-        return OK
-    session.out.table(("task", "code", "finding", "repaired"), [(*row[:3], "yes" if row[3] else "no") for row in rows])
-    if all(row[3] for row in rows):
+    rows = [
+        {"task_id": each.task_id, "code": each.code, "message": each.message, "repaired": each.repaired}
+        for each in findings
+    ]
+    session.out.document({"findings": rows})
+    columns: dict[str, Column] = {"task": "task_id", "code": "code", "finding": "message"}
+    columns["repaired"] = lambda row: "yes" if row["repaired"] else "no"
+    session.out.table(columns, rows, nothing="Nothing is wrong: every count equals its rows.")
+    if all(row["repaired"] for row in rows):
         return OK
     if not repair:
         session.out.line("To repair it: asynctask doctor --repair")
@@ -427,10 +401,9 @@ def config(session: Session, config_file: str | None, environment: str | None) -
         found = [replace(each, origin=session.origin(each.name) or each.origin) for each in found]
     else:
         found = settings(*session.config())
-    session.out.document(
-        {"settings": [{"name": s.name, "value": s.shown, "origin": s.origin, "env": s.env, "help": s.help} for s in found]}
-    )
-    session.out.table(("setting", "value", "origin", "environment"), [(s.name, s.shown, s.origin, s.env) for s in found])
+    rows = [{"name": s.name, "value": s.shown, "origin": s.origin, "env": s.env, "help": s.help} for s in found]
+    session.out.document({"settings": rows})
+    session.out.table({"setting": "name", "value": "value", "origin": "origin", "environment": "env"}, rows)
     return OK
 
 
@@ -446,10 +419,8 @@ def list_middleware(session: Session) -> int:
     server = [*app.server_middleware.names(), TaskEventMiddleware.__qualname__]
     chains = {"client": app.client_middleware.names(), "server": server}
     session.out.document(chains)
-    session.out.table(
-        ("side", "order", "middleware"),
-        [(side, n, clean(name)) for side, names in chains.items() for n, name in enumerate(names, start=1)],
-    )
+    rows = [(side, n, name) for side, names in chains.items() for n, name in enumerate(names, start=1)]
+    session.out.table({"side": 0, "order": 1, "middleware": 2}, rows)
     return OK
 
 
@@ -473,11 +444,9 @@ def workers(session: Session, name: str | None) -> int:
         return OK
     found = [registered[each] for each in sorted(registered)]
     session.out.document({"workers": [each.as_dict() for each in found]})
-    if not found:
-        session.out.line("The application has no workers.")
-        return OK
-    rows = [(each.name, *_options_of(each).values(), _items_of(each), each.doc) for each in found]
-    session.out.table(("worker", "engine", "queue", "retries", "priority", "timeout", "items", "about"), rows, longest=60)
+    rows = [{"worker": w.name, **_options_of(w), "items": _items_of(w), "about": w.doc} for w in found]
+    columns = ("worker", "engine", "queue", "retries", "priority", "timeout", "items", "about")
+    session.out.table({c: c for c in columns}, rows, longest=60, nothing="The application has no workers.")
     return OK
 
 
@@ -506,9 +475,9 @@ def _print_worker(session: Session, worker: Worker) -> None:
     if worker.model is None:
         session.out.line("An item is any object.")
         return
-    fields = worker.as_dict()["fields"]
-    rows = [(each["name"], each["title"], "yes" if each["required"] else "no", each["description"]) for each in fields]
-    session.out.table(("field", "column of a sheet", "required", "about"), rows)
+    columns: dict[str, Column] = {"field": "name", "column of a sheet": "title"}
+    columns |= {"required": lambda field: "yes" if field["required"] else "no", "about": "description"}
+    session.out.table(columns, worker.as_dict()["fields"])
 
 
 COMMANDS: Final[tuple[click.Command, ...]] = (

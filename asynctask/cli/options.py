@@ -205,15 +205,17 @@ def setting_options(*, hidden: bool) -> list[click.Option]:
                 help=field.metadata["help"],
                 expose_value=False,
                 hidden=hidden,
-                callback=_store_setting,
+                callback=store_setting,
             )
         )
     return made
 
 
-def _store_setting(context: click.Context, option: click.Parameter, value: Any) -> Any:
-    if value is not None and option.name is not None:
-        context.find_object(Session).flags[option.name] = value  # type: ignore[union-attr]
+def store_setting(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Stores the value of a setting's flag, long or short, in the session."""
+    if value is not None and value != () and option.name is not None:
+        said = " ".join(value) if isinstance(value, tuple) else value
+        context.find_object(Session).flags[option.name.removeprefix("short_")] = said  # type: ignore[union-attr]
     return value
 
 

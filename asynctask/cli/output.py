@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import TracebackType
 from typing import IO, Any, Final, Self, TypeVar
 
@@ -68,6 +69,11 @@ def exit_code(error: BaseException) -> int:
     return UNAVAILABLE if isinstance(error, Unavailable | SchemaOutdated) else USAGE
 
 
+Column = str | int | Callable[[Any], Any]
+COUNTED: Final[Mapping[str, Column]] = {"count": lambda row: number(row["count"]), "status": "status", "message": "message"}
+"""The columns of failures grouped by message."""
+
+
 class Output:
     """The output of one call of the program.
 
@@ -102,14 +108,21 @@ class Output:
             self._stdout.write(text + "\n")
         self._stdout.flush()
 
-    def table(self, headers: Sequence[str], rows: Iterable[Sequence[Any]], *, longest: int = 200, wraps: str = "") -> None:
-        """Writes rows under headers: a rich table on a terminal, else columns of plain text.
+    def table(
+        self, columns: Mapping[str, Column], rows: Iterable[Any], *, longest: int = 200, wraps: str = "", nothing: str = ""
+    ) -> None:
+        """Writes rows under the headers of their columns: a rich table on a terminal, else columns of plain text.
 
-        ``wraps`` names the only column whose cells may wrap on a terminal; by default all may.
+        ``columns``: under each header a member of the row, or what a function makes of it; ``wraps`` names the only column
+        whose cells may wrap on a terminal, by default all may; ``nothing``: the line that stands for a table without rows.
         """
         if self.json:
             return
-        cells = [[clean(cell, longest=longest) for cell in row] for row in rows]
+        shown, headers = columns.values(), list(columns)
+        cells = [[clean(it(row) if callable(it) else row[it], longest=longest) for it in shown] for row in rows]
+        if nothing and not cells:
+            self.line(nothing)
+            return
         if self.console.is_terminal:
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
             for header in headers:
@@ -118,7 +131,7 @@ class Output:
                 table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
             self.console.print(table)
         else:
-            self._plain([list(headers), *cells])
+            self._plain([headers, *cells])
         self._stdout.flush()
 
     def _plain(self, lines: list[list[str]]) -> None:
@@ -137,9 +150,10 @@ class Output:
 
     def problems(self, problems: Sequence[Problem]) -> None:
         """Writes the first problems of an input's rows, and the number of the others."""
-        rows = [(p.row, p.column, p.code, p.message, p.value) for p in problems[:_SHOWN_PROBLEMS]]
+        rows = problems[:_SHOWN_PROBLEMS]
         if rows:
-            self.table(("row", "column", "code", "message", "value"), rows, longest=80)
+            names = ("row", "column", "code", "message", "value")
+            self.table({name: attrgetter(name) for name in names}, rows, longest=80)
         if len(problems) > len(rows):
             self.line(f"... and {number(len(problems) - len(rows))} more")
 

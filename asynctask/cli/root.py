@@ -27,40 +27,13 @@ Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.
 
 # The module of each command, loaded on demand: a worker runs for months and need not keep the others in memory.
 _MODULES: Final = {
-    "demo": ("demo",),
-    "serve": ("up", "web", "worker", "split-task"),
-    "submit": ("submit", "export", "watch", "check-list"),
-    "tasks": (
-        "tasks",
-        "show",
-        "set",
-        "pause",
-        "resume",
-        "cancel",
-        "retry",
-        "callbacks",
-        "jobs",
-        "stop",
-        "start",
-        "report",
-        "result",
-        "template",
-    ),
-    "operations": (
-        "queues",
-        "retries",
-        "scheduled",
-        "dead",
-        "processes",
-        "db",
-        "doctor",
-        "purge",
-        "config",
-        "middleware",
-        "workers",
-    ),
+    "demo": "demo",
+    "serve": "up web worker split-task",
+    "submit": "submit export watch check-list",
+    "tasks": "tasks show set pause resume cancel retry callbacks jobs stop start report result template",
+    "operations": "queues retries scheduled dead processes db doctor purge config middleware workers",
 }
-_MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands}
+_MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands.split()}
 
 
 class Root(Group):

@@ -9,10 +9,9 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import reduce
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from asynctask.cli.options import TASK_ID, Command, Session, file_options, pass_session
+from asynctask.cli.options import TASK_ID, Command, Session, file_options, pass_session, store_setting
 from asynctask.cli.output import OK, clean
 from asynctask.config import ENV_PREFIX, Config, socket_path
 from asynctask.database import schema
@@ -28,7 +27,6 @@ from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
 from asynctask.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, check_socket, watch_parent
 
-_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
 _OUTWARD: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # for documentation; nothing is sent
 
@@ -169,40 +167,23 @@ def web(session: Session) -> int:
     return OK
 
 
-def _store_flag(name: str) -> Any:
-    def callback(context: click.Context, _option: click.Parameter, value: Any) -> Any:
-        if value is not None and value != ():
-            session = context.find_object(Session)
-            assert session is not None
-            session.flags[name] = " ".join(value) if isinstance(value, tuple) else value
-        return value
-
-    return callback
-
-
-def _short(flags: Sequence[str], name: str, kind: Any, text: str, **more: Any) -> _Decorator:
+def _short(flag: str, name: str, kind: Any, text: str, **more: Any) -> click.Option:
     """A short flag of ``worker`` and ``up`` for a setting with a long one."""
-    return click.option(
-        *flags, f"short_{name}", type=kind, default=None, expose_value=False, callback=_store_flag(name), help=text, **more
+    return click.Option(
+        [flag, f"short_{name}"], type=kind, default=None, expose_value=False, callback=store_setting, help=text, **more
     )
 
 
 _SHORT: Final = (
-    _short(("-c",), "concurrency", int, "Threads of each process (--concurrency)."),
-    _short(("-p",), "processes", int, "Worker processes (--processes)."),
-    _short(("-q",), "queues", str, "A queue, or queue,weight; may be given several times (--queues).", multiple=True),
-    _short(("--strict",), "strict_queues", None, "Take from the queues in their order (--strict-queues).", is_flag=True),
-    _short(("-t",), "shutdown_s", float, "Seconds that running jobs are given at a stop (--shutdown-s)."),
+    _short("-c", "concurrency", int, "Threads of each process (--concurrency)."),
+    _short("-p", "processes", int, "Worker processes (--processes)."),
+    _short("-q", "queues", str, "A queue, or queue,weight; may be given several times (--queues).", multiple=True),
+    _short("--strict", "strict_queues", None, "Take from the queues in their order (--strict-queues).", is_flag=True),
+    _short("-t", "shutdown_s", float, "Seconds that running jobs are given at a stop (--shutdown-s)."),
 )
 
 
-def _short_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The short flags of workers, in this order in the help."""
-    return reduce(lambda made, flag: flag(made), reversed(_SHORT), command)
-
-
-@click.command("worker", cls=Command)
-@_short_flags
+@click.command("worker", cls=Command, params=[*_SHORT])
 @file_options
 @pass_session
 def worker(session: Session, config_file: str | None, environment: str | None) -> int:
@@ -241,8 +222,7 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     return become(["worker", "-A", session.target], children, environ=session.environ, shutdown_s=shutdown_s)
 
 
-@click.command("up", cls=Command)
-@_short_flags
+@click.command("up", cls=Command, params=[*_SHORT])
 @file_options
 @pass_session
 def up(session: Session, config_file: str | None, environment: str | None) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session, who
-from asynctask.cli.output import DETACHED, FAILURES, OK, UNAVAILABLE, USAGE, Bars, clean, count, headline, number
+from asynctask.cli.output import COUNTED, DETACHED, FAILURES, OK, UNAVAILABLE, USAGE, Bars, clean, count, headline, number
 from asynctask.clock import SystemClock
 from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.worker import Priority
@@ -119,8 +119,7 @@ def _print_outcome(session: Session, handle: TaskHandle, progress: Mapping[str, 
     errors = progress["top_errors"][:_SHOWN_ERRORS]
     if errors:
         session.out.line()
-        rows = [(number(each["count"]), each["status"], each["message"]) for each in errors]
-        session.out.table(("count", "status", "message"), rows)
+        session.out.table(COUNTED, errors)
     task_id = progress["task_id"]
     if progress["state_reason"] == "callback_failed":
         session.out.line(f"A callback failed. To run it again: asynctask callbacks {task_id}", style="red")

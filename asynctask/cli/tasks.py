@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,18 +13,31 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, next_page, pass_session, who
-from asynctask.cli.output import FAILURES, OK, Output, RowsWritten, clean, count, headline, number, pace, state_of, summary
+from asynctask.cli.output import (
+    COUNTED,
+    FAILURES,
+    OK,
+    Column,
+    Output,
+    RowsWritten,
+    clean,
+    count,
+    headline,
+    number,
+    pace,
+    state_of,
+    summary,
+)
 from asynctask.cli.submit import print_refusal, priority_value, why_still
 from asynctask.clock import SystemClock
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
 from asynctask.operations import ACTIONS, Action, ToldEvent
-from asynctask.task import place_in_list
+from asynctask.task import VERBS, Verb, place_in_list
 
 if TYPE_CHECKING:
     from asynctask.task import TaskHandle
 
-KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title", "start_at")
 _WIDE: Final = 120
 """Terminal columns that the full list of Tasks needs without breaking words."""
 _ENDED: Final = ("finish", "failed", "error", "cancelled")
@@ -44,52 +55,52 @@ def tasks(session: Session, /, limit: int, **filters: Any) -> int:
     """List Tasks, newest first."""
     found = session.existing().tasks(limit=limit, **filters)
     session.out.document({"tasks": found})
-    if not found:
-        session.out.line(f"No Task found{_unknown(session, filters['worker'])}.")
-        return OK
+    nothing = f"No Task found{_unknown(session, filters['worker'])}."
     if session.out.terminal and session.out.console.width < _WIDE:
-        session.out.table(("id", "state", "%", "rows", "not ok", "created", "task"), map(_narrow_row, found), wraps="task")
+        session.out.table(_NARROW, found, wraps="task", nothing=nothing)
     else:
-        session.out.table(
-            ("id", "worker", "state", "percent", "total", *_ENDED, "rejected", "created", "title"),
-            map(_row, found),
-            longest=40,
-        )
+        session.out.table(_COLUMNS, found, longest=40, nothing=nothing)
     if len(found) == limit:
         session.out.line(f"Older ones: {next_page(found[-1]['task_id'])}")
     return OK
 
 
-def _row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
-    counts, percent = progress["counts"], progress["progress"]["percent"]
-    return (
-        progress["task_id"],
-        progress["worker"],
-        state_of(progress),
-        "" if percent is None else f"{percent:.2f}",
-        *(number(counts[name]) for name in ("total", *_ENDED)),
-        number(progress["split"]["rejected"]),
-        str(progress["created_at"])[:19].replace("T", " "),
-        progress["title"],
-    )
+def _counted(name: str) -> Column:
+    return lambda task: number(task["counts"][name])
 
 
-def _narrow_row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The columns that fit 80 characters; worker and title share the last, which wraps."""
-    counts, percent = progress["counts"], progress["progress"]["percent"]
-    return (
-        progress["task_id"],
-        progress["state"],
-        "" if percent is None else f"{math.floor(percent)}",
-        number(counts["total"]),
-        number(sum(counts[name] for name in _ENDED[1:]) + progress["split"]["rejected"]),
-        str(progress["created_at"])[5:16].replace("T", " "),
-        progress["worker"] + (f": {progress['title']}" if progress["title"] else "") + _reason(progress),
-    )
+def _percent(task: Mapping[str, Any]) -> str:
+    """The percent done, rounded down; empty while it is unknown."""
+    percent = task["progress"]["percent"]
+    return "" if percent is None else f"{percent:.2f}"
 
 
-def _reason(progress: Mapping[str, Any]) -> str:
-    return state_of(progress).removeprefix(str(progress["state"]))
+def _named(task: Mapping[str, Any]) -> str:
+    """Worker and title, and why the Task is in its state."""
+    title = f": {task['title']}" if task["title"] else ""
+    return f"{task['worker']}{title}{state_of(task).removeprefix(str(task['state']))}"
+
+
+_COLUMNS: Final[Mapping[str, Column]] = {
+    "id": "task_id",
+    "worker": "worker",
+    "state": state_of,
+    "percent": _percent,
+    **{name: _counted(name) for name in ("total", *_ENDED)},
+    "rejected": lambda task: number(task["split"]["rejected"]),
+    "created": lambda task: str(task["created_at"])[:19].replace("T", " "),
+    "title": "title",
+}
+_NARROW: Final[Mapping[str, Column]] = {
+    "id": "task_id",
+    "state": "state",
+    "%": lambda task: _percent(task).partition(".")[0],
+    "rows": _counted("total"),
+    "not ok": lambda task: number(sum(task["counts"][name] for name in _ENDED[1:]) + task["split"]["rejected"]),
+    "created": lambda task: str(task["created_at"])[5:16].replace("T", " "),
+    "task": _named,
+}
+"""Those that fit 80 characters; the last wraps."""
 
 
 def _unknown(session: Session, worker: str | None) -> str:
@@ -150,12 +161,11 @@ def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
     )
     if progress["top_errors"]:
         out.line()
-        rows = [(number(each["count"]), each["status"], each["message"]) for each in progress["top_errors"]]
-        out.table(("count", "status", "message"), rows)
+        out.table(COUNTED, progress["top_errors"])
     if progress["callbacks"]:
         out.line()
-        called = [(each["name"], each["worker"], each["status"], each["job_id"]) for each in progress["callbacks"]]
-        out.table(("callback", "worker", "status", "job"), called)
+        columns = {"callback": "name", "worker": "worker", "status": "status", "job": "job_id"}
+        out.table(columns, progress["callbacks"])
 
 
 def _corrected_by(progress: Mapping[str, Any]) -> str | None:
@@ -168,11 +178,8 @@ def _corrected_by(progress: Mapping[str, Any]) -> str | None:
 def _print_failures(session: Session, progress: Mapping[str, Any], events: list[dict[str, Any]], limit: int) -> None:
     out = session.out
     out.line()
-    if not events:
-        out.line("No row has failed." if progress["done"] else "No row has failed so far.")
-        return
-    rows = [(e["job_id"], e["row"], e["status"], e["attempt"], _last_message(e), e["params"]) for e in events]
-    out.table(("job", "row", "status", "attempt", "message", "item"), rows, longest=100)
+    nothing = "No row has failed." if progress["done"] else "No row has failed so far."
+    out.table(_FAILURES, events, longest=100, nothing=nothing)
     if len(events) == limit:
         task_id = progress["task_id"]
         out.line(f"The next: {next_page(place_in_list(events[-1]))}")
@@ -184,36 +191,20 @@ def _last_message(event: Mapping[str, Any]) -> str:
     return str(messages[-1].get("message", ""))
 
 
+_FAILURES: Final[Mapping[str, Column]] = {
+    "job": "job_id", "row": "row", "status": "status", "attempt": "attempt", "message": _last_message, "item": "params",
+}  # fmt: skip
+
+
 def _knob(text: str) -> tuple[str, Any]:
     """The name and value of ``parallel=5``. Raises :class:`InputError`."""
     name, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"{text!r} is no knob: write name=value, e.g. parallel=5", code="invalid_option")
-    if name not in KNOBS:
-        near = difflib.get_close_matches(name, KNOBS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KNOBS)}"
-        raise InputError(f"{name!r} is no knob; {hint}", code="unknown_option")
-    if name == "title":
-        return name, value
     if name == "priority":
         return name, priority_value(value)
-    if name == "interval":
-        return name, _seconds(value)
-    if value.lower() in ("none", "") or (name, value.lower()) == ("start_at", "now"):
-        return name, None
-    if name in ("tolerated_failures", "start_at"):
-        return name, value
-    try:
-        return name, int(value)
-    except ValueError:
-        raise InputError(f"{name} must be a whole number, not {value!r}", code="invalid_option") from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"interval must be a number of seconds, not {text!r}", code="invalid_option") from None
+    nothing = ("none", "", "now") if name == "start_at" else ("none", "")
+    return name, None if value.lower() in nothing and name != "title" else value
 
 
 @click.command("set", cls=Command)
@@ -226,9 +217,10 @@ def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
     parallel=5 (or none), interval=1.5 (seconds from round to round, or 0), priority=120 (or ADMIN_HIGH),
     tolerated_failures=10 (or 5%, failed:10, error:5%, none), title=TEXT, start_at=2026-12-01T08:00:00+01:00 (or now).
     """
-    values = dict(map(_knob, knobs))
-    handle = session.existing().task(task_id)
-    progress = handle.update(who=who(), **values)
+    from asynctask.lists.options import checked_knobs  # imports pydantic, which few commands need
+
+    values = checked_knobs(dict(map(_knob, knobs)), as_text=True)
+    progress = session.existing().task(task_id).update(who=who(), **values)
     session.out.document(progress)
     _print_control(session, progress)
     return OK
@@ -250,43 +242,6 @@ def seconds_of(interval: float) -> str:
     return f"{interval:g} s" if interval else "none"
 
 
-def _control(session: Session, task_id: int, done: str, action: Callable[[TaskHandle], bool]) -> int:
-    handle = session.existing().task(task_id)
-    changed = action(handle)
-    progress = handle.progress()
-    session.out.document({**progress, "changed": changed})
-    words = done if changed else f"nothing to do, it is {clean(progress['state'])}"
-    session.out.line(f"{headline(progress)}: {words}: {summary(progress).plain}")
-    return OK
-
-
-@click.command("pause", cls=Command)
-@click.argument("task_id", type=TASK_ID)
-@pass_session
-def pause(session: Session, task_id: int) -> int:
-    """Start no more rows of a Task until it is resumed."""
-    return _control(session, task_id, "paused", lambda handle: handle.pause(who=who()))
-
-
-@click.command("resume", cls=Command)
-@click.argument("task_id", type=TASK_ID)
-@pass_session
-def resume(session: Session, task_id: int) -> int:
-    """Resume a paused Task."""
-    return _control(session, task_id, "resumed", lambda handle: handle.resume(who=who()))
-
-
-@click.command("cancel", cls=Command)
-@click.argument("task_id", type=TASK_ID)
-@pass_session
-def cancel(session: Session, task_id: int) -> int:
-    """Cancel the rows of a Task that have not begun.
-
-    Running rows end with their own outcome.
-    """
-    return _control(session, task_id, "cancelled", lambda handle: handle.cancel(who=who()))
-
-
 def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
     allowed = (Status.FAILED.value, Status.ERROR.value, Status.CANCELLED.value)
     found = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -296,27 +251,27 @@ def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> t
     return found
 
 
-@click.command("retry", cls=Command)
-@click.argument("task_id", type=TASK_ID)
-@click.option("--status", default="", callback=_statuses, help="Only rows with these statuses: failed,error,cancelled.")
-@click.option("--message", help="Only failures of the group with this message.")
-@click.option("--limit", type=click.IntRange(1), help="At most this many rows, in the order of the list.")
-@pass_session
-def retry(session: Session, task_id: int, status: tuple[str, ...], message: str | None, limit: int | None) -> int:
-    """Run the rows that did not finish again."""
-
-    def again(handle: TaskHandle) -> bool:
-        return handle.retry(status, who=who(), message=message, limit=limit)
-
-    return _control(session, task_id, "runs again", again)
+_RETRY_OPTIONS: Final = (
+    click.Option(
+        ["--status"], default="", callback=_statuses, help="Only rows with these statuses: failed,error,cancelled."
+    ),
+    click.Option(["--message"], help="Only failures of the group with this message."),
+    click.Option(["--limit"], type=click.IntRange(1), help="At most this many rows, in the order of the list."),
+)
 
 
-@click.command("callbacks", cls=Command)
-@click.argument("task_id", type=TASK_ID)
-@pass_session
-def callbacks(session: Session, task_id: int) -> int:
-    """Run the failed callbacks of a Task again."""
-    return _control(session, task_id, "its callbacks run again", lambda handle: handle.run_callbacks(who=who()))
+def _verb_command(verb: Verb) -> Command:
+    def act(session: Session, task_id: int, **how: Any) -> int:
+        handle = session.existing().task(task_id)
+        changed = verb.call(handle, who=who(), **how)
+        progress = handle.progress()
+        session.out.document({**progress, "changed": changed})
+        words = verb.done if changed else f"nothing to do, it is {clean(progress['state'])}"
+        session.out.line(f"{headline(progress)}: {words}: {summary(progress).plain}")
+        return OK
+
+    params = [click.Argument(["task_id"], type=TASK_ID), *(_RETRY_OPTIONS if verb.name == "retry" else ())]
+    return Command(verb.name, params=params, callback=pass_session(act), help=f"{verb.title}.\n\n{verb.more}".strip())
 
 
 # -- files: reports and templates
@@ -343,28 +298,11 @@ def jobs(session: Session, resumable: bool, worker: str | None, status: str, aft
     statuses = tuple(part.strip() for part in status.split(",") if part.strip())
     found = session.existing().jobs(worker=worker, status=statuses, resumable=resumable, after=after, limit=limit)
     session.out.document({"jobs": found})
-    if not found:
-        session.out.line(("No job is stopped" if resumable else "No job found") + f"{_unknown(session, worker)}.")
-        return OK
-    session.out.table(
-        ("job", "task", "worker", "status", "attempt", "progress", "message"), [_job_row(each) for each in found]
-    )
+    nothing = ("No job is stopped" if resumable else "No job found") + f"{_unknown(session, worker)}."
+    session.out.table(_JOBS, found, nothing=nothing)
     if len(found) == limit:
         session.out.line(f"The next: {next_page(found[-1]['id'])}")
     return OK
-
-
-def _job_row(event: Mapping[str, Any]) -> tuple[Any, ...]:
-    task_id = "" if event["task_id"] is None else str(event["task_id"])
-    return (
-        event["job_id"],
-        task_id,
-        event["worker"],
-        event["status"],
-        event["attempt"],
-        _job_done(event),
-        _last_message(event),
-    )
 
 
 def _job_done(event: Mapping[str, Any]) -> str:
@@ -373,6 +311,12 @@ def _job_done(event: Mapping[str, Any]) -> str:
     if done is None:
         return ""
     return f"{done['done']:g}" if done["percent"] is None else f"{done['percent']:g} %"
+
+
+_JOBS: Final[Mapping[str, Column]] = {
+    "job": "job_id", "task": "task_id", "worker": "worker", "status": "status", "attempt": "attempt",
+    "progress": _job_done, "message": _last_message,
+}  # fmt: skip
 
 
 def _job_command(action: Action) -> Command:
@@ -492,11 +436,7 @@ COMMANDS: Final = (
     tasks,
     show,
     set_knobs,
-    pause,
-    resume,
-    cancel,
-    retry,
-    callbacks,
+    *map(_verb_command, VERBS.values()),
     jobs,
     *(_job_command(action) for action in ACTIONS if action.answer is ToldEvent),
     report,

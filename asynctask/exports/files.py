@@ -13,7 +13,6 @@ import io
 import os
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -49,47 +48,14 @@ class PartsMissing(AsyncTaskError):
     code = "parts_missing"
 
 
-# -- the contract, and its two implementations
+# -- the two stores; what their methods do is told of the first
 
 
-class Store(ABC):
-    """Storage of files. A name has slashes, as in ``ID/parts/3.part``.
+class Folder:
+    """A folder that all processes share. A name of a file has slashes, as in ``ID/parts/3.part``.
 
     Every method raises :class:`Unavailable` if the storage cannot be reached or written.
     """
-
-    @abstractmethod
-    def written(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """A stream to write, seek and read. When the block ends, its content replaces the file of that name; nothing
-        changes if the block raises."""
-
-    @abstractmethod
-    def open(self, name: str) -> IO[bytes]:
-        """A seekable stream to read. Raises FileNotFoundError."""
-
-    @abstractmethod
-    def size(self, name: str) -> int:
-        """Bytes of a file. Raises FileNotFoundError."""
-
-    @abstractmethod
-    def names(self, folder: str) -> list[str]:
-        """The names in a folder, without the folder's name; leftovers of a killed process begin with a dot."""
-
-    @abstractmethod
-    def remove(self, name: str) -> bool:
-        """Removes a file, or a folder with its content; False if there is none."""
-
-    @abstractmethod
-    def location(self, name: str) -> str:
-        """The path or URL, for people: without secrets."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raises :class:`Unavailable` if a library is missing."""
-
-
-class Folder(Store):
-    """A folder that all processes share."""
 
     def __init__(self, root: Path, ids: Ids) -> None:
         self._root = root
@@ -97,6 +63,8 @@ class Folder(Store):
 
     @contextmanager
     def written(self, name: str) -> Iterator[IO[bytes]]:
+        """A stream to write, seek and read. When the block ends, its content replaces the file of that name; nothing
+        changes if the block raises."""
         path = self._root / name
         temporary = path.with_name(f".{self._ids.jid()}.tmp")
         try:
@@ -112,15 +80,19 @@ class Folder(Store):
             temporary.unlink(missing_ok=True)
 
     def open(self, name: str) -> IO[bytes]:
+        """A seekable stream to read. Raises FileNotFoundError."""
         return (self._root / name).open("rb")
 
     def size(self, name: str) -> int:
+        """Bytes of a file. Raises FileNotFoundError."""
         return (self._root / name).stat().st_size
 
     def names(self, folder: str) -> list[str]:
+        """The names in a folder, without its own; leftovers of a killed process begin with a dot."""
         return [path.name for path in (self._root / folder).iterdir()]
 
     def remove(self, name: str) -> bool:
+        """Removes a file, or a folder with its content; False if there is none."""
         path = self._root / name
         try:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -129,13 +101,14 @@ class Folder(Store):
         return True
 
     def location(self, name: str) -> str:
+        """The path or URL, for people: without secrets."""
         return str(self._root / name)
 
     def check(self) -> None:
-        """The standard library is enough."""
+        """Raises :class:`Unavailable` if a library is missing."""
 
 
-class Bucket(Store):
+class Bucket:
     """A bucket that fsspec reaches. Arguments: its URL, optionally with a prefix; a folder of this machine, for temporary
     files.
 
@@ -258,6 +231,9 @@ class _Remote(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+Store = Folder | Bucket
 
 
 def store_of(config: Config, ids: Ids) -> Store:

@@ -6,13 +6,12 @@ column.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import importlib.util
-import io
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -28,8 +27,8 @@ from asynctask.lists.workbook_writer import iter_workbook, table
 from asynctask.lists.written_cells import (
     CELL_CHARS,
     SHEET_COLUMNS,
-    SHEET_ROWS,
     csv_cell,
+    csv_text,
     guarded,
     packed,
     sheet_value,
@@ -107,7 +106,7 @@ class ExportFormat:
                     out.write(chunk)
 
     def _packing(self, out: IO[bytes]) -> Any:
-        return _Open(out)
+        return nullcontext(out)
 
     def _head(self, columns: Sequence[str]) -> bytes:
         return b""
@@ -116,16 +115,17 @@ class ExportFormat:
         raise NotImplementedError
 
 
-class _Open:
-    """A stream that a ``with`` leaves open."""
-
-    def __init__(self, out: IO[bytes]) -> None:
-        self.write = out.write
-
-    def __enter__(self) -> _Open:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+def _refused(
+    rows: Iterable[Sequence[Any]], columns: Sequence[str], before: int, encode: Callable[[Any], object], error: Exception
+) -> RowError:
+    """The error for these rows, which name the row and column of the first value that ``encode`` refuses."""
+    for number, row in enumerate(rows, before + 1):
+        for name, value in zip(columns, row, strict=True):
+            try:
+                encode(value)
+            except (TypeError, ValueError, OverflowError) as found:
+                return RowError(f"row {number} of the shard, column {name[:80]!r}: {found}")
+    return RowError(f"a row of the shard from row {before + 1} on: {error}")
 
 
 # -- csv: UTF-8 with a byte order mark, cells as in reports, but never cut
@@ -141,35 +141,28 @@ class Csv(ExportFormat):
         return b"\xef\xbb\xbf" + self._encode([columns], columns, 0)
 
     def _encode(self, rows: Sequence[Sequence[Any]], columns: Sequence[str], before: int) -> bytes:
-        buffer = io.StringIO(newline="")
-        writer = csv.writer(buffer, lineterminator="\r\n")
         # Plain whole numbers, the commonest beside texts, need no call.
-        writer.writerows([[v if type(v) is int else _csv_value(v) for v in row] for row in rows])
         try:
-            return buffer.getvalue().encode()
-        except UnicodeEncodeError:
-            raise _unencodable(rows, columns, before) from None
+            return csv_text([v if type(v) is int else _csv_value(v) for v in row] for row in rows).encode()
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _refused(rows, columns, before, _encoded, error) from None
 
 
 def _csv_value(value: Any) -> Any:
     if type(value) is str:
         return guarded(value)
     if isinstance(value, Mapping | list | tuple):
-        try:
-            return orjson.dumps(value).decode()
-        except TypeError as error:
-            raise RowError(f"a value cannot be written as JSON: {error}") from None
+        return orjson.dumps(value).decode()
     return _csv_value(str(value)) if isinstance(value, str) else csv_cell(value)
 
 
-def _unencodable(rows: Sequence[Sequence[Any]], columns: Sequence[str], before: int) -> RowError:
-    for number, row in enumerate(rows, before + 1):
-        for name, value in zip(columns, row, strict=True):
-            try:
-                str(value).encode()
-            except UnicodeEncodeError as error:
-                return RowError(f"row {number} of the shard, column {name[:80]!r}: no UTF-8 text: {error.reason}")
-    return RowError("a row of the shard is no UTF-8 text")
+def _encoded(value: Any) -> None:
+    try:
+        str(_csv_value(value)).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"no UTF-8 text: {error.reason}") from None
+    except TypeError as error:
+        raise TypeError(f"a value cannot be written as JSON: {error}") from None
 
 
 class CsvGz(Csv):
@@ -232,21 +225,12 @@ class Xlsx(ExportFormat):
                 cells = [v if type(v) is int and -(10**15) < v < 10**15 else _sheet_cell(v) for v in row]
                 lines.append(orjson.dumps(cells, option=orjson.OPT_APPEND_NEWLINE))
             except (TypeError, ValueError) as error:
-                raise _bad_cell(number, row, columns, error) from None
+                raise _refused([row], columns, number - 1, lambda value: orjson.dumps(_sheet_cell(value)), error) from None
         return b"".join(lines)
 
     def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str]) -> None:
-        for piece in iter_workbook(table("Rows", columns, _sheet_rows(parts), SHEET_ROWS)):
+        for piece in iter_workbook(table("Rows", columns, _sheet_rows(parts))):
             out.write(piece)
-
-
-def _bad_cell(number: int, row: Sequence[Any], columns: Sequence[str], error: Exception) -> RowError:
-    for name, value in zip(columns, row, strict=True):
-        try:
-            orjson.dumps(_sheet_cell(value))
-        except (TypeError, ValueError) as found:
-            return RowError(f"row {number} of the shard, column {name[:80]!r}: {found}")
-    return RowError(f"row {number} of the shard: {error}")
 
 
 def _sheet_cell(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """The contract between an engine and the ledger, and the parts that record beside an engine.
 
-An engine (Celery, Dramatiq, RQ) keeps its own queues and runs its own workers. Its integration provides an :class:`Engine`,
-through which the dispatcher reaches those queues, and runs an :class:`EngineProcess` in each of the engine's worker
-processes, which records jobs.
+An engine (Celery, Dramatiq, RQ) keeps its own queues and runs its own workers. Its integration derives from
+:class:`Engine`: through that the dispatcher reaches those queues, and its hooks are all that a new engine must give. Beside
+the engine's workers, an :class:`EngineProcess` records jobs.
 
 Two kinds of jobs arrive. A **job of a Task**, or a callback, was pushed by the dispatcher and carries its attempt. The
 ledger keeps it: dispatches it again when its process died, for a retry, or after its Task was paused, and drops copies of
@@ -16,30 +16,33 @@ A worker process in another language has no such object. It sends its records to
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import orjson
 
-from asynctask.arrivals import ArrivalTracker
+from asynctask.arrivals import ArrivalTracker, NextRun, send_itself
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.config import Config
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.outbox import EngineQueues, engine_queue, own_name
-from asynctask.errors import IdInUse, InputError, Unavailable
+from asynctask.dispatch.outbox import engine_queue, own_name
+from asynctask.errors import BrokerUnavailable, IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
+from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger import processes
 from asynctask.ledger.base import MAX_ID, dumps
 from asynctask.ledger.recorder import LINGER_S, Kind, Recorder
-from asynctask.ledger.standalone import ENGINE, Arrival, reopen, send, send_from_ledger
+from asynctask.ledger.standalone import ENGINE, Arrival, end_elsewhere, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape, Rejected, UnfitItem
 from asynctask.lists.readers import RawRow
@@ -47,7 +50,7 @@ from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
 from asynctask.messages import clean, revealed
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import Attempt, Phase, TaskEventMiddleware, Ticket, Tracker
+from asynctask.middleware.tracker import Attempt, TaskEventMiddleware, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.sidekiq.copies import AGAIN, CALLBACK_OF, decode
@@ -75,7 +78,7 @@ BEGUN: Final = "a worker has begun it"
 LONG_S: Final = 0.1
 """Duration of a job from which its ``working`` status is written separately."""
 
-LOOK_EVERY: Final = 3
+LOOK_EVERY: Final = 4
 """Ticks of :data:`LONG_S` between two queries for stopped jobs."""
 
 _MOST_EARLY: Final = 1_000
@@ -135,7 +138,7 @@ class EngineCapabilities:
     delivered again by the engine. ``counts``: its queues can be counted; without it no Task can be submitted to it.
     ``asynchronous``: it runs ``async`` functions. ``hard_limit``: it ends a job that ignores its time limit. ``revokes``: a
     lone job can be taken back before it begins (:meth:`Engine.revoke`). ``slices``: a job may have several items.
-    ``exports``: its workers export shards (:func:`engine_worker`, ``columns``) and perform the merge of their parts, the
+    ``exports``: its workers export shards (:meth:`Engine.declared`, ``columns``) and perform the merge of their parts, the
     worker ``MERGER``.
     """
 
@@ -147,28 +150,6 @@ class EngineCapabilities:
     revokes: bool
     slices: bool = False
     exports: bool = False
-
-
-class Engine(EngineQueues, Protocol):
-    """An attached engine."""
-
-    name: str
-    """1 to 8 small letters."""
-
-    @property
-    def capabilities(self) -> EngineCapabilities: ...
-
-    def name_of(self, target: object) -> str | None:
-        """The worker's name of a task or an actor of this engine; None for anything else."""
-        ...
-
-    def revoke(self, job_id: str, queue: str) -> str | None:
-        """Prevents a lone job of this queue (by the ledger's name) from beginning.
-
-        Returns None if it has not begun and none of its copies will, else the reason. Raises
-        :class:`~asynctask.errors.BrokerUnavailable`. Called only with the capability ``revokes``.
-        """
-        ...
 
 
 class Attachable(Dispatching, Exporting, Protocol):
@@ -233,39 +214,6 @@ def sent_at(header: object, job_id: str) -> int | None:
     return None
 
 
-def engine_worker(
-    engine: str,
-    name: str,
-    function: Callable[..., Any],
-    queue: str,
-    *,
-    failed_on: Collection[type[BaseException]] | type[BaseException] = (),
-    max_item_bytes: int,
-    columns: Sequence[str] | None = None,
-) -> Worker:
-    """The worker of a function of an engine; its first parameter gives the form of an item.
-
-    ``queue``: the engine's own name of its queue. ``columns``: the function yields the rows of a shard, which is any JSON;
-    wrap it with :func:`shard_writer`. Raises :class:`ConfigError`.
-    """
-    _, _, is_async, model = describe(function)
-    names = () if columns is None else check_columns(columns, function)
-    if names:
-        model = None
-    return Worker(
-        name,
-        function,
-        queue=engine_queue(engine, queue),
-        retry=0,
-        failed_on=(failed_on,) if isinstance(failed_on, type) else tuple(failed_on),
-        is_async=is_async,
-        model=model,
-        shape=ItemShape(model, max_item_bytes=max_item_bytes),
-        engine=engine,
-        columns=names,
-    )
-
-
 class EngineWorkers(ChainMap[str, Worker]):
     """The workers of an engine by name: ``listed``, and the merge of exports."""
 
@@ -276,44 +224,6 @@ class EngineWorkers(ChainMap[str, Worker]):
     def add(self, worker: Worker) -> None:
         """Adds one; the merge is not ``listed``."""
         self.maps[int(worker.name == MERGER)][worker.name] = worker
-
-
-def shard_writer(app: Exporting, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The callable for jobs of a function of an engine: for one that yields the rows of a shard, it writes their part; else
-    the function itself."""
-    if not worker.columns:
-        return function
-
-    @functools.wraps(function)
-    def write(*args: Any, **kwargs: Any) -> Any:
-        return write_shard(app, worker.columns, lambda: function(*args, **kwargs))
-
-    return write
-
-
-def merge_function(app: Exporting) -> Callable[..., Any]:
-    """The function that an engine registers under the name ``MERGER`` with its first export."""
-
-    def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
-        """Merges the parts of an export."""
-        return merge(app, progress)
-
-    return merge_parts
-
-
-def kept_params(worker: Worker | None, job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:
-    """The arguments of a lone job as its Event stores them, with secrets of an item marked; None if they are not JSON or
-    over ``limit`` bytes, or no arguments, as a message may hold."""
-    params: Any = None
-    try:
-        args, kwargs = _concealed(worker, args, kwargs)
-        params = {"args": args, "kwargs": kwargs} if kwargs else args
-        kept = len(dumps(params)) <= limit
-    except (TypeError, ValueError):  # the engine has another serializer
-        kept = False
-    if not kept:
-        get_logger("asynctask.engine").info("params_not_kept", job_id=job_id)
-    return params if kept else None
 
 
 def _concealed(worker: Worker | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -646,48 +556,6 @@ def _by_fields(value: Any) -> Any:
 # -- the process
 
 
-class Stops:
-    """Queries which running jobs should stop, in its own thread, because the thread of the heartbeat must not wait for a
-    database."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self._due = threading.Event()
-        self._ended = False
-        self._left = 0
-        self._thread = threading.Thread(target=self._run, name="stops", daemon=True)
-        self._log = get_logger("asynctask.stops")
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def look(self) -> None:
-        """Triggers the query, every :data:`LOOK_EVERY` calls, while a job runs that was recorded as ``working``; never
-        blocks."""
-        self._left -= 1
-        if self._left < 0 and any(each.phase is Phase.NOTED for each in self._tracker.running.all()):
-            self._left = LOOK_EVERY
-            self._due.set()
-
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._ended = True
-        self._due.set()
-        self._thread.join(1.0)
-
-    def _run(self) -> None:
-        while True:
-            self._due.wait()
-            self._due.clear()
-            if self._ended:
-                return
-            try:
-                self._tracker.ask_stops()
-            except Exception as error:  # the next query follows; the request to stop is in the ledger
-                self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
-
-
 def recording_chain(app: Dispatching, tracker: Tracker) -> Chain:
     """The application's server middleware, as it is now, with the recording middleware innermost."""
     chain = copy(app.server_middleware)
@@ -704,14 +572,7 @@ class EngineProcess(AppProcess):
     that the process works. Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
     """
 
-    def __init__(
-        self,
-        app: Dispatching,
-        engine: str,
-        *,
-        concurrency: int,
-        queues: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, app: Dispatching, engine: str, *, concurrency: int, queues: Sequence[str] = ()) -> None:
         identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
         ledger = replace(app.ledger, identity=identity)
         named = [engine_queue(engine, queue) for queue in queues]
@@ -726,7 +587,6 @@ class EngineProcess(AppProcess):
             closes_at_once=False,
         )
         self.tracker = ArrivalTracker(self.ledger, self.recorder)
-        self._stops = Stops(self.tracker)
         self._begin = Together(self.tracker.arrive)
         self._early: EarlyTickets | None = None
         self.chain = recording_chain(app, self.tracker)
@@ -749,7 +609,6 @@ class EngineProcess(AppProcess):
         self.dispatcher.attach(self.ledger)
         self.dispatcher.start()
         self.maintenance.start()
-        self._stops.start()
         self._ticker.start()
         self.dispatcher.nudge()
 
@@ -767,7 +626,6 @@ class EngineProcess(AppProcess):
             self._early.stop()
         self._ended.set()
         self._ticker.join(_FLUSH_S)
-        self._stops.stop()
         self.dispatcher.stop()
         self.maintenance.stop()
         self.heartbeat.stop()
@@ -789,10 +647,11 @@ class EngineProcess(AppProcess):
             return self.tracker.arrive(arrivals)
         return self.tracker.begin([(each.job_id, each.attempt) for each in arrivals])
 
-    def forget(self, job_id: str, attempt: int | None) -> None:
-        """Notes that a copy of this attempt (None: of a lone job) has ended here: tickets for other copies are void."""
-        if self._early is not None:
-            self._early.forget(job_id, attempt)
+    def job(self, ticket: Ticket, **own: Any) -> CurrentJob:
+        """What the code of a job sees."""
+        return CurrentJob(
+            ticket.job_id, task_id=ticket.task_id, attempt=ticket.attempt, should_stop=lambda: self.should_stop, **own
+        )
 
     def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
         """The ticket of a job that arrived. Blocks while the ledger is unavailable: no job begins unrecorded.
@@ -864,36 +723,51 @@ class EngineProcess(AppProcess):
                 self._log.retrying("ledger_away", error=str(error))
                 pause.wait(AWAY_S)
 
-    def settle(self, attempt: Attempt, *, retry_at: int | None = None, discarded: str | None = None) -> None:
-        """Records the outcome and blocks until it is committed; all threads of the process share one commit.
+    def settle(self, attempt: Attempt, *, delay_s: float | None = None, discarded: str | None = None) -> None:
+        """Records the outcome and blocks until it is committed; all threads of the process share one commit. ``delay_s``:
+        another try follows in this many seconds.
 
         A callback is tried five times, however often its engine retries.
         """
         if attempt.is_settled:
             return
         if attempt.ticket.record.callback_of is not None and discarded is None:
-            retry_at = self._callback_retry(attempt, retry_at)
+            delay_s = self._callback_delay(attempt, delay_s)
+        retry_at = None if delay_s is None else self.ledger.now() + micros(delay_s)
         done = threading.Event()
         self._awaited[done] = None
         try:
-            if self.tracker.settle(attempt, retry_at=retry_at, discarded=discarded, then=lambda won: done.set()):
-                self._ended_one(attempt.ticket)
+            if self._settle(attempt, done.set, retry_at, discarded):
                 done.wait()
         finally:
             del self._awaited[done]
 
-    def _callback_retry(self, attempt: Attempt, retry_at: int | None) -> int | None:
+    def _callback_delay(self, attempt: Attempt, delay_s: float | None) -> float | None:
         if attempt.result is None or attempt.result.kind not in _ERRORS:
-            return retry_at
+            return delay_s
         retries = attempt.ticket.retries
         if retries >= CALLBACK_RETRIES or attempt.is_final:
             return None
-        return retry_at or self.ledger.now() + micros(backoff(retries, self._ids.random()))
+        return backoff(retries, self._ids.random()) if delay_s is None else delay_s
 
-    def settle_later(self, attempt: Attempt, then: Callable[[], None]) -> None:
+    def settle_later(self, attempt: Attempt, then: Callable[[], None] = lambda: None) -> None:
         """Passes on the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
-        self.tracker.settle(attempt, then=lambda won: then())
-        self._ended_one(attempt.ticket)
+        self._settle(attempt, then)
+
+    def _settle(
+        self, attempt: Attempt, then: Callable[[], None], retry_at: int | None = None, discarded: str | None = None
+    ) -> bool:
+        ticket = attempt.ticket
+
+        def committed(won: bool) -> None:
+            if self._early is not None:  # tickets for other copies of this attempt are void
+                self._early.forget(ticket.job_id, None if ticket.elsewhere else ticket.attempt)
+            then()
+
+        is_first = self.tracker.settle(attempt, retry_at=retry_at, discarded=discarded, then=committed)
+        if is_first:
+            self._ended_one(ticket)
+        return is_first
 
     def recover(self, attempt: Attempt) -> None:
         """Records that the process that performed a job died, while this one, which records it, lives: the ledger or its
@@ -947,7 +821,430 @@ class EngineProcess(AppProcess):
             self.dispatcher.nudge()
 
     def _tick(self) -> None:
+        ticks = itertools.count(1)
         while not self._ended.wait(LONG_S):
             self.tracker.note_long(LONG_S)
-            self._stops.look()
             self._tell_dispatcher()
+            if next(ticks) % LOOK_EVERY:
+                continue
+            try:
+                self.tracker.ask_stops()  # a query only while a job runs that was recorded as ``working``
+            except Exception as error:  # the next one follows; the request to stop is in the ledger
+                self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
+
+
+# -- the engine
+
+
+class RecordingGone(Exception):
+    """The recording process is dead, so nothing can be recorded: leave the job to its recovery."""
+
+
+class Unwanted(Exception):
+    """A job that has arrived must not be performed: acknowledge it."""
+
+
+class IdTaken(ValueError):
+    """A lone job has the id of a job of a Task: fail it, and leave that one alone."""
+
+
+class Performer(Protocol):
+    """Through what a process that performs jobs has them recorded: its own :class:`EngineProcess`, or its connection to one
+    (:class:`~asynctask.integrations.recording.ChildPerformer`)."""
+
+    pid: int
+    chain: Chain
+
+    def job(self, ticket: Ticket, **own: Any) -> CurrentJob: ...
+
+    def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket: ...
+
+    def settle(self, attempt: Attempt, *, delay_s: float | None = None) -> None: ...
+
+    def settle_later(self, attempt: Attempt, then: Callable[[], None] = lambda: None) -> None: ...
+
+    @property
+    def should_stop(self) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Performed(Attempt):
+    """The job that this thread performs.
+
+    ``message``: the engine's own object of it; ``is_called``: its function was called; ``is_performing``: it has not
+    returned yet; ``error``: the last that it, or a middleware around it, raised.
+    """
+
+    job: CurrentJob
+    worker: Worker
+    performer: Any
+    message: Any
+    is_called: bool = False
+    is_performing: bool = False
+    error: BaseException | None = None
+
+
+class Engine(ABC):
+    """An attached engine: what all of them do alike.
+
+    The module of an engine derives its own from it. It gives the hooks below, and calls the rest from whatever that engine
+    calls for a job: :meth:`announce` and :meth:`send_itself` where one is sent, :meth:`start` and :meth:`stop` in a worker
+    process, :meth:`begin`, :meth:`call` and the ``settle`` of the job's :class:`Performer` for one that has arrived.
+
+    Attributes: ``title``, what people call it; ``name``, 1 to 8 small letters; ``capabilities``; ``concurrency`` and
+    ``queue_names`` (its own), of the worker process; ``tracked``, the workers by name, also that of the merge; ``thread``,
+    what one thread does: ``current``, its job, and ``is_pushing``; ``acks``, of an engine whose threads acknowledge.
+    """
+
+    title: str
+    attempts: type[Performed] = Performed
+    acks: HeldAcks
+
+    # -- hooks: what this engine's API forces
+
+    @abstractmethod
+    def name_of(self, target: object) -> str | None:
+        """The worker's name of a task or an actor of this engine; None for anything else."""
+
+    @abstractmethod
+    def put(self, jobs: Sequence[PushedJob]) -> None:
+        """Puts jobs on their queues under their ids; each carries its ``attempt``, which :meth:`begin` gets back in the
+        :class:`Arrival`."""
+
+    @abstractmethod
+    def count(self, queues: Sequence[str]) -> Sequence[int]:
+        """How many jobs wait in each of these queues, by the engine's own names."""
+
+    @abstractmethod
+    def away(self) -> tuple[type[BaseException], ...]:
+        """The exceptions of a broker that does not answer."""
+
+    def may_hold(self, queue: str, worker: str) -> bool:
+        """Whether idle workers of this queue may hold jobs of this worker that they have not begun."""
+        return False
+
+    def revoke(self, job_id: str, queue: str) -> str | None:
+        """Prevents a lone job of this queue (by the ledger's name) from beginning.
+
+        Returns None if it has not begun and none of its copies will, else the reason. Raises
+        :class:`~asynctask.errors.BrokerUnavailable`. Called only with the capability ``revokes``.
+        """
+        raise NotImplementedError
+
+    def ends_process(self, error: SystemExit) -> bool:
+        """Whether the engine, and not the job, raised this, to end its process."""
+        return False
+
+    def understood(self, current: Any, error: BaseException) -> BaseException:
+        """What an exception of the engine's own says: a :class:`~asynctask.errors.JobTimeout` or
+        :class:`~asynctask.errors.JobInterrupted`."""
+        return error
+
+    def made(self) -> Performer:
+        """What records in this process, started. Raises LedgerUnavailable."""
+        process = self.process()
+        process.start()
+        return process
+
+    # -- what they do alike
+
+    def __init__(self, app: Attachable, name: str, capabilities: EngineCapabilities) -> None:
+        self.app = app
+        self.name = name
+        self.capabilities = capabilities
+        self.concurrency = 1
+        self.queue_names: Sequence[str] = ()
+        self.tracked = EngineWorkers()
+        self.thread: Any = threading.local()
+        self.performer: Performer | None = None
+        self.log = get_logger(f"asynctask.{self.title.lower()}")
+        self._lone_events = LoneEvents(app, name)
+        self._starting = threading.Lock()
+        self._is_stopped = False
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """What it can perform as this process knows it, by name: a live mapping."""
+        return self.tracked.listed
+
+    @property
+    def current(self) -> Any:
+        """The job that this thread performs."""
+        return getattr(self.thread, "current", None)
+
+    def performs(self, job_id: str | None) -> Any:
+        """The job that this thread performs, if it has this id."""
+        current = self.current
+        return current if current is not None and current.ticket.job_id == job_id else None
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether this thread is in :meth:`push`."""
+        return getattr(self.thread, "is_pushing", False)
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        """Pushes jobs to their queues under their ids. Raises BrokerUnavailable."""
+        self.thread.is_pushing = True
+        try:
+            with self.reached():
+                self.put([pushed_job(copy) for copy in copies])
+        finally:
+            self.thread.is_pushing = False
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
+        """How many jobs wait in each of these queues. Raises BrokerUnavailable."""
+        with self.reached():
+            return dict(zip(queues, self.count([*map(own_name, queues)]), strict=True))
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Raises BrokerUnavailable in place of the broker's own exceptions."""
+        try:
+            yield
+        except self.away() as error:  # RabbitMQ's client has some without a text
+            text = f"the broker of {self.title} does not answer: {error or type(error).__name__}"
+            raise BrokerUnavailable(text) from error
+
+    # -- workers
+
+    def declared(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        queue: str,
+        *,
+        failed_on: Collection[type[BaseException]] | type[BaseException] = (),
+        columns: Sequence[str] | None = None,
+    ) -> Worker:
+        """The worker of a function; its first parameter gives the form of an item.
+
+        ``queue``: the engine's own name of its queue. ``columns``: the function yields the rows of a shard, which is any
+        JSON; wrap it with :meth:`writing`. Raises :class:`ConfigError`.
+        """
+        _, _, is_async, model = describe(function)
+        names = () if columns is None else check_columns(columns, function)
+        if names:
+            model = None
+        return Worker(
+            name,
+            function,
+            queue=engine_queue(self.name, queue),
+            retry=0,
+            failed_on=(failed_on,) if isinstance(failed_on, type) else tuple(failed_on),
+            is_async=is_async,
+            model=model,
+            shape=ItemShape(model, max_item_bytes=self.app.config.max_item_bytes),
+            engine=self.name,
+            columns=names,
+        )
+
+    def writing(self, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The callable for jobs of a function: for one that yields the rows of a shard, it writes their part; else the
+        function itself."""
+        if not worker.columns:
+            return function
+
+        @functools.wraps(function)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            return write_shard(self.app, worker.columns, lambda: function(*args, **kwargs))
+
+        return write
+
+    def merging(self) -> Callable[..., Any]:
+        """The function that the engine registers under the name ``MERGER`` with its first export."""
+
+        def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
+            """Merges the parts of an export."""
+            return merge(self.app, progress)
+
+        return merge_parts
+
+    # -- sending
+
+    def params(self, worker: Worker | None, job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The arguments of a lone job as its Event stores them, with secrets of an item marked; None if they are not JSON,
+        too large, or no arguments, as a message may hold."""
+        params: Any = None
+        try:
+            args, kwargs = _concealed(worker, args, kwargs)
+            params = {"args": args, "kwargs": kwargs} if kwargs else args
+            kept = len(dumps(params)) <= self.app.config.max_item_bytes
+        except (TypeError, ValueError):  # the engine has another serializer
+            kept = False
+        if not kept:
+            self.log.info("params_not_kept", job_id=job_id)
+        return params if kept else None
+
+    def announce(
+        self, job_id: str, worker: Worker, queue: str, args: Any, kwargs: Any, *, by_engine: bool = False
+    ) -> list[Any] | None:
+        """Makes the Event of a lone job that is about to be sent to ``queue``, see :class:`LoneEvents`."""
+        params = self.params(worker, job_id, args, kwargs)
+        arrival = Arrival(job_id, None, worker.name, engine_queue(self.name, queue), params)
+        return self._lone_events.announce(arrival, by_engine=by_engine)
+
+    def send_itself(
+        self,
+        current: Performed,
+        name: str,
+        queue: str,
+        args: Any,
+        kwargs: Any,
+        own: Any,
+        *,
+        delay_s: float = 0.0,
+        retries: int = 0,
+    ) -> None:
+        """Notes that a job sends another run under its own id, see :func:`~asynctask.arrivals.send_itself`. ``own``: the
+        arguments that it got."""
+        values = sent_values(self.tracked.get(name), args, kwargs, own=own, is_lone=current.ticket.elsewhere)
+        send_itself(current, NextRun(name, engine_queue(self.name, queue), *values, delay_s, retries))
+
+    def end(self, job_id: str, why: str = "", *, timeout_s: float | None = None, lone_only: bool = False) -> None:
+        """Ends a job that no :class:`Performer` ends: it was never sent, or the engine gave it up outside of them."""
+        try:
+            end_elsewhere(self.app.ledger, job_id, why, timeout_s=timeout_s, lone_only=lone_only)
+        except Unavailable as error:
+            self.log.error("end_not_recorded", job_id=job_id, error=str(error))
+
+    # -- the worker process
+
+    def check_schema(self) -> None:
+        """Raises SchemaOutdated and ConfigError in a worker that could record nothing; before it forks."""
+        try:
+            self.app.ensure_schema()
+        except Unavailable as error:
+            self.log.retrying("ledger_away", error=str(error))
+        finally:
+            self.app.close()  # a process that is forked opens its own connections
+
+    def process(self) -> EngineProcess:
+        """What records beside this engine, in the process that does; not started."""
+        return EngineProcess(self.app, self.name, concurrency=self.concurrency, queues=self.queue_names)
+
+    def start(self) -> None:
+        """Starts what records in this process. Without the ledger, a thread goes on trying: lists are dispatched to
+        registered workers only, so no job would come that could."""
+        self._is_stopped = False
+        try:
+            self._renew()
+        except Unavailable as error:
+            self.log.retrying("ledger_away", error=str(error))
+            threading.Thread(target=self._try_on, args=(lambda: self._is_stopped,), name="start", daemon=True).start()
+
+    def started(self) -> Performer:
+        """What records in this process. Blocks until it has started, also while the schema is outdated: an operator mends
+        that, and no job begins unrecorded. Raises RecordingGone."""
+        while (performer := self.performer) is None or performer.pid != os.getpid():
+            self._try_on(lambda: False)
+        return performer
+
+    def _try_on(self, is_over: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        while not is_over():
+            try:
+                self._renew()
+                return
+            except Unavailable as error:
+                self.log.retrying("ledger_away", error=str(error))
+            except RecordingGone:
+                raise
+            except Exception:
+                self.log.exception("not_started")
+            pause.wait(AWAY_S)
+
+    def _renew(self) -> None:
+        with self._starting:
+            if self.performer is None or self.performer.pid != os.getpid():
+                self.performer = self.made()
+
+    def stop(self) -> None:
+        """Stops what records in this process."""
+        self._is_stopped = True
+        performer, self.performer = self.performer, None
+        if performer is not None and performer.pid == os.getpid():
+            performer.stop()
+
+    # -- a job that has arrived
+
+    def arrival(
+        self,
+        worker: Worker,
+        job_id: str,
+        fence: Fence,
+        queue: str,
+        args: Any,
+        kwargs: Any,
+        *,
+        sent: Any = None,
+        anew: bool = False,
+    ) -> Arrival:
+        """A job that has arrived through ``queue``, by the engine's own name. ``sent``: the header :data:`SENT` of its
+        message. Only an Event of a lone job can be made of its arguments."""
+        params = None if fence.attempt is not None or fence.broken else self.params(worker, job_id, args, kwargs)
+        at, anew = sent_at(sent, job_id), anew and fence.attempt is None
+        where = engine_queue(self.name, queue)
+        return Arrival(job_id, fence.attempt, worker.name, where, params, sent_at=at, anew=anew, broken=fence.broken)
+
+    def begin(
+        self, arrival: Arrival, worker: Worker, message: Any, payload: dict[str, Any], *, redelivered: bool = False
+    ) -> Any:
+        """The job of an arrival. Blocks while the ledger is unavailable. Raises :class:`Unwanted`, :class:`IdTaken` and
+        :class:`RecordingGone`."""
+        performer = self.started()
+        ticket = performer.begin(arrival, redelivered=redelivered)
+        if ticket.verdict is not Begin.RUN:
+            raise Unwanted(
+                f"job {arrival.job_id} has ended, the ledger has taken it back, or its message has no valid attempt"
+            )
+        if not ticket.is_lone and arrival.attempt is None:
+            raise IdTaken(f"{arrival.job_id} is the id of another job, which the ledger keeps")
+        job = performer.job(ticket, queue=own_name(arrival.queue), payload=payload)
+        current = self.attempts(ticket, job=job, worker=worker, performer=performer, message=message)
+        current.bind(job)
+        return current
+
+    def call(self, current: Performed, function: Callable[[], Any]) -> Any:
+        """Calls the function of a job through the middleware. What the whole chain raises has the last word on the outcome,
+        and is raised."""
+        calls = functools.partial(performed, is_engines=self.ends_process)
+
+        def inner() -> Any:
+            try:
+                return calls(function)
+            except BaseException as error:
+                current.error = error
+                raise
+
+        token = set_current_job(current.job)
+        current.is_performing = True
+        try:
+            return calls(current.performer.chain.invoke, current.worker, current.job, current.job.queue, inner)
+        except BaseException as error:
+            current.error = error
+            self.conclude(current, error)
+            raise
+        finally:
+            current.is_performing = False
+            reset_current_job(token)
+
+    def settle_later(self, current: Performed, then: Callable[[], None] = lambda: None) -> None:
+        """Passes on the outcome of a last attempt, for an engine that uses it no more: the acknowledgement waits in
+        ``acks`` for the commit, and this thread does not. ``then`` is called after that."""
+        job_id = current.ticket.job_id
+        self.acks.open(job_id)
+
+        def committed() -> None:
+            self.acks.committed(job_id)
+            then()
+
+        current.performer.settle_later(current, committed)
+
+    def conclude(self, current: Any, error: BaseException) -> None:
+        """Sets the outcome of a job from what was raised."""
+        if current.worker.refuses(error):
+            current.fail(error)
+        else:
+            current.raised(self.understood(current, error))

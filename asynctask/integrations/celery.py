@@ -1,7 +1,7 @@
 """Celery with the tracker attached: every tracked task leaves an Event, and Tasks run on its workers.
 
-A task is wrapped at Celery's own entry points: ``run``, which the worker calls, ``apply_async``, which sends, and
-``retry``. A second wrapper is inside ``autoretry_for``, because a business refusal must not be retried.
+A task is wrapped at Celery's own entry points: ``run``, which the worker calls, and ``retry``. A second wrapper is inside
+``autoretry_for``, because a business refusal must not be retried. Everything is sent by the application's ``send_task``.
 
 A job that a program sends carries no fence (``attempt=None``): Celery keeps, retries and delivers it. A job of a Task
 carries its attempt as a header. Celery's rules decide whether and when it is retried; the ledger keeps it until then and
@@ -26,14 +26,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from signal import valid_signals
-from typing import Any, Final, NoReturn, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar
 
 import orjson
 
 from asynctask.arrivals import NextRun, send_itself
-from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
-from asynctask.core.transitions import Begin, pause_s
+from asynctask.core.transitions import pause_s
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
     BrokerUnavailable,
@@ -54,37 +53,26 @@ from asynctask.integrations.base import (
     PUT_OFF_S,
     SENT,
     Attachable,
+    Engine,
     EngineCapabilities,
     EngineProcess,
-    EngineWorkers,
     Fence,
     HeldAcks,
-    LoneEvents,
+    IdTaken,
+    Performed,
+    Performer,
     PushedJob,
-    engine_worker,
-    kept_params,
-    merge_function,
-    pushed_job,
-    recording_chain,
-    revived_arguments,
-    sent_at,
-    sent_values,
-    shard_writer,
-)  # fmt: skip
-from asynctask.integrations.recording import (
-    ChildPerformer,
-    Collecting,
-    Recording,
     RecordingGone,
-    SavedElsewhere,
+    Unwanted,
+    revived_arguments,
+    sent_values,
 )
-from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
+from asynctask.integrations.recording import Recording
 from asynctask.ledger.events import Note
 from asynctask.ledger.recorder import Kind
-from asynctask.ledger.standalone import Arrival, discard, end_elsewhere, is_job_id, put_off_elsewhere
+from asynctask.ledger.standalone import Arrival, discard, is_job_id, put_off_elsewhere
 from asynctask.logs import get_logger
-from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import Attempt, Result, Ticket, Tracker
+from asynctask.middleware.tracker import Result
 from asynctask.worker import Worker
 
 try:
@@ -158,22 +146,12 @@ class _RefusedError(Ignore):  # type: ignore[misc]
         self.cause = cause
 
 
-class _IdTakenError(ValueError):
-    """A lone job has the id of a job of a Task."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Performed(Attempt):
-    """The job that this thread performs."""
+class _Performed(Performed):
+    """The job that this thread performs; its ``message`` is its task."""
 
-    job: CurrentJob
-    task: Any
-    worker: Worker
-    process: EngineProcess | ChildPerformer
-    chain: Chain
-    called: bool = False  # its ``run`` was called
     retry_error: BaseException | None = None
-    retrying: bool = False  # Celery's ``retry`` runs
+    is_retrying: bool = False  # Celery's ``retry`` runs
     state: tuple[str, Any] | None = None  # of its own in Celery's backend, with what it says of it
 
 
@@ -263,12 +241,14 @@ class _Line:
                 connection.close()
 
 
-class CeleryEngine:
+class CeleryEngine(Engine):
     """The Celery application as an engine; :func:`attach` adds it."""
 
+    title = "Celery"
+    attempts = _Performed
+
     def __init__(self, celery_app: Any, app: Attachable, *, tasks: Collection[str] | None, late_ack: bool) -> None:
-        self.name = NAME
-        self.capabilities = EngineCapabilities(
+        capabilities = EngineCapabilities(
             late_ack=late_ack,
             redelivers=late_ack,
             counts=True,
@@ -277,28 +257,20 @@ class CeleryEngine:
             revokes=True,
             exports=True,
         )
+        super().__init__(app, NAME, capabilities)
         self._celery = celery_app
-        self._app = app
         self._chosen = None if tasks is None else frozenset(tasks)
         self._late_ack = late_ack
-        self._tracked = EngineWorkers()
         self._untracked: dict[str, Worker] = {}  # tasks that leave no Events, for jobs that they replace
         self._seen: set[str] = set()  # the names of those that were wrapped
-        self._lone_events = LoneEvents(app, NAME)
-        self._acks = HeldAcks(_acknowledge)
+        self.acks = HeldAcks(_acknowledge)
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
-        self._process: EngineProcess | ChildPerformer | None = None
-        self._chain = Chain()  # of this process
         self._recording: Recording | None = None
         self._loop = _Loop()
-        self._queues: Sequence[str] = ()
-        self._concurrency = 1
         self._lock = threading.Lock()
         self._importing = threading.RLock()
         self._has_imported = False
         self._line = _Line(celery_app)
-        self._thread = threading.local()
-        self._log = get_logger("asynctask.celery")
 
     def connect(self) -> None:
         """Connects the signals. The tasks are wrapped when the application knows all of them."""
@@ -306,14 +278,12 @@ class CeleryEngine:
             self._track_all()
         for name in ("_task_from_fun", "register_task"):
             setattr(self._celery, name, self._making(getattr(self._celery, name)))
-        for declared in self._celery._pending:  # proxies, which hold Celery's own ``_task_from_fun`` already
-            declared.__then__(self._declared_before, declared)
         self._celery.send_task = self._sending(self._celery.send_task)
         self._celery.on_after_finalize.connect(lambda **_: self._track_all(), weak=False)
         for signal, handler in (
             (signals.celeryd_after_setup, self._worker_made),
-            (signals.worker_process_init, lambda **_: self._start()),
-            (signals.worker_process_shutdown, lambda **_: self._stop()),
+            (signals.worker_process_init, self._child_made),
+            (signals.worker_process_shutdown, lambda **_: self.stop()),
             (signals.worker_shutting_down, lambda **_: self._quiet()),
             (signals.worker_shutdown, lambda **_: self._stop_worker()),
             (signals.task_failure, self._task_failed),
@@ -334,7 +304,7 @@ class CeleryEngine:
         :class:`ConfigError` if one cannot be imported."""
         self._import_modules()
         self._celery.finalize()
-        return self._tracked.listed
+        return super().workers
 
     def _import_modules(self) -> None:
         """Imports what Celery's own commands import: the modules of ``include`` and ``imports``, those that
@@ -362,29 +332,32 @@ class CeleryEngine:
         task = getattr(target, "_get_current_object", lambda: target)()
         return name if self._celery.tasks.get(name) is task else None
 
-    def push(self, copies: Sequence[Copy]) -> None:
-        self._thread.pushing = True
-        try:
-            self._line.use(lambda line: self._push_all(line, [pushed_job(copy) for copy in copies]))
-        finally:
-            self._thread.pushing = False
+    def away(self) -> tuple[type[BaseException], ...]:
+        return OperationalError, OSError
 
-    def _push_all(self, line: _Line, jobs: Sequence[PushedJob]) -> None:
+    def put(self, jobs: Sequence[PushedJob]) -> None:
+        self._line.use(lambda line: self._put_all(line, jobs))
+
+    def _put_all(self, line: _Line, jobs: Sequence[PushedJob]) -> None:
         with line.batches():
             for job in jobs:
-                self._push(line, job)
+                self._put(line, job)
         if line.is_amqp:  # it answers no message, but it answers this after all of them
             for queue in {job.queue for job in jobs}:
                 line.channel.queue_declare(queue, passive=True)
 
-    def _push(self, line: _Line, job: PushedJob) -> None:
+    def _put(self, line: _Line, job: PushedJob) -> None:
         headers: dict[str, Any] = {} if job.attempt is None else {ATTEMPT: job.attempt}
         if job.sent is not None:
             headers[SENT] = job.sent
-        if job.signature is not None:
-            self._push_signature(job)
+        if job.signature is not None:  # several tasks, of which one has the job's id and carries its fence
+            signature = self._celery.signature(job.signature)
+            step = _step_of(signature, job.job_id)
+            _mark(step, job.job_id, job.attempt)
+            step.options["retries"] = job.retries
+            signature.apply_async(add_to_parent=False)
             return
-        if job.name not in self._tracked and (job.replaces or job.attempt is None):
+        if job.name not in self.tracked and (job.replaces or job.attempt is None):
             headers[AGAIN] = [job.job_id, job.attempt]
         known = self._celery.tasks.get(job.name)  # a worker may have a newer release than this process
         send = functools.partial(self._celery.send_task, job.name) if known is None else known.apply_async
@@ -400,16 +373,8 @@ class CeleryEngine:
             retry=False,
         )
 
-    def _push_signature(self, job: PushedJob) -> None:
-        """Sends what replaces a job of a Task: several tasks, of which one has the job's id and carries its fence."""
-        signature = self._celery.signature(job.signature)
-        step = _step_of(signature, job.job_id)
-        _mark(step, job.job_id, job.attempt)
-        step.options["retries"] = job.retries
-        signature.apply_async(add_to_parent=False)
-
-    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        return self._line.use(lambda line: {queue: line.count(own_name(queue)) for queue in queues})
+    def count(self, queues: Sequence[str]) -> Sequence[int]:
+        return self._line.use(lambda line: [line.count(queue) for queue in queues])
 
     def may_hold(self, queue: str, worker: str) -> bool:
         """An idle worker may hold jobs of a task with a rate limit in its memory, and of what replaces a job the step with
@@ -419,11 +384,9 @@ class CeleryEngine:
     def revoke(self, job_id: str, queue: str) -> str | None:
         """Workers that know the id as revoked drop the job when they reach it. One that has begun is found afterwards."""
         control = self._celery.control
-        try:
+        with self.reached():
             flagged = control.revoke(job_id, reply=True, timeout=_REPLY_S)
             states = control.inspect(timeout=_REPLY_S).query_task(job_id) or {}
-        except (OperationalError, OSError) as error:
-            raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
         if not flagged:
             return "no worker of Celery has answered that it knows of the revocation"
         if any(found.get(job_id, ("",))[0] == "active" for found in states.values()):
@@ -447,53 +410,15 @@ class CeleryEngine:
         @functools.wraps(make)
         def made(*args: Any, **options: Any) -> Any:
             task = make(*args, **options)
-            self._made(task)
+            if self._celery.finalized:  # later declarations send no signal
+                self._track(task)
             return task
 
         return made
 
-    def _sending(self, send_task: Callable[..., Any]) -> Callable[..., Any]:
-        """Celery's ``send_task``, which tasks use, too: what a program sends by a name and an id is sent as by its task."""
-
-        @functools.wraps(send_task)
-        def sent(name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-            task_id = str(options["task_id"]) if options.get("task_id") else None
-            task = None if task_id is None else self._celery.tasks.get(name)
-            known = task is not None and (name in self._tracked or self._current(task_id) is not None)
-            has_fence = ATTEMPT in (options.get("headers") or {})  # of a dispatcher, or that of the job that sends this one
-            is_copy = getattr(self._thread, "pushing", False) or (
-                has_fence and getattr(self._thread, "current", None) is None
-            )
-            if more or not known or is_copy or getattr(self._thread, "sending", False):
-                return send_task(name, args, kwargs, *more, **options)
-            del options["task_id"]
-
-            def by_name(args: Any, kwargs: Any, task_id: str, **options: Any) -> Any:
-                return send_task(name, args, kwargs, task_id=task_id, **options)
-
-            return self._send(task, by_name, args, kwargs, str(task_id), options)
-
-        return sent
-
-    def _declared_before(self, proxy: Any) -> None:
-        self._made(proxy._get_current_object())
-
-    def _made(self, task: Any) -> None:
-        if self._celery.finalized:  # later declarations send no signal
-            self._track(task)
-        else:  # a program that only sends does not finalize the application
-            task.apply_async = functools.partial(self._send_first, task)
-
-    def _send_first(self, task: Any, *args: Any, **options: Any) -> Any:
-        self._celery.finalize()
-        self._track(task)
-        return task.apply_async(*args, **options)
-
     def _track(self, task: Any) -> None:
         with self._lock:
-            if getattr(vars(task).get("apply_async"), "func", None) == self._send_first:
-                del task.apply_async
-            if task.name in self._tracked:
+            if task.name in self.tracked:
                 return
             if not self.tracks(task):
                 if getattr(task, "export_columns", None) is not None:
@@ -503,12 +428,12 @@ class CeleryEngine:
                     self._wrap(task, None)
                 return
             worker = self._worker(task)
-            self._tracked.add(worker)
+            self.tracked.add(worker)
             self._wrap(task, worker)
-        if worker.columns and MERGER not in self._tracked:
+        if worker.columns and MERGER not in self.tracked:
             own = {"use_task_event": True, "max_retries": 0, "ignore_result": True}
             limits = {"time_limit": _NO_LIMIT_S, "soft_time_limit": _NO_LIMIT_S}
-            self._track(self._celery.task(name=MERGER, shared=False, **own, **limits)(merge_function(self._app)))
+            self._track(self._celery.task(name=MERGER, shared=False, **own, **limits)(self.merging()))
 
     def _queue_to(self, options: Mapping[str, Any], own: str) -> str:
         """The queue of a job that is sent with these options; ``own``: that of its task."""
@@ -537,13 +462,11 @@ class CeleryEngine:
     def _worker(self, task: Any) -> Worker:
         function = getattr(task, "_orig_run", task.run)
         route = self._celery.amqp.router.route({}, task.name)
-        return engine_worker(
-            NAME,
+        return self.declared(
             task.name,
             function,
             self._queue_to(route, self._celery.conf.task_default_queue),
             failed_on=getattr(task, "failed_on", ()),
-            max_item_bytes=self._app.config.max_item_bytes,
             columns=getattr(task, "export_columns", None),
         )
 
@@ -551,11 +474,10 @@ class CeleryEngine:
         """Wraps a task; one that leaves no Events (None) is recorded only where it replaces a job that does."""
         if worker is not None and worker.columns:
             inner = "_orig_run" if hasattr(task, "_orig_run") else "run"
-            setattr(task, inner, self._writing(task, worker, getattr(task, inner)))
+            setattr(task, inner, self._writing_in_jobs(task, worker, getattr(task, inner)))
         if worker is not None and hasattr(task, "_orig_run"):
             task._orig_run = self._letting_refusals_through(worker, task._orig_run)
         self._wrap_calls(task, worker)
-        self._wrap_sending(task, worker)
         self._wrap_asking(task)
         if worker is None:
             return
@@ -584,7 +506,7 @@ class CeleryEngine:
         if ticket.elsewhere and step is not sig:
             run = NextRun(step.task, queue, delay_s=delay_s, signature=[])
         elif ticket.elsewhere:
-            args = sent_values(self._tracked.get(step.task), sig.args, sig.kwargs, own=(), is_lone=True)
+            args = sent_values(self.tracked.get(step.task), sig.args, sig.kwargs, own=(), is_lone=True)
             run = NextRun(step.task, queue, *args, delay_s)
         else:
             where = queue if step is sig else engine_queue(NAME, SEVERAL)
@@ -600,58 +522,34 @@ class CeleryEngine:
             current.next_run = None
             raise
 
-    def _wrap_sending(self, task: Any, worker: Worker | None) -> None:
-        apply_async = task.apply_async
-
-        @functools.wraps(apply_async)
-        def tracked_apply_async(args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
-            if self._celery.conf.task_always_eager or getattr(self._thread, "pushing", False):
-                return apply_async(args, kwargs, task_id=task_id, **options)
-            task_id = None if task_id is None else str(task_id)  # Celery takes a UUID, too
-            if worker is None and (task_id is None or self._current(task_id) is None):
-                return apply_async(args, kwargs, task_id=task_id, **options)
-            return self._send(task, self._by_task(apply_async), args, kwargs, task_id or uuid(), options)
-
-        task.apply_async = tracked_apply_async
-
     def _wrap_asking(self, task: Any) -> None:
         """Wraps what a running job says of itself to Celery."""
         retry, on_replace, update_state = task.retry, task.on_replace, task.update_state
 
         @functools.wraps(retry)
         def tracked_retry(args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
-            if (current := self._current(task.request.id)) is None:
+            if (current := self.performs(task.request.id)) is None:
                 return retry(args, kwargs, exc, **options)
             current.retry_error = exc if isinstance(exc, BaseException) else sys.exception()
-            current.retrying = True
+            current.is_retrying = True
             try:
                 return retry(args, kwargs, exc, **options)
             finally:
-                current.retrying = False
+                current.is_retrying = False
 
         @functools.wraps(on_replace)
         def tracked_on_replace(sig: Any) -> Any:
-            if (current := self._current(task.request.id)) is None:
+            if (current := self.performs(task.request.id)) is None:
                 return on_replace(sig)
             return self._replace(current, sig, on_replace)
 
         @functools.wraps(update_state)
         def tracked_update_state(task_id: str | None = None, state: Any = None, meta: Any = None, **options: Any) -> Any:
-            if (current := self._current(task_id or task.request.id)) is not None:
+            if (current := self.performs(task_id or task.request.id)) is not None:
                 current.state = (str(state), meta)
             return update_state(task_id, state, meta, **options)
 
         task.retry, task.on_replace, task.update_state = tracked_retry, tracked_on_replace, tracked_update_state
-
-    def _by_task(self, apply_async: Callable[..., Any]) -> Callable[..., Any]:
-        def send(*args: Any, **options: Any) -> Any:
-            self._thread.sending = True
-            try:
-                return apply_async(*args, **options)
-            finally:
-                self._thread.sending = False
-
-        return send
 
     def _wrap_calls(self, task: Any, worker: Worker | None) -> None:
         """Records all that Celery calls for a job: ``run``, and ``before_start`` and ``__call__`` if the task or its base
@@ -661,7 +559,7 @@ class CeleryEngine:
 
         def perform(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             request = task.request
-            if not self._is_recorded(request, worker) or self._current(request.id) is not None:
+            if not self._is_recorded(request, worker) or self.performs(request.id) is not None:
                 return function(*args, **kwargs)
 
             def start_and_call() -> Any:
@@ -684,10 +582,10 @@ class CeleryEngine:
 
     def _tracked_run(self, task: Any, run: Callable[..., Any], perform: _Perform) -> Callable[..., Any]:
         def call_run(*args: Any, **kwargs: Any) -> Any:
-            current = self._current(task.request.id)
-            if current is None or current.called:
+            current = self.performs(task.request.id)
+            if current is None or current.is_called:
                 return run(*args, **kwargs)
-            current.called = True
+            current.is_called = True
             try:
                 return run(*_revived(current, args), **kwargs)
             except _RefusedError as error:
@@ -707,13 +605,13 @@ class CeleryEngine:
             return False
         return worker is not None or bool(_resent_id(getattr(request, AGAIN, None)) == request.id)
 
-    def _writing(self, task: Any, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _writing_in_jobs(self, task: Any, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that writes a shard in a job of the task, and yields its rows if a program calls it."""
-        write = shard_writer(self._app, worker, function)
+        write = self.writing(worker, function)
 
         @functools.wraps(function)
         def writing(*args: Any, **kwargs: Any) -> Any:
-            performs = self._current(task.request.id) is not None
+            performs = self.performs(task.request.id) is not None
             return (write if performs else function)(*args, **kwargs)
 
         return writing
@@ -724,163 +622,141 @@ class CeleryEngine:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                if getattr(self._thread, "current", None) is not None and worker.refuses(error):
+                if self.current is not None and worker.refuses(error):
                     raise _RefusedError(error) from error
                 raise
 
         return refusing
 
-    def _current(self, task_id: str | None) -> _Performed | None:
-        """The job that this thread performs, if it is this one."""
-        current: _Performed | None = getattr(self._thread, "current", None)
-        return current if current is not None and current.job.job_id == task_id else None
-
     # -- sending
 
+    def _sending(self, send_task: Callable[..., Any]) -> Callable[..., Any]:
+        """Celery's ``send_task``, through which everything is sent."""
+
+        @functools.wraps(send_task)
+        def sent(name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+            if not self._celery.finalized:  # a program that only sends does not finalize the application
+                self._celery.finalize()
+            task_id = str(options.pop("task_id", None) or uuid())  # Celery takes a UUID, too
+            send = functools.partial(send_task, name, task_id=task_id)
+            # By its name alone, and outside of a job, only a dispatcher sends something with a fence.
+            is_copy = ATTEMPT in (options.get("headers") or {}) and self.current is None and "task_type" not in options
+            if more or is_copy or self.is_pushing:
+                return send(args, kwargs, *more, **options)
+            current = self.performs(task_id)
+            if current is not None and name in self._celery.tasks:
+                return self._send_itself(current, self._celery.tasks[name], send, args, kwargs, options)
+            if name not in self.tracked or not is_job_id(task_id):
+                return send(args, kwargs, **options)
+            return self._send(self.tracked[name], send, args, kwargs, task_id, options)
+
+        return sent
+
     def _send(
-        self, task: Any, apply_async: Callable[..., Any], args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
+        self, worker: Worker, send: Callable[..., Any], args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
     ) -> Any:
-        current = self._current(task_id)
-        if current is not None:
-            return self._send_itself(current, task, apply_async, args, kwargs, options)
-        if not is_job_id(task_id):
-            return apply_async(args, kwargs, task_id=task_id, **options)
-        queue = engine_queue(NAME, self._queue_to(options, own_name(self._tracked[task.name].queue)))
-        params = self._params(self._tracked[task.name], task_id, args, kwargs)
-        job = Arrival(task_id, None, task.name, queue, params)
         # Between the functions of jobs Celery sends by itself: the next step of a chain, the body of a chord.
-        by_celery = getattr(self._thread, "current", None) is None and get_current_worker_task() is not None
+        by_celery = self.current is None and get_current_worker_task() is not None
         headers = options.get("headers") or {}
         if by_celery and _resent_id(headers.get(AGAIN)) == task_id:
-            return apply_async(args, kwargs, task_id=task_id, **options)
-        sent = self._lone_events.announce(job, by_engine=by_celery)
+            return send(args, kwargs, **options)
+        queue = self._queue_to(options, own_name(worker.queue))
+        sent = self.announce(task_id, worker, queue, args or (), kwargs or {}, by_engine=by_celery)
         options["headers"] = {**{name: headers[name] for name in headers if name != ATTEMPT}, SENT: sent}
         try:
-            return apply_async(args, kwargs, task_id=task_id, **options)
+            return send(args, kwargs, **options)
         except Exception as error:
-            self._end(task_id, f"it could not be sent: {type(error).__name__}: {error}")
+            self.end(task_id, f"it could not be sent: {type(error).__name__}: {error}")
             raise
 
     def _send_itself(
         self,
         current: _Performed,
         task: Any,
-        apply_async: Callable[..., Any],
+        send: Callable[..., Any],
         args: Any,
         kwargs: Any,
         options: dict[str, Any],
     ) -> Any:
         """Sends the job that runs here once more: a retry, which Celery asks for at its end, or a send under its own id,
         after which it continues."""
-        ticket, request, delay_s = current.ticket, current.task.request, self._delay_of(options)
-        here = self._queue_of(request.delivery_info or {}, self._own_queue(current.task))
-        queue = self._queue_to(options, here if task is current.task else self._own_queue(task))
-        is_same = current.retrying and task is current.task and queue == here and getattr(request, AGAIN, None) is None
+        ticket, request, delay_s = current.ticket, current.message.request, self._delay_of(options)
+        here = self._queue_of(request.delivery_info or {}, self._own_queue(current.message))
+        queue = self._queue_to(options, here if task is current.message else self._own_queue(task))
+        is_same = (
+            current.is_retrying and task is current.message and queue == here and getattr(request, AGAIN, None) is None
+        )
         if not is_same or (list(args or ()), dict(kwargs or {})) != (list(request.args or ()), dict(request.kwargs or {})):
-            worker, own = self._tracked.get(task.name), request.args or ()
-            values = sent_values(worker, args or (), kwargs or {}, own=own, is_lone=ticket.elsewhere)
-            send_itself(
-                current, NextRun(task.name, engine_queue(NAME, queue), *values, delay_s, int(options.get("retries") or 0))
-            )
+            own, retries = request.args or (), int(options.get("retries") or 0)
+            self.send_itself(current, task.name, queue, args or (), kwargs or {}, own, delay_s=delay_s, retries=retries)
         elif (pause := pause_s(delay_s, ticket.retries)) > delay_s and ticket.elsewhere:
             options["countdown"], options["eta"] = pause, None
-        if current.retrying:
+        if current.is_retrying:
             # Recorded before the job is sent: otherwise its next attempt could begin before this one has ended.
             current.raised(current.retry_error or RuntimeError("the task asks for another try"))
             self._settle(current, delay_s)
         if not ticket.elsewhere:  # the ledger dispatches it again when it is due
             return task.AsyncResult(ticket.job_id)
-        if task.name not in self._tracked:
+        if task.name not in self.tracked:
             options["headers"] = {**(options.get("headers") or {}), AGAIN: [ticket.job_id, None]}
         try:
-            return apply_async(args, kwargs, task_id=ticket.job_id, **options)
+            return send(args, kwargs, **options)
         except Exception as error:
             current.next_run = None
             if current.is_settled:
-                self._end(ticket.job_id, f"it could not be sent again: {type(error).__name__}: {error}")
+                self.end(ticket.job_id, f"it could not be sent again: {type(error).__name__}: {error}")
             raise
 
     def _delay_of(self, options: Mapping[str, Any]) -> float:
         """Seconds until the time for which something is sent."""
         eta = options.get("eta")
         if isinstance(eta, datetime):
-            return float(eta.timestamp() - self._app.clock.now() / SECOND)
+            return float(eta.timestamp() - self.app.clock.now() / SECOND)
         return float(options.get("countdown") or 0)
 
     def _own_queue(self, task: Any) -> str:
         """The queue of a task's jobs that name none."""
-        if (worker := self._tracked.get(task.name)) is not None:
+        if (worker := self.tracked.get(task.name)) is not None:
             return own_name(worker.queue)
         return self._queue_to(self._celery.amqp.router.route({}, task.name), self._celery.conf.task_default_queue)
-
-    def _params(self, worker: Worker, task_id: str, args: Any, kwargs: Any) -> Any:
-        return kept_params(worker, task_id, args or (), kwargs or {}, self._app.config.max_item_bytes)
 
     # -- performing
 
     def _perform(self, task: Any, worker: Worker, function: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         request = task.request
-        attempt, broken = _fence(vars(request), request.id)
         delivery = request.delivery_info or {}
-        queue = self._queue_of(delivery, own_name(worker.queue))
-        params = self._params(worker, request.id, args, kwargs)
-        redelivered = bool(delivery.get("redelivered"))
-        # A program that records nothing sent it: if its id was used before, this is another run.
-        is_unannounced = attempt is None and not (redelivered or request.retries or vars(request).keys() & {SENT, AGAIN})
-        arrival = Arrival(
-            request.id, attempt, task.name, engine_queue(NAME, queue), params,
-            sent_at=sent_at(getattr(request, SENT, None), request.id), anew=is_unannounced, broken=broken,
-        )  # fmt: skip
-        process, ticket = self._begin(arrival, redelivered=redelivered)
-        self._thread.begun = request.id
-        payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
-        own: dict[str, Any] = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": queue, "payload": payload}
-        own["should_stop"] = lambda: process.should_stop
-        if isinstance(process, ChildPerformer):
-            job: CurrentJob = SavedElsewhere(request.id, process.save, self._app.clock, **own)
-        else:
-            job = CurrentJob(request.id, **own)
-        current = _Performed(ticket, job=job, task=task, worker=worker, process=process, chain=self._chain)
-        current.bind(job)
-        return self._call(current, function)
-
-    def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess | ChildPerformer, Ticket]:
-        """The ticket of a job that may be performed. Raises what makes Celery acknowledge one that may not, or keep one
-        that could not be recorded."""
+        arrival = self._arrival(worker, request.id, vars(request), delivery, args, kwargs)
+        payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id}
+        payload["queue"] = own_name(arrival.queue)
         try:
-            process = self._running_process()
-            ticket = process.begin(arrival, redelivered=redelivered)
-        except Exception as error:
-            self._log.exception("not_begun", job_id=arrival.job_id)
+            current: _Performed = self.begin(arrival, worker, task, payload, redelivered=bool(delivery.get("redelivered")))
+        except Unwanted as error:
+            raise Ignore(str(error)) from error
+        except IdTaken:
+            raise
+        except Exception as error:  # it could not be recorded
+            self.log.exception("not_begun", job_id=arrival.job_id)
             threading.Event().wait(AWAY_S)
             raise Reject(error, requeue=True) from error
-        if ticket.verdict is not Begin.RUN:
-            raise Ignore(
-                f"job {arrival.job_id} has ended, the ledger has taken it back, or its message has no valid attempt"
-            )
-        if not ticket.is_lone and arrival.attempt is None:
-            raise _IdTakenError(f"{arrival.job_id} is the id of another job, which the ledger keeps")
-        return process, ticket
+        self.thread.begun = request.id
+        return self._call(current, function)
+
+    def _arrival(
+        self, worker: Worker, job_id: str, headers: Mapping[str, Any], delivery: Mapping[str, Any], args: Any, kwargs: Any
+    ) -> Arrival:
+        queue = self._queue_of(delivery, own_name(worker.queue))
+        # A program that records nothing sent it: if its id was used before, this is another run.
+        anew = not (delivery.get("redelivered") or headers.get("retries") or headers.keys() & {SENT, AGAIN})
+        fence, sent = _fence(headers, job_id), headers.get(SENT)
+        return self.arrival(worker, job_id, fence, queue, args, kwargs, sent=sent, anew=anew)
 
     def _call(self, current: _Performed, function: Callable[[], Any]) -> Any:
-        """Calls the task through the middleware, and records its outcome before Celery acknowledges the job."""
-        raised: list[BaseException] = []
-        calls = functools.partial(performed, is_engines=_ends_worker)
-
-        def inner() -> Any:
-            try:
-                return calls(function)
-            except BaseException as error:
-                raised.append(error)
-                raise
-
-        token = set_current_job(current.job)
-        self._thread.current = current
+        """Calls the task, and records its outcome before Celery acknowledges the job."""
+        result: Any = None
+        self.thread.current = current
         try:
-            result = calls(current.chain.invoke, current.worker, current.job, current.job.queue, inner)
+            result = self.call(current, function)
         except BaseException as error:
-            raised.append(error)
-            self._set_outcome(current, error)
             if isinstance(error, JobInterrupted):
                 self._let_go(current, error)
             if isinstance(error, Reject) and error.requeue and not current.is_settled:
@@ -889,61 +765,43 @@ class CeleryEngine:
                 self._settle(current)
                 raise
         finally:
-            self._thread.current = None
-            reset_current_job(token)
-            if isinstance(current.process, EngineProcess):
-                current.process.forget(current.job.job_id, None if current.ticket.elsewhere else current.ticket.attempt)
-        is_refused = current.is_refused
-        if not is_refused and _is_answered(current.task):
-            self._thread.returned = current  # Celery may still fail it: see _task_ended
-        elif self._request is None or current.process.should_stop or not current.task.acks_on_failure_or_timeout:
-            self._settle(current)
+            self.thread.current = None
+        task, is_refused = current.message, current.is_refused
+        if not is_refused and _is_answered(task):
+            self.thread.returned = current  # Celery may still fail it: see _task_ended
         else:
-            self._settle_later(current)
-        if is_refused and raised:
-            raise raised[-1]  # Celery would treat it as a success, and call hooks and callbacks of one
+            # After a task has sent itself again, the outcome is recorded already.
+            waits = self._request is None or current.performer.should_stop or not task.acks_on_failure_or_timeout
+            self._settle(current, is_later=not waits)
+        if is_refused and current.error is not None:
+            raise current.error  # Celery would treat it as a success, and call hooks and callbacks of one
         return None if is_refused else result
 
     def _task_ended(self, task_id: str = "", state: str = "", retval: Any = None, **_: Any) -> None:
         """Records a job whose result Celery uses, when that is done: if the result cannot be encoded or stored, or what
         follows cannot be sent, Celery fails the job."""
-        current: _Performed | None = getattr(self._thread, "returned", None)
-        self._thread.returned = None
+        current: _Performed | None = getattr(self.thread, "returned", None)
+        self.thread.returned = None
         if current is None or current.job.job_id != task_id:
             return
         error = sys.exception() or (retval if state == FAILURE else None)
         if isinstance(error, BaseException) and not isinstance(error, Ignore | Reject):
-            self._set_outcome(current, error)
+            self.conclude(current, error)
         self._settle(current)
 
-    def _settle(self, current: _Performed, delay_s: float | None = None) -> None:
-        """Records the outcome; committed on return. ``delay_s``: another try follows in this many seconds."""
-        process = current.process
-        if isinstance(process, EngineProcess):
-            process.settle(current, retry_at=None if delay_s is None else self._app.ledger.now() + micros(delay_s))
-            return
-        with self._kept_if_gone():
-            process.settle(current, delay_s=delay_s)
-
-    def _settle_later(self, current: _Performed) -> None:
-        """Passes on the outcome: the acknowledgement waits for the commit, and this thread or child does not. After a task
-        has sent itself again, the outcome is recorded already."""
+    def _settle(self, current: _Performed, delay_s: float | None = None, *, is_later: bool = False) -> None:
+        """Records the outcome; committed on return, unless ``is_later``: then the acknowledgement waits for the commit, and
+        this thread or child does not. ``delay_s``: another try follows in this many seconds."""
         if current.is_settled:
             return
-        process, job_id = current.process, current.job.job_id
-        if isinstance(process, EngineProcess):
-            self._acks.open(job_id)
-            process.settle_later(current, lambda: self._acks.committed(job_id))
-            return
-        with self._kept_if_gone():
-            process.settle_later(current)
-
-    @contextmanager
-    def _kept_if_gone(self) -> Iterator[None]:
-        """Celery keeps a job whose outcome could not be recorded."""
         try:
-            yield
-        except RecordingGone as error:
+            if not is_later:
+                current.performer.settle(current, delay_s=delay_s)
+            elif self._recording is not None:
+                current.performer.settle_later(current)
+            else:
+                self.settle_later(current)
+        except RecordingGone as error:  # Celery keeps the job
             raise Reject(error, requeue=True) from error
 
     def _let_go(self, current: _Performed, error: JobInterrupted) -> NoReturn:
@@ -962,7 +820,7 @@ class CeleryEngine:
         if not ticket.elsewhere:
             self._settle(current, 0.0)
             raise Ignore(str(error)) from error
-        if current.task.acks_late:
+        if current.message.acks_late:
             threading.Event().wait(pause_s(0.0, ticket.retries))  # Celery delivers it again at once, however often
             self._settle(current, 0.0)
         else:
@@ -972,25 +830,29 @@ class CeleryEngine:
             self._settle(current)
         raise error
 
-    def _set_outcome(self, current: _Performed, error: BaseException) -> None:
-        """Sets the outcome from the result of the whole chain, unless a retry has been recorded."""
+    def conclude(self, current: Any, error: BaseException) -> None:
+        """Unless a retry has been recorded."""
         if current.is_settled or isinstance(error, Retry):
             return
-        if isinstance(error, Ignore) and not isinstance(error, _RefusedError):
-            if current.next_run is not None:
-                current.finish(None)
-            elif current.state is not None and current.state[0] in EXCEPTION_STATES:
-                current.raised(RuntimeError(f"the task set its state to {current.state[0]}: {current.state[1]}"))
-            else:
-                why = self._app.ledger.catalogue("ignored", str(error) or "the task raised Ignore")
-                current.result = Result(Kind.FINISH, notes=[Note("working", why)])
-            return
-        if current.worker.refuses(error):
-            current.fail(error)
-        elif isinstance(error, SoftTimeLimitExceeded):
-            current.raised(JobTimeout(_limit(current.task, 1)))
+        if not isinstance(error, Ignore) or isinstance(error, _RefusedError):
+            super().conclude(current, error)
+        elif current.next_run is not None:
+            current.finish(None)
+        elif current.state is not None and current.state[0] in EXCEPTION_STATES:
+            current.raised(RuntimeError(f"the task set its state to {current.state[0]}: {current.state[1]}"))
         else:
-            current.raised(error)
+            why = self.app.ledger.catalogue("ignored", str(error) or "the task raised Ignore")
+            current.result = Result(Kind.FINISH, notes=[Note("working", why)])
+
+    def understood(self, current: Any, error: BaseException) -> BaseException:
+        task = current.message
+        soft = (task.request.timelimit or (None, None))[1] or task.soft_time_limit or 0
+        return JobTimeout(float(soft)) if isinstance(error, SoftTimeLimitExceeded) else error
+
+    def ends_process(self, error: SystemExit) -> bool:
+        """Celery asks a child of the prefork pool to end by a signal, whose handler exits with a code of its own."""
+        is_signal = isinstance(error.code, int) and 256 + error.code in valid_signals()
+        return isinstance(error, WorkerShutdown | WorkerTerminate) or is_signal
 
     # -- what only the process above the performing ones knows
 
@@ -999,68 +861,62 @@ class CeleryEngine:
             return
         for step in _steps_after(sender.request):  # of what replaces a job: they are never sent
             if (job_id := _resent_id((step["options"].get("headers") or {}).get(AGAIN))) is not None:
-                self._end(job_id, f"{sender.name}, a task before it, failed: {type(exception).__name__}: {exception}")
-        if sender.name not in self._tracked:
+                self.end(job_id, f"{sender.name}, a task before it, failed: {type(exception).__name__}: {exception}")
+        if sender.name not in self.tracked:
             return
         if isinstance(exception, TimeLimitExceeded):
-            self._end(
+            self.end(
                 task_id,
                 timeout_s=float(sender.request.timelimit[0] if sender.request.timelimit else sender.time_limit or 0),
             )
         elif isinstance(exception, WorkerLostError):
-            self._end(task_id, "its process died, and Celery does not deliver it again", lone_only=True)
+            self.end(task_id, "its process died, and Celery does not deliver it again", lone_only=True)
         else:
             self._fail_unbegun(task_id, exception, vars(sender.request))
 
     def _task_broken(
         self, sender: Any = None, task_id: str = "", exception: Any = None, request: Any = None, **_: Any
     ) -> None:
-        if sender is not None and sender.name in self._tracked:
+        if sender is not None and sender.name in self.tracked:
             self._fail_unbegun(task_id, exception, request or {})
 
     def _task_rejected(self, message: Any = None, exc: Any = None, **_: Any) -> None:
         """A worker has dropped a message whose content it does not accept."""
         headers = message.headers or {}
-        if headers.get("task") in self._tracked:
+        if headers.get("task") in self.tracked:
             self._fail_unbegun(str(headers.get("id")), exc, headers)
 
     def _fail_unbegun(self, job_id: str, error: Any, headers: Mapping[str, Any]) -> None:
         """Ends a job that Celery has failed before any code of its task was called: its content cannot be read, or its
         start cannot be stored."""
-        if getattr(self._thread, "begun", None) == job_id or isinstance(error, _IdTakenError) or not is_job_id(job_id):
+        if getattr(self.thread, "begun", None) == job_id or isinstance(error, IdTaken) or not is_job_id(job_id):
             return
         why, attempt = f"Celery failed it before it began: {type(error).__name__}: {error}", _fence(headers, job_id).attempt
         if attempt is None:
-            self._end(job_id, why, lone_only=bool(headers))
+            self.end(job_id, why, lone_only=bool(headers))
             return
         try:
-            discard(self._app.ledger, {(job_id, attempt): why})
+            discard(self.app.ledger, {(job_id, attempt): why})
         except Unavailable as away:
-            self._log.error("end_not_recorded", job_id=job_id, error=str(away))
+            self.log.error("end_not_recorded", job_id=job_id, error=str(away))
 
     def _task_revoked(self, sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
-        if sender is not None and request is not None and sender.name in self._tracked:
-            self._end(request.id, "it is over its expiry time" if expired else "it was revoked")
+        if sender is not None and request is not None and sender.name in self.tracked:
+            self.end(request.id, "it is over its expiry time" if expired else "it was revoked")
 
     def _task_unknown(self, message: Any = None, name: str = "", id: str = "", **_: Any) -> None:  # noqa: A002
         """Celery has dropped the message of a task that this worker has not registered."""
         if not is_job_id(id):
             return
         if (attempt := _fence(message.headers or {}, id).attempt) is None:
-            self._end(id, f"no task is registered as {name!r}", lone_only=True)
+            self.end(id, f"no task is registered as {name!r}", lone_only=True)
             return
         why = f"Waiting for a worker: one that took it has no task {name!r} registered"
-        ledger = self._app.ledger
+        ledger = self.app.ledger
         try:
             put_off_elsewhere(ledger, {(id, attempt): why}, ledger.now() + micros(PUT_OFF_S))
         except Unavailable as error:  # it is found lost, and dispatched again
-            self._log.error("unknown_task_not_recorded", job_id=id, error=str(error))
-
-    def _end(self, job_id: str, why: str = "", *, timeout_s: float | None = None, lone_only: bool = False) -> None:
-        try:
-            end_elsewhere(self._app.ledger, job_id, why, timeout_s=timeout_s, lone_only=lone_only)
-        except Unavailable as error:
-            self._log.error("end_not_recorded", job_id=job_id, error=str(error))
+            self.log.error("unknown_task_not_recorded", job_id=id, error=str(error))
 
     # -- the worker process
 
@@ -1070,39 +926,26 @@ class CeleryEngine:
         if pool not in _POOLS:
             names = ", ".join(name.rpartition(".")[2] for name in _POOLS)
             raise SystemExit(f"asynctask records jobs in the pools {names}, not in {pool}: give the worker another -P")
-        self._queues = sorted(self._celery.amqp.queues.consume_from)
+        self.queue_names = sorted(self._celery.amqp.queues.consume_from)
         try:
-            self._app.ensure_schema()
+            self.check_schema()
         except (SchemaOutdated, ConfigError) as error:
             raise SystemExit(str(error)) from error
-        except Unavailable as error:
-            self._log.retrying("ledger_away", error=str(error))
-        finally:
-            self._app.close()  # a child that is forked opens its own connections
-        self._concurrency = max(instance.concurrency, getattr(instance, "max_concurrency", None) or 0)
+        self.concurrency = max(instance.concurrency, getattr(instance, "max_concurrency", None) or 0)
         if not _POOLS[pool]:
             self._record_for_children()
             return
         if not pool.endswith("thread"):
-            self._concurrency = 1
-        elif self._late_ack:
-            self._hold_acks()
-        self._start()
-
-    def _hold_acks(self) -> None:
-        """In the thread pool, whose threads acknowledge, a thread need not wait for the commit."""
-        self._take_requests(_request_of_threads(self._acks, self._loop.wake))
-        self._loop.is_woken = True
-        self._acks.start()
+            self.concurrency = 1
+        elif self._late_ack:  # threads acknowledge, and need not wait for the commit
+            self._take_requests(_request_of_threads(self.acks, self._loop.wake))
+            self._loop.is_woken = True
+            self.acks.start()
+        self.start()
 
     def _record_for_children(self) -> None:
         """In the prefork pool, children perform jobs and another process records them."""
-        self._recording = Recording(
-            self._engine_process,
-            self._app.clock,
-            acknowledge=_acknowledge,
-            redelivers=self._late_ack,
-        )
+        self._recording = Recording(self.app, self.process, acknowledge=_acknowledge, redelivers=self._late_ack)
         self._recording.start()
         self._loop.recording = self._recording
         if self._late_ack:
@@ -1111,77 +954,33 @@ class CeleryEngine:
     def _take_requests(self, kind: type) -> None:
         """Makes Celery use this class of requests for tracked tasks."""
         self._request = kind
-        for name in self._tracked:
+        for name in self.tracked:
             self._celery.tasks[name].Request = kind
         signals.task_received.connect(self._task_received, weak=False)
 
     def _task_received(self, request: Any = None, **_: Any) -> None:
         """Notes that Celery has a job for a thread or a child that is free soon."""
-        beside, worker = self._recording or self._process, self._tracked.get(request.name)
+        beside, worker = self._recording or self.performer, self.tracked.get(request.name)
         if not isinstance(beside, Recording | EngineProcess) or worker is None:
             return
-        if request.eta is not None or not is_job_id(request.id):
-            return
-        name = self._queue_of(request.delivery_info, own_name(worker.queue))
-        attempt, broken = _fence(request.request_dict, request.id)
-        if not broken:
-            params = self._params(worker, request.id, *request.message.payload[:2])
-            sent = sent_at(request.request_dict.get(SENT), request.id)
-            beside.expect(Arrival(request.id, attempt, request.name, engine_queue(NAME, name), params, sent_at=sent))
+        if request.eta is None and is_job_id(request.id):
+            delivery, payload = request.delivery_info or {}, request.message.payload
+            beside.expect(self._arrival(worker, request.id, request.request_dict, delivery, *payload[:2]))
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._process is not None and self._process.pid == os.getpid():
-                return
-            self._process = None
-        try:
-            self._running_process(wait=False)
-        except Unavailable as error:
-            self._log.retrying("ledger_away", error=str(error))
-            # Lists are dispatched to registered workers only, so no job would come that could make it try again.
-            threading.Thread(target=self._running_process, name="start", daemon=True).start()
-        except RecordingGone:
-            self._log.error("recording_process_gone")  # the worker is about to end; meanwhile its jobs go back
+    def _child_made(self, **_: Any) -> None:
+        with suppress(RecordingGone):  # the worker is about to end; meanwhile its jobs go back
+            self.start()
 
-    def _running_process(self, *, wait: bool = True) -> EngineProcess | ChildPerformer:
-        """This process, registered, or a child's connection to it. Blocks while the ledger is unavailable: no tracked job
-        begins unrecorded."""
-        pause = threading.Event()
-        while True:
-            with self._lock:
-                if self._process is not None and self._process.pid == os.getpid():
-                    return self._process
-                if self._recording is not None:
-                    self._chain = recording_chain(self._app, cast(Tracker, Collecting()))
-                    self._process = self._recording.join()
-                    return self._process
-                try:
-                    process = self._engine_process()
-                    process.start()
-                    self._chain, self._process = process.chain, process
-                    return process
-                except Unavailable as error:
-                    if not wait:
-                        raise
-                    self._log.retrying("ledger_away", error=str(error))
-            pause.wait(AWAY_S)
-
-    def _engine_process(self) -> EngineProcess:
-        return EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues)
+    def made(self) -> Performer:
+        return super().made() if self._recording is None else self._recording.join()
 
     def _quiet(self) -> None:
-        if self._recording is not None:
-            self._recording.quiet()
-        elif isinstance(self._process, EngineProcess) and self._process.pid == os.getpid():
-            self._process.quiet()
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.pid == os.getpid():
-            process.stop()
+        beside = self._recording or self.performer
+        if isinstance(beside, Recording | EngineProcess):
+            beside.quiet()
 
     def _stop_worker(self) -> None:
-        self._stop()
+        self.stop()
         if self._recording is not None:
             self._recording.stop()
 
@@ -1387,13 +1186,6 @@ def _as_json(signature: Any) -> Any:
         raise InputError(f"the ledger cannot keep what replaces a job of a list ({error}): give it JSON values") from None
 
 
-def _ends_worker(error: SystemExit) -> bool:
-    """Whether Celery, and not the job, raised it, to end this process: it asks a child of the prefork pool by a signal,
-    whose handler exits with a code of its own."""
-    is_signal = isinstance(error.code, int) and 256 + error.code in valid_signals()
-    return isinstance(error, WorkerShutdown | WorkerTerminate) or is_signal
-
-
 def _is_bound(queue: Any, exchange: str, key: str) -> bool:
     """Whether an exchange puts messages with this routing key into a queue."""
     bindings = [(each.exchange, each.routing_key) for each in queue.bindings or ()] or [(queue.exchange, queue.routing_key)]
@@ -1419,12 +1211,6 @@ def _calling_through(kind: Any, perform: _Perform) -> type:
     return type(kind.__name__, (kind,), {**names, "__call__": call})
 
 
-def _limit(task: Any, which: int) -> float:
-    """The hard (0) or soft (1) time limit of a task's running job, in seconds."""
-    own = (task.request.timelimit or (None, None))[which]
-    return float(own or (task.time_limit, task.soft_time_limit)[which] or 0)
-
-
 def _is_answered(task: Any) -> bool:
     """Whether Celery uses the result of the running job: it is kept, or other tasks wait for it."""
     request = task.request
@@ -1434,5 +1220,5 @@ def _is_answered(task: Any) -> bool:
 
 def _revived(current: _Performed, args: tuple[Any, ...]) -> Sequence[Any]:
     """The arguments of the task; an item of a Task is converted to its model."""
-    is_item = current.ticket.task_id is not None and getattr(current.task.request, AGAIN, None) is None
+    is_item = current.ticket.task_id is not None and getattr(current.message.request, AGAIN, None) is None
     return revived_arguments(current.worker, args) if is_item else args

@@ -1,8 +1,8 @@
 """Dramatiq with the tracker attached: every message of a tracked actor leaves an Event, and Tasks run on its workers.
 
 The middleware is the first. Dramatiq calls ``before_...`` from first to last and ``after_...`` from last to first, so
-:meth:`TaskEvents.after_process_message` runs after Retries has decided, after TimeLimit has stopped watching the thread,
-and right before the acknowledgement, which thereby waits for the commit.
+its ``after_process_message`` runs after Retries has decided, after TimeLimit has stopped watching the thread, and right
+before the acknowledgement, which thereby waits for the commit.
 
 Every middleware sees what an actor raises. A business refusal must not reach Retries, so the actor's function is wrapped
 when the actor is declared, and the wrapper catches it.
@@ -22,17 +22,13 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 from uuid import uuid4
 
-from asynctask.arrivals import NextRun, send_itself
-from asynctask.brokers.base import Copy
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -48,31 +44,23 @@ from asynctask.errors import (
 from asynctask.exports.run import MERGER, check_columns
 from asynctask.integrations.base import (
     AT_ONCE,
-    AWAY_S,
     PUT_OFF_S,
     SENT,
     Attachable,
+    Engine,
     EngineCapabilities,
     EngineProcess,
-    EngineWorkers,
     Fence,
     HeldAcks,
-    LoneEvents,
-    engine_worker,
-    kept_params,
-    merge_function,
-    pushed_job,
+    IdTaken,
+    Performed,
+    PushedJob,
+    Unwanted,
     revived_arguments,
-    sent_at,
-    sent_values,
-    shard_writer,
-)  # fmt: skip
-from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
+)
 from asynctask.ledger.base import chunks
 from asynctask.ledger.standalone import Arrival, is_job_id
-from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Attempt, SentRun
-from asynctask.worker import Worker
 
 try:
     import dramatiq
@@ -135,7 +123,7 @@ def attach(
     actors: Collection[str] | None = None,
     failed_on: Collection[type[BaseException]] = (),
     name: str = NAME,
-) -> TaskEvents:
+) -> DramatiqEngine:
     """Records every message of ``broker``'s tracked actors as an Event of ``app``, and makes those actors workers of
     ``app``: lists can be submitted for them. Call it once, in the module that creates the broker. Dramatiq takes the
     options of an actor below from then on; actors that are declared before may have none of them.
@@ -146,94 +134,20 @@ def attach(
     export. ``name``: 1 to 8 small letters, for a second Dramatiq broker of the application. Returns the middleware. Raises
     :class:`ConfigError` if it is attached already.
     """
-    if any(isinstance(each, TaskEvents) for each in broker.middleware):
+    if any(isinstance(each, DramatiqEngine) for each in broker.middleware):
         raise ConfigError("asynctask is attached to this broker already; attach it once, where the broker is made")
-    middleware = TaskEvents(app, broker, actors=actors, failed_on=failed_on, name=name)
-    app.attach(middleware.engine)
+    engine = DramatiqEngine(app, broker, actors=actors, failed_on=failed_on, name=name)
+    app.attach(engine)
     consume = broker.consume
-    broker.consume = lambda *args, **options: _Consumer(consume(*args, **options), middleware)  # type: ignore[method-assign]
+    broker.consume = lambda *args, **options: _Consumer(consume(*args, **options), engine)  # type: ignore[method-assign]
     if broker.middleware:
-        broker.add_middleware(middleware, before=type(broker.middleware[0]))
+        broker.add_middleware(engine, before=type(broker.middleware[0]))
     else:
-        broker.add_middleware(middleware)
-    return middleware
+        broker.add_middleware(engine)
+    return engine
 
 
-_WHY: Final[Mapping[Begin, str]] = MappingProxyType(
-    {
-        Begin.DROP: "it has its outcome already, or another attempt is the one that counts",
-        Begin.GIVE_BACK: "its Task is paused",
-        Begin.CANCEL: "its Task is cancelled",
-    }
-)
-
-
-class DramatiqEngine:
-    """The broker as an engine: its actors are workers, and the dispatcher puts jobs of Tasks on its queues."""
-
-    def __init__(self, broker: dramatiq.Broker, name: str) -> None:
-        if not (name.isalpha() and name.isascii() and name.islower() and len(name) <= MAX_NAME):
-            raise ConfigError(f"the name of an engine has 1 to {MAX_NAME} letters from a to z, not {name!r}")
-        self.name = name
-        self.performed = EngineWorkers()
-        self.workers = self.performed.listed
-        self.broker = broker
-        self._server = _server_of(broker)
-        self._pushing = threading.local()
-        self.capabilities = EngineCapabilities(
-            late_ack=True,
-            redelivers=True,
-            counts=self._server.count is not None,
-            asynchronous=True,
-            hard_limit=False,
-            revokes=False,
-            exports=True,
-        )
-
-    @property
-    def is_pushing(self) -> bool:
-        """Whether this thread is in :meth:`push`."""
-        return getattr(self._pushing, "now", False)
-
-    def name_of(self, target: object) -> str | None:
-        return target.actor_name if isinstance(target, dramatiq.Actor) and target.broker is self.broker else None
-
-    def push(self, copies: Sequence[Copy]) -> None:
-        self._pushing.now = True
-        try:
-            self._server.push([_message(copy) for copy in copies])
-        except _away() as error:
-            raise _unavailable(error) from error
-        finally:
-            self._pushing.now = False
-
-    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        count = self._server.count
-        assert count is not None, "no list is taken for a broker that cannot count"
-        try:
-            return {queue: count(own_name(queue)) for queue in queues}
-        except _away() as error:
-            raise _unavailable(error) from error
-
-    def acknowledge(self, consumer: Any, messages: Sequence[Any]) -> None:
-        """Acknowledges messages of a consumer of Dramatiq."""
-        self._server.acknowledge(consumer, messages)
-
-    def may_hold(self, queue: str, worker: str) -> bool:
-        return False
-
-    def revoke(self, job_id: str, queue: str) -> str | None:
-        """Dramatiq cannot take a message back."""
-        raise NotImplementedError
-
-
-def _unavailable(error: BaseException) -> BrokerUnavailable:
-    # RabbitMQ's client has errors without a text.
-    return BrokerUnavailable(f"the broker of Dramatiq does not answer: {error or type(error).__name__}")
-
-
-def _message(copy: Copy) -> dramatiq.Message[Any]:
-    job = pushed_job(copy)
+def _message(job: PushedJob) -> dramatiq.Message[Any]:
     options: dict[str, Any] = {"retries": job.retries} if job.retries else {}
     if job.attempt is not None:
         options[ATTEMPT] = job.attempt
@@ -393,21 +307,12 @@ def _away() -> tuple[type[BaseException], ...]:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Message(Attempt):
+class _Message(Performed):
     """The message that a worker thread processes."""
 
-    job: CurrentJob
-    message: Any
-    actor: dramatiq.Actor[Any, Any]
-    worker: Worker
-    called: bool = False  # the actor's function was called
-    performing: bool = False  # it has not returned yet
+    actor: Any = None
     sent_run: SentRun | None = None  # its next run, once the broker has it
     retry_sent: bool = False
-
-    @property
-    def message_id(self) -> str:
-        return str(self.message.message_id)
 
     @property
     def limit_s(self) -> float:
@@ -438,7 +343,7 @@ class _Consumer(dramatiq.Consumer):
     Its worker threads do not wait for that commit: an earlier acknowledgement is held back.
     """
 
-    def __init__(self, inner: Any, events: TaskEvents) -> None:
+    def __init__(self, inner: Any, events: DramatiqEngine) -> None:
         self._inner = inner
         self._events = events
         self._held = 0
@@ -467,7 +372,7 @@ class _Consumer(dramatiq.Consumer):
     def release(self, messages: Sequence[Any]) -> None:
         """Acknowledges messages that were held."""
         try:
-            self._events.engine.acknowledge(self._inner, messages)
+            self._events.server.acknowledge(self._inner, messages)
         finally:
             with self._condition:
                 self._held -= len(messages)
@@ -495,8 +400,12 @@ def _release(held: Sequence[tuple[_Consumer, Any]]) -> None:
             stack.callback(consumer.release, messages)
 
 
-class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
-    """The middleware added by :func:`attach`."""
+class DramatiqEngine(Engine, Middleware):  # type: ignore[misc,unused-ignore]
+    """The broker as an engine, and its middleware, added by :func:`attach`: its actors are workers, and the dispatcher puts
+    jobs of Tasks on its queues."""
+
+    title = "Dramatiq"
+    attempts = _Message
 
     def __init__(
         self,
@@ -507,20 +416,41 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         failed_on: Collection[type[BaseException]] = (),
         name: str = NAME,
     ) -> None:
-        self._app = app
-        self.engine = DramatiqEngine(broker, name)
+        if not (name.isalpha() and name.isascii() and name.islower() and len(name) <= MAX_NAME):
+            raise ConfigError(f"the name of an engine has 1 to {MAX_NAME} letters from a to z, not {name!r}")
+        self.server = _server_of(broker)
+        capabilities = EngineCapabilities(
+            late_ack=True,
+            redelivers=True,
+            counts=self.server.count is not None,
+            asynchronous=True,
+            hard_limit=False,
+            revokes=False,
+            exports=True,
+        )
+        super().__init__(app, name, capabilities)
+        self.broker = broker
         self._actors = None if actors is None else frozenset(actors)
         self._failed_on = tuple(failed_on)
-        self._lone_events = LoneEvents(app, name)
-        self._process: EngineProcess | None = None
-        self._has_started = threading.Event()  # of a worker
         self._works = False  # this process is a worker
-        self._thread = threading.local()
-        self._workers = self.engine.performed
         self._claims: dict[str, threading.Event] = {}
         self.acks = HeldAcks(_release)
         self._lock = threading.Lock()
-        self._log = get_logger("asynctask.dramatiq")
+
+    # -- the port
+
+    def name_of(self, target: object) -> str | None:
+        return target.actor_name if isinstance(target, dramatiq.Actor) and target.broker is self.broker else None
+
+    def put(self, jobs: Sequence[PushedJob]) -> None:
+        self.server.push([_message(job) for job in jobs])
+
+    def count(self, queues: Sequence[str]) -> Sequence[int]:
+        assert self.server.count is not None, "no list is taken for a broker that cannot count"
+        return [self.server.count(queue) for queue in queues]
+
+    def away(self) -> tuple[type[BaseException], ...]:
+        return _away()
 
     @property
     def actor_options(self) -> set[str]:
@@ -554,29 +484,29 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         if not self.tracks(actor):
             return
         function = actor.fn
-        worker = engine_worker(
-            self.engine.name,
+        worker = self.declared(
             actor.actor_name,
             _declared(function),
             actor.queue_name,
             failed_on=(*self._failed_on, *_kinds(actor.options.get("failed_on"))),
-            max_item_bytes=self._app.config.max_item_bytes,
             columns=actor.options.get("export_columns"),
         )
-        self._workers.add(worker)
-        performed = shard_writer(self._app, worker, function)
+        self.tracked.add(worker)
+        written = self.writing(worker, function)
         # Where _perform re-raises a refusal, Retries must treat it as final; and what another attempt would not change.
         actor.options["throws"] = (*_kinds(actor.options.get("throws")), NormalException, FinalError, *worker.failed_on)
 
         @functools.wraps(function)
         def tracked(*args: Any, **kwargs: Any) -> Any:
-            current: _Message | None = getattr(self._thread, "message", None)
-            if current is None or current.called or current.actor is not actor:
+            current: _Message | None = self.current
+            if current is None or current.is_called or current.actor is not actor:
                 return function(*args, **kwargs)  # a plain call, by a program or another job
-            return self._perform(current, lambda: performed(*self._revived(current, args), **kwargs))
+            # An item of a Task is converted to its model.
+            own = args if current.ticket.task_id is None else revived_arguments(worker, args)
+            return self._perform(current, lambda: written(*own, **kwargs))
 
         actor.fn = tracked
-        if worker.columns and MERGER not in self._workers:
+        if worker.columns and MERGER not in self.tracked:
             self._declare_merger(broker, actor.queue_name)
 
     def _declare_merger(self, broker: dramatiq.Broker, queue: str) -> None:
@@ -584,56 +514,52 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         Messages to it may be on any queue."""
         options: dict[str, Any] = {"max_retries": 0, "time_limit": math.inf, "store_results": False, "use_task_event": True}
         known = {name: value for name, value in options.items() if name in broker.actor_options}
-        dramatiq.actor(actor_name=MERGER, queue_name=queue, broker=broker, **known)(merge_function(self._app))
-
-    def _revived(self, current: _Message, args: tuple[Any, ...]) -> Sequence[Any]:
-        """The arguments of the actor; an item of a Task is converted to its model."""
-        return args if current.ticket.task_id is None else revived_arguments(current.worker, args)
+        dramatiq.actor(actor_name=MERGER, queue_name=queue, broker=broker, **known)(self.merging())
 
     # -- sending
 
     def before_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
-        actor, current = broker.actors.get(message.actor_name), self._current(message)
-        is_tracked = actor is not None and self.tracks(actor)
-        if current is not None and current.performing and not self.engine.is_pushing:
-            self._send_itself(current, message, delay, is_tracked=is_tracked)
+        actor, running = broker.actors.get(message.actor_name), self.current
+        current, is_tracked = self.performs(message.message_id), actor is not None and self.tracks(actor)
+        if current is not None and current.is_performing and not self.is_pushing:
+            self._put_back(current, message, delay, is_tracked=is_tracked)
         if actor is None or not is_tracked:
             return
-        running: _Message | None = getattr(self._thread, "message", None)
-        if current is not None and not self.engine.is_pushing:
-            if not current.performing:
+        if current is not None and not self.is_pushing:
+            if not current.is_performing:
                 self._record_retry(current, delay)
             return
-        if running is not None and running.performing and not self.engine.is_pushing:
+        if running is not None and running.is_performing and not self.is_pushing:
             message.options.pop(ATTEMPT, None)  # of the job that sends this one, with its options
         if self._has_no_event(message):
-            name = engine_queue(self.engine.name, _queue_of(message))
-            job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
             # Beside the function of a job, Dramatiq sends by itself: the next message of a pipeline.
-            by_engine = running is not None and not running.performing
-            is_second_try = getattr(self._thread, "sending", None) == message.message_id  # the broker was away
+            by_engine = running is not None and not running.is_performing
+            is_second_try = getattr(self.thread, "sending", None) == message.message_id  # the broker was away
             try:
-                sent = self._lone_events.announce(job, by_engine=by_engine or is_second_try)
+                sent = self.announce(
+                    message.message_id, self.tracked[actor.actor_name], _queue_of(message), message.args, message.kwargs,
+                    by_engine=by_engine or is_second_try,
+                )  # fmt: skip
             except IdInUse as error:
                 raise SendRefused(str(error)) from None
             except Exception as error:
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
-            self._thread.sending = message.message_id
+            self.thread.sending = message.message_id
             if sent is not None:
                 message.options[SENT] = sent
 
-    def _send_itself(self, current: _Message, message: Any, delay: int | None, *, is_tracked: bool) -> None:
+    def _put_back(self, current: _Message, message: Any, delay: int | None, *, is_tracked: bool) -> None:
         """A running job sends a message under its own id: its next run."""
         if not is_tracked:
             raise SendRefused(
                 f"{message.actor_name} leaves no Events, so its run under the id of this job would not be recorded: send it"
                 " with another id, or track it"
             )
-        worker, own = self._workers.get(message.actor_name), current.message.args
-        retries, name = int(message.options.get("retries") or 0), engine_queue(self.engine.name, _queue_of(message))
         try:
-            values = sent_values(worker, message.args, message.kwargs, own=own, is_lone=current.ticket.elsewhere)
-            send_itself(current, NextRun(message.actor_name, name, *values, (delay or 0) / 1_000, retries))
+            self.send_itself(
+                current, message.actor_name, _queue_of(message), message.args, message.kwargs, current.message.args,
+                delay_s=(delay or 0) / 1_000, retries=int(message.options.get("retries") or 0),
+            )  # fmt: skip
         except Exception as error:  # Dramatiq would send it nevertheless
             raise SendRefused(str(error)) from error
         if not current.ticket.elsewhere:
@@ -642,21 +568,16 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     def _has_no_event(self, message: dramatiq.Message[Any]) -> bool:
         """Whether a program sends this message. Messages of the dispatcher have an Event, and so do delayed ones that a
         consumer moves to their queue."""
-        pushed = ATTEMPT in message.options or self.engine.is_pushing
+        pushed = ATTEMPT in message.options or self.is_pushing
         return is_job_id(message.message_id) and not pushed and not isinstance(threading.current_thread(), ConsumerThread)
 
     def after_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
-        self._thread.sending = None
-        current = self._current(message)
-        if current is not None and current.performing:
+        self.thread.sending = None
+        current = self.performs(message.message_id)
+        if current is not None and current.is_performing:
             current.sent_run = current.next_run
         elif current is not None:
             current.retry_sent = True
-
-    def _current(self, message: Any) -> _Message | None:
-        """This thread's message, if one is sent under its id: by its actor, or by Retries after the actor is done."""
-        current: _Message | None = getattr(self._thread, "message", None)
-        return current if current is not None and current.message_id == message.message_id else None
 
     def _record_retry(self, current: _Message, delay: int | None) -> None:
         """Records the retry before the message is queued; otherwise the next attempt could begin before this one has
@@ -665,49 +586,51 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             if isinstance(each, TimeLimit | ShutdownNotifications):
                 watcher: Middleware = each
                 watcher.after_process_message(current.actor.broker, current.message)
-        self._set_outcome(current, sys.exception())
-        self._settle(current, retry_at=self._app.ledger.now() + (delay or 0) * 1_000)
-
-    def _params(self, message: Any) -> Any:
-        worker, limit = self._workers.get(message.actor_name), self._app.config.max_item_bytes
-        return kept_params(worker, message.message_id, message.args, message.kwargs, limit)
+        if not current.has_failed and (error := sys.exception()) is not None:
+            self.conclude(current, error)
+        current.performer.settle(current, delay_s=(delay or 0) / 1_000)
 
     # -- performing
 
     def before_process_message(self, broker: dramatiq.Broker, message: Any) -> None:
-        self._thread.message = None
+        self.thread.current = None
         actor = broker.actors.get(message.actor_name)
         if actor is None or not self.tracks(actor) or not self._works or not is_job_id(message.message_id):
             return
-        process = self._running_process()
-        if broken := _fence(message).broken:  # before it waits for another copy
-            name = engine_queue(self.engine.name, _queue_of(message))
-            process.refuse(Arrival(message.message_id, None, actor.actor_name, name, broken=broken))
+        process: Any = self.started()
+        arrival = self._arrival(message)
+        if arrival.broken:  # before it waits for another copy
+            process.refuse(arrival)
             raise SkipMessage(f"message {message.message_id} names no valid attempt")
         self._claim(message.message_id)
         try:
-            self._thread.message = self._begin(process, message, actor)
-        except SkipMessage:
+            self.thread.current = self.begin(
+                arrival, self.tracked[actor.actor_name], message, dict(message.asdict()),
+                redelivered=getattr(message, "redelivered", False),  # on RabbitMQ
+            )  # fmt: skip
+            self.thread.current.actor = actor
+        except (Unwanted, IdTaken) as error:
             self._unclaim(message)
-            raise
+            if isinstance(error, IdTaken):
+                message.fail()
+            raise SkipMessage(f"message {message.message_id} is not to be performed: {error}") from None
         except Exception as error:
             self._unclaim(message)
             raise TrackingUnavailable(f"{actor.actor_name} was not begun: it cannot be recorded: {error}") from error
 
     def expect(self, message: Any) -> None:
         """Notes that a consumer has a message that soon begins."""
-        actor = self.engine.broker.actors.get(message.actor_name)
-        process = self._process
-        if actor is None or process is None or "eta" in message.options or not self.tracks(actor):
+        actor, process = self.broker.actors.get(message.actor_name), self.performer
+        if actor is None or not isinstance(process, EngineProcess) or "eta" in message.options or not self.tracks(actor):
             return
         if is_job_id(message.message_id):
-            process.expect(self._arrival(message, actor))
+            process.expect(self._arrival(message))
 
-    def _arrival(self, message: Any, actor: dramatiq.Actor[Any, Any]) -> Arrival:
-        name = engine_queue(self.engine.name, _queue_of(message))
-        attempt, broken = _fence(message)
-        sent, params = sent_at(message.options.get(SENT), message.message_id), self._params(message)
-        return Arrival(message.message_id, attempt, actor.actor_name, name, params, sent_at=sent, broken=broken)
+    def _arrival(self, message: Any) -> Arrival:
+        return self.arrival(
+            self.tracked[message.actor_name], message.message_id, _fence(message), _queue_of(message), message.args,
+            message.kwargs, sent=message.options.get(SENT),
+        )  # fmt: skip
 
     def _claim(self, message_id: str) -> None:
         """Makes a second copy of a message in this process wait until the first is recorded."""
@@ -720,79 +643,31 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             ended.wait()
 
     def _unclaim(self, message: Any) -> None:
-        if self._process is not None:
-            self._process.forget(message.message_id, _fence(message).attempt)
         with self._lock:
             self._claims.pop(message.message_id).set()
 
-    def _begin(self, process: EngineProcess, message: Any, actor: dramatiq.Actor[Any, Any]) -> _Message:
-        arrival = self._arrival(message, actor)
-        ticket = process.begin(arrival, redelivered=getattr(message, "redelivered", False))  # on RabbitMQ
-        if ticket.verdict is not Begin.RUN:
-            raise SkipMessage(f"message {message.message_id} is not to be performed: {_WHY[ticket.verdict]}")
-        if not ticket.is_lone and arrival.attempt is None:
-            message.fail()
-            raise SkipMessage(f"message {message.message_id} has the id of another job, which the ledger keeps")
-        job = CurrentJob(
-            message.message_id,
-            task_id=ticket.task_id,
-            attempt=ticket.attempt,
-            queue=_queue_of(message),
-            payload=dict(message.asdict()),
-            should_stop=lambda: process.should_stop,
-        )
-        current = _Message(ticket, job=job, message=message, actor=actor, worker=self._workers[actor.actor_name])
-        current.bind(job)
-        return current
-
     def _perform(self, current: _Message, function: Callable[[], Any]) -> Any:
-        """Calls the actor's function through the middleware; catches a refusal."""
-        assert self._process is not None
-        current.called = current.performing = True
-        raised: list[BaseException] = []
-
-        def inner() -> Any:
-            try:
-                return performed(function)
-            except BaseException as error:
-                raised.append(error)
-                raise
-
-        token = set_current_job(current.job)
+        """Calls the actor's function; catches a refusal."""
+        current.is_called, result = True, None
         try:
-            result = performed(self._process.chain.invoke, current.worker, current.job, current.job.queue, inner)
+            result = self.call(current, function)
         except BaseException as error:
-            raised.append(error)
-            self._set_outcome(current, error, last_word=True)
             if isinstance(error, JobInterrupted) and not current.ticket.elsewhere:
                 return None  # it stopped between two steps, and the ledger dispatches it again
             if not current.is_refused:
                 raise
         finally:
-            reset_current_job(token)
-            current.performing = False
             current.next_run = current.sent_run
         if not current.is_refused:
             return result if current.answered or current.is_watched else None  # Dramatiq warns of one that it does not use
-        if current.answered and raised:  # Dramatiq would treat it as a success and use the result
-            raise raised[-1]
+        if current.answered and current.error is not None:  # Dramatiq would treat it as a success and use the result
+            raise current.error
         return None
 
-    def _set_outcome(self, current: _Message, error: BaseException | None, *, last_word: bool = False) -> None:
-        """Sets the result from an exception.
-
-        ``last_word``: raised by the whole chain, so it overrides the job's own outcome.
-        """
-        if error is None or (not last_word and current.has_failed):
-            return
-        if current.worker.refuses(error):
-            current.fail(error)
-        elif isinstance(error, TimeLimitExceeded):
-            current.raised(JobTimeout(current.limit_s))
-        elif isinstance(error, Shutdown):
-            current.raised(JobInterrupted())
-        else:
-            current.raised(error)
+    def understood(self, current: Any, error: BaseException) -> BaseException:
+        if isinstance(error, TimeLimitExceeded):
+            return JobTimeout(current.limit_s)
+        return JobInterrupted() if isinstance(error, Shutdown) else error
 
     # -- outcome
 
@@ -802,63 +677,47 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         current = self._pop_message()
         if current is None:
             return
-        if exception is None and current.called and not current.is_settled and not current.answered:
-            self._settle_later(current)
+        if exception is None and current.is_called and not current.is_settled and not current.answered:
+            self.settle_later(current, lambda: self._unclaim(current.message))
             return
         try:
             if not current.is_settled:
-                self._set_outcome(current, exception)
-                never = not current.called and exception is None and message.failed
-                self._settle(current, discarded="a middleware of Dramatiq failed it before it began" if never else None)
+                if exception is not None and not current.has_failed:
+                    self.conclude(current, exception)
+                never = not current.is_called and exception is None and message.failed
+                why = "a middleware of Dramatiq failed it before it began" if never else None
+                current.performer.settle(current, discarded=why)
             elif not current.retry_sent and current.ticket.elsewhere:
                 self._discard_lost_retry(current)
         finally:
             self._unclaim(current.message)
-
-    def _settle_later(self, current: _Message) -> None:
-        """Passes the outcome on without waiting for its commit, because Dramatiq does not use it: the acknowledgement
-        waits, see :class:`_Consumer`."""
-        assert self._process is not None
-        self.acks.open(current.message_id)
-
-        def committed() -> None:
-            self.acks.committed(current.message_id)
-            self._unclaim(current.message)
-
-        self._process.settle_later(current, committed)
 
     def after_skip_message(self, broker: dramatiq.Broker, message: Any) -> None:
         current = self._pop_message()
         if current is None:  # not tracked, or skipped by this middleware
             return
         try:
-            self._settle(
-                current, discarded=str(getattr(message, "_exception", None) or "a middleware of Dramatiq skipped it")
-            )
+            why = str(getattr(message, "_exception", None) or "a middleware of Dramatiq skipped it")
+            current.performer.settle(current, discarded=why)
         finally:
             self._unclaim(current.message)
 
     def _pop_message(self) -> _Message | None:
-        current: _Message | None = getattr(self._thread, "message", None)
-        self._thread.message = None
+        current: _Message | None = self.current
+        self.thread.current = None
         return current
-
-    def _settle(self, current: _Message, *, retry_at: int | None = None, discarded: str | None = None) -> None:
-        assert self._process is not None
-        self._process.settle(current, retry_at=retry_at, discarded=discarded)
 
     def _discard_lost_retry(self, current: _Message) -> None:
         """The retry is recorded, but Dramatiq could not queue it and acknowledges the message nevertheless."""
-        assert self._process is not None
-        again = self._process.known(current.message_id)
+        again = current.performer.known(current.ticket.job_id)
         if again is not None and again.verdict is Begin.RUN:
-            self._process.settle(Attempt(again), discarded="Dramatiq could not put its retry on the queue")
+            current.performer.settle(Attempt(again), discarded="Dramatiq could not put its retry on the queue")
 
     def before_nack(self, broker: dramatiq.Broker, message: Any) -> None:
         """A message without an actor in this process goes to the dead letters; its Event, if any, is discarded."""
         if message.actor_name in broker.actors or not self._works or not is_job_id(message.message_id):
             return
-        process = self._running_process()
+        process: Any = self.started()
         attempt, why = _fence(message).attempt, f"no actor is declared as {message.actor_name!r}"
         if attempt is not None:
             process.put_off(Arrival(message.message_id, attempt, message.actor_name, ""), why, PUT_OFF_S)
@@ -871,60 +730,25 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def before_worker_boot(self, broker: dramatiq.Broker, worker: Any) -> None:
         """Starts what records. While the ledger is unavailable, the worker takes messages and begins none of them."""
-        queues = sorted(set(broker.get_declared_queues()) & set(worker.consumer_whitelist or broker.get_declared_queues()))
-        process = functools.partial(
-            EngineProcess,
-            self._app,
-            self.engine.name,
-            concurrency=worker.worker_threads,
-            queues=queues,
-        )
-        self._has_started.clear()
+        declared = set(broker.get_declared_queues())
+        self.queue_names = sorted(declared & set(worker.consumer_whitelist or declared))
+        self.concurrency = worker.worker_threads
         self._works = True
         self.acks.start()
         try:
-            self._start(process)
-        except Unavailable as error:
-            self._log.retrying("ledger_away", error=str(error))
-            threading.Thread(target=self._start_later, args=(process,), name="start", daemon=True).start()
+            self.start()
         except (SchemaOutdated, ConfigError) as error:
             raise SystemExit(str(error)) from error
         except Exception as error:
             raise TrackingUnavailable(f"the worker cannot start, for it could record nothing: {error}") from error
 
-    def _start(self, make: Callable[[], EngineProcess]) -> None:
-        process = make()
-        process.start()
-        self._process = process
-        self._has_started.set()
-
-    def _start_later(self, make: Callable[[], EngineProcess]) -> None:
-        pause = threading.Event()
-        while self._works:
-            try:
-                self._start(make)
-                return
-            except Unavailable as error:
-                self._log.retrying("ledger_away", error=str(error))
-            except Exception:  # an outdated schema, for example: an operator mends that, and the messages wait
-                self._log.exception("not_started")
-            pause.wait(AWAY_S)
-
-    def _running_process(self) -> EngineProcess:
-        """What records in this worker. Blocks until it has started: no message is processed unrecorded."""
-        while self._process is None:
-            self._has_started.wait(AWAY_S)
-        return self._process
-
     def before_worker_shutdown(self, broker: dramatiq.Broker, worker: Any) -> None:
-        if self._process is not None:
-            self._process.quiet()
+        if isinstance(self.performer, EngineProcess):
+            self.performer.quiet()
 
     def after_worker_shutdown(self, broker: dramatiq.Broker, worker: Any) -> None:
         self._works = False
-        process, self._process = self._process, None
-        if process is not None:
-            process.stop()
+        self.stop()
         self.acks.stop()
 
 

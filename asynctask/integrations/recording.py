@@ -27,22 +27,22 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import orjson
 
 from asynctask.arrivals import NextRun
-from asynctask.clock import Clock, micros
+from asynctask.clock import Clock
 from asynctask.core.transitions import Begin
 from asynctask.errors import JobTimeout, Unavailable
-from asynctask.integrations.base import AWAY_S, LONG_S, PUT_OFF_S, EngineProcess, HeldAcks
+from asynctask.integrations.base import AWAY_S, LONG_S, PUT_OFF_S, EngineProcess, HeldAcks, RecordingGone, recording_chain
 from asynctask.job import CurrentJob
 from asynctask.ledger.events import Failure, Note
 from asynctask.ledger.recorder import Kind
 from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Attempt, Phase, Result, Ticket
-from asynctask.runtime.process import collect_seldom
+from asynctask.middleware.tracker import Attempt, Phase, Result, Ticket, Tracker
+from asynctask.runtime.process import Dispatching, collect_seldom
 
 _POLL_S: Final = 0.25
 _PART: Final = 65_536
@@ -56,32 +56,29 @@ the last on, one for each child: the number of its job that should stop."""
 _MOST_CHILDREN: Final = 4_096
 
 
-class RecordingGone(Exception):
-    """The recording process is dead, so nothing can be recorded: leave the job to its recovery."""
-
-
 class Recording:
     """The recording process, seen from its worker.
 
     Arguments: ``make`` creates the parts of the process, in the process, and is called again while the ledger is
     unavailable; ``acknowledge`` takes, in the worker, what waited for commits (:meth:`when_recorded`). Of a child that died
     while it performed: with ``redelivers``, its engine, or the ledger, delivers the job again; with ``tells_lost``, the
-    worker reports each such death (:meth:`lost`); with neither, the worker itself records the end of a lone job.
+    worker reports each such death (:meth:`ChildPerformer.lost`); with neither, the worker records the end of a lone job.
 
     Create and start it before the worker has a child or a thread of its own.
     """
 
     def __init__(
         self,
+        app: Dispatching,
         make: Callable[[], EngineProcess],
-        clock: Clock,
         *,
         acknowledge: Callable[[Sequence[Any]], None] = lambda due: None,
         redelivers: bool = False,
         tells_lost: bool = False,
     ) -> None:
+        self._app = app
         self._make = make
-        self._clock = clock
+        self._clock = app.clock
         self._acknowledge = acknowledge
         self._redelivers = redelivers
         self._tells_lost = tells_lost
@@ -115,28 +112,7 @@ class Recording:
     def expect(self, arrival: Arrival) -> None:
         """Announces that a job has arrived, and a child gets it soon. Does not wait. Without the name of its worker, no
         Event is made for it before it begins."""
-        self._say(expect=_packed(arrival))
-
-    def lost(
-        self, pid: int, arrival: Arrival, *, why: str = "", delay_s: float | None = None, timeout_s: float | None = None
-    ) -> str | None:
-        """Records that the child ``pid`` died over this job (0: a worker that is gone), or (``why``) that its engine gave
-        it up. Blocks while the ledger is unavailable. Raises :class:`RecordingGone`.
-
-        ``delay_s``: its engine gives it another try; ``timeout_s``: it was killed over that limit. Returns ``"end"`` or
-        ``"retry"`` if its outcome had been recorded before, None otherwise.
-        """
-        number = next(self._numbers)
-        told: list[Mapping[str, Any]] = []
-        self._waiting[number] = told
-        self._say(
-            lost={"pid": pid, "why": why, "delay_s": delay_s, "timeout_s": timeout_s}, job=_packed(arrival), number=number
-        )
-        while not told:
-            self.hear(wait_s=_POLL_S)
-        if "failed" in told[0]:
-            raise RuntimeError(told[0]["failed"])
-        return None if told[0]["before"] is None else str(told[0]["before"])
+        self._say(expect=arrival)
 
     def when_recorded(self, job_id: str, job: Any) -> None:
         """Has :meth:`hear` acknowledge ``job`` once nothing of it waits for its commit. If the recording process dies, it
@@ -156,13 +132,7 @@ class Recording:
         if not part:
             raise RecordingGone
         *whole, self._said = (self._said + part).split(b"\n")
-        due = []
-        for answer in map(orjson.loads, whole):
-            waited = self._waiting.pop(answer["number"])
-            if isinstance(waited, list):
-                waited.append(answer)
-            else:
-                due.append(waited)
+        due = [self._waiting.pop(orjson.loads(number)) for number in whole]
         try:
             self._acknowledge(due)
         except Exception as error:  # the jobs are delivered again, and have ended by then
@@ -225,7 +195,7 @@ class Recording:
                 socket.send_fds(self._door, [b"%d" % os.getpid()], [theirs.fileno()])
             except OSError as error:
                 raise RecordingGone from error
-        return ChildPerformer(ours, self._flags)
+        return ChildPerformer(self._app, ours, self._flags)
 
     # -- in the recording process
 
@@ -283,7 +253,9 @@ class ChildPerformer:
     the job to the engine then, which delivers it again.
     """
 
-    def __init__(self, connection: socket.socket, flags: mmap.mmap) -> None:
+    def __init__(self, app: Dispatching, connection: socket.socket, flags: mmap.mmap) -> None:
+        self.chain = recording_chain(app, cast(Tracker, Collecting()))
+        self._clock = app.clock
         self._connection = connection
         self._flags = flags
         self._numbers = itertools.count()
@@ -296,15 +268,31 @@ class ChildPerformer:
         """Whether the worker is shutting down, or the job should stop."""
         return bool(self._flags[_STOPPING]) or (self._job > 0 and self._flags[self._slot] == self._job)
 
+    def job(self, ticket: Ticket, **own: Any) -> CurrentJob:
+        """What the code of a job sees."""
+        return SavedElsewhere(
+            ticket.job_id, self.save, self._clock, task_id=ticket.task_id, attempt=ticket.attempt,
+            should_stop=lambda: self.should_stop, **own,
+        )  # fmt: skip
+
     def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
         """The ticket of a job that is performed now, if that is its verdict."""
-        said = self._wait(self._tell("begin", arrival=_packed(arrival), redelivered=redelivered))
+        said = self._wait(self._tell("begin", arrival=arrival, redelivered=redelivered))
         self._slot, self._job = said["slot"], said["job"]
         return Ticket.made(Begin(said["verdict"]), arrival.job_id, **said["ticket"])
 
     def give_up(self, arrival: Arrival, why: str, *, delay_s: float | None = None) -> None:
         """Records that its engine gives up a job that has not begun. ``delay_s``: it gives it another try."""
-        self._wait(self._tell("give_up", arrival=_packed(arrival), why=why, delay_s=delay_s))
+        self._wait(self._tell("give_up", arrival=arrival, why=why, delay_s=delay_s))
+
+    def lost(
+        self, pid: int, arrival: Arrival, *, why: str = "", delay_s: float | None = None, timeout_s: float | None = None
+    ) -> bool:
+        """Records, in the worker, that the child ``pid`` died over this job (0: a worker that is gone), or (``why``) that
+        its engine gave it up. ``delay_s``: its engine gives it another try; ``timeout_s``: it was killed over that limit.
+        Returns whether it had ended for good before."""
+        how = {"why": why, "delay_s": delay_s, "timeout_s": timeout_s}
+        return bool(self._wait(self._tell("lost", arrival=arrival, pid=pid, how=how))["is_over"])
 
     def settle(self, attempt: Attempt, *, delay_s: float | None = None) -> None:
         """Records the outcome; committed on return. ``delay_s``: another try follows in this many seconds."""
@@ -315,8 +303,9 @@ class ChildPerformer:
         """The same; the returned function blocks until it is committed. Send no other request in between."""
         return partial(self._wait, self._tell("settle", report=_closed(attempt), delay_s=delay_s))
 
-    def settle_later(self, attempt: Attempt) -> None:
-        """Passes on the outcome of a last attempt. The worker may acknowledge the job when that is committed."""
+    def settle_later(self, attempt: Attempt, then: Callable[[], None] = lambda: None) -> None:
+        """Passes on the outcome of a last attempt. The worker may acknowledge the job when that is committed; nobody calls
+        ``then`` here."""
         self._tell("settle_later", report=_closed(attempt))
 
     def save(self, checkpoint: str) -> None:
@@ -370,9 +359,8 @@ class _Desk:
         self._flags = flags
         self.redelivers = redelivers
         self.tells_lost = tells_lost
-        self.acks = HeldAcks(lambda numbers: self._answer(*({"number": number} for number in numbers)))
+        self.acks = HeldAcks(self._answer)
         self._process: EngineProcess | None = None
-        self._opened = threading.Event()
         self._admitting = threading.Lock()
         self._children: dict[int, _Child] = {}  # by the byte of ``flags`` that tells a child to stop its job
         self._last: _Child | None = None  # whose connection has ended
@@ -381,23 +369,20 @@ class _Desk:
     def open(self, process: EngineProcess) -> None:
         """From now on it can record."""
         self._process = process
-        self._opened.set()
 
     def listen(self) -> None:
         """Obeys the worker until its end."""
         self.acks.start()
         with suppress(OSError), self._worker.makefile("rb") as lines:
             for said in filter(None, map(_parsed, lines)):
-                if "lost" in said:
-                    self._answer({**self._lost(_unpacked(said["job"]), **said["lost"]), "number": said["number"]})
-                elif "expect" not in said:
+                if "expect" not in said:
                     self.acks.when_committed(said["job_id"], said["number"])
                 elif self._process is not None:
-                    self._process.expect(_unpacked(said["expect"]))
+                    self._process.expect(Arrival(**said["expect"]))
 
-    def _answer(self, *answers: Mapping[str, Any]) -> None:
+    def _answer(self, numbers: Sequence[int]) -> None:
         with suppress(OSError):  # the worker has ended; the jobs are delivered again, and have ended by then
-            self._worker.sendall(b"".join(orjson.dumps(answer) + b"\n" for answer in answers))
+            self._worker.sendall(b"".join(b"%d\n" % number for number in numbers))
 
     def admit(self, wait_s: float) -> None:
         """Serves the children that have passed their connections through the door; waits for one up to ``wait_s``."""
@@ -436,19 +421,14 @@ class _Desk:
         for slot, child in list(self._children.items()):
             self._flags[slot] = child.asked()
 
-    def _lost(self, arrival: Arrival, pid: int, **how: Any) -> dict[str, Any]:
-        try:
-            self._opened.wait()
-            child = self._child_of(pid)
-            if child is not None and child.attempt is not None:
-                child.end_lost(**how)
-                return {"before": None}
-            if child is not None and child.before is not None:
-                return {"before": child.before}
-            return {"before": self.give_up(arrival, **how)}
-        except Exception as error:
-            self._log.exception("question_failed", question="lost")
-            return {"failed": f"{type(error).__name__}: {error}"}
+    def lost(self, arrival: Arrival, pid: int, how: Mapping[str, Any]) -> dict[str, Any]:
+        """See :meth:`ChildPerformer.lost`."""
+        child, before = self._child_of(pid), None
+        if child is not None and child.attempt is not None:
+            child.end_lost(**how)
+        else:
+            before = (None if child is None else child.before) or self.give_up(arrival, **how)
+        return {"is_over": before == "end"}
 
     def _child_of(self, pid: int) -> _Child | None:
         """The child of a process that is dead, with all that it had said."""
@@ -540,9 +520,13 @@ class _Child:
     def _answer(self, do: str, values: dict[str, Any]) -> Mapping[str, Any] | None:
         try:
             if do == "begin":
-                return self._begin(_unpacked(values["arrival"]), redelivered=values["redelivered"])
+                return self._begin(Arrival(**values["arrival"]), redelivered=values["redelivered"])
+            if do == "lost":
+                return self._desk.lost(Arrival(**values["arrival"]), values["pid"], values["how"])
             if do == "give_up":
-                return self._give_up(_unpacked(values["arrival"]), values["why"], values["delay_s"])
+                self._desk.give_up(Arrival(**values["arrival"]), values["why"], values["delay_s"])
+                self.before = "end" if values["delay_s"] is None else "retry"
+                return {}
             if do == "settle":
                 return self._settle(values["report"], values["delay_s"])
             if do == "settle_later":
@@ -572,26 +556,18 @@ class _Child:
                 self.attempt = attempt
         return {"verdict": verdict.value, "slot": self.slot, "job": self._job, "ticket": _told(ticket)}
 
-    def _give_up(self, arrival: Arrival, why: str, delay_s: float | None) -> dict[str, Any]:
-        self._desk.give_up(arrival, why, delay_s)
-        self.before = "end" if delay_s is None else "retry"
-        return {}
-
     def _adopt(self, report: Mapping[str, Any]) -> Attempt | None:
         """The attempt with its result, which nothing more can change."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             _adopt(attempt, report)
-            ticket = attempt.ticket
-            self._process.forget(ticket.job_id, None if ticket.elsewhere else ticket.attempt)
         return attempt
 
     def _settle(self, report: Mapping[str, Any], delay_s: float | None) -> dict[str, Any]:
         if (attempt := self._adopt(report)) is not None:
             is_over = delay_s is None and attempt.next_run is None
             self.before = "end" if is_over else "retry"
-            retry_at = None if delay_s is None else self._process.tracker.now() + micros(delay_s)
-            self._process.settle(attempt, retry_at=retry_at)
+            self._process.settle(attempt, delay_s=delay_s)
             self._desk.acks.committed(attempt.ticket.job_id)
         return {}
 
@@ -630,8 +606,7 @@ def end_lost(process: EngineProcess, attempt: Attempt, why: str, delay_s: float 
         return
     elif not why:
         attempt.result = Result(Kind.DISCARDED, Failure("worker_lost", process.ledger.catalogue("worker_lost")))
-    retry_at = None if delay_s is None else process.tracker.now() + micros(delay_s)
-    process.settle(attempt, retry_at=retry_at, discarded=why or None)
+    process.settle(attempt, delay_s=delay_s, discarded=why or None)
 
 
 def _is_readable(connection: socket.socket, wait_s: float) -> bool:
@@ -695,16 +670,6 @@ def _closed(attempt: Attempt) -> dict[str, Any]:
     attempt.phase = Phase.SETTLED
     attempt.close()
     return report
-
-
-def _packed(arrival: Arrival) -> tuple[Any, ...]:
-    own = arrival.job_id, arrival.attempt, arrival.worker_name, arrival.queue, arrival.params
-    return *own, arrival.sent_at, arrival.anew, arrival.broken
-
-
-def _unpacked(told: Sequence[Any]) -> Arrival:
-    job_id, attempt, worker_name, queue, params, sent, anew, broken = told
-    return Arrival(job_id, attempt, worker_name, queue, params, sent_at=sent, anew=anew, broken=broken)
 
 
 # -- a job whose outcome another process records

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import orjson
 
@@ -99,19 +99,17 @@ class _Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The result of a record. ``counted``: it changed the Event, or is the ``working`` that the Event has. ``status`` and
-    ``attempt`` are the Event's now, None without one.
-
-    ``code`` and ``detail`` are of a record that cannot be of this job's current attempt: ``no_attempt``, ``other_attempt``,
-    ``held_elsewhere``. None for any other that does not count, such as one that is sent again.
-    """
+    """The result of a record. ``code`` and ``detail`` are of one that cannot be of this job's current attempt."""
 
     job_id: str
-    counted: bool
-    status: str | None
+    counted: Annotated[bool, "It changed the Event, or is the `working` that the Event has."]
+    status: Annotated[Status | None, "Of the Event, now; null: the job is unknown and names no worker."]
     attempt: int | None
-    code: str | None = None
-    detail: str | None = None
+    code: Annotated[
+        Literal["no_attempt", "other_attempt", "held_elsewhere"] | None,
+        "Why it cannot count; null for any other reason, such as that it was sent before.",
+    ] = None
+    detail: Annotated[str | None, "The same for people, with what to do."] = None
 
     def refusal(self) -> InputError | Conflict | None:
         """The error of a record with a ``code``."""
@@ -187,7 +185,7 @@ class RemoteTracker:
         ended = {r.job_id: r for r in records if counted.get(r.job_id) and not (r.will_retry or r.status == "interrupted")}
         now = self._tracker.read([record.job_id for record in records if record.job_id not in ended])
         return [
-            Recorded(record.job_id, True, record.status, known[record.job_id].row.attempt)
+            Recorded(record.job_id, True, Status(record.status), known[record.job_id].row.attempt)
             if record.job_id in ended
             else _recorded(
                 record.job_id, counted.get(record.job_id, False), now.get(record.job_id), barred.get(record.job_id)
@@ -363,7 +361,7 @@ def _has_ended(event: EventRecord, started_at: int) -> bool:
 def _recorded(job_id: str, counted: bool, event: EventRecord | None, bar: _Bar | None) -> Recorded:
     if event is None:
         return Recorded(job_id, False, None, None)
-    return Recorded(job_id, counted, str(event.row.status), event.row.attempt, *(bar or (None, None)))
+    return Recorded(job_id, counted, event.row.status, event.row.attempt, *(bar or (None, None)))
 
 
 # -- the processes

@@ -26,44 +26,38 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from asynctask.arrivals import NextRun, send_itself
-from asynctask.brokers.base import Copy
-from asynctask.core.transitions import Begin
+from asynctask.arrivals import NextRun
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import (
-    BrokerUnavailable,
     ConfigError,
     IdInUse,
     InputError,
     JobInterrupted,
     JobTimeout,
     SchemaOutdated,
-    Unavailable,
     UnknownWorker,
     not_installed,
 )  # fmt: skip
 from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     Attachable,
+    Engine,
     EngineCapabilities,
     EngineProcess,
     Fence,
-    LoneEvents,
-    engine_worker,
-    kept_params,
-    merge_function,
-    pushed_job,
-    recording_chain,
+    IdTaken,
+    Performed,
+    Performer,
+    PushedJob,
+    RecordingGone,
+    Unwanted,
     revived_arguments,
-    sent_values,
-    shard_writer,
 )
-from asynctask.integrations.recording import ChildPerformer, Collecting, Recording, RecordingGone, SavedElsewhere
-from asynctask.job import CurrentJob, refuse_work, reset_current_job, run, set_current_job
-from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, end_elsewhere, is_job_id
-from asynctask.middleware.tracker import Attempt, Tracker
+from asynctask.integrations.recording import ChildPerformer, Recording
+from asynctask.ledger.standalone import MAX_JOB_ID, Arrival, is_job_id
 from asynctask.runtime.process import collect_seldom
 from asynctask.worker import Worker, declared_name
 
@@ -137,15 +131,9 @@ class _Tracked:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Performed(Attempt):
-    """The job that this process performs."""
+class _Performed(Performed):
+    """The job that this process performs; its ``message`` is RQ's job."""
 
-    job: CurrentJob
-    rq_job: Any
-    tracked: _Tracked
-    performer: ChildPerformer
-    called: bool = False
-    performing: bool = False  # its function has not returned yet
     asked: Retry | None = None
     committed: Callable[[], object] | None = None  # of an outcome that was passed on: blocks until it is committed
 
@@ -156,14 +144,14 @@ class _Performed(Attempt):
     @property
     def is_certain(self) -> bool:
         """Whether the function's result is the outcome, whatever RQ does from here on."""
-        return self.asked is None and self.rq_job.success_callback is None
+        return self.asked is None and self.message.success_callback is None
 
     def settle(self, delay_s: float | None = None) -> None:
         """Passes the outcome on to be recorded, the first time. RQ must not record it before :meth:`wait` has returned."""
         if self.committed is not None:
             return
         if self.asked is not None:
-            delay_s = _interval(self.asked, (self.rq_job.number_of_retries or 0) if self.is_lone else self.ticket.retries)
+            delay_s = _interval(self.asked, (self.message.number_of_retries or 0) if self.is_lone else self.ticket.retries)
         try:
             self.committed = self.performer.hand_over(self, delay_s=delay_s)
         except RecordingGone:
@@ -178,87 +166,67 @@ class _Performed(Attempt):
         except RecordingGone:
             os._exit(1)
 
-    def settle_failure(self, error: BaseException | None) -> None:
+    def settle_failure(self) -> None:
         """Records that RQ fails the job now, or retries it. Blocks until the outcome is committed."""
-        if error is not None and not self.has_failed:
-            self.set_outcome(error)
         ends = self.is_refused or self.is_final
-        self.settle(None if ends else _next_try(self.rq_job))
+        self.settle(None if ends else _next_try(self.message))
         self.wait()
         if ends:
-            self.rq_job.retries_left = 0
-
-    def set_outcome(self, error: BaseException) -> None:
-        """Sets the outcome from the exception of the whole chain, or of RQ's own steps after it."""
-        if self.tracked.worker.refuses(error):
-            self.fail(error)
-        elif isinstance(error, JobTimeoutException):
-            self.raised(JobTimeout(float(self.rq_job.timeout or 0)))
-        else:
-            self.raised(error)
+            self.message.retries_left = 0
 
 
-class RqEngine:
+class RqEngine(Engine):
     """The queues and the tracked functions of one connection; :func:`attach` returns it."""
 
+    title = "RQ"
+    attempts = _Performed
+
     def __init__(self, connection: Any, app: Attachable, serializer: Any) -> None:
-        self.name = NAME
         # A lone job whose worker died is delivered again only if it has `retry=`, when RQ finds it abandoned.
-        self.capabilities = EngineCapabilities(
-            late_ack=True,
-            redelivers=False,
-            counts=True,
-            asynchronous=True,
-            hard_limit=True,
-            revokes=True,
-            exports=True,
+        capabilities = EngineCapabilities(
+            late_ack=True, redelivers=False, counts=True, asynchronous=True, hard_limit=True, revokes=True, exports=True
         )
+        super().__init__(app, NAME, capabilities)
         self.connection = connection
         self.serializer = serializer
-        self.workers: dict[str, Worker] = {}
-        self.performed: _Performed | None = None
+        self.thread = SimpleNamespace(current=None)  # what a thread of the job sends under its id is its next run, too
+        self.recording: Recording | None = None
         self.refused = ""  # why the job that RQ is about to fail is not performed
         self.is_ending = False  # RQ has been told to end this process whatever it performs
-        self.clock = app.clock
-        self._app = app
-        self._lone_events = LoneEvents(app, NAME)
         self.merge: Callable[..., Any] | None = None  # as soon as one of its functions is an export
-        self._joined: ChildPerformer | None = None
-        self._tracked: dict[str, _Tracked] = {}
+        self._functions: dict[str, _Tracked] = {}
         self._by_path: dict[str, _Tracked] = {}
 
     # -- the port
 
     def name_of(self, target: object) -> str | None:
-        return next((name for name, each in self._tracked.items() if each.function is target), None)
+        return next((name for name, each in self._functions.items() if each.function is target), None)
 
-    def push(self, copies: Sequence[Copy]) -> None:
+    def away(self) -> tuple[type[BaseException], ...]:
+        return RedisError, OSError
+
+    def put(self, jobs: Sequence[PushedJob]) -> None:
         by_queue: dict[str, list[Any]] = defaultdict(list)
-        try:
-            for copy in copies:
-                if copy.task_id is not None or not self._requeue(copy):
-                    by_queue[own_name(copy.queue)].append(self._data(copy))
-            with self.connection.pipeline() as pipeline:
-                for name, datas in by_queue.items():
-                    self._queue(name).enqueue_many(datas, pipeline=pipeline)
-                pipeline.execute()
-        except (RedisError, OSError) as error:
-            raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
+        for job in jobs:
+            if job.attempt is not None or not self._requeue(job):
+                by_queue[job.queue].append(self._data(job))
+        with self.connection.pipeline() as pipeline:
+            for name, datas in by_queue.items():
+                self._queue(name).enqueue_many(datas, pipeline=pipeline)
+            pipeline.execute()
 
-    def _requeue(self, copy: Copy) -> bool:
+    def _requeue(self, job: PushedJob) -> bool:
         """Requeues this lone job unchanged if RQ has it among the failed; returns whether it has."""
-        queue = self._queue(own_name(copy.queue))
         try:
-            queue.failed_job_registry.requeue(copy.jid)
+            self._queue(job.queue).failed_job_registry.requeue(job.job_id)
         except (InvalidJobOperation, NoSuchJobError):
             return False
         return True
 
-    def _data(self, copy: Copy) -> Any:
-        job = pushed_job(copy)
-        tracked, job_id = self._tracked.get(job.name), job.job_id
+    def _data(self, job: PushedJob) -> Any:
+        tracked, job_id = self._functions.get(job.name), job.job_id
         if tracked is None:  # another process may have a newer release; RQ needs the path of the function
-            raise UnknownWorker(job.name, self._tracked)
+            raise UnknownWorker(job.name, self._functions)
         retry, options = tracked.retry, {**tracked.options}
         if job.attempt is not None:
             job_id = f"{job_id}-{job.attempt}"
@@ -270,23 +238,17 @@ class RqEngine:
             tracked.path, list(job.args), dict(job.kwargs), job_id=job_id, description=job.name, retry=retry, **kept
         )
 
-    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        try:
-            with self.connection.pipeline(transaction=False) as pipeline:
-                for queue in queues:
-                    pipeline.llen(self._queue(own_name(queue)).key)
-                return dict(zip(queues, map(int, pipeline.execute()), strict=True))
-        except (RedisError, OSError) as error:
-            raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
-
-    def may_hold(self, queue: str, worker: str) -> bool:
-        return False
+    def count(self, queues: Sequence[str]) -> Sequence[int]:
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for queue in queues:
+                pipeline.llen(self._queue(queue).key)
+            return [*map(int, pipeline.execute())]
 
     def revoke(self, job_id: str, queue: str) -> str | None:
         """A job that is removed from where it waits cannot begin, nor can one that was cancelled or deleted in RQ."""
         waits = self._queue(own_name(queue))
         registries = waits.scheduled_job_registry, waits.deferred_job_registry
-        try:
+        with self.reached():
             removed = waits.remove(job_id) or any(self.connection.zrem(each.key, job_id) for each in registries)
             try:
                 job = rq.job.Job.fetch(job_id, connection=self.connection, serializer=self.serializer)
@@ -296,9 +258,13 @@ class RqEngine:
             if not removed and (job.get_status() != JobStatus.CANCELED or job.get_executions()):
                 return "it does not wait in RQ any more"
             job.delete()
-        except (RedisError, OSError) as error:
-            raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
         return None
+
+    def ends_process(self, error: SystemExit) -> bool:
+        return self.is_ending
+
+    def understood(self, current: Any, error: BaseException) -> BaseException:
+        return JobTimeout(float(current.message.timeout or 0)) if isinstance(error, JobTimeoutException) else error
 
     def _queue(self, name: str) -> Any:
         return rq.Queue(name, connection=self.connection, serializer=self.serializer)
@@ -335,37 +301,37 @@ class RqEngine:
             chosen = name or declared_name(function)
             if not inspect.isfunction(function) or "<" in path:
                 raise ConfigError(f"{path} cannot be a job of RQ, which imports it by that path: define it in a module")
-            if chosen in self._tracked and self._tracked[chosen].path != path:
-                other = self._tracked[chosen].path
+            if chosen in self._functions and self._functions[chosen].path != path:
+                other = self._functions[chosen].path
                 raise ConfigError(f"{other} is tracked as {chosen!r} already: give {path} another name=")
-            size = self._app.config.max_item_bytes
-            worker = engine_worker(
-                NAME, chosen, function, queue, failed_on=failed_on, max_item_bytes=size, columns=export_columns
-            )
+            worker = self.declared(chosen, function, queue, failed_on=failed_on, columns=export_columns)
             tracked = _Tracked(worker, path, self._wrapper(path, worker, function), retry, options)
-            self._tracked[chosen] = self._by_path[path] = tracked
-            self.workers[chosen] = worker
-            if worker.columns and MERGER not in self._tracked:
+            self._add(tracked)
+            if worker.columns and MERGER not in self._functions:
                 self._track_merger(queue)
             decorate: Any = decorators.job(self.queue(queue), connection=self.connection, retry=retry, **options)
             return decorate(tracked.function)
 
         return track
 
+    def _add(self, tracked: _Tracked) -> None:
+        self._functions[tracked.worker.name] = self._by_path[tracked.path] = tracked
+        self.tracked.add(tracked.worker)
+
     def _track_merger(self, queue: str) -> None:
-        path, function = f"{__name__}.{merge_parts.__name__}", merge_function(self._app)
-        worker = engine_worker(NAME, MERGER, function, queue, max_item_bytes=self._app.config.max_item_bytes)
+        path, function = f"{__name__}.{merge_parts.__name__}", self.merging()
+        worker = self.declared(MERGER, function, queue)
         self.merge = self._wrapper(path, worker, function)
-        self._tracked[MERGER] = self._by_path[path] = _Tracked(worker, path, self.merge, None, {"timeout": _NO_LIMIT})
+        self._add(_Tracked(worker, path, self.merge, None, {"timeout": _NO_LIMIT}))
 
     def _wrapper(self, path: str, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
-        perform = shard_writer(self._app, worker, function)
+        perform = self.writing(worker, function)
 
         @functools.wraps(function)
         def tracked_function(*args: Any, **kwargs: Any) -> Any:
-            performed = self.performed
-            if performed is not None and performed.tracked.path == path and not performed.called:
-                performed.called = True
+            performed: _Performed | None = self.current
+            if performed is not None and performed.message.func_name == path and not performed.is_called:
+                performed.is_called = True
                 return self._perform(performed, perform, args, kwargs)
             if performed is None:
                 _refuse(path, self.refused)
@@ -385,10 +351,10 @@ class RqEngine:
     def enqueue(self, job: Any) -> None:
         """Creates the Event of a job that is about to be sent, if its function is tracked."""
         tracked = self._by_path.get(job.func_name)
-        performed = self.performed
-        if performed is not None and performed.rq_job.id == job.id:
-            if performed.performing:  # else RQ sends it, which retries or repeats it
-                self._send_itself(performed, job, tracked)
+        performed: _Performed | None = self.current
+        if performed is not None and performed.message.id == job.id:
+            if performed.is_performing:  # else RQ sends it, which retries or repeats it
+                self._put_back(performed, job, tracked)
             return
         if tracked is None:
             return
@@ -396,51 +362,45 @@ class RqEngine:
             raise InputError(_NO_ID, code="not_recordable")
         if getattr(job, "repeats_left", None):
             raise ConfigError(f"{tracked.path} is tracked, and each run has an Event of its own: do not repeat= one job")
-        self._lone_events.announce(
-            Arrival(job.id, None, tracked.worker.name, engine_queue(NAME, job.origin), self._params(tracked.worker, job))
-        )
+        self.announce(job.id, tracked.worker, job.origin, job.args, job.kwargs)
 
-    def _performs(self, job: Any) -> _Performed | None:
+    def own_run(self, job: Any) -> _Performed | None:
         """The job whose function this process runs, if it has this id in RQ."""
-        performed = self.performed
-        is_own = performed is not None and performed.performing and performed.rq_job.id == job.id
+        performed: _Performed | None = self.current
+        is_own = performed is not None and performed.is_performing and performed.message.id == job.id
         return performed if is_own else None
 
-    def _send_itself(self, performed: _Performed, job: Any, tracked: _Tracked | None) -> None:
+    def _put_back(self, performed: _Performed, job: Any, tracked: _Tracked | None) -> None:
         """A running job is sent under its own id: its next run."""
         if tracked is None:
             raise IdInUse(
                 f"{job.func_name} is not tracked, so its run under the id of this job would not be recorded: send it with"
                 " another id, or decorate it"
             )
-        values = sent_values(tracked.worker, job.args, job.kwargs, own=performed.rq_job.args, is_lone=performed.is_lone)
-        send_itself(performed, NextRun(tracked.worker.name, engine_queue(NAME, job.origin), *values))
+        self.send_itself(performed, tracked.worker.name, job.origin, job.args, job.kwargs, performed.message.args)
         if performed.is_lone:
-            performed.rq_job.data = job.data  # RQ saves the running job at its end, over what was sent
+            performed.message.data = job.data  # RQ saves the running job at its end, over what was sent
         else:
-            job.meta[FENCE] = performed.rq_job.meta[FENCE]  # dropped by its fence: the ledger dispatches the next one
+            job.meta[FENCE] = performed.message.meta[FENCE]  # dropped by its fence: the ledger dispatches the next one
 
     def scheduled_for(self, job: Any, at: datetime) -> None:
         """Notes when the next run of the running job is to start."""
-        performed = self._performs(job)
+        performed = self.own_run(job)
         if performed is not None and isinstance(run := performed.next_run, NextRun):
             performed.next_run = run._replace(delay_s=max(0.0, (at - now()).total_seconds()))
 
     def not_sent(self, job: Any, error: Exception) -> None:
         """Notes that RQ could not send a job that was announced."""
-        performed = self._performs(job)
+        performed = self.own_run(job)
         if performed is not None:
             performed.next_run = None
         elif job.func_name in self._by_path and is_job_id(job.id):
             why = f"it could not be sent: {type(error).__name__}: {error}"
-            end_elsewhere(self._app.ledger, job.id, why, lone_only=True)
-
-    def _params(self, worker: Worker, job: Any) -> Any:
-        return kept_params(worker, job.id, job.args, job.kwargs, self._app.config.max_item_bytes)
+            self.end(job.id, why, lone_only=True)
 
     # -- performing
 
-    def arrive(self, job: Any, recording: Recording) -> _Performed | str | None:
+    def arrive(self, job: Any) -> _Performed | str | None:
         """A job to be performed; if it must not be, the reason as text; None for one that RQ performs or fails by itself.
         Blocks while the ledger is unavailable. Raises RecordingGone."""
         is_lone = _fence(job) is None
@@ -452,108 +412,82 @@ class RqEngine:
             tracked, why = None, f"RQ cannot make it out: {type(error).__name__}: {error}"
         if tracked is None:
             if why:
-                self._performer(recording).give_up(_arrival(job), why, delay_s=_next_try(job))
+                cast(ChildPerformer, self.started()).give_up(_arrival(job), why, delay_s=_next_try(job))
             return None if is_lone else why
         if is_lone and not is_job_id(job.id):
             return _NO_ID
-        name, params = tracked.worker.name, self._params(tracked.worker, job) if is_lone else None
-        performer = self._performer(recording)
-        ticket = performer.begin(replace(_arrival(job, name, params), anew=is_lone and _is_anew(job)))
-        if ticket.verdict is not Begin.RUN:
-            return "it has ended, the ledger has taken it back, or its message has no valid attempt"
-        if is_lone and not ticket.is_lone:
-            return "its id is that of another job, which the ledger keeps"
-        payload = {"class": name, "args": args, "kwargs": kwargs, "jid": ticket.job_id, "queue": job.origin}
-        own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
-        current = SavedElsewhere(
-            ticket.job_id,
-            performer.save,
-            self._app.clock,
-            should_stop=lambda: performer.should_stop,
-            **own,
-        )
-        performed = _Performed(ticket, job=current, rq_job=job, tracked=tracked, performer=performer)
-        performed.bind(current)
+        worker = tracked.worker
+        params = self.params(worker, job.id, args, kwargs) if is_lone else None
+        arrival = replace(_arrival(job, worker.name, params), anew=is_lone and _is_anew(job))
+        payload = {"class": worker.name, "args": args, "kwargs": kwargs, "jid": arrival.job_id, "queue": job.origin}
+        try:
+            performed: _Performed = self.begin(arrival, worker, job, payload)
+        except (Unwanted, IdTaken) as error:
+            return str(error)
         return performed
 
-    def _performer(self, recording: Recording) -> ChildPerformer:
-        """This process's connection to the recording one."""
-        if self._joined is None or self._joined.pid != os.getpid():
-            self._joined = recording.join()
-        return self._joined
+    def made(self) -> Performer:
+        """The connection to the recording process, of the worker or of a work-horse."""
+        assert self.recording is not None
+        return self.recording.join()
 
     def _perform(
         self, performed: _Performed, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Calls the function through the middleware, and sets the outcome; RQ's own steps record it."""
-        worker, job = performed.tracked.worker, performed.job
+        """Calls the function, and sets the outcome; RQ's own steps record it."""
         if not performed.is_lone:
-            args = (*revived_arguments(worker, args),)
-        raised: list[BaseException] = []
+            args = (*revived_arguments(performed.worker, args),)
+
+        def called() -> Any:
+            result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+            if isinstance(result, Retry):
+                performed.asked = result
+                raise RetryAsked("the job asks for another try")
+            return result
+
         result: Any = None
-        exits = functools.partial(run, is_engines=lambda _: self.is_ending)
-
-        def inner() -> Any:
-            try:
-                result = exits(functools.partial(function, *args, **kwargs))
-                if inspect.iscoroutine(result):
-                    result = exits(asyncio.run, result)
-                if isinstance(result, Retry):
-                    performed.asked = result
-                    raise RetryAsked("the job asks for another try")
-                return refuse_work(result)
-            except BaseException as error:
-                raised.append(error)
-                raise
-
-        token = set_current_job(job)
-        performed.performing = True
         try:
             with _own_sends(self):
-                chain = recording_chain(self._app, cast(Tracker, Collecting()))
-                result = refuse_work(exits(chain.invoke, worker, job, job.queue, inner))
+                result = self.call(performed, called)
         except BaseException as error:
-            performed.set_outcome(error)
-            raised.append(error)
-        finally:
-            performed.performing = False
-            reset_current_job(token)
+            performed.error = error
         if performed.asked is not None:
             return performed.asked if performed.is_lone else None
-        if raised and isinstance(raised[-1], JobInterrupted) and not performed.is_lone:
+        if isinstance(performed.error, JobInterrupted) and not performed.is_lone:
             return None  # it stopped between two steps, and the ledger dispatches it again
-        if raised and (performed.is_lone or not performed.is_refused):
-            raise raised[-1]  # also a refusal, because RQ would treat it as a success and use the result
+        if performed.error is not None and (performed.is_lone or not performed.is_refused):
+            raise performed.error  # also a refusal, because RQ would treat it as a success and use the result
         return result
 
     def scheduled(self) -> list[str]:
         """The functions whose lone jobs RQ retries after an interval, which takes its scheduler."""
-        return [name for name, each in self._tracked.items() if each.retry is not None and any(each.retry.intervals or ())]
+        return [
+            name for name, each in self._functions.items() if each.retry is not None and any(each.retry.intervals or ())
+        ]
 
-    def recording(self, worker: Any) -> Recording:
+    def record(self, worker: Any) -> Recording:
         """The recording process of a worker that is about to work. Raises :class:`ConfigError` if it could record
         nothing."""
-        queues = worker.queue_names()
+        self.queue_names = worker.queue_names()
         try:
-            self._app.ensure_schema()
+            self.check_schema()
         except SchemaOutdated as error:
             raise ConfigError(f"the worker could record nothing: {error}") from error
-        except Unavailable as error:
-            worker.log.warning("worker %s: its jobs wait for the ledger: %s", worker.name, error)
-        finally:
-            self._app.close()  # a process that is forked opens its own connections
 
         def make() -> EngineProcess:
             _close_inherited(worker.connection)
-            return EngineProcess(self._app, NAME, concurrency=1, queues=queues)
+            return self.process()
 
-        self._joined = None
-        return Recording(make, self.clock, tells_lost=True)
+        self.performer = None
+        self.recording = Recording(self.app, make, tells_lost=True)
+        return self.recording
 
 
 def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> Any:
     """Merges the parts of an export. RQ imports it by its path; the engine that performs the job provides what it needs."""
-    merge = next((each.merge for each in _attached if each.performed is not None), None)
+    merge = next((each.merge for each in _attached if each.current is not None), None)
     if merge is None:
         raise ConfigError("an export is merged by a worker of RQ when its Task closes, and by nobody else")
     return merge(said, progress)
@@ -634,14 +568,14 @@ def _own_sends(engine: RqEngine) -> Iterator[None]:
 
     def create_job(self: Any, *args: Any, **options: Any) -> Any:
         job: Any = create(self, *args, **options)
-        if not isinstance(self, TrackedQueue) and engine._performs(job) is not None:
+        if not isinstance(self, TrackedQueue) and engine.own_run(job) is not None:
             engine.enqueue(job)
             job.is_announced = True
         return job
 
     def enqueue_job(self: Any, job: Any, *args: Any, **options: Any) -> Any:
         is_noted = isinstance(self, TrackedQueue) or getattr(job, "is_announced", False)
-        if not is_noted and engine._performs(job) is not None:
+        if not is_noted and engine.own_run(job) is not None:
             engine.enqueue(job)
         return enqueue(self, job, *args, **options)
 
@@ -679,7 +613,7 @@ class _Recording:
         if not options.get("with_scheduler") and (names := engine.scheduled()):
             text = "worker %s: retries of lone jobs of %s wait for a scheduler of RQ: one worker needs --with-scheduler"
             self.log.warning(text, self.name, ", ".join(names))
-        self._recording = engine.recording(self)
+        self._recording = engine.record(self)
         self._recording.start()
         self.push_exc_handler(self._note_abandoned)
         try:
@@ -724,7 +658,7 @@ class _Recording:
     def perform_job(self: Any, job: Any, queue: Any, *args: Any, **options: Any) -> bool:
         engine, execution = self.engine, options.get("execution", args[0] if args else None)
         try:
-            performed = engine.arrive(job, self._recording)
+            performed = engine.arrive(job)
         except RecordingGone:
             self._leave(job, queue, execution, requeue=True)
             self._child_ended(signal.SIGCHLD, None)
@@ -736,15 +670,15 @@ class _Recording:
                 return False
             job.retries_left = 0  # RQ fails a lone one, because the wrapper refuses to be called
             engine.refused, performed = performed, None
-        engine.performed, self._is_performing = performed, True
+        engine.thread.current, self._is_performing = performed, True
         try:
             return bool(super().perform_job(job, queue, *args, **options))  # type: ignore[misc]
         finally:
-            engine.performed, engine.refused, self._is_performing = None, "", False
+            engine.thread.current, engine.refused, self._is_performing = None, "", False
 
     def _performed(self: Any, job: Any) -> _Performed | None:
-        performed: _Performed | None = self.engine.performed
-        return performed if performed is not None and performed.rq_job is job else None
+        performed: _Performed | None = self.engine.current
+        return performed if performed is not None and performed.message is job else None
 
     def _leave(self: Any, job: Any, queue: Any, execution: Any, *, requeue: bool = False) -> None:
         """Removes a job of a Task from RQ; ``requeue``: a job is returned to its queue."""
@@ -784,7 +718,9 @@ class _Recording:
 
     def handle_job_failure(self: Any, job: Any, queue: Any, *args: Any, **options: Any) -> None:
         if (performed := self._performed(job)) is not None:
-            performed.settle_failure(sys.exception())
+            if (error := sys.exception()) is not None and not performed.has_failed:
+                self.engine.conclude(performed, error)
+            performed.settle_failure()
         elif not self._is_performing:
             try:
                 self._settle_lost(job)
@@ -800,13 +736,13 @@ class _Recording:
         """Records a job whose horse died."""
         why = "it was stopped with the tools of RQ" if self._stopped_job_id == job.id else ""
         delay_s, timeout_s = None if why else _next_try(job), None if why else _limit_passed(job)
-        if self._recording.lost(self._horse, _arrival(job), why=why, delay_s=delay_s, timeout_s=timeout_s) == "end":
+        if self.engine.started().lost(self._horse, _arrival(job), why=why, delay_s=delay_s, timeout_s=timeout_s):
             job.retries_left = 0
 
     def _note_abandoned(self: Any, job: Any, kind: Any, *_: Any) -> None:
         """RQ has found that a job's worker died long ago; it retries the job or fails it now."""
         if kind is AbandonedJobError and _fence(job) is None:
-            self._recording.lost(0, _arrival(job), delay_s=_next_try(job))
+            self.engine.started().lost(0, _arrival(job), delay_s=_next_try(job))
 
 
 class TrackedWorker(_Recording, rq.Worker):

@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import rfc3339
+from asynctask.clock import from_datetime, rfc3339
 from asynctask.core.states import OPEN, Reason, State, Status
 from asynctask.core.transitions import Transition, at_rest, cancel, explicit_retry
 from asynctask.database.notify import notify
@@ -181,6 +181,8 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
     Raises :class:`Conflict` if the Task has ended, and for the start time of one that has started.
     """
     values = {_COLUMNS.get(name, name): value for name, value in changes.items()}
+    if (start := changes.get("start_at")) is not None:
+        values["start_at"] = from_datetime(start)
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         if task["finished_at"] is not None and set(values) != {"title"}:
@@ -201,7 +203,7 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
             notify(connection)
         both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # what it was, and is
         if "start_at" in both:
-            both["start_at"] = [rfc3339(each) for each in both["start_at"]]
+            both["start_at"] = [rfc3339(task["start_at"]), rfc3339(values["start_at"])]
         task_rows.log(connection, ledger, task_id, "changed", both, who)
         paused_itself = task["state"] == State.PAUSED and task["state_reason"] == Reason.TOO_MANY_FAILURES
         if paused_itself and "tolerated_failures" in values:

@@ -167,9 +167,10 @@ def _progress_of(place: Mapping[str, Any]) -> JobProgress | None:
     return {"done": done, "total": total, "percent": percent}
 
 
+_NAME: Final[Any] = sa.func.coalesce(_e.worker_name, _t.worker_name)
 _EVENT = sa.select(
     events,
-    sa.func.coalesce(_e.worker_name, _t.worker_name).label("worker"),
+    _NAME.label("worker"),
     sa.func.coalesce(_e.queue, _t.queue).label("in_queue"),
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 _TEXTS: Final = (_e.params, _e.options, _e.added_messages, _e.result, _e.checkpoint)
@@ -290,43 +291,32 @@ def _listed(task_id: int, statuses: Collection[str], after: int | None, after_ro
     return statement.where(_e.id > in_range(after) if after_row is None else _e.id >= in_range(after))
 
 
-def _event_objects(database: Database, listed: Any) -> Iterator[dict[str, Any]]:
-    """The Events whose ids the statement ``listed`` selects, read as they are consumed."""
-    with database.read() as connection:
-        found = [int(i) for i in connection.execute(listed).scalars()]
-    return (_event_object(row) for row in fetch_wide(database, _EVENT, _e.id, _TEXTS, found))
-
-
-def alone_page(
+def jobs_page(
     database: Database,
     *,
+    resumable: bool = False,
     worker: str | None = None,
     statuses: Collection[str] = (),
     after: int | None = None,
     limit: int = 100,
 ) -> Iterator[dict[str, Any]]:
-    """Events without a Task, newest first, before the id ``after``; of one worker, and with these statuses, if given."""
-    statement = sa.select(_e.id).where(_e.task_id.is_(None), _e["items"] > 0).order_by(_e.id.desc()).limit(limit)
+    """Events without a Task, or stopped ones (``resumable``), newest first, before the id ``after``; of one worker and with
+    these statuses, if given. They are read as they are consumed."""
+    statement: Any = sa.select(_e.id).where(_e.task_id.is_(None), _e["items"] > 0)
+    its_worker: Any = _e.worker_name
+    if resumable:
+        stopped = (_e.problem == RESUMABLE) & (_e.status == str(Status.STOPPED))
+        statement, its_worker = _EVENT.with_only_columns(_e.id).where(stopped), _NAME
+    statement = statement.order_by(_e.id.desc()).limit(limit)
     if worker is not None:
-        statement = statement.where(_e.worker_name == worker)
+        statement = statement.where(its_worker == worker)
     if statuses:
         statement = statement.where(_e.status.in_(list(statuses)))
     if after is not None:
         statement = statement.where(_e.id < in_range(after))
-    return _event_objects(database, statement)
-
-
-def resumable_page(
-    database: Database, *, worker: str | None = None, after: int | None = None, limit: int = 100
-) -> Iterator[dict[str, Any]]:
-    """Stopped Events, newest first, before the id ``after``; of one worker, if given."""
-    stopped = (_e.problem == RESUMABLE) & (_e.status == str(Status.STOPPED))
-    statement = _EVENT.with_only_columns(_e.id).where(stopped).order_by(_e.id.desc()).limit(limit)
-    if worker is not None:
-        statement = statement.where(sa.func.coalesce(_e.worker_name, _t.worker_name) == worker)
-    if after is not None:
-        statement = statement.where(_e.id < in_range(after))
-    return _event_objects(database, statement)
+    with database.read() as connection:
+        found = [int(i) for i in connection.execute(statement).scalars()]
+    return (_event_object(row) for row in fetch_wide(database, _EVENT, _e.id, _TEXTS, found))
 
 
 def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list[dict[str, Any]]:
@@ -491,7 +481,6 @@ COUNTED: Final = 100_000
 
 _BATCH: Final = 500  # limits how long SQLite's only write lock is held
 
-_NAME = sa.func.coalesce(_e.worker_name, _t.worker_name)
 _SEARCHED = sa.select(
     _e.id, _e.job_id, _e.params, _e.options, _e.due_at, _e.finished_at, _NAME.label("worker")
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
@@ -535,7 +524,7 @@ def listed_ids(
 
 
 def listed_rows(database: Database, event_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """What is shown of these jobs of a list, in this order, read as it is consumed."""
+    """What is shown of these jobs of a list or a queue, in this order, read as it is consumed."""
     return fetch_wide(database, _LISTED, _e.id, (_e.params, _e.added_messages), event_ids)
 
 
@@ -1225,38 +1214,9 @@ def untracked_page(
     return [(int(i), priority) for priority, _, i in ordered[offset : offset + limit]]
 
 
-_SHOWN_UNTRACKED: Final = sa.select(_e.id, _e.job_id, _e.worker_name, _e.params, _e.due_at)
-
-
-def untracked_rows(database: Database, event_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """What is shown of these jobs, in this order, read as it is consumed."""
-    return fetch_wide(database, _SHOWN_UNTRACKED, _e.id, (_e.params,), event_ids)
-
-
 def in_queue(queue: str, now: int) -> Any:
     """The condition that an untracked job waits in a queue."""
     return IS_UNTRACKED & (_e.status == str(Status.ENQUEUE)) & (_e.due_at <= now) & (queue == _QUEUE)
-
-
-def reschedule(ledger: Ledger, event_id: int, at: int) -> bool:
-    """Moves a job that waits for a time to another one (microseconds). False if it waits no more, or is tracked."""
-    applied = _reschedule(ledger, event_id, at)
-    lending.announce(ledger, applied)
-    return any(each.transition is not None for each in applied)
-
-
-@repeatable
-def _reschedule(ledger: Ledger, event_id: int, at: int) -> list[Change]:
-    change = Change(
-        event_id,
-        lambda seen: (
-            hurry(seen.row, now=at)
-            if not seen.row.items and seen.row.status is Status.ENQUEUE and seen.row.due_at is not None
-            else None
-        ),
-    )
-    with ledger.database.write() as connection:
-        return apply(connection, ledger, [change])
 
 
 def delete_dead(ledger: Ledger, event_ids: Collection[int]) -> int:

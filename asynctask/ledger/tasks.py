@@ -68,6 +68,17 @@ class NewCallback:
 
 
 @dataclass(frozen=True, slots=True)
+class Throttle:
+    """What limits the starts of a Task's jobs: the columns of these names, and whether it is ``paused`` from the start."""
+
+    parallel: int | None = None
+    interval_s: float = 0.0
+    tolerated_failures: str | None = None
+    start_at: int | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NewTask:
     """A Task to be. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
 
@@ -78,11 +89,7 @@ class NewTask:
     priority: int
     title: str = ""
     owner: str = ""
-    parallel: int | None = None
-    interval_s: float = 0.0
-    tolerated_failures: str | None = None
-    start_at: int | None = None
-    paused: bool = False
+    throttle: Throttle = Throttle()
     planned: int | None = None
     source: dict[str, Any] | None = None
     origin: str | None = None
@@ -202,18 +209,21 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
 
 
 _AS_GIVEN: Final = (
-    "worker_name", "queue", "priority", "owner", "parallel", "interval_s", "tolerated_failures", "start_at", "planned",
-    "origin", "resubmit_of", "idempotency_key", "body_digest", "session", "key_field", "chunk_size",
+    "worker_name", "queue", "priority", "owner", "planned", "origin", "resubmit_of", "idempotency_key", "body_digest",
+    "session", "key_field", "chunk_size",
 )  # fmt: skip
 
 
 def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, Any]:
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
     new, count = first.new, len(first.items)
+    throttle = asdict(new.throttle)
+    is_paused = throttle.pop("paused")
     key = sessions.key_of(new.owner, new.session)
     row: dict[str, Any] = {
-        **{name: getattr(new, name) for name in _AS_GIVEN}, "title": new.title[:255], "options": dumps(new.options),
-        "split_source": dumps(new.source) if new.source is not None else None, "created_at": now, "updated_at": now,
+        **{name: getattr(new, name) for name in _AS_GIVEN}, **throttle, "title": new.title[:255],
+        "options": dumps(new.options), "split_source": dumps(new.source) if new.source is not None else None,
+        "created_at": now, "updated_at": now,
         "slots": MAX_SLOTS if new.planned is not None and new.planned >= SLOTS_FROM else 1,
         "session_key": key, "session_waits": new.priority if key is not None else None,
         "callbacks": dumps([asdict(each) for each in new.callbacks]) if new.callbacks else None,
@@ -231,11 +241,11 @@ def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, An
         if not count:
             state_reason = nothing_taken(reason, len(first.rejects))
             row |= {"state_reason": state_reason, "closed_at": now, "finished_at": now, "session_waits": None}
-    if new.paused and row["state"] != State.REJECTED:
+    if is_paused and row["state"] != State.REJECTED:
         check_task(row["state"], State.PAUSED, Reason.PAUSED)
         row |= {"state": State.PAUSED, "session_waits": None}
     # In a session it gets its hints with its turn.
-    gate = Gate(row["state"], new.priority, new.session is None, count > 0, opens=new.start_at)
+    gate = Gate(row["state"], new.priority, new.session is None, count > 0, opens=new.throttle.start_at)
     return row | readiness.hints(gate, now)._asdict()
 
 
@@ -243,7 +253,7 @@ def _log_rows(first: First, task_id: int, now: int) -> list[tuple[Any, ...]]:
     new = first.new  # its owner is a text of the client's: who submitted is ``who``
     detail = {"title": new.title, "worker": new.worker_name, **({"owner": new.owner} if new.owner else {})}
     who = clean(new.who)[:255]
-    acts = [("submitted", dumps(detail), who), *([("paused", None, who)] if new.paused else [])]
+    acts = [("submitted", dumps(detail), who), *([("paused", None, who)] if new.throttle.paused else [])]
     acts += [] if first.more else [("split sealed", None, "")]
     return [(task_id, now, by, act, told) for act, told, by in acts]
 

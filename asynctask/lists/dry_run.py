@@ -15,7 +15,7 @@ import orjson
 from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.ledger.base import Ledger, NewItem
 from asynctask.lists.items import ItemShape, Rejected
-from asynctask.lists.problems import render, say
+from asynctask.lists.problems import refused_list, render
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
@@ -109,7 +109,7 @@ def check_rows(
         if found.accepted + found.rejected > max_rows:
             raise too_many_items(max_rows)
     if not found.accepted and not found.rejected:
-        raise InputError(str(say("list.no_items", {}, "en")), code="no_items", text="list.no_items")
+        raise refused_list("list.no_items", {})
     return found
 
 

@@ -7,7 +7,8 @@ defaults act as they would on a call with these values. A row is accepted if the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -31,7 +32,7 @@ from asynctask.lists.coerce import (
     own_syntax,
     text_of_cell,
 )
-from asynctask.lists.problems import fault, from_pydantic, in_order
+from asynctask.lists.problems import fault, from_pydantic, in_order, refused_with
 from asynctask.lists.readers.base import CellError, Formatted, RawRow, normalise, report_block, shorten
 from asynctask.lists.written_cells import field_json, fields_of, item_text, jsonable, plain_json, secret_json, storable
 from asynctask.messages import MASK, SECRET, masked
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 MIXED: Final = "*"
 """The worker's name of a Task whose jobs name their own."""
 
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""A NUL character in JSON, which not every database can store in text."""
 _SHOWN: Final = 20
 """Columns named in a message, unless more are required."""
 _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
@@ -73,6 +76,13 @@ class _Column:
     coerce: Coercer | None
     keeps_none: bool
     """Whether an empty cell reaches the model as None: the field is required and nullable."""
+
+    def take(self, value: Any, key: str, row: int, shown: str, data: dict[str, Any], problems: list[Problem]) -> None:
+        """Adds a value to ``data`` under ``key``, converted; or its problem, of the column that is ``shown`` to people."""
+        try:
+            data[key] = value if self.coerce is None else self.coerce(value)
+        except Unclear as error:
+            problems.append(fault(row, shown, error.code, error.text, error.params, _shortened(jsonable(value))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +118,9 @@ class ItemShape:
     that are not names of the model; ``max_item_bytes``, the largest item as JSON.
     Raises :class:`InputError` ``unknown_column`` if ``columns`` names a field that the model does not have.
 
-    ``unfit``: why no input of the model can be kept, so that no list can have it; None if it can. ``secrets``: the fields
-    that are secrets or hold one.
+    ``unfit``: why no input of the model can be kept, so that no list can have it; None if it can. ``field_names``: the
+    fields of the model, empty without one. ``secrets``: those that are secrets or hold one; ``secret_names``: the names of
+    their columns, normalised. ``mapped``: the headers that the sender mapped to fields.
     """
 
     def __init__(
@@ -120,8 +131,10 @@ class ItemShape:
     ) -> None:
         self.model, self._max_bytes = model, max_item_bytes
         self._columns = dict(columns or {})
+        self.mapped = tuple(self._columns)
         self.unfit = None if model is None else unfit_model(model)
         self._fields: dict[str, FieldInfo] = dict(model.model_fields) if model else {}
+        self.field_names = tuple(self._fields)
         self.secrets = frozenset(name for name, info in self._fields.items() if holds_secret(info.annotation))
         unknown = sorted(set(self._columns.values()) - set(self._fields)) if model else []
         if unknown:
@@ -139,14 +152,9 @@ class ItemShape:
         self._secret_keys = frozenset[str]().union(*(keys[field] for field in self.secrets))
         mapped = [header for header, field in self._columns.items() if field in self.secrets]
         named = [name for field in self.secrets for name in self._names[field]]
-        self._secret_names = frozenset(normalise(name) for name in (*mapped, *named, *self._secret_keys))
+        self.secret_names = frozenset(normalise(name) for name in (*mapped, *named, *self._secret_keys))
         self._drawn = [name for name, info in self._fields.items() if info.default_factory not in _SAME]
         self._keys = frozenset[str]().union(*keys.values()) if model is not None and _reads_fields_only(model) else None
-
-    @property
-    def mapped(self) -> tuple[str, ...]:
-        """The headers that the sender mapped to fields."""
-        return tuple(self._columns)
 
     def wanted(self) -> str:
         """The columns of a suitable sheet, for a message: one name each, all required ones first."""
@@ -184,8 +192,8 @@ class ItemShape:
         """Converts a row to an item, or refuses it with all its problems. ``binding`` is None for JSON; ``compared`` names
         the fields whose values the item carries, as the model has them."""
         values = self.values(row)
-        if self.model is None and binding is None and not isinstance(values, Mapping) and not row.problems:
-            return self._scalar(row, values)
+        if self.model is None and binding is None and not row.problems:
+            return self._plain(row, values, None, compared)  # any JSON value: a number, a text, a list
         if not isinstance(values, Mapping):
             problem = fault(row.number, None, "not_an_object", "not_an_object", value=shorten(jsonable(values)))
             return Rejected(row.number, (problem,), {"value": jsonable(values)})
@@ -209,7 +217,7 @@ class ItemShape:
         if not self.secrets:
             return Rejected(row.number, in_order(tuple(problems), values), jsonable(values))
         # Also what is meant as one, in another spelling than JSON has it or in a column that another one replaces.
-        hidden = self._secret_keys | {key for key in values if normalise(str(key)) in self._secret_names}
+        hidden = self._secret_keys | {key for key in values if normalise(str(key)) in self.secret_names}
         within = tuple(f"{key}." for key in hidden)
         cells = {key: MASK if key in hidden and each is not None else each for key, each in values.items()}
         texts = sorted(_texts([each for key, each in values.items() if key in hidden]) - {MASK}, key=len, reverse=True)
@@ -220,15 +228,6 @@ class ItemShape:
             for problem in problems
         ]
         return Rejected(row.number, in_order(shown, values), jsonable(cells))
-
-    def secret_names(self) -> tuple[str, ...]:
-        """The normalised names of the columns that hold secrets."""
-        return tuple(sorted(self._secret_names))
-
-    @property
-    def field_names(self) -> tuple[str, ...]:
-        """The fields of the model; empty without one."""
-        return tuple(self._fields)
 
     def field_of(self, name: str) -> str | None:
         """The field for a name: its own, else a title or alias in any spelling; None for an unknown one.
@@ -419,16 +418,7 @@ class ItemShape:
             return set(every)
         return {name for name, each in every.items() if name not in built or built[name] != each}
 
-    def _scalar(self, row: RawRow, value: Any) -> NewItem | Rejected:
-        """Without a model an item is any JSON value: a number, a text, a list."""
-        try:
-            return self._stored(row, item_text(value, plain_json), None)
-        except TypeError as error:
-            return self.refused(row, self._no_json(row, {}, error, None), None)
-
-    def _plain(
-        self, row: RawRow, values: Mapping[str, Any], binding: Binding | None, compared: Collection[str]
-    ) -> NewItem | Rejected:
+    def _plain(self, row: RawRow, values: Any, binding: Binding | None, compared: Collection[str]) -> NewItem | Rejected:
         given = values
         if binding is not None:
             renamed = binding.fields
@@ -444,8 +434,9 @@ class ItemShape:
         try:
             body = item_text(given, plain_json)
         except TypeError as error:
-            return self.refused(row, self._no_json(row, given, error, binding), binding)
-        found = {name: given.get(name) for name in compared}
+            parts = given if isinstance(given, Mapping) else {}
+            return self.refused(row, self._no_json(row, parts, error, binding), binding)
+        found = {name: given.get(name) for name in compared} if isinstance(given, Mapping) else {}
         return self._stored(row, body, binding, orjson.loads(item_text(found, plain_json)) if found else None)
 
     def _no_json(
@@ -468,7 +459,7 @@ class ItemShape:
         if len(body) > self._max_bytes:
             params = {"size": len(body), "limit": self._max_bytes}
             problem = fault(row.number, None, "item_too_large", "item_too_large", params)
-        elif b"\\u0000" in body and has_nul(orjson.loads(body)):
+        elif _NUL.search(body):
             problem = fault(row.number, None, "invalid", "nul")
         else:
             return NewItem(body.decode(), row.number, compared=compared)
@@ -502,10 +493,7 @@ class ItemShape:
                 data[key] = None
             if value is None or blank:
                 continue
-            try:
-                data[key] = column.coerce(value) if column.coerce else value
-            except Unclear as error:
-                problems.append(fault(number, str(key), error.code, error.text, error.params, _shortened(jsonable(value))))
+            column.take(value, key, number, str(key), data, problems)
         return data, problems
 
     def _plan_json(self) -> dict[str, _Column]:
@@ -548,14 +536,7 @@ class ItemShape:
                 by_field[field] = found[0]
                 used.add(found[0])
         if problems:
-            first = problems[0]
-            raise InputError(
-                "; ".join(p.message for p in problems),
-                code="duplicate_column",
-                errors=problems,
-                text=first.text,
-                params=first.params,
-            )
+            raise refused_with(problems)
         return by_field
 
     def _refuse_missing(self, by_field: Mapping[str, str], headers: Sequence[str]) -> None:
@@ -586,8 +567,7 @@ class ItemShape:
         if column is None:
             return key
         if binding is not None:
-            headers = {each.field: each.header for each in binding.columns}
-            return headers.get(column.field) or self._title(column.field)
+            return binding.headers.get(column.field) or self._title(column.field)
         return next((str(each) for each in values if self._json_columns.get(each) is column), key)
 
 
@@ -676,14 +656,8 @@ def _take_cells(
                 data[column.field] = None
         elif isinstance(value, CellError):
             problems.append(_cell_error(number, column.header, value))
-        elif column.coerce is None:
-            data[column.field] = value
         else:
-            try:
-                data[column.field] = column.coerce(value)
-            except Unclear as error:
-                shown = _shortened(jsonable(value))
-                problems.append(fault(number, column.header, error.code, error.text, error.params, shown))
+            column.take(value, column.field, number, column.header, data, problems)
     return data, problems
 
 
@@ -734,15 +708,6 @@ def listed(headers: Sequence[str]) -> str:
     return shown + (", …" if len(headers) > _NAMES_SHOWN else "")
 
 
-def has_nul(value: Any) -> bool:
-    """Whether a value contains a NUL character, which not every database can store in text."""
-    if isinstance(value, str):
-        return "\0" in value
-    if isinstance(value, Mapping):
-        return any(has_nul(key) or has_nul(each) for key, each in value.items())
-    return isinstance(value, list | tuple) and any(map(has_nul, value))
-
-
 # -- what a model's fields hold
 
 _SAME: Final = (None, list, dict, set, frozenset, tuple, str, int, float, bool)
@@ -763,18 +728,23 @@ def holds_secret(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
     return False
 
 
-def _is_masked(value: Any) -> bool:
-    """Whether the value of a field that holds secrets shows the mask in place of one, at any depth."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """What the value of a field holds at any depth, apart from what holds others; secrets are revealed."""
     value = secret_json(value) if callable(getattr(value, "get_secret_value", None)) else value
-    if isinstance(value, bytes):
-        return value.strip() == MASK.encode()
-    if isinstance(value, str):
-        return value.strip() == MASK
     if is_model(type(value)):
         value = fields_of(value)
     if isinstance(value, Mapping):
-        return any(map(_is_masked, value.values()))
-    return isinstance(value, list | tuple | set | frozenset) and any(map(_is_masked, value))
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _is_masked(value: Any) -> bool:
+    """Whether the value of a field that holds secrets shows the mask in place of one, at any depth."""
+    return any(isinstance(each, str) and each.strip() == MASK for each in _leaves(value))
 
 
 _TOLD: Final = 3
@@ -783,15 +753,7 @@ _TOLD: Final = 3
 
 def _texts(value: Any) -> set[str]:
     """The texts and numbers in the value of a field that holds secrets, as a message may have them."""
-    value = secret_json(value) if callable(getattr(value, "get_secret_value", None)) else value
-    if is_model(type(value)):
-        value = fields_of(value)
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple | set | frozenset):
-        text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-        return {text} if len(text) >= _TOLD and not isinstance(value, bool | None) else set()
-    return set[str]().union(*map(_texts, value))
+    return {str(each) for each in _leaves(value) if not isinstance(each, bool | None) and len(str(each)) >= _TOLD}
 
 
 def _without(problem: Problem, texts: Iterable[str]) -> Problem:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -19,14 +20,14 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
 )
+from pydantic_core import ErrorDetails
 
-from asynctask.clock import from_datetime, from_rfc3339
+from asynctask.clock import from_datetime, read_rfc3339
 from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem
 from asynctask.iterable import AUTO, MAX_CHUNK
 from asynctask.lists.problems import fault, from_pydantic
-from asynctask.messages import is_storable
-from asynctask.worker import MAX_PRIORITY, as_callback, is_priority
+from asynctask.worker import MAX_PRIORITY, as_callback
 
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
@@ -133,14 +134,15 @@ ChunkSize = Annotated[
 ]
 
 
-def _start_at(value: Any) -> int:
-    if isinstance(value, datetime):
-        return from_datetime(value)
-    return from_rfc3339(value if isinstance(value, str) else "")
+def _start_at(value: Any) -> datetime:
+    if not isinstance(value, datetime):
+        return read_rfc3339(value if isinstance(value, str) else "")
+    from_datetime(value)  # only an aware one has a time
+    return value
 
 
-StartAt = Annotated[int, BeforeValidator(_start_at), WithJsonSchema({"type": "string", "format": "date-time"})]
-"""Microseconds since 1970-01-01 UTC, of a text of RFC 3339 or an aware datetime."""
+StartAt = Annotated[datetime, BeforeValidator(_start_at), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""An aware datetime, or a text of RFC 3339."""
 
 TaskId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(whole_number)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
@@ -225,65 +227,79 @@ def check_options(given: Mapping[str, Any]) -> Options:
     Raises :class:`InputError` that names each invalid one.
     """
     try:
-        said = {name: value for name, value in given.items() if value is not None}
-        return Options.model_validate(said)
+        return Options.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        problems = [_option_problem(each) for each in error.errors()]
-        text = "; ".join(f"{p.column}: {p.message}" for p in problems)
-        raise InputError(f"options: {text}", code="invalid_options", errors=problems) from None
+        raise refused(error, Options.model_fields, "option", "invalid_options", "invalid_option") from None
 
 
-def _option_problem(error: Any) -> Problem:
-    name = str(error["loc"][0]) if error["loc"] else ""
-    value = str(error.get("input"))[:200]
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, Options.model_fields, n=1)
-        if near:
-            return fault(None, name, "unknown_option", "option.near", {"near": near[0]}, value)
-        return fault(None, name, "unknown_option", "option.known", {"names": ", ".join(Options.model_fields)}, value)
-    return replace(from_pydantic(None, name, error, value), code="invalid_option")
+MAX_FIELD_FAULTS: Final = 1_000
+"""Faulty fields in one error. A body may have 500,000 unknown ones, and for each the nearest known name is looked up."""
+
+
+def refused(
+    error: ValidationError, known: Collection[str], what: str, code: str, fault_code: str | None = None
+) -> InputError:
+    """pydantic's errors as one :class:`InputError` that names the fields, :data:`MAX_FIELD_FAULTS` at most.
+
+    ``known``: the fields there are; ``what`` one of them is called; ``fault_code``: of each that is known, by default
+    pydantic's as of :data:`~asynctask.lists.problems.CODES`.
+    """
+    found = error.errors(include_url=False)
+    problems = [_field_fault(each, known, fault_code) for each in found[:MAX_FIELD_FAULTS]]
+    first, more = problems[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    subject = f"{what} {first.column!r}" if first.column else "the body"
+    return InputError(f"{subject} {first.message}{more}", code=code, errors=problems)
+
+
+def _field_fault(error: ErrorDetails, known: Collection[str], fault_code: str | None) -> Problem:
+    # In a union the last parts of the location name the alternative, not a place in the data.
+    field = ".".join(str(part) for part in error["loc"] if part not in ("int", "str", "float"))
+    value = None if error["type"] == "missing" else _shown(error["input"])
+    if error["type"] != "extra_forbidden":
+        found = from_pydantic(None, field or None, error, value)
+        return found if fault_code is None else replace(found, code=fault_code)
+    if near := difflib.get_close_matches(field, known, n=1):
+        return fault(None, field, "unknown_option", "option.near", {"near": repr(near[0])}, value)
+    return fault(None, field, "unknown_option", "option.known", {"names": ", ".join(sorted(known))}, value)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bool | int | float | None):
+        return value if not isinstance(value, int) or abs(value) < 2**53 else str(value)[:200]
+    try:
+        text = (
+            value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
+        )
+    except (TypeError, ValueError):  # a program may give anything
+        text = str(value)
+    return text if len(text) <= 200 else text[:199] + "…"
 
 
 # -- the knobs of a Task that runs
 
-KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title", "start_at")
+
+class Knobs(BaseModel):
+    """The knobs of a running Task; at least one."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
+
+    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    interval: Interval = Field(0.0, description=INTERVAL)
+    priority: Priority = Field(0, description="Smaller runs first.")
+    tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
+    start_at: StartAt | None = Field(None, description=START)
+    title: Title = Field("", description="A name that people will read.")
 
 
-def checked_knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """These changes of a Task's knobs: ``parallel`` (None: no limit), ``interval`` (seconds), ``priority``,
-    ``tolerated_failures`` (as :class:`~asynctask.core.transitions.Tolerance` reads it; None: no limit), ``title``,
-    ``start_at`` (microseconds, an aware datetime or a text of RFC 3339; None: now).
+def checked_knobs(changes: Mapping[str, Any], *, as_text: bool = False) -> dict[str, Any]:
+    """These changes of a Task's :class:`Knobs`. ``as_text``: a value may be the text of a number.
 
     Raises :class:`InputError` for an unknown knob or an invalid value.
     """
-    if unknown := set(changes).difference(KNOBS):
-        raise InputError(f"no such knob: {', '.join(sorted(unknown))}; there are {', '.join(sorted(KNOBS))}")
     if not changes:
-        raise InputError(f"nothing to change; give one of {', '.join(sorted(KNOBS))}")
-    parallel = changes.get("parallel")
-    if parallel is not None and (
-        not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= 100_000
-    ):
-        raise InputError("parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task")
-    if "interval" in changes:
-        interval = changes["interval"]
-        if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 <= interval <= MAX_INTERVAL_S:
-            raise InputError(f"interval must be a number of seconds from 0 to {MAX_INTERVAL_S}; 0 for none")
-    if "priority" in changes and not is_priority(changes["priority"]):
-        raise InputError(f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}; smaller runs first")
-    if "title" in changes and (not isinstance(changes["title"], str) or len(changes["title"]) > 255):
-        raise InputError("title must be text of at most 255 characters")
-    if not is_storable(changes.get("title", "")):
-        raise InputError("title holds a NUL or half a character (a lone surrogate): take it out")
-    return {name: _parsed_knob(name, value) for name, value in changes.items()}
-
-
-def _parsed_knob(name: str, value: Any) -> Any:
-    if value is None:
-        return None
+        problem = Problem(None, None, "missing", f"give at least one of {', '.join(Knobs.model_fields)}")
+        raise InputError(f"there is nothing to change; {problem.message}", code="invalid_knob", errors=[problem])
     try:
-        if name == "tolerated_failures":
-            return str(Tolerance.parse(value))
-        return _start_at(value) if name == "start_at" else value
-    except ValueError as error:
-        raise InputError(f"{name} {error}; null for none") from None
+        return Knobs.model_validate(changes, strict=not as_text).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        raise refused(error, Knobs.model_fields, "knob", "invalid_knob") from None

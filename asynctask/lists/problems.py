@@ -72,12 +72,6 @@ _LONGEST_PARAM: Final = 1_000
 _SHOWN_FAULTS: Final = 3
 
 
-def describe(error: Mapping[str, Any]) -> tuple[str, str]:
-    """Code and English message of one of pydantic's errors (an entry of ``ValidationError.errors()``)."""
-    problem = from_pydantic(None, None, error)
-    return problem.code, problem.message
-
-
 def from_pydantic(row: int | None, column: str | None, error: Mapping[str, Any], value: Any = None) -> Problem:
     """A pydantic error as a problem of a row.
 
@@ -107,6 +101,25 @@ def fault(
     if message is None:
         raise KeyError(f"the catalogue has no text {text!r} for these parameters: {sorted(params or {})}")
     return Problem(row, column, code, message, value, text, params or {})
+
+
+def refused_list(
+    text: str,
+    params: Mapping[str, Any],
+    problems: Iterable[Problem] = (),
+    *,
+    code: str | None = None,
+    kind: type[InputError] = InputError,
+) -> InputError:
+    """The refusal of a list as a whole. ``text``: ``list.`` and the code, unless that is given."""
+    code = code or text.removeprefix("list.")
+    return kind(str(say(text, params, "en")), code=code, errors=problems, text=text, params=params)
+
+
+def refused_with(problems: Sequence[Problem]) -> InputError:
+    """The refusal of a list for these problems of its columns, which have the code and the text of the first."""
+    first, message = problems[0], "; ".join(each.message for each in problems)
+    return InputError(message, code=first.code, errors=problems, text=first.text, params=first.params)
 
 
 def texts(locale: str) -> Mapping[str, str]:
@@ -271,14 +284,9 @@ def refusal(ledger: Ledger, task_id: int) -> InputError | None:
         )
     if task.state_reason == "rows_rejected":
         return rows_rejected(task.rejected, task.planned or task.rejected, problems)
-    return _whole("all_rejected" if task.rejected else "no_items", {}, problems)
+    return refused_list("list.all_rejected" if task.rejected else "list.no_items", {}, problems)
 
 
 def rows_rejected(rejected: int, total: int, problems: tuple[Problem, ...]) -> InputError:
     """The error for a strict list of ``total`` rows of which ``rejected`` were refused."""
-    return _whole("rows_rejected", {"rejected": rejected, "total": total}, problems)
-
-
-def _whole(code: str, params: dict[str, Any], problems: tuple[Problem, ...]) -> InputError:
-    text = f"list.{code}"
-    return InputError(str(say(text, params, "en")), code=code, errors=problems, text=text, params=params)
+    return refused_list("list.rows_rejected", {"rejected": rejected, "total": total}, problems)

@@ -8,24 +8,29 @@ import struct
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
 
 from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, NewItem, dumps, loads
+from asynctask.ledger.base import Ledger, NewItem, chunks, dumps, loads
 from asynctask.ledger.corrections import find_corrected, originals, row_problem
 from asynctask.lists.coerce import BETWEEN, COMMA, POINT, Notation, Unclear, coercer_for, flags_of, plain_notation
 from asynctask.lists.items import Binding, ItemShape, MixedShape, Rejected, listed
-from asynctask.lists.problems import MAX_ROWS, fault, revived, rows_rejected, say
+from asynctask.lists.problems import (
+    MAX_ROWS,
+    fault,
+    refused_list,
+    refused_with,
+    revived,
+    rows_rejected,
+    say,
+)
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.base import normalise, row_number_header, shorten
 from asynctask.lists.readers.table import HEADER_ROWS
@@ -71,25 +76,17 @@ class ListSource:
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Self:
         """What :meth:`as_json` made. Earlier versions kept no ``items``; there a file named so without options says it."""
-        source = cls(
-            kept.get("sheet"), kept.get("columns") or {}, kept.get("encoding"), tuple(kept.get("unique") or ()),
-            bool(kept.get("strict")), str(kept.get("name", "")), str(kept.get("filename", "")),
-        )  # fmt: skip
-        bare = source.filename == ITEMS and not (source.sheet or source.columns or source.encoding)
-        items = bool(kept.get("items", bare))
-        masked = tuple(kept.get("masked") or ())
-        return replace(source, items=items, key=kept.get("key"), resubmit_of=kept.get("resubmit_of"), masked=masked)
+        bare = kept.get("filename") == ITEMS and not any(map(kept.get, ("sheet", "columns", "encoding")))
+        known = {name: kept[name] for name in cls.__dataclass_fields__ if kept.get(name) is not None}
+        lists = {name: tuple(kept.get(name) or ()) for name in ("unique", "masked")}
+        return cls(**{"items": bare, **known, **lists})
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready."""
-        kept = {"name": self.name, "filename": self.filename, "sheet": self.sheet, "columns": dict(self.columns)}
-        options = {
-            "unique": list(self.unique), "encoding": self.encoding, "strict": self.strict, "key": self.key,
-            "resubmit_of": self.resubmit_of, "masked": list(self.masked),
-        }  # fmt: skip
-        return {**kept, "items": self.items, **{name: value for name, value in options.items() if value}}
+        return {name: value for name, value in asdict(self).items() if value or name in _ALWAYS_KEPT}
 
 
+_ALWAYS_KEPT: Final = ("name", "filename", "sheet", "columns", "items")
 _MAX_NAMES: Final = 1_000
 _MAX_NAMES_CHARS: Final = 15_000
 """In the row of a Task, which is read often."""
@@ -152,9 +149,7 @@ class OpenList:
         if self.resubmit_of is not None:
             header = row_number_header(self.source.headers or (), binding.fields if binding else ())
             if header is None or binding is None:
-                params = {"task": self.resubmit_of}
-                message = str(say("list.no_row_column", params, "en"))
-                raise InputError(message, code="no_row_column", text="list.no_row_column", params=params)
+                raise refused_list("list.no_row_column", {"task": self.resubmit_of})
             binding = replace(binding, ignored=binding.ignored | {header})
 
         def noted(after: int) -> Iterator[RawRow]:
@@ -181,38 +176,24 @@ def open_list(
     """
     path = uploads.find(source.name)
     small = path.stat().st_size <= SMALL_FILE
-    with list_file(path, source.filename, limits, encoding=source.encoding, alive=alive) as file:
+
+    def listed() -> ListFile:
+        return list_file(path, source.filename, limits, encoding=source.encoding, alive=alive)
+
+    def again() -> Iterator[RawRow]:  # a workbook gets a second child process, with limits of its own
+        with listed() as other, other.open(source.sheet, shape.expected) as reread:
+            yield from reread.rows()
+
+    with ExitStack() as stack:
+        file, sheet = stack.enter_context(listed()), None
         try:
-            opened = file.open(source.sheet, shape.expected)
+            opened = stack.enter_context(file.open(source.sheet, shape.expected))
+            sheet = opened.sheet_name
+            notation = Notations(again, BETWEEN if opened.delimiter == "," else 0).of
+            binding = shape.bind(opened.headers, notation) if opened.headers is not None else None
         except InputError as error:
-            raise explained(error, error.params.get("sheet"), file, shape, small=small) from None
-        with opened:
-            try:
-                reread = _Reread(path, source, limits, shape, alive)
-                notation = Notations(reread.rows, BETWEEN if opened.delimiter == "," else 0).of
-                binding = shape.bind(opened.headers, notation) if opened.headers is not None else None
-            except InputError as error:
-                raise explained(error, opened.sheet_name, file, shape, small=small) from None
-            yield OpenList(opened, shape, binding, source.unique, source.key, source.resubmit_of)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reread:
-    """A list that is open already, opened once more. A workbook gets a second child process, with limits of its own."""
-
-    path: Path
-    source: ListSource
-    limits: Limits
-    shape: ItemShape
-    alive: Callable[[], None]
-
-    def rows(self) -> Iterator[RawRow]:
-        source = self.source
-        with (
-            list_file(self.path, source.filename, self.limits, encoding=source.encoding, alive=self.alive) as file,
-            file.open(source.sheet, self.shape.expected) as opened,
-        ):
-            yield from opened.rows()
+            raise explained(error, error.params.get("sheet", sheet), file, shape, small=small) from None
+        yield OpenList(opened, shape, binding, source.unique, source.key, source.resubmit_of)
 
 
 class Notations:
@@ -264,42 +245,30 @@ def checked(
     """
     compared = unique if key is None else (*unique, key)
     keyed = key is not None or isinstance(shape, MixedShape)
-    check = _Keyed(shape, binding, key).validate if keyed else shape.validate
-    validate: Validate = partial(check, compared=compared) if compared else check
-    if numbers is not None:
-        validate = _numbered(validate, numbers)
-    if not unique:
-        for raw in rows(after):
-            yield validate(raw, binding)
-        return
-    twins = Twins(unique, shape, binding)
-    for raw in rows(0):
-        outcome = validate(raw, binding)
-        if isinstance(outcome, NewItem):
+    twins = Twins(unique, shape, binding) if unique else None
+    for raw in rows(after if twins is None else 0):
+        outcome = shape.validate(raw, binding, compared)
+        if keyed and isinstance(outcome, NewItem):
+            outcome = _with_key(outcome, key, raw, shape, binding)
+        if numbers is not None:
+            outcome = _with_number(outcome, numbers, raw)
+        if twins is not None and isinstance(outcome, NewItem):
             outcome = twins.refuse_second(raw, outcome)
         if raw.number > after:
             yield outcome
 
 
-Validate = Callable[[RawRow, Binding | None], NewItem | Rejected]
-
-
-def _numbered(validate: Validate, header: str) -> Validate:
-    """``validate`` for a corrected report: each row gets the number in the column ``header``, or is refused without one."""
-
-    def with_number(raw: RawRow, binding: Binding | None) -> NewItem | Rejected:
-        found = validate(raw, binding)
-        cell = raw.values.get(header) if isinstance(raw.values, Mapping) else None
-        if (number := _whole(cell)) is not None:
-            return replace(found, number=number)
-        shown = None if cell is None else shorten(jsonable(cell))
-        text = "resubmit.no_number" if shown is None else "resubmit.bad_number"
-        problem = fault(raw.number, header, "bad_row_number", text, {}, shown)
-        if isinstance(found, Rejected):
-            return replace(found, problems=(*found.problems, problem))
-        return Rejected(raw.number, (problem,), jsonable(raw.values))
-
-    return with_number
+def _with_number(found: NewItem | Rejected, header: str, raw: RawRow) -> NewItem | Rejected:
+    """A row of a corrected report with the number in the column ``header``, or refused without one."""
+    cell = raw.values.get(header) if isinstance(raw.values, Mapping) else None
+    if (number := _whole(cell)) is not None:
+        return replace(found, number=number)
+    shown = None if cell is None else shorten(jsonable(cell))
+    text = "resubmit.no_number" if shown is None else "resubmit.bad_number"
+    problem = fault(raw.number, header, "bad_row_number", text, {}, shown)
+    if isinstance(found, Rejected):
+        return replace(found, problems=(*found.problems, problem))
+    return Rejected(raw.number, (problem,), jsonable(raw.values))
 
 
 def _whole(cell: Any) -> int | None:
@@ -316,8 +285,7 @@ def still_failed(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Rejected
     """The rows of a corrected list as :func:`~asynctask.ledger.tasks.add_slice` would take them now; takes none of them.
     What it refuses has no number any more."""
     first: dict[int, int] = {}
-    rows = iter(rows)
-    while batch := list(islice(rows, _AT_ONCE)):
+    for batch in chunks(rows, _AT_ONCE):
         numbers = {row.number for row in batch if row.number is not None}
         with ledger.database.read() as connection:
             _, problems = find_corrected(connection, task_rows.get(connection, task_id), numbers)
@@ -341,8 +309,7 @@ def still_failed(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Rejected
 def restored(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Rejected]) -> Iterator[NewItem | Rejected]:
     """The rows of a corrected list without a model, with the types of the values that were submitted first: in a cell,
     numbers, lists and objects may be text."""
-    rows = iter(rows)
-    while batch := list(islice(rows, _AT_ONCE)):
+    for batch in chunks(rows, _AT_ONCE):
         numbers = {row.number for row in batch if isinstance(row, NewItem) and row.number is not None}
         with ledger.database.read() as connection:
             places, _ = find_corrected(connection, task_rows.get(connection, task_id), numbers)
@@ -378,35 +345,23 @@ MAX_KEY: Final = 255
 """Largest number of characters of a key."""
 
 
-class _Keyed:
-    """A shape that also takes the key of each row, and refuses a row without one."""
-
-    def __init__(self, shape: ItemShape, binding: Binding | None, key: str | None) -> None:
-        self._shape, self._key = shape, key
-        self._names = binding.headers if binding else {}
-
-    def validate(self, raw: RawRow, binding: Binding | None, compared: Sequence[str] = ()) -> NewItem | Rejected:
-        """The row as the shape takes it, with its key."""
-        row = self._shape.validate(raw, binding, compared)
-        if isinstance(row, Rejected):
-            return row
-        field = self._key or (self._shape.key_field(row) if isinstance(self._shape, MixedShape) else None)
-        if field is None:
-            return row
-        value = (row.compared or {}).get(field)
-        text = _key_text(value)
-        if text is not None:
-            # Not dataclasses.replace(), which takes as long as all the rest.
-            return NewItem(
-                row.params, row.row, row.worker_name, row.options, f"{field}\0{text}", row.items, row.last_row, row.number,
-                row.compared,
-            )  # fmt: skip
-        column = self._names.get(field, field)
-        absent = value is None or (isinstance(value, str) and not value.strip())
-        why = ("missing", "key.missing") if absent else ("bad_key", "key.unfit")
-        shown = None if absent else shorten(jsonable(value) if isinstance(value, str) else dumps(jsonable(value)))
-        problem = fault(row.row, column, *why, {"limit": MAX_KEY}, shown)
-        return replace(self._shape.refused(raw, [problem], binding), number=row.number)
+def _with_key(row: NewItem, key: str | None, raw: RawRow, shape: ItemShape, binding: Binding | None) -> NewItem | Rejected:
+    """An accepted row with its key, the field ``key`` or that of its own worker; refused without a value of it."""
+    field = key or (shape.key_field(row) if isinstance(shape, MixedShape) else None)
+    if field is None:
+        return row
+    value = (row.compared or {}).get(field)
+    if (text := _key_text(value)) is not None:
+        # Not dataclasses.replace(), which takes as long as all the rest.
+        return NewItem(
+            row.params, row.row, row.worker_name, row.options, f"{field}\0{text}", row.items, row.last_row, row.number,
+            row.compared,
+        )  # fmt: skip
+    column = binding.headers.get(field, field) if binding else field
+    absent = value is None or (isinstance(value, str) and not value.strip())
+    why = ("missing", "key.missing") if absent else ("bad_key", "key.unfit")
+    shown = None if absent else shorten(jsonable(value) if isinstance(value, str) else dumps(jsonable(value)))
+    return shape.refused(raw, [fault(row.row, column, *why, {"limit": MAX_KEY}, shown)], binding)
 
 
 def _key_text(value: Any) -> str | None:
@@ -424,6 +379,12 @@ def _key_text(value: Any) -> str | None:
     return text if 0 < len(text) <= MAX_KEY else None
 
 
+def refused_option(option: str, text: str, params: Mapping[str, Any], value: Any) -> InputError:
+    """The refusal of a value of an option; ``text`` and ``params`` as of :func:`fault`."""
+    problem = fault(None, option, "invalid_option", text, params, value)
+    return InputError(f"option {option!r}: {problem.message}", code="invalid_options", errors=[problem])
+
+
 def encoding_option(name: str) -> str:
     """The codec named by the option ``encoding``. Raises :class:`InputError` that offers the nearest names."""
     from asynctask.lists.readers.encodings import encoding_names, known_encoding  # large tables, rarely needed
@@ -432,14 +393,12 @@ def encoding_option(name: str) -> str:
         return known_encoding(name)
     except InputError:
         params = {"name": repr(name[:40]), "names": encoding_names(name)}
-        problem = fault(None, "encoding", "invalid_option", "option.encoding", params, name[:200])
-        raise InputError(f"option 'encoding': {problem.message}", code="invalid_options", errors=[problem]) from None
+        raise refused_option("encoding", "option.encoding", params, name[:200]) from None
 
 
-def too_many_items(limit: int) -> TooLarge:
+def too_many_items(limit: int) -> InputError:
     """The error for a list of more than ``limit`` rows."""
-    message = say("list.too_many_items", {"limit": limit}, "en")
-    return TooLarge(str(message), code="too_many_rows", text="list.too_many_items", params={"limit": limit})
+    return refused_list("list.too_many_items", {"limit": limit}, code="too_many_rows", kind=TooLarge)
 
 
 # -- refusals that name the columns and the other sheets
@@ -600,10 +559,7 @@ def refuse_absent(
         if name not in keys:
             near = {normalise(key): key for key in keys}.get(normalise(name))
             params = {"name": repr(name), "headers": ", ".join(shorten(each, 40) for each in headers[:50])}
-            problem = fault(None, near, "unknown_column", text, params)
-            raise InputError(
-                problem.message, code="unknown_column", errors=[problem], text=problem.text, params=problem.params
-            )
+            raise refused_with([fault(None, near, "unknown_column", text, params)])
 
 
 class FirstRows:

@@ -405,10 +405,8 @@ class Writing(Generic[T]):
     """
 
     def __init__(self, write: Callable[[T], None], *, ahead: bool) -> None:
-        self._write = write
-        self._ahead = ahead
-        self._first = True
-        self._pool: ThreadPoolExecutor | None = None
+        self._write, self._ahead, self._first = write, ahead, True
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="split-writer")  # its thread begins with the first write
         self._begun: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -420,10 +418,8 @@ class Writing(Generic[T]):
         if self._first or not self._ahead:
             self._first = False
             self._write(thing)
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="split-writer")
-        self._begun = self._pool.submit(self._write, thing)
+        else:
+            self._begun = self._pool.submit(self._write, thing)
 
     def _wait(self) -> None:
         begun, self._begun = self._begun, None
@@ -436,5 +432,4 @@ class Writing(Generic[T]):
             if error is None or isinstance(error, Exception):
                 self._wait()
         finally:
-            if self._pool is not None:
-                self._pool.shutdown()
+            self._pool.shutdown()

@@ -16,19 +16,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Final, Protocol, Self
+from typing import IO, Any, Final, Self
 
 import orjson
 
 from asynctask._version import __version__
 from asynctask.clock import Ids
 from asynctask.errors import InputError, TooLarge, Unavailable
-from asynctask.lists.readers import Limits, RawRow, Source, open_source
-from asynctask.lists.readers.base import over_limit, too_costly
+from asynctask.lists.readers import Limits, RawRow, Source
+from asynctask.lists.readers.base import too_costly
 from asynctask.lists.readers.json import items_of
 from asynctask.lists.written_cells import item_text, plain_json, unpacked
 from asynctask.messages import clean
@@ -232,36 +231,46 @@ _CHILD_ENVIRON: Final = re.compile(r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_LIBR
 """What a child needs of the environment: the libraries of its interpreter, the time zone and the language."""
 
 
-class ListFile(Protocol):
-    """An uploaded list: a context manager that opens its sheets."""
+class ListFile:
+    """An uploaded list: a context manager that opens its sheets. This one is a text, which has none."""
+
+    def __init__(self, path: Path, filename: str, limits: Limits, encoding: str | None = None) -> None:
+        self._path, self._filename, self._limits, self._encoding = path, filename, limits, encoding
 
     def open(
         self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None, report: bool = False
     ) -> Source:
         """The named sheet, else the first visible one with rows; arguments and errors as of
-        :func:`~asynctask.lists.readers.open_source`. ``unzipped``: a lower limit on the workbook's unzipped bytes;
-        ``report``: as of :class:`~asynctask.lists.readers.base.OpenOptions`."""
-        ...
+        :func:`~asynctask.lists.readers.opening.open_source`. ``unzipped``: a lower limit on the workbook's unzipped
+        bytes."""
+        from asynctask.lists.readers.opening import open_source  # loads every reader; many processes read no list
+
+        return open_source(
+            self._path, self._filename, sheet=sheet, encoding=self._encoding, limits=self._limits, expect=expect
+        )
 
     def sheets(self) -> list[str]:
         """The visible sheets in the workbook's order; empty for a text."""
-        ...
+        return []
 
-    def __enter__(self) -> Self: ...
+    def close(self) -> None:
+        """Ends what reads the list; idempotent."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def list_file(
     path: Path, filename: str, limits: Limits, *, encoding: str | None = None, alive: Callable[[], None] = lambda: None
 ) -> ListFile:
-    """The list in a file of any format. Arguments as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is called
-    every 50 ms while a child is silent, and an exception it raises ends the child."""
+    """The list in a file of any format. Arguments as of :func:`~asynctask.lists.readers.opening.open_source`; ``alive`` is
+    called every 50 ms while a child is silent, and an exception it raises ends the child."""
     if is_workbook(path):
         return Workbook(path, filename, limits, alive=alive)
-    return _Text(path, filename, limits, encoding)
+    return ListFile(path, filename, limits, encoding)
 
 
 def is_workbook(path: Path) -> bool:
@@ -270,45 +279,20 @@ def is_workbook(path: Path) -> bool:
         return file.read(4) in _MAGIC
 
 
-class _Text:
-    """A text file; see :class:`ListFile`."""
-
-    def __init__(self, path: Path, filename: str, limits: Limits, encoding: str | None) -> None:
-        self._path, self._filename, self._limits, self._encoding = path, filename, limits, encoding
-
-    def open(
-        self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None, report: bool = False
-    ) -> Source:
-        return open_source(
-            self._path, self._filename, sheet=sheet, encoding=self._encoding, limits=self._limits, expect=expect
-        )
-
-    def sheets(self) -> list[str]:
-        return []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 class _Died(Exception):
     """The child ended for a reason other than a limit; the order may be repeated."""
 
 
-class Workbook:
-    """A workbook, read by a child process under ``split_cpu_s`` and ``split_memory``; see :class:`ListFile`.
+class Workbook(ListFile):
+    """A workbook, read by a child process under ``split_cpu_s`` and ``split_memory``.
 
     The limits cover all orders to one child. A killed child is started once more. Raises :class:`InputError`
     ``too_costly`` beyond a limit and ``reader_died`` after a second kill, :class:`Unavailable` where no child starts.
     """
 
     def __init__(self, path: Path, filename: str, limits: Limits, *, alive: Callable[[], None] = lambda: None) -> None:
-        size = path.stat().st_size
-        if size > limits.max_file_bytes:
-            raise over_limit(f"the file has {size:,} bytes", "max_file_bytes", limits.max_file_bytes)
-        self._path, self._filename, self._limits, self._alive = path, filename, limits, alive
+        super().__init__(path, filename, limits)
+        self._alive = alive
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = bytearray()
         self._pending: object = None
@@ -335,33 +319,24 @@ class Workbook:
             child.kill()
             child.wait()
             for stream in (child.stdin, child.stdout):
-                _close(stream)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+                with suppress(BrokenPipeError):  # the child ended before it read an order
+                    stream and stream.close()
 
     def stream(self, order: Mapping[str, Any], after: int) -> Iterator[list[Any]]:
         """The rows after the row ``after``, as the child sends them."""
         while True:
-            try:
+            with suppress(_Died):
                 for answer in self._answers({**order, "do": "rows", "after": after}):
                     for row in answer.get("rows", ()):
                         yield row
                         after = row[0]
                 return
-            except _Died:
-                continue
 
     def _answer(self, order: Mapping[str, Any]) -> dict[str, Any]:
         while True:
-            try:
+            with suppress(_Died):
                 (answer,) = self._answers(order)
                 return answer
-            except _Died:
-                continue
 
     def _answers(self, order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """All answers of the child to an order. Raises :class:`_Died` where the order may be repeated."""
@@ -416,11 +391,9 @@ class Workbook:
     def _send(self, order: Mapping[str, Any]) -> None:
         assert self._child is not None
         assert self._child.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # the child is gone; reading its answer finds that out
             self._child.stdin.write(orjson.dumps(order) + b"\n")
             self._child.stdin.flush()
-        except BrokenPipeError:
-            pass  # the child is gone; reading its answer finds that out
 
     def _read_line(self) -> bytes:
         """The next line of the child; empty at its end."""
@@ -457,23 +430,18 @@ class Workbook:
             )
 
 
-class _Sheet:
-    """A sheet of a workbook; see :class:`~asynctask.lists.readers.base.Source`."""
+class _Sheet(Source):
+    """A sheet of a workbook; ``answer`` has its attributes."""
 
     def __init__(self, workbook: Workbook, order: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         self._workbook, self._order = workbook, order
-        self.format: str = answer["format"]
-        self.delimiter: str | None = None
-        self.headers: tuple[str, ...] | None = tuple(answer["headers"])
-        self.places: tuple[int, ...] | None = tuple(answer["places"])
-        self.sheet_name: str | None = answer["sheet"]
-        self.planned: int | None = answer["planned"]
+        self.format, self.sheet_name, self.planned = answer["format"], answer["sheet"], answer["planned"]
+        self.headers, self.places = tuple(answer["headers"]), tuple(answer["places"])
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
         """See :meth:`Source.rows`."""
-        headers = self.headers or ()
         for number, cells, *others in self._workbook.stream(self._order, after):
-            values: dict[str, Any] = dict(zip(headers, cells, strict=True))
+            values: dict[str, Any] = dict(zip(self.headers or (), cells, strict=True))
             if others:
                 values.update(others[0])
             if dict in map(type, values.values()):
@@ -483,17 +451,3 @@ class _Sheet:
     def close(self) -> None:
         """See :meth:`Source.close`."""
         self._workbook.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _close(stream: IO[bytes] | None) -> None:
-    if stream is not None:
-        try:
-            stream.close()
-        except BrokenPipeError:
-            pass  # the child ended before it read an order

@@ -24,8 +24,8 @@ import orjson
 
 from asynctask._version import __version__
 from asynctask.errors import InputError
-from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, Source, too_costly
-from asynctask.lists.readers.opening import OPENERS, SHEETS, sniff
+from asynctask.lists.readers.base import Limits, RawRow, Source, too_costly
+from asynctask.lists.readers.opening import open_source, sheet_names
 from asynctask.lists.written_cells import dump
 
 ANOTHER_VERSION: Final = 3
@@ -71,42 +71,30 @@ class _Child:
     def obey(self, order: Mapping[str, Any]) -> None:
         """Executes one order. Raises :class:`InputError`."""
         if order["do"] == "sheets":
-            _send({"sheets": SHEETS[self._format(self._limits)](self._path, self._limits)})
+            _send({"sheets": sheet_names(self._path, self._filename, self._limits)})
             return
-        source = self._open(order["sheet"], order["expect"], order["unzipped"], order["report"])
+        source = self._open({name: order[name] for name in ("sheet", "expect", "unzipped", "report")})
         if order["do"] == "rows":
             _send_rows(source, order["after"])
-        _send(
-            {
-                "format": source.format,
-                "headers": source.headers,
-                "places": source.places,
-                "sheet": source.sheet_name,
-                "planned": source.planned,
-            }
-        )
+        attributes = {"headers": source.headers, "places": source.places, "sheet": source.sheet_name}
+        _send({"format": source.format, "planned": source.planned, **attributes})
 
     def forget(self) -> None:
         if self._opened is not None:
             self._opened[1].close()
             self._opened = None
 
-    def _open(self, sheet: str | None, expect: list[str], unzipped: int | None, report: bool) -> Source:
-        key = (sheet, expect, unzipped, report)
-        if self._opened is not None and self._opened[0] == key:
+    def _open(self, asked: Mapping[str, Any]) -> Source:
+        if self._opened is not None and self._opened[0] == asked:
             return self._opened[1]
         self.forget()
-        limits = self._limits
-        if unzipped is not None:
-            limits = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, unzipped))
-        source = OPENERS[self._format(limits)](self._path, OpenOptions(sheet, limits, frozenset(expect), report=report))
-        self._opened = (key, source)
+        limits, least = self._limits, asked["unzipped"]
+        if least is not None:
+            limits = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, least))
+        options = {name: asked[name] for name in ("sheet", "expect", "report")}
+        source = open_source(self._path, self._filename, limits=limits, **options)
+        self._opened = (asked, source)
         return source
-
-    def _format(self, limits: Limits) -> str:
-        from asynctask.lists.readers import readable
-
-        return sniff(self._path, self._filename, limits, readable())
 
 
 def _send_rows(source: Source, after: int) -> None:

@@ -86,13 +86,10 @@ def table(
     first_name: str,
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
-    rows_per_sheet: int = SHEET_ROWS,
-    comments_per_sheet: int = 0,
 ) -> Iterator[Sheet]:
     """The sheets of a list below its header, which is frozen and has a filter; one sheet if there are no rows.
 
-    Arguments: the name of the first sheet, the others are ``Rows 2`` and so on; the columns; the rows; the most rows of a
-    sheet beside its header, and its most comments.
+    Arguments: the name of the first sheet, the others are ``Rows 2`` and so on; the columns; the rows.
     """
 
     def furnish(made: Any, count: int) -> None:
@@ -106,8 +103,8 @@ def table(
     widths: list[tuple[int, Mapping[str, Any]]] = [(min(max(len(name) + 4, 12), 60), {}) for name in columns]
     rows = iter(rows)
     for number, first in enumerate(chain([next(rows, None)], rows), 1):
-        body = chain([header], () if first is None else [first], islice(rows, rows_per_sheet - 1))
-        yield Sheet(f"Rows {number}" if number > 1 else first_name, body, widths, furnish, comments_per_sheet)
+        body = chain([header], () if first is None else [first], islice(rows, SHEET_ROWS - 1))
+        yield Sheet(f"Rows {number}" if number > 1 else first_name, body, widths, furnish, MAX_COMMENTS)
 
 
 def iter_workbook(sheets: Iterable[Sheet]) -> Generator[bytes, None, None]:

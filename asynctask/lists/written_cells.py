@@ -7,6 +7,8 @@ How a cell becomes a field of an item: :mod:`asynctask.lists.items`.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections import deque
@@ -21,7 +23,7 @@ from uuid import UUID
 
 import orjson
 
-from asynctask.lists.coerce import span_text
+from asynctask.lists.coerce import span_text, text_of_cell
 from asynctask.lists.readers.base import CellError, Formatted, Percent, shorten
 from asynctask.lists.readers.csv import FORMULA_STARTS
 from asynctask.worker import is_model
@@ -164,6 +166,9 @@ def storable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
+_ISO: Final = {datetime: "t", date: "d", time: "h"}
+
+
 def dump(rows: Iterable[Any]) -> bytes:
     """Rows as JSON: lists of numbers, texts and cells of every type that readers produce."""
     return orjson.dumps(rows, default=packed, option=_OPTIONS)
@@ -172,12 +177,8 @@ def dump(rows: Iterable[Any]) -> bytes:
 def packed(value: Any) -> Any:
     """A cell of a type that JSON lacks, as an object of one key."""
     kind = type(value)
-    if kind is datetime:
-        return {"t": value.isoformat()}
-    if kind is date:
-        return {"d": value.isoformat()}
-    if kind is time:
-        return {"h": value.isoformat()}
+    if kind in _ISO:
+        return {_ISO[kind]: value.isoformat()}
     if kind is timedelta:
         return {"s": [value.days, value.seconds, value.microseconds]}
     if kind is CellError:
@@ -192,20 +193,13 @@ def packed(value: Any) -> Any:
 def unpacked(value: dict[str, Any]) -> Any:
     """The cell that :func:`packed` converted."""
     ((kind, content),) = value.items()
-    if kind == "t":
-        return datetime.fromisoformat(content)
-    if kind == "d":
-        return date.fromisoformat(content)
-    if kind == "h":
-        return time.fromisoformat(content)
-    if kind == "s":
-        return timedelta(*content)
-    if kind == "p":
-        return Percent(*content)
-    if kind == "f":
-        return Formatted(*content)
-    return CellError(str(content))
+    return _UNPACKED[kind](content)
 
+
+_UNPACKED: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "t": datetime.fromisoformat, "d": date.fromisoformat, "h": time.fromisoformat, "s": lambda parts: timedelta(*parts),
+    "p": lambda parts: Percent(*parts), "f": lambda parts: Formatted(*parts), "e": CellError,
+}  # fmt: skip
 
 # -- as values of a report's file
 
@@ -230,17 +224,18 @@ def csv_cell(value: Any) -> str | float | None:
         if not math.isfinite(value):
             return str(value)
         return int(value) if isinstance(value, Percent) and value.is_integer() else float(value)
-    if isinstance(value, bool):
-        return "TRUE" if value else "FALSE"
-    if isinstance(value, int | Decimal):
+    if isinstance(value, Decimal):
         return str(value)
-    if isinstance(value, datetime):
-        return value.isoformat(" ")
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return span_text(value)
+    if isinstance(value, int | date | time | timedelta):
+        return str(text_of_cell(value))
     return guarded(_shown(value))
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """The lines of a CSV file; each value is one that the csv module takes, as :func:`csv_cell` gives them."""
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\r\n").writerows(rows)
+    return buffer.getvalue()
 
 
 def guarded(text: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Final, TextIO
 
 from asynctask.errors import Unavailable
 from asynctask.lists.readers.base import COLUMNS, SUFFIX, normalise, of_locale, report_block
-from asynctask.lists.workbook_writer import MAX_COMMENTS, Cell, iter_workbook, table
-from asynctask.lists.written_cells import SHEET_ROWS, csv_cell
+from asynctask.lists.workbook_writer import Cell, iter_workbook, table
+from asynctask.lists.written_cells import csv_cell
 
 _CHUNK: Final = 16_384
 _REFUSED: Final = {"bg_color": "#FFC7CE"}
@@ -40,11 +40,6 @@ class ReportRow:
     result: Any
     bad_columns: Mapping[str, str] = field(default_factory=dict)
     bad_row: str | None = None
-
-    def with_values(self, values: Mapping[str, Any]) -> ReportRow:
-        return ReportRow(
-            values, self.number, self.status, self.error, self.attempts, self.result, self.bad_columns, self.bad_row
-        )
 
 
 def report_headers(headers: Sequence[str], locale: str = "en") -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -91,24 +86,14 @@ def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str =
     yield buffer.getvalue().encode()
 
 
-def write_xlsx(
-    path: Path,
-    headers: Sequence[str],
-    rows: Iterable[ReportRow],
-    *,
-    locale: str = "en",
-    rows_per_sheet: int = SHEET_ROWS,
-    comments_per_sheet: int = MAX_COMMENTS,
-) -> int:
+def write_xlsx(path: Path, headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> int:
     """Writes the workbook of :func:`iter_xlsx` to a file.
 
     Arguments: the target, and those of :func:`iter_xlsx`. Returns the number of rows. If ``rows`` raises, this raises at
     once and leaves no file. Raises :class:`Unavailable` if writing fails.
     """
     counted = _Counted(rows)
-    pieces = iter_xlsx(
-        headers, counted, locale=locale, rows_per_sheet=rows_per_sheet, comments_per_sheet=comments_per_sheet
-    )
+    pieces = iter_xlsx(headers, counted, locale=locale)
     try:
         with closing(pieces), _opened(path) as out:
             for piece in pieces:
@@ -137,25 +122,15 @@ def _unwritten(path: Path, error: OSError) -> Unavailable:
     return Unavailable(f"the report could not be written in {path.parent}: {error}; is the disk full?")
 
 
-def iter_xlsx(
-    headers: Sequence[str],
-    rows: Iterable[ReportRow],
-    *,
-    locale: str = "en",
-    rows_per_sheet: int = SHEET_ROWS,
-    comments_per_sheet: int = MAX_COMMENTS,
-) -> Generator[bytes, None, None]:
+def iter_xlsx(headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> Generator[bytes, None, None]:
     """A report as a workbook in pieces that leave while ``rows`` are read; memory is constant except for the comments.
 
-    Arguments: the original headers; the rows; the language of the report's own headers; the most rows of a sheet beside
-    its header, after which the next one begins; its most comments. If ``rows`` raises, the pieces so far cannot be taken
-    for a workbook: its directory is in the last one. Raises ValueError for a ``rows_per_sheet`` that no sheet has.
+    Arguments: the original headers; the rows; the language of the report's own headers. If ``rows`` raises, the pieces so
+    far cannot be taken for a workbook: its directory is in the last one.
     """
-    if not 1 <= rows_per_sheet <= SHEET_ROWS:
-        raise ValueError(f"rows_per_sheet must be between 1 and {SHEET_ROWS}, not {rows_per_sheet}")
     kept, added = report_headers(headers, locale)
     cells = (_marked(row, kept) for row in rows)
-    return iter_workbook(table("Rows 1", (*kept, *added), cells, rows_per_sheet, comments_per_sheet))
+    return iter_workbook(table("Rows 1", (*kept, *added), cells))
 
 
 def _marked(row: ReportRow, kept: Sequence[str]) -> list[Any]:

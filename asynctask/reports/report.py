@@ -5,22 +5,20 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from asynctask.core.states import Status
 from asynctask.database.engine import Database
 from asynctask.errors import InputError
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, Reject
+from asynctask.ledger.base import Ledger, Reject, chunks
 from asynctask.lists.items import ItemShape
 from asynctask.lists.problems import render
 from asynctask.lists.readers import Limits, Source
-from asynctask.lists.readers.base import normalise
-from asynctask.lists.readers.workbook import column_index
+from asynctask.lists.readers.base import column_index, normalise
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import ListFile, Uploads, list_file
 from asynctask.lists.written_cells import SHEET_COLUMNS
@@ -103,11 +101,11 @@ def make_report(
     ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale, shape)
     if original is None:
         headers = ledger_rows.fields(shape, None if kept else known.get("items"))
-        rows = _ledger_rows(ledger_rows, headers, alive)
+        columns, hidden = dict[str, str](), frozenset[str]()
     else:
-        headers = list(original.headers)
+        headers, columns = list(original.headers), _columns(shape, list(original.headers))
         hidden = frozenset(header for header in headers if normalise(header) in masked)
-        rows = _original_rows(original, ledger_rows, headers, _columns(shape, headers), hidden, alive)
+    rows = _rows(original, ledger_rows, headers, columns, hidden, alive)
     rows = rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows)
     return Report(headers, rows, locale, original)
 
@@ -117,7 +115,7 @@ def _corrected(
 ) -> Generator[ReportRow, None, None]:
     """The rows of a corrected list under the numbers of the first Task's list, so that each can be corrected once more."""
     with closing(rows):
-        while page := list(islice(rows, _PAGE)):
+        for page in chunks(rows, _PAGE):
             with database.read(once=True) as connection:
                 numbers = queries.corrected_numbers(connection, task_id, page[0].number or 0, page[-1].number or 0)
             yield from (replace(row, number=numbers.get(row.number or 0)) for row in page)
@@ -133,65 +131,30 @@ def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
         return {}
 
 
-def _ledger_rows(
-    ledger_rows: _LedgerRows, headers: list[str], alive: Callable[[], None]
-) -> Generator[ReportRow, None, None]:
-    for count, (row, _) in enumerate(ledger_rows.rows(headers, values=True)):
-        if count % _ALIVE_EVERY == 0:
-            alive()
-        yield row
-
-
-def _original_rows(
-    original: Original,
+def _rows(
+    original: Original | None,
     ledger_rows: _LedgerRows,
     headers: list[str],
     columns: Mapping[str, str],
     hidden: Collection[str],
     alive: Callable[[], None],
 ) -> Generator[ReportRow, None, None]:
-    """The ledger's rows with the cells of the original list, both read in step. ``hidden``: headers of secrets."""
-    with closing(original), closing(_Cells(original, alive)) as cells:
-        for count, (row, event_id) in enumerate(ledger_rows.rows(headers, values=False)):
+    """The ledger's rows, with the cells of the original list if there is one; both are read in step. ``hidden``: headers
+    of secrets."""
+    with closing(original) if original is not None else nullcontext():
+        for count, (row, event_id) in enumerate(ledger_rows.rows(headers, values=original is None)):
             if count % _ALIVE_EVERY == 0:
                 alive()
-            values = cells.at(row.number)
+            if original is None:
+                yield row
+                continue
+            values = original.cells(row.number)
             if values is None:  # the list cannot be read that far; the item has the values
                 kept = ledger_rows.values(row.number, event_id)
                 values = {columns.get(name, name): value for name, value in kept.items()}
             elif hidden:
                 values = {name: MASK if name in hidden and each is not None else each for name, each in values.items()}
-            yield row.with_values(values)
-
-
-class _Cells:
-    """The rows of the original, by increasing number."""
-
-    def __init__(self, original: Original, alive: Callable[[], None]) -> None:
-        self._rows, self._alive = original.rows(), alive
-        self._number, self._count = 0, 0
-        self._values: Mapping[str, Any] | None = None
-
-    def at(self, number: int | None) -> Mapping[str, Any] | None:
-        """The cells of a row; None if the list has no such row or cannot be read that far."""
-        while number is not None and self._number < number:
-            self._next()
-        return self._values if self._number == number else None
-
-    def _next(self) -> None:
-        self._count += 1
-        if self._count % _ALIVE_EVERY == 0:
-            self._alive()
-        try:
-            self._number, self._values = next(self._rows, (_NO_MORE, None))
-        except (InputError, OSError) as error:
-            if isinstance(error, InputError) and error.code in _UNREAD:
-                raise  # an incomplete file says so; one with empty cells would look whole
-            get_logger("asynctask.report").warning("original_unreadable", after=self._number, error=str(error))
-            self._number, self._values = _NO_MORE, None
-
-    def close(self) -> None:
-        self._rows.close()
+            yield replace(row, values=values)
 
 
 class _LedgerRows:
@@ -250,7 +213,7 @@ class _LedgerRows:
 
     def _ended(self, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
         events = self._events(params=values)
-        while page := list(islice(events, _PAGE)):
+        for page in chunks(events, _PAGE):
             failed = {event.id for event in page if event.status in _FAILED}
             messages = {}
             if failed:
@@ -310,7 +273,6 @@ def _cells(value: Any) -> dict[str, Any]:
 
 # -- the original list, read once more: a text here, a workbook by a child process that the report's pace holds up
 
-_ALIVE_EVERY_READ: Final = 1_000
 _UNREAD: Final = frozenset({"too_costly", "reader_died"})
 """The process that reads the workbook has ended. The list itself may be sound, so the rest of its rows is unknown."""
 
@@ -335,19 +297,41 @@ class Original:
             stack.enter_context(file)
             self._opened = stack.enter_context(file.open(sheet, expect, report=True))
             for number, values in _original_cells(self._opened, quiet=True) if known is None else ():
-                if number % _ALIVE_EVERY_READ == 0:
+                if number % _ALIVE_EVERY == 0:
                     alive()
                 if values.keys() - names.keys() and len(names) < SHEET_COLUMNS:
                     names.update(dict.fromkeys(values))
             self.headers: tuple[str, ...] = tuple(_all_columns(self._opened, list(names)))
             self._stack = stack.pop_all()
+        self._alive, self._reading, self._count = alive, self.rows(), 0
+        self._number, self._values = 0, cast("Mapping[str, Any] | None", None)
 
     def rows(self) -> Generator[tuple[int, Mapping[str, Any]], None, None]:
         """Row number and cells by header, in order. Raises :class:`InputError` where the rest cannot be read."""
         yield from _original_cells(self._opened)
 
+    def cells(self, number: int | None) -> Mapping[str, Any] | None:
+        """The cells of a row, asked for by increasing number; None if the list has no such row or cannot be read that
+        far."""
+        while number is not None and self._number < number:
+            self._next()
+        return self._values if self._number == number else None
+
+    def _next(self) -> None:
+        self._count += 1
+        if self._count % _ALIVE_EVERY == 0:
+            self._alive()
+        try:
+            self._number, self._values = next(self._reading, (_NO_MORE, None))
+        except (InputError, OSError) as error:
+            if isinstance(error, InputError) and error.code in _UNREAD:
+                raise  # an incomplete file says so; one with empty cells would look whole
+            get_logger("asynctask.report").warning("original_unreadable", after=self._number, error=str(error))
+            self._number, self._values = _NO_MORE, None
+
     def close(self) -> None:
         """Closes the file and ends the child; idempotent."""
+        self._reading.close()
         self._stack.close()
 
 
@@ -395,6 +379,6 @@ def _all_columns(source: Source, names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in known:
             if (match := _COLUMN.fullmatch(name)) is not None:
-                at[name] = column_index(match[1])
+                at[name] = column_index(match[1].encode())
             headers.append(name)
     return sorted(headers, key=lambda name: at[name]) if len(at) == len(headers) else headers

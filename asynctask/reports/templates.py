@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from itertools import zip_longest
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import pydantic
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
@@ -17,10 +15,12 @@ from pydantic.fields import FieldInfo
 from xlsxwriter.utility import xl_range_formula
 
 from asynctask.errors import Conflict, InputError
-from asynctask.lists.items import ItemShape
+from asynctask.lists.coerce import kinds_of
+from asynctask.lists.items import ItemShape, names_of
 from asynctask.lists.options import whole_number
+from asynctask.lists.problems import texts
 from asynctask.lists.workbook_writer import Cell, Sheet, iter_workbook
-from asynctask.lists.written_cells import SHEET_COLUMNS, SHEET_ROWS, csv_cell, cut
+from asynctask.lists.written_cells import SHEET_COLUMNS, SHEET_ROWS, csv_cell, csv_text, cut
 from asynctask.worker import Worker
 
 _DAY: Final = date(2026, 3, 5)
@@ -87,20 +87,14 @@ def make_template(worker: Worker) -> Template:
 
 def _headers(model: type[pydantic.BaseModel], shape: ItemShape) -> dict[str, str]:
     """Field -> header: titles, unless the reader could not tell their fields apart."""
-    wanted = {name: _title(name, info) for name, info in model.model_fields.items()}
+    names = {name: names_of(name, info) for name, info in model.model_fields.items()}
+    wanted = {name: next(" ".join(each.split()) for each in found if each.strip()) for name, found in names.items()}
     try:
         if shape.bind(list(wanted.values())).fields == {header: name for name, header in wanted.items()}:
             return wanted
     except InputError:
         pass
     return {name: name for name in model.model_fields}
-
-
-def _title(name: str, info: FieldInfo) -> str:
-    choices = info.validation_alias
-    aliases = choices.choices if isinstance(choices, pydantic.AliasChoices) else [choices, info.alias]
-    found = [info.title, *(each for each in aliases if isinstance(each, str)), name]
-    return next(" ".join(each.split()) for each in found if each and each.strip())
 
 
 def _schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
@@ -135,15 +129,9 @@ def _column(name: str, info: FieldInfo, header: str, schema: Mapping[str, Any], 
 
 def _is_decimal(annotation: Any) -> bool:
     """Whether a type is a Decimal, in JSON Schema a number or a text."""
-    kinds = set(_leaves(annotation))
-    return any(issubclass(kind, Decimal) for kind in kinds) and str not in kinds
-
-
-def _leaves(annotation: Any) -> Iterator[type]:
-    if isinstance(annotation, type):
-        yield annotation
-    for each in get_args(annotation):
-        yield from _leaves(each)
+    kinds = kinds_of(annotation)
+    plain = str not in kinds and all(isinstance(kind, type) for kind in kinds)
+    return plain and any(issubclass(kind, Decimal) for kind in kinds)
 
 
 def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any], *, decimal: bool) -> dict[str, Any]:
@@ -243,10 +231,7 @@ _SHOWN_CHOICES: Final = 20
 
 def template_csv(template: Template) -> bytes:
     """The header row as CSV in UTF-8 with a byte order mark."""
-    buffer = io.StringIO(newline="")
-    buffer.write("\ufeff")
-    csv.writer(buffer, lineterminator="\r\n").writerow([csv_cell(column.header) for column in template.columns])
-    return buffer.getvalue().encode()
+    return ("\ufeff" + csv_text([[csv_cell(column.header) for column in template.columns]])).encode()
 
 
 def template_xlsx(template: Template, locale: str = "en") -> bytes:
@@ -254,7 +239,8 @@ def template_xlsx(template: Template, locale: str = "en") -> bytes:
 
     The first sheet has the header row only, so that an upload contains only the user's rows.
     """
-    return b"".join(iter_workbook(_Book(template, TEXTS.get(locale, TEXTS["en"])).sheets()))
+    words = {key.removeprefix("template."): text for key, text in texts(locale).items()}
+    return b"".join(iter_workbook(_Book(template, words).sheets()))
 
 
 _HEADER: Final = {"bold": True, "border": 1, "text_wrap": True, "valign": "top"}
@@ -430,138 +416,3 @@ def _range(low: Any, high: Any, words: Mapping[str, str], prefix: str) -> Iterat
         yield words[prefix + "at_least"].format(low=low)
     elif high is not None:
         yield words[prefix + "at_most"].format(high=high)
-
-
-# -- words, by language
-
-_EN: Final = {
-    "rows": "Rows",
-    "help": "Help",
-    "title": "Template for {worker}",
-    "hint": "Fill in the first sheet, one row for each item, and upload it. Keep the names in its first row; the order of"
-    " the columns does not matter, and those that are not required may be deleted.",
-    "column": "Column",
-    "required": "Required",
-    "type": "Type",
-    "allowed": "Allowed",
-    "default": "If empty",
-    "example": "Example",
-    "description": "Description",
-    "examples": "An example row",
-    "yes": "yes",
-    "no": "no",
-    "optional": "Optional",
-    "refused": "This does not fit",
-    "too_long": "A whole number of at most 15 digits is wanted here. Format the cell as text to enter a longer one.",
-    "text": "text",
-    "integer": "whole number",
-    "number": "number",
-    "boolean": "yes or no",
-    "date": "date",
-    "datetime": "date and time",
-    "time": "time",
-    "duration": "duration",
-    "choice": "one of a list",
-    "list": "list (as JSON items only)",
-    "object": "object (as JSON items only)",
-    "any": "any value",
-    "between": "{low} to {high}",
-    "at_least": "at least {low}",
-    "at_most": "at most {high}",
-    "more_than": "more than {low}",
-    "less_than": "less than {high}",
-    "length_between": "{low} to {high} characters",
-    "length_at_least": "at least {low} characters",
-    "length_at_most": "at most {high} characters",
-    "multiple": "a multiple of {step}",
-    "pattern": "of the form {pattern}",
-    "more": "and {count} more",
-}
-_ZH: Final = {
-    "rows": "数据",
-    "help": "说明",
-    "title": "{worker} 的模板",
-    "hint": "请在第一个工作表中填写，每行一条，然后上传。请保留第一行的列名；列的顺序不限，非必填的列可以删除。",
-    "column": "列",
-    "required": "必填",
-    "type": "类型",
-    "allowed": "允许的值",
-    "default": "留空时",
-    "example": "示例",
-    "description": "说明",
-    "examples": "示例行",
-    "yes": "是",
-    "no": "否",
-    "optional": "选填",
-    "refused": "此值不符合要求",
-    "too_long": "此处应为不超过 15 位的整数。要输入更长的数字，请先将单元格格式设为文本。",
-    "text": "文本",
-    "integer": "整数",
-    "number": "数字",
-    "boolean": "是或否",
-    "date": "日期",
-    "datetime": "日期和时间",
-    "time": "时间",
-    "duration": "时长",
-    "choice": "从列表中选择",
-    "list": "列表（仅限 JSON）",
-    "object": "对象（仅限 JSON）",
-    "any": "任意值",
-    "between": "{low} 到 {high}",
-    "at_least": "不小于 {low}",
-    "at_most": "不大于 {high}",
-    "more_than": "大于 {low}",
-    "less_than": "小于 {high}",
-    "length_between": "{low} 到 {high} 个字符",
-    "length_at_least": "至少 {low} 个字符",
-    "length_at_most": "最多 {high} 个字符",
-    "multiple": "{step} 的倍数",
-    "pattern": "格式为 {pattern}",
-    "more": "另有 {count} 个",
-}
-_JA: Final = {
-    "rows": "データ",
-    "help": "説明",
-    "title": "{worker} のテンプレート",
-    "hint": "最初のシートに1件1行で入力し、アップロードしてください。1行目の列名は変えないでください。"
-    "列の順序は自由で、必須でない列は削除できます。",
-    "column": "列",
-    "required": "必須",
-    "type": "種類",
-    "allowed": "使える値",
-    "default": "空欄のとき",
-    "example": "例",
-    "description": "説明",
-    "examples": "入力例",
-    "yes": "はい",
-    "no": "いいえ",
-    "optional": "任意",
-    "refused": "この値は使えません",
-    "too_long": "15桁以内の整数を入力してください。それより長い数字は、セルの書式を文字列にしてから入力してください。",
-    "text": "文字列",
-    "integer": "整数",
-    "number": "数値",
-    "boolean": "はい・いいえ",
-    "date": "日付",
-    "datetime": "日時",
-    "time": "時刻",
-    "duration": "時間の長さ",
-    "choice": "一覧から選択",
-    "list": "リスト（JSON のみ）",
-    "object": "オブジェクト（JSON のみ）",
-    "any": "任意の値",
-    "between": "{low} から {high} まで",
-    "at_least": "{low} 以上",
-    "at_most": "{high} 以下",
-    "more_than": "{low} より大きい",
-    "less_than": "{high} より小さい",
-    "length_between": "{low} 文字から {high} 文字まで",
-    "length_at_least": "{low} 文字以上",
-    "length_at_most": "{high} 文字以内",
-    "multiple": "{step} の倍数",
-    "pattern": "形式: {pattern}",
-    "more": "ほか {count} 件",
-}
-
-TEXTS: Final[Mapping[str, Mapping[str, str]]] = {"en": _EN, "zh_CN": _ZH, "ja": _JA}
-"""Locale -> key -> text."""

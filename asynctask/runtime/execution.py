@@ -43,7 +43,7 @@ from asynctask.runtime.loans import OwnLoan
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog, is_awaited
 from asynctask.sidekiq.activejob import worker_name
 from asynctask.sidekiq.copies import arguments_of, job_of
-from asynctask.worker import TRACKED_RETRIES, Worker
+from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker
 
 if TYPE_CHECKING:
     from asynctask.arrivals import ArrivalTracker
@@ -837,26 +837,25 @@ def decide(
         return Decision(Follow.AGAIN)
     if retries >= limit or isinstance(error, FinalError):
         return Decision(Follow.DEAD)
-    seconds: float | None = None
-    if worker is not None and worker.retry_in is not None:
-        answer = _ask(worker, retries, error, job)
-        if answer == "kill":
-            return Decision(Follow.DEAD)
-        if answer == "discard":
-            return Decision(Follow.DISCARD)
-        # By comparison, which also excludes NaN and infinity.
-        if isinstance(answer, int | float) and 0 < answer <= MAX_PAUSE_S:
-            seconds = min(answer + (_jitter(retries, noise) if always_spread else 0), MAX_PAUSE_S)
-    return Decision(Follow.RETRY, micros(min(backoff(retries, noise), MAX_PAUSE_S) if seconds is None else seconds))
+    answer = None if worker is None or worker.retry_in is None else _ask(worker.retry_in, worker.name, retries, error, job)
+    if isinstance(answer, str):
+        return Decision(Follow.DEAD if answer == "kill" else Follow.DISCARD)
+    spread = _jitter(retries, noise) if always_spread and answer else 0  # 0 means at once
+    seconds = backoff(retries, noise) if answer is None else answer + spread
+    return Decision(Follow.RETRY, micros(min(seconds, MAX_PAUSE_S)))
 
 
-def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) -> float | str | None:
-    assert worker.retry_in is not None
+def _ask(policy: RetryIn, worker: str, retries: int, error: BaseException, job: CurrentJob) -> float | str | None:
+    """The answer of a worker's policy: seconds, "kill" or "discard"; None, for the default, in place of any other."""
     try:
-        return performed(worker.retry_in, retries, error, job)
+        answer = performed(policy, retries, error, job)
+        in_range = isinstance(answer, int | float) and not isinstance(answer, bool) and 0 <= answer <= MAX_PAUSE_S
+        if in_range or answer in (None, "kill", "discard"):  # NaN is in no range
+            return answer
+        get_logger("asynctask.retry").warning("retry_in_refused", worker=worker, answer=repr(answer)[:200])
     except Exception:  # a broken policy must not lose the retry
-        get_logger("asynctask.retry").exception("retry_in_failed", worker=worker.name)
-        return None
+        get_logger("asynctask.retry").exception("retry_in_failed", worker=worker)
+    return None
 
 
 def text_of(error: BaseException) -> str:

@@ -224,13 +224,6 @@ class RedisOperations:
         (gone,) = self._server.ask(("ZREM", name, *members), repeat=False)
         return int(gone)
 
-    def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        name, member = _set_key(self._keys, set_name), _raw(entry)
-        if at <= 0:
-            raise InputError("a time before 1970 is none to wait for", code="bad_time")
-        there, _ = self._server.ask(("ZSCORE", name, member), ("ZADD", name, "XX", score(at), member))
-        return there is not None
-
     def clear(self, set_name: str) -> int:
         (gone,) = self._server.ask(("ZREMRANGEBYRANK", _set_key(self._keys, set_name), 0, -1), repeat=False)
         return int(gone)

@@ -1,5 +1,5 @@
-"""docs/tutorial/first-list.md is true: its files are written and its commands run in order, in an empty folder. The tests
-that docs/how-to/test-your-workers.md shows pass on its shop."""
+"""docs/tutorial/first-list.md is true: its files are written and its commands run in order, in an empty folder. The files
+that docs/how-to/test-your-workers.md shows, with its blocks one below the other, pass on its shop."""
 
 from __future__ import annotations
 
@@ -75,10 +75,18 @@ def test_the_tutorial_brings_every_row_to_a_good_end(tmp_path: Path, environ: di
 
 
 def test_the_tests_of_workers_pass_on_the_shop_of_the_tutorial(tmp_path: Path, environ: dict[str, str]) -> None:
-    (tmp_path / "shop.py").write_text(next(content for language, content in blocks() if language == "python"))
-    shown = [content for _, content in blocks(DOCS / "how-to/test-your-workers.md")]
-    for number, content in enumerate(shown):
-        (tmp_path / f"test_{number}.py").write_text(content)
+    """As a reader would paste them. The terminal names a ledger and a Redis that no test may reach."""
+    files = {"shop.py": next(content for language, content in blocks() if language == "python")}
+    for _, content in blocks(DOCS / "how-to/test-your-workers.md"):
+        name = content.split()[1].rstrip(",")
+        files[name] = files.get(name, "") + content
+    assert sorted(files) == ["conftest.py", "shop.py", "test_shop.py"]
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    environ |= {"ASYNCTASK_DATABASE_URL": "postgresql://localhost:1/real", "ASYNCTASK_BROKER_URL": "redis://localhost:1/0"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:anyio"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, "4 passed" in done.stdout) == (0, True), done.stdout
+    count = files["test_shop.py"].count("\ndef test_")
+    assert (done.returncode, f"{count} passed" in done.stdout) == (0, True), done.stdout
+    written = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert written == files.keys(), "the tests write nothing into the project"

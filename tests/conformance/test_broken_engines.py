@@ -29,7 +29,7 @@ from asynctask.integrations import base
 from asynctask.integrations import dramatiq as integration
 from asynctask.integrations import rq as on_rq
 from asynctask.integrations.base import pushed_job
-from asynctask.integrations.dramatiq import TaskEvents, attach
+from asynctask.integrations.dramatiq import attach
 from asynctask.middleware.tracker import Attempt, Ticket, Tracker
 from asynctask.testing import wait_for
 from asynctask.worker import Worker
@@ -85,8 +85,8 @@ def blind(patch: pytest.MonkeyPatch) -> None:
     """Performs whatever arrives."""
     begin = base.EngineProcess.begin
 
-    def always(self: base.EngineProcess, arrival: Any) -> Ticket:
-        return replace(begin(self, arrival), verdict=Begin.RUN)
+    def always(self: base.EngineProcess, arrival: Any, **how: Any) -> Ticket:
+        return replace(begin(self, arrival, **how), verdict=Begin.RUN)
 
     patch.setattr(base.EngineProcess, "begin", always)
 
@@ -110,15 +110,15 @@ def mute(patch: pytest.MonkeyPatch) -> None:
 def hasty(patch: pytest.MonkeyPatch) -> None:
     """Acknowledges without a record."""
     patch.setattr(base.EngineProcess, "settle", lambda self, attempt, **how: None)
-    patch.setattr(base.EngineProcess, "settle_later", lambda self, attempt, then: then())
+    patch.setattr(base.EngineProcess, "settle_later", lambda self, attempt, then=lambda: None: then())
 
 
 def fenceless(patch: pytest.MonkeyPatch) -> None:
     """Does not carry the attempt of a job of a Task."""
     message = integration._message
 
-    def bare(copy: Any) -> Any:
-        made = message(copy)
+    def bare(job: Any) -> Any:
+        made = message(job)
         made.options.pop(integration.ATTEMPT, None)
         return made
 
@@ -127,12 +127,12 @@ def fenceless(patch: pytest.MonkeyPatch) -> None:
 
 def final(patch: pytest.MonkeyPatch) -> None:
     """Does not say that a retry follows."""
-    settle = TaskEvents._settle
+    settle = base.EngineProcess.settle
 
-    def without(self: TaskEvents, current: Any, **how: Any) -> None:
+    def without(self: base.EngineProcess, current: Any, **how: Any) -> None:
         settle(self, current, discarded=how.get("discarded"))
 
-    patch.setattr(TaskEvents, "_settle", without)
+    patch.setattr(base.EngineProcess, "settle", without)
 
 
 def forgetful(patch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def forgetful(patch: pytest.MonkeyPatch) -> None:
         job = pushed_job(copy)
         return job if copy.task_id is not None else replace(job, attempt=None)
 
-    patch.setattr(integration, "pushed_job", lone)
+    patch.setattr(base, "pushed_job", lone)
 
 
 def eventless(patch: pytest.MonkeyPatch) -> None:

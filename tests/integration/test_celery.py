@@ -727,7 +727,7 @@ def test_a_task_that_is_declared_late_is_tracked_too(engine: CeleryWorld) -> Non
 
 
 def test_the_first_job_of_a_program_that_only_sends_has_its_event(engine: CeleryWorld) -> None:
-    """Nothing has finalized its Celery application before. Without ``_send_first`` the job is sent with no Event."""
+    """Nothing has finalized its Celery application before."""
     celery, app = build(engine.server.url, engine.namespace, engine.world.folder, database_url=engine.world.store.url)
 
     def early(item: dict[str, Any]) -> None: ...
@@ -830,7 +830,7 @@ def test_a_job_that_could_not_be_sent_does_not_wait_for_ever(engine: CeleryWorld
     def refused(*_: Any, **__: Any) -> None:
         raise OperationalError("no broker")
 
-    monkeypatch.setattr(engine.celery, "send_task", refused)
+    monkeypatch.setattr(engine.celery.amqp, "send_task_message", refused)
     with pytest.raises(OperationalError):
         engine.task("noted").delay("x")
     (job,) = engine.app.jobs()
@@ -1163,11 +1163,21 @@ def test_an_item_for_a_task_that_the_dispatching_process_does_not_know_is_sent_a
     """Marked as what replaces a job, it reached the function as a dict, with the mark of its secret."""
     pushed = copies(engine, 1)
     engine.celery.tasks.pop("lone")
-    engine.app.engines["celery"]._tracked.pop("lone")  # type: ignore[attr-defined]
+    engine.app.engines["celery"].tracked.pop("lone")
     engine.app.engines["celery"].push(pushed)
     (message,) = engine.redis().lrange(f"{engine.namespace}:{engine.namespace}-default", 0, -1)
     headers = json.loads(message)["headers"]
     assert (headers[integration.ATTEMPT], headers.get(integration.AGAIN)) == (1, None)
+
+
+def test_what_is_sent_by_the_name_of_its_task_has_its_event_before_any_worker_runs(engine: CeleryWorld) -> None:
+    assert engine.event(engine.celery.send_task("noted", ("a",)).id)["status"] == "enqueue"
+
+
+def test_a_call_that_its_task_refuses_leaves_no_event(engine: CeleryWorld) -> None:
+    with pytest.raises(TypeError):
+        engine.task("noted").delay("x", "y", "z", "and more")
+    assert engine.app.jobs() == []
 
 
 def test_an_id_may_be_a_uuid(engine: CeleryWorld) -> None:

@@ -7,6 +7,7 @@ import io
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -222,7 +223,9 @@ def test_a_sorted_workbook_its_owner_and_its_columns(world: World) -> None:
     made = parent.report(locale="ja")
     rows = sorted(made.rows, key=lambda row: -(row.number or 0))
     path = world.folder / "failed.xlsx"
-    write_xlsx(path, made.headers, [row.with_values({**row.values, "n": "9", "Art": "ok"}) for row in rows], locale="ja")
+    write_xlsx(
+        path, made.headers, [replace(row, values={**row.values, "n": "9", "Art": "ok"}) for row in rows], locale="ja"
+    )
     stored = app.uploads.store(io.BytesIO(path.read_bytes()), "failed.xlsx")
     child = app.submit_file("order", stored, resubmit_of=parent.id, wait_s=60)
     counts = done(world, app, child)

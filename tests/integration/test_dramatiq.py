@@ -496,7 +496,8 @@ def test_messages_whose_outcomes_are_committed_together_are_acknowledged_togethe
     for n in range(12):
         engine.send("enroll", f"A-{n}")
     acks = HeldAcks(release)
-    events = SimpleNamespace(acks=acks, engine=engine.app.engines["dramatiq"], expect=lambda message: None)
+    server = cast(Any, engine.app.engines["dramatiq"]).server
+    events = SimpleNamespace(acks=acks, server=server, expect=lambda message: None)
     consumer: Any = Consumer(engine.broker.consumer_class(engine.broker, "default", 12, 0), cast(Any, events))
     got = [message for _ in range(12) if (message := next(consumer)) is not None]
     held = engine.broker.do_qsize("default")

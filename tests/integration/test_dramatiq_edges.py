@@ -100,7 +100,7 @@ def test_attaching_twice_is_refused(stub: Stub) -> None:
 
 
 def test_it_stands_before_every_other_middleware(stub: Stub) -> None:
-    assert isinstance(stub.broker.middleware[0], integration.TaskEvents)
+    assert isinstance(stub.broker.middleware[0], integration.DramatiqEngine)
     bare = StubBroker(middleware=[])
     assert bare.middleware == [attach(bare, stub.app, name="other")]
 

@@ -24,7 +24,7 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, SetEntry
 from asynctask.cli.root import build
 from asynctask.clock import SECOND
 from asynctask.errors import Conflict, InputError
-from asynctask.lists.options import KNOBS
+from asynctask.lists.options import Knobs
 from asynctask.operations import Operations
 from asynctask.runtime.launcher import Launcher
 from asynctask.task import TaskHandle
@@ -511,7 +511,7 @@ def dead_acted_on(bench: Bench) -> None:
         assert bench.most <= bench.places
 
 
-@case("Operations.reschedule")
+@case("Operations.act")
 def untracked_entries_acted_on(bench: Bench) -> None:
     """Jobs that nobody tracks, in the ledger or in Redis; they run beside a Task that has all of its places."""
     loose = bench.app.workers["loose"]
@@ -524,8 +524,6 @@ def untracked_entries_acted_on(bench: Bench) -> None:
         task = bench.submit(MANY)
         wait_for(lambda: bench.began, "it runs")
         loose.perform_async({"n": MANY + 9})
-        (entry,) = bench.operations.listed("scheduled")["entries"]
-        assert bench.operations.reschedule("scheduled", entry["key"], later + SECOND)
         for name in ("scheduled", "retries", "dead"):
             (entry,) = bench.operations.listed(name)["entries"]
             assert bench.operations.act(name, "restart", [entry["key"]]).done == 1
@@ -586,7 +584,7 @@ def names_in_the_program(app: AsyncTask) -> set[str]:
     routes = {f"{verb.upper()} {path}" for path, verbs in document["paths"].items() for verb in verbs if verb != "get"}
     methods = {f"{of.__name__}.{name}" for of in (Operations, TaskHandle) for name in vars(of) if not name.startswith("_")}
     commands = {f"asynctask {name}" for name, _ in commands_of(build())}
-    return routes | methods | commands | {f"knob {name}" for name in KNOBS}
+    return routes | methods | commands | {f"knob {name}" for name in Knobs.model_fields}
 
 
 def commands_of(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:

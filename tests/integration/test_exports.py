@@ -188,7 +188,7 @@ def test_parquet_keeps_types_and_a_column_has_one_in_all_shards(app: AsyncTask) 
 
 
 def test_a_workbook_has_a_sheet_more_for_what_one_cannot_hold(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynctask.exports.rows.SHEET_ROWS", 1_000)
+    monkeypatch.setattr("asynctask.lists.workbook_writer.SHEET_ROWS", 1_000)
     task_id, _ = made(app, SHARDS, format="xlsx")
     book = openpyxl.load_workbook(app.result(task_id).location)
     assert book.sheetnames == ["Rows", "Rows 2", "Rows 3"]

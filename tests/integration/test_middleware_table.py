@@ -542,7 +542,7 @@ def test_set_changes_queue_and_retry_of_the_jobs_pushed_through_it_only(runtime:
     assert [app.event(str(job_id))["queue"] for job_id in ids] == ["default", "low"]
 
 
-@pytest.mark.parametrize(("answer", "retries"), [("kill", 0), ("discard", 0), (0.02, 2)])
+@pytest.mark.parametrize(("answer", "retries"), [("kill", 0), ("discard", 0), (0.02, 2), (0, 2)])
 def test_retry_in_may_end_a_job_early(runtime: Runtime, app: AsyncTask, answer: Any, retries: int) -> None:
     dead: list[CurrentJob] = []
 

@@ -335,7 +335,6 @@ def operates(broker: Broker) -> None:
     operations.restart(RETRY, entries[:1])
     operations.kill(RETRY, entries[1:2])
     operations.delete(RETRY, entries[2:3])
-    operations.reschedule(RETRY, entries[3], 9_000_000)
     operations.clear(RETRY)
     operations.pause("q0")
     operations.queues()

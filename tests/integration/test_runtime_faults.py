@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from support.databases import Store
 from support.servers import RedisServer
 from support.sharing import fetcher_of
@@ -273,11 +274,23 @@ def test_an_untracked_job_around_which_the_runtime_fails_is_among_the_dead(
         wait_for(lambda: place.sql("SELECT 1 FROM events WHERE status = 'error' AND items = 0"), "it lies there")
 
 
-@pytest.mark.parametrize("answer", [float("inf"), float("nan"), 1e300, 10**400, -1, MAX_PAUSE_S + 1])
-def test_a_pause_that_is_no_usable_number_is_the_usual_one(place: Place, answer: float) -> None:
+@pytest.mark.parametrize("answer", [float("inf"), float("nan"), 1e300, 10**400, -1, MAX_PAUSE_S + 1, "soon", True])
+def test_a_pause_that_is_no_usable_number_is_the_usual_one_and_logged(place: Place, answer: Any) -> None:
     worker = place.app().worker(name="w", retry_in=lambda count, error, job: answer)(lambda: None)
-    decision = decide(ValueError(), CurrentJob("j"), worker, retries=0, limit=3, noise=0.0)
+    with capture_logs() as logs:
+        decision = decide(ValueError(), CurrentJob("j"), worker, retries=0, limit=3, noise=0.0)
     assert (decision.follow, decision.delay) == (Follow.RETRY, 15_000_000)
+    assert [(line["event"], line["log_level"], line["worker"]) for line in logs] == [("retry_in_refused", "warning", "w")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "delay"), [(None, 15_000_000), (0, 0), (0.5, 500_000), (MAX_PAUSE_S, MAX_PAUSE_S * 1_000_000)]
+)
+def test_a_usable_pause_or_none_is_not_logged(place: Place, answer: Any, delay: int) -> None:
+    worker = place.app().worker(name="w", retry_in=lambda count, error, job: answer)(lambda: None)
+    with capture_logs() as logs:
+        decision = decide(ValueError(), CurrentJob("j"), worker, retries=0, limit=3, noise=0.0)
+    assert (decision.follow, decision.delay, logs) == (Follow.RETRY, delay, [])
 
 
 # -- attempts that count no more

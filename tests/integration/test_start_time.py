@@ -9,7 +9,7 @@ import pytest
 from support.borrowing import borrow, offers
 from support.world import World, numbers
 
-from asynctask.clock import SECOND, from_rfc3339
+from asynctask.clock import SECOND, from_datetime, read_rfc3339
 from asynctask.core.states import State
 from asynctask.errors import Conflict, InputError
 from asynctask.testing import wait_for
@@ -33,7 +33,7 @@ def test_jobs_begin_at_the_start_time_and_not_before(world: World, options: dict
         task = app.submit("note", numbers(3), start_at=at, **options)
         assert task.progress()["control"]["start_at"] is not None
         task.wait(60)
-    starts = [from_rfc3339(str(each["started_at"])) for each in task.events()]
+    starts = [from_datetime(read_rfc3339(str(each["started_at"]))) for each in task.events()]
     assert min(starts) >= int(at.timestamp() * SECOND)
     assert app.doctor() == []
 

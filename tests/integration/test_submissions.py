@@ -97,7 +97,7 @@ def test_an_option_that_is_misspelt_is_refused_by_each_verb_before_anything_is_w
         lambda **options: app.check_file("order", stored(app), **options),
     ]
     for submit in verbs:
-        with pytest.raises(InputError, match=r"paralel: .*parallel") as refused:
+        with pytest.raises(InputError, match=r"'paralel' .*'parallel'") as refused:
             submit(**misspelt)
         assert (refused.value.code, refused.value.errors[0].column) == ("invalid_options", "paralel")
     assert app.tasks() == []
@@ -107,9 +107,10 @@ def test_type_checkers_know_every_option() -> None:
     assert TaskOptions.__annotations__.keys() | {"dry_run"} == Options.model_fields.keys()
 
 
-def test_waiting_too_long_raises_what_python_raises_with_the_state_and_the_counts(world: World) -> None:
+def test_waiting_too_long_raises_what_python_raises_with_the_state_the_counts_and_the_reason(world: World) -> None:
     task = world.app().submit("note", numbers(3))
-    with pytest.raises(TimeoutError, match=rf"^Task {task.id} is running after 0\.1 s: total 3, enqueue 3$"):
+    why = "no_process: No process works the queue default"
+    with pytest.raises(TimeoutError, match=rf"^Task {task.id} is running after 0\.1 s: total 3, enqueue 3; {why}$"):
         task.wait(timeout=0.1)
     empty = world.app().submit("note", [])
     assert empty.wait(timeout=0)["state"] == empty.state == "rejected", "it is done"

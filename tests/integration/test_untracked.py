@@ -106,6 +106,21 @@ def test_a_raise_is_retried_in_its_queue_of_retries_and_the_last_one_is_dead(wor
     assert "in `" in lines[0]
 
 
+@pytest.mark.one_database(reason="the statements are those of every retry")
+def test_a_retry_at_once_gets_no_pause_by_chance(world: World, app: AsyncTask) -> None:
+    ran: list[int] = []
+
+    @app.worker(use_task_event=False, retry=2, retry_in=lambda *_: 0)
+    def loose() -> None:
+        ran.append(app.ledger.now())
+        raise ValueError("again")
+
+    jid = str(loose.perform_async())
+    with world.working(app):
+        wait_for(lambda: dead(app) == [jid], "it is dead", timeout=15)  # the usual pauses are longer than 15 s
+    assert len(ran) == 3
+
+
 @pytest.mark.parametrize(
     "options", [{"retry": False}, {"retry": 0, "dead": False}, {"retry": 0, "retries_exhausted": lambda *_: "discard"}]
 )

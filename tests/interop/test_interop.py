@@ -72,10 +72,6 @@ class Ours:
         found = self.keys(list_name)
         assert self.app.operations.act(list_name, action, [found[jid] for jid in jids]).done == len(jids)
 
-    def move(self, list_name: Any, jid: str, at: float) -> None:
-        """Moves an entry to another second."""
-        assert self.app.operations.reschedule(list_name, self.keys(list_name)[jid], round(at * SECOND))
-
 
 @pytest.fixture
 def ours(world: RedisWorld) -> Ours:
@@ -182,7 +178,7 @@ _SETS = """
 """
 
 
-def test_we_restart_kill_move_and_delete_what_failed_in_ruby(
+def test_we_restart_kill_and_delete_what_failed_in_ruby(
     world: RedisWorld, ours: Ours, desk: Desk, ruby: RubyWorker
 ) -> None:
     jids = desk('words[0].map { |n| Shop::Flaky.set(queue: "ruby", retry: 3).perform_async(n) }', [0, 1, 2, 3])
@@ -190,10 +186,8 @@ def test_we_restart_kill_move_and_delete_what_failed_in_ruby(
     wait_for(lambda: (world.raw.zcard(RETRY), world.raw.zcard(DEAD)) == (4, 1), "all have failed")
     ours.act("retries", "kill", jids[1])
     ours.act("retries", "delete", jids[2])
-    ours.move("retries", jids[3], LATER + 0.5)
     _, retries, dead = desk(_SETS)
     assert sorted(jid for jid, _ in retries) == sorted([jids[0], jids[3]])
-    assert dict(map(tuple, retries))[jids[3]] == LATER + 0.5
     assert sorted(jid for jid, _ in dead) == sorted([jids[1], last])
     world.raw.set("test:mended", 1)
     ours.act("retries", "restart", jids[0])
@@ -202,14 +196,13 @@ def test_we_restart_kill_move_and_delete_what_failed_in_ruby(
     assert [[jid for jid, _ in each] for each in desk(_SETS)] == [[], [jids[3]], []]
 
 
-def test_we_restart_kill_move_and_delete_what_ruby_scheduled(
+def test_we_restart_kill_and_delete_what_ruby_scheduled(
     world: RedisWorld, ours: Ours, desk: Desk, ruby: RubyWorker
 ) -> None:
     jids = desk('words[0].map { |n| Shop::Echo.set(queue: "ruby").perform_in(3600, n) }', [0, 1, 2, 3])
-    ours.act("scheduled", "restart", jids[0])
+    ours.act("scheduled", "restart", jids[0], jids[3])
     ours.act("scheduled", "delete", jids[1])
     ours.act("scheduled", "kill", jids[2])
-    ours.move("scheduled", jids[3], 5.0)
     assert sorted(each["job"]["args"][0] for each in noted(world.raw, 2)) == [0, 3]
     assert [[jid for jid, _ in each] for each in desk(_SETS)] == [[], [], [jids[2]]]
 

@@ -170,7 +170,8 @@ def test_a_retry_waits_longer_each_time_and_for_a_part_by_chance() -> None:
     ("answer", "expected"),
     [
         (7, Decision(Follow.RETRY, (7 + 5) * SECOND)),
-        (0, Decision(Follow.RETRY, (15 + 5) * SECOND)),
+        (0, Decision(Follow.RETRY, 0)),
+        (False, Decision(Follow.RETRY, (15 + 5) * SECOND)),
         (-1, Decision(Follow.RETRY, (15 + 5) * SECOND)),
         ("soon", Decision(Follow.RETRY, (15 + 5) * SECOND)),
         (float("nan"), Decision(Follow.RETRY, (15 + 5) * SECOND)),

@@ -129,9 +129,6 @@ class WholeOperations(Whole):
     def delete(self, set_name: str, entries: Sequence[Entry]) -> int:
         return self.real.operations.delete(set_name, entries)
 
-    def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        return self.real.operations.reschedule(set_name, entry, at)
-
     def clear(self, set_name: str) -> int:
         return self.real.operations.clear(set_name)
 

@@ -224,17 +224,6 @@ class ClearsSetsInWordsOnly(WholeOperations):
         return self.entries(set_name).total
 
 
-class ReschedulesWhatIsGone(WholeOperations):
-    """Puts a member under another time whether it is there or not."""
-
-    caught_by = "a_member_is_moved_to_another_time"
-
-    def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        if not super().reschedule(set_name, entry, at):
-            self.hold(set_name, [SetEntry(entry.copy, at)])
-        return True
-
-
 class CountsWhatOthersDid(WholeOperations):
     """Says that it acted on every member that it was given."""
 
@@ -328,13 +317,3 @@ class KillsThroughThinAir(WholeOperations):
         count = self.delete(set_name, entries)
         self.hold(DEAD, [SetEntry(each.copy, FAR) for each in entries])
         return count
-
-
-class ReschedulesThroughThinAir(WholeOperations):
-    caught_by = "a_tool_killed_while_it_reschedules_loses_and_doubles_nothing"
-
-    def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        if not self.delete(set_name, [entry]):
-            return False
-        self.hold(set_name, [SetEntry(entry.copy, at)])
-        return True

@@ -339,13 +339,6 @@ class OperationsCrashes(BrokerSuite):
 
         self._killed(act, [RETRY, DEAD], [DEAD])
 
-    def test_a_tool_killed_while_it_reschedules_loses_and_doubles_nothing(self) -> None:
-        def act(dying: Broker, n: int, entries: Any) -> None:
-            for entry in entries:
-                dying.operations.reschedule(RETRY, entry, _DUE + SECOND)
-
-        self._killed(act, [RETRY], [RETRY])
-
     def test_a_tool_killed_while_it_clears_a_queue_leaves_the_broker_honest(self) -> None:
         def act(dying: Broker, n: int, _: Any) -> None:
             for queue in _queues(n):
@@ -947,18 +940,6 @@ class OperationsConformance(OperationsCrashes):
             assert broker.operations.clear(SCHEDULE) == 2
             assert broker.operations.clear(SCHEDULE) == 0
             assert broker.operations.delete(SCHEDULE, []) == broker.operations.restart(SCHEDULE, []) == 0
-
-    def test_a_member_is_moved_to_another_time(self) -> None:
-        with self.broker() as broker:
-            entries = self._filled(broker, SCHEDULE)
-            assert broker.operations.reschedule(SCHEDULE, entries[0], _DUE + 9 * SECOND)
-            moved = broker.operations.entries(SCHEDULE).entries[-1]
-            assert (moved.raw, moved.at) == (entries[0].raw, _DUE + 9 * SECOND)
-            assert broker.operations.entries(SCHEDULE).total == 4, "no second one"
-            broker.operations.delete(SCHEDULE, [moved])
-            assert not broker.operations.reschedule(SCHEDULE, moved, _DUE)
-            assert broker.operations.entries(SCHEDULE).total == 3, "what is gone does not come back"
-            refused(InputError, lambda: broker.operations.reschedule(SCHEDULE, entries[1], -1))
 
     def test_of_several_that_act_on_one_member_one_does(self) -> None:
         with self.broker() as broker:

@@ -155,7 +155,7 @@ def cells_of(folder: Path) -> Any:
 
 def fenceless() -> None:
     """Does not carry the attempt of a job of a Task."""
-    on_rq.pushed_job = lambda copy: replace(pushed_job(copy), attempt=None)  # type: ignore[attr-defined]
+    base.pushed_job = lambda copy: replace(pushed_job(copy), attempt=None)
 
 
 def final() -> None:

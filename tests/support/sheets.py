@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from asynctask.lists.readers import Limits, RawRow, open_source
+from asynctask.lists.readers import Limits, RawRow
+from asynctask.lists.readers.opening import open_source
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"

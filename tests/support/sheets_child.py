@@ -14,7 +14,8 @@ import traceback
 from pathlib import Path
 
 from asynctask.errors import InputError
-from asynctask.lists.readers import Limits, open_source
+from asynctask.lists.readers import Limits
+from asynctask.lists.readers.opening import open_source
 
 SECONDS = 30
 LIMITS = Limits(max_unzipped_bytes=100_000_000)

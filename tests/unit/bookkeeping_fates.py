@@ -184,7 +184,7 @@ def unsettled(w: World, task: Task) -> bool:
     due_next = task.hints.due_next
     if due_next is None:
         return bool(dues) or task.waits
-    return not task.interval and (task.waits or any(due < due_next for due in dues))
+    return not task.interval and due_next > task.start_at and (task.waits or any(due < due_next for due in dues))
 
 
 @step(lambda w: [(t.id, n) for t in w.tasks if t.keys for n in (0, 1) if is_stuck(t, (t.id, n))])

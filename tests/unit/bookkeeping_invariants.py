@@ -2,9 +2,10 @@
 
 I1 ``parallel`` is never exceeded; I2 no open Event is unreachable; I3 counts equal rows; I4 one close per generation, and a
 terminal row changes by an explicit retry only; I5 an outcome is recorded once, and a foreign queue acknowledged after it;
-I6 ``done`` never falls in a sealed generation; I7 the jobs of two rounds of a Task start an interval apart; I8 nobody has a
-job that the ledger gave to another, and loans of a Task do not overlap; I9 a knob acts while what was read is fresh; I10 no
-Task that could start something is missed by the hints. I4 and I5 are asserted where the step happens, in the model itself.
+I6 ``done`` never falls in a sealed generation; I7 rounds of a Task start an interval apart, nothing before its start time;
+I8 nobody has a job that the ledger gave to another, and loans of a Task do not overlap; I9 a knob acts while what was read
+is fresh; I10 no Task that could start something is missed by the hints. I4 and I5 are asserted where the step happens, in
+the model itself.
 
 What is held and how a row counts is said here in other words: asking the core would repeat its mistakes.
 """
@@ -158,6 +159,8 @@ def check_rounds(world: World, task: Task) -> None:
     """I7: of two rounds, by the starts of the attempts that count: not of one whose process was taken for dead before the
     ledger knew of it."""
     ghosts, before = world.ghosts, None
+    for copy, at in ghosts.began.items():
+        assert copy.task != task.id or at >= task.start_at, f"I7: {copy} began at {at}, before {task.start_at}"
     for copies in ghosts.rounds.get(task.id, []):
         count = [copy for copy in copies if copy in ghosts.recorded or copy == world.copy(task, copy.seq)]
         starts = [ghosts.began[copy] for copy in count if copy in ghosts.began]
@@ -177,6 +180,7 @@ def check_hints(world: World, task: Task) -> None:
     first = world.now if task.waits else max(world.now, min(dues))
     if task.interval:  # while a job of its last round waits for a thread, it is asked again within a second
         first += task.interval + SECOND
+    first = max(first, task.start_at)
     ready, due_next = task.hints
     known = ready is not None or (due_next is not None and due_next <= first)
     owed = any(task.id in process.owes for process in world.active())
@@ -315,7 +319,7 @@ def any_step(world: World, choose: random.Random, trouble: float) -> str:
             return name
 
 
-def walk(seed: int, steps: int = 150, kinds: Sequence[int] = range(20)) -> None:
+def walk(seed: int, steps: int = 150, kinds: Sequence[int] = range(24)) -> None:
     """One random life of a world and its end; raises AssertionError where a promise is broken. ``kinds``: of its Tasks, as
     `submit` numbers them."""
     choose, world = random.Random(seed), World()

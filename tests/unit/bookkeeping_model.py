@@ -65,6 +65,7 @@ class Task:
     state: State | None = State.SPLITTING
     parallel: int | None = None
     interval: int = 0
+    start_at: int = 0
     round_at: int | None = None
     round_rows: list[int] = field(default_factory=list)
     started: dict[int, int] = field(default_factory=dict)  # the start of each row's last attempt, as far as is recorded
@@ -341,11 +342,17 @@ class World:
             return
         dues = [row.due_at for row in task.stored if row.due_at is not None]
         due = min(dues, default=BLOCKED)
-        opens = None
-        if task.interval and readiness.may_start(task.state or "", self.in_session(task)):
-            opens = self.round_opens(task)
+        opens = task.start_at or None
+        if readiness.may_start(task.state or "", self.in_session(task)):
+            opens = self.opens(task)
         gate = Gate(task.state or "", 1, self.in_session(task), task.waits, None if due == BLOCKED else due, opens)
         task.hints = readiness.hints(gate, self.now)
+
+    def opens(self, task: Task) -> int | None:
+        """When it may start something, if that is limited."""
+        if not task.interval or task.start_at > self.now:
+            return task.start_at or None
+        return self.round_opens(task)
 
     def round_opens(self, task: Task) -> int:
         """When the next round may begin, by what is recorded of the last one. What somebody holds of it may begin yet; what

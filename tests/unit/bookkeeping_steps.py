@@ -67,10 +67,11 @@ def tick(w: World, _: World, k: int) -> None:
 @step(lambda w: [w] if len(w.tasks) <= MAX_TASKS else [])
 def submit(w: World, _: World, k: int) -> None:
     """A list is handed in: the Task is there, its rows follow in slices. ``k``: 0 to 3 its limit, and of each four: plain,
-    in rounds, for a foreign queue, with keys, in a session."""
+    in rounds, for a foreign queue, with keys, in a session, with a start time."""
     kind = k // 4
     task = Task(len(w.tasks), parallel=(2, 1, 3, None)[k % 4], interval=INTERVAL if kind == 1 else 0)
     task.foreign, task.keys, task.session = kind == 2, kind == 3, kind == 4
+    task.start_at = w.now + INTERVAL if kind == 5 else 0
     w.tasks.append(task)
     w.ghosts.limits[task.id] = [(w.now, task.limit)]
     w.settle(task)
@@ -171,10 +172,10 @@ def lend(w: World, task: Task, name: str, wanted: int) -> tuple[list[Loan], list
     if not task.alone and not readiness.may_start(task.state or "", w.in_session(task)):
         w.settle(task)
         return [], []
+    if not task.alone and (w.opens(task) or 0) > w.now:
+        w.settle(task)
+        return [], []
     if task.interval:
-        if w.round_opens(task) > w.now:
-            w.settle(task)
-            return [], []
         wanted = room(MAX_ROWS, task.limit, sum(task.places.values()))
     if task.foreign:
         held = [seq for seq, row in enumerate(task.rows()) if core.is_held(row, task.lent(seq))]

@@ -40,7 +40,7 @@ class LifeOfTheWorld(RuleBasedStateMachine):
         advance(self.world, name, pick, k)
         self.whole = True
 
-    @initialize(kind=st.integers(0, 19), rows=VARIANT)
+    @initialize(kind=st.integers(0, 23), rows=VARIANT)
     def a_task_and_a_worker(self, kind: int, rows: int) -> None:
         self.take("submit", 0, kind)
         self.take("submit_slice", 1, rows)

@@ -376,7 +376,7 @@ def test_every_command_of_a_module_is_found_under_its_name_and_none_is_left_out(
         (("up",), "-A module:app"),
         (("worker",), "ASYNCTASK_APP"),
         (("submit", "no-such-file.csv", "--worker", "w"), "no-such-file.csv"),
-        (("set", "7", "paralel=5"), "did you mean parallel?"),
+        (("set", "7", "paralel=5"), "did you mean 'parallel'?"),
         (("set", "7", "parallel"), "name=value"),
         (("set", "7", "parallel=many"), "whole number"),
         (("set", "7", "priority=SOON"), "ADMIN_HIGH"),
@@ -490,7 +490,7 @@ def test_json_on_a_terminal_cannot_steer_it_either() -> None:
 
 def test_a_plain_table_is_aligned_by_width_on_the_screen_and_interprets_no_markup() -> None:
     out = io.StringIO()
-    Output(out).table(("id", "title", "n"), [(1, "[bold]春季[/bold]", 5), (22, "x", 6)])
+    Output(out).table({"id": 0, "title": 1, "n": 2}, [(1, "[bold]春季[/bold]", 5), (22, "x", 6)])
     lines = out.getvalue().splitlines()
     assert lines[1] == "1   [bold]春季[/bold]  5"
     assert lines[2] == "22  x                  6"
@@ -556,7 +556,7 @@ def test_with_json_nothing_but_the_document_is_written() -> None:
     out, err = io.StringIO(), io.StringIO()
     output = Output(out, err, json=True)
     output.line("text")
-    output.table(("a",), [(1,)])
+    output.table({"a": 0}, [(1,)])
     output.note("note")
     output.document({"a": "é"})
     assert json.loads(out.getvalue()) == {"a": "é"}

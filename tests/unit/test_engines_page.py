@@ -47,7 +47,7 @@ def capabilities(app: AsyncTask) -> list[EngineCapabilities]:
     on_celery = celery.attach(made, app)
     made.close()
     broker = StubBroker()
-    on_dramatiq = dramatiq.attach(broker, app).engine
+    on_dramatiq = dramatiq.attach(broker, app)
     broker.close()
     on_rq = rq.attach(Redis(), app)
     return [on_celery.capabilities, on_dramatiq.capabilities, on_rq.capabilities]

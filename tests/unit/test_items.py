@@ -40,7 +40,7 @@ from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem
 from asynctask.lists.coerce import BETWEEN, Unclear, coercer_for, flags_of
 from asynctask.lists.items import Binding, ItemShape, Rejected, UnfitItem
-from asynctask.lists.problems import describe
+from asynctask.lists.problems import from_pydantic
 from asynctask.lists.readers import CellError, Limits, RawRow
 from asynctask.lists.readers.base import Formatted
 from asynctask.lists.rows import ListSource, open_list
@@ -335,6 +335,10 @@ class TestRefused:
         assert outcome.values["CAMPAIGN  code"] == "x" * 500
 
     def test_an_error_without_an_entry_keeps_its_own_type(self) -> None:
+        def describe(error: dict[str, Any]) -> tuple[str, str]:
+            problem = from_pydantic(None, None, error)
+            return problem.code, problem.message
+
         assert describe({"type": "strange", "msg": "is strange"}) == ("strange", "is strange")
         assert describe({"type": "greater_than", "msg": "Input should be greater"}) == (
             "too_small",

@@ -24,8 +24,9 @@ from support.drawn import examples
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
 from asynctask.lists.problems import CODES
-from asynctask.lists.readers import FORMATS, CellError, Limits, RawRow, open_source
+from asynctask.lists.readers import CellError, Limits, RawRow
 from asynctask.lists.readers.base import normalise, trimmed
+from asynctask.lists.readers.opening import FORMATS, open_source
 
 LIMITS = Limits()
 SHEET = "xl/worksheets/sheet1.xml"

@@ -23,9 +23,11 @@ from support.drawn import examples
 
 from asynctask.errors import Unavailable
 from asynctask.ledger.base import NewItem
+from asynctask.lists import workbook_writer
 from asynctask.lists.items import ItemShape
-from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
-from asynctask.lists.readers.base import COLUMNS, SUFFIX, Percent, trimmed
+from asynctask.lists.readers import CellError, Limits, RawRow
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, Percent, normalise, trimmed
+from asynctask.lists.readers.opening import open_source
 from asynctask.lists.written_cells import csv_cell
 from asynctask.messages import CATALOGUE
 from asynctask.reports.files import ReportRow, iter_csv, iter_xlsx, report_headers, write_csv, write_xlsx
@@ -206,9 +208,12 @@ class TestXlsx:
         book.close()
 
     @pytest.mark.parametrize(("count", "sheets"), [(0, 1), (3, 1), (4, 2), (7, 3)])
-    def test_rows_beyond_a_sheet_go_to_the_next_one(self, tmp_path: Path, count: int, sheets: int) -> None:
+    def test_rows_beyond_a_sheet_go_to_the_next_one(
+        self, tmp_path: Path, count: int, sheets: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(workbook_writer, "SHEET_ROWS", 3)
         rows = [line({"code": f"c{n}"}, number=n) for n in range(count)]
-        assert write_xlsx(tmp_path / "a.xlsx", HEADERS, iter(rows), rows_per_sheet=3) == count
+        assert write_xlsx(tmp_path / "a.xlsx", HEADERS, iter(rows)) == count
         book = openpyxl.load_workbook(tmp_path / "a.xlsx")
         assert book.sheetnames == ["Rows 1", "Rows 2", "Rows 3"][:sheets]
         found = [row[0] for sheet in book for row in sheet.iter_rows(min_row=2, values_only=True)]
@@ -274,9 +279,13 @@ class TestXlsx:
         assert sheet["G3"].comment is None
         book.close()
 
-    def test_only_the_first_refused_cells_of_a_sheet_get_comments_and_all_are_marked(self, tmp_path: Path) -> None:
+    def test_only_the_first_refused_cells_of_a_sheet_get_comments_and_all_are_marked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(workbook_writer, "SHEET_ROWS", 4)
+        monkeypatch.setattr(workbook_writer, "MAX_COMMENTS", 2)
         rows = [line(number=n, bad_columns={"code": "is unknown"}) for n in range(5)]
-        write_xlsx(tmp_path / "a.xlsx", HEADERS, rows, rows_per_sheet=4, comments_per_sheet=2)
+        write_xlsx(tmp_path / "a.xlsx", HEADERS, rows)
         book = openpyxl.load_workbook(tmp_path / "a.xlsx")
         first, second = book.worksheets
         assert [first.cell(row, 1).comment is not None for row in range(2, 6)] == [True, True, False, False]
@@ -346,10 +355,6 @@ class TestXlsx:
         assert rows[0][:8] == list(cells)
         assert rows[1] == rows[2]
         assert rows[1][:8] == list(cells.values())
-
-    def test_a_sheet_cannot_be_longer_than_a_sheet(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="rows_per_sheet"):
-            write_xlsx(tmp_path / "a.xlsx", HEADERS, [], rows_per_sheet=1_048_576)
 
 
 class Campaign(BaseModel):

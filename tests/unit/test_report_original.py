@@ -28,7 +28,7 @@ from asynctask.lists import uploads as lists
 from asynctask.lists.readers import CellError, Limits, RawRow
 from asynctask.lists.readers.base import Percent
 from asynctask.lists.rows import ListSource
-from asynctask.lists.uploads import StoredFile, Uploads, list_file
+from asynctask.lists.uploads import ListFile, StoredFile, Uploads, list_file
 from asynctask.lists.written_cells import dump, unpacked
 from asynctask.reports.report import Original, open_original
 
@@ -199,7 +199,7 @@ def test_rows_that_an_earlier_version_cached_go_with_their_workbook(uploads: Upl
     assert list((tmp_path / "uploads").iterdir()) == []
 
 
-class Listed:
+class Listed(ListFile):
     """A list whose rows are given: the file, and its only sheet."""
 
     format, headers, places, sheet_name, planned = "xlsx", ("a", "b"), (0, 2), None, None
@@ -210,20 +210,8 @@ class Listed:
     def open(self, *_: Any, **__: Any) -> Any:
         return self
 
-    def sheets(self) -> list[str]:
-        return []
-
     def rows(self, after: int = 0) -> Iterator[RawRow]:
         return (RawRow(number, values) for number, values in enumerate(self._rows, 2))
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @pytest.mark.parametrize("known", [None, ["a", "b", "Column D", "Column B"]])

@@ -24,7 +24,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem
 from asynctask.ledger.lending import Job
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
-from asynctask.ledger.tasks import NewTask, try_close
+from asynctask.ledger.tasks import NewTask, Throttle, try_close
 from asynctask.runtime.loans import OwnClaim, OwnLoan, OwnLoans
 
 SESSIONS = ("a", "b", "c", None)
@@ -95,7 +95,7 @@ class ReadyJobs(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS), count=st.integers(0, 3), priority=st.sampled_from((1, 1, 2)), parallel=PICK)
     def submit(self, session: str | None, count: int, priority: int, parallel: int) -> None:
-        new = NewTask("w", "default", priority, session=session, parallel=1 if parallel > 5 else None)
+        new = NewTask("w", "default", priority, session=session, throttle=Throttle(1 if parallel > 5 else None))
         task_id = task_rows.create(self.ledger, [task_rows.First(new)], lease_s=1e6)[0].task_id
         self.tasks.append(task_id)
         if count:

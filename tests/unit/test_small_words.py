@@ -12,6 +12,7 @@ from asynctask.cli.tasks import _knob
 from asynctask.errors import InputError
 from asynctask.lists.coerce import Unclear, coercer_for, span_text
 from asynctask.lists.items import ItemShape, Rejected
+from asynctask.lists.options import checked_knobs
 from asynctask.lists.problems import say
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import csv_cell
@@ -78,8 +79,8 @@ def test_what_is_wrong_with_a_row_stands_in_the_order_of_its_columns() -> None:
 
 
 def test_only_knobs_that_turn_are_offered() -> None:
-    with pytest.raises(InputError, match=r"there are parallel, interval, priority, tolerated_failures, title$"):
-        _knob("foo=1")
-    assert _knob("parallel=none") == ("parallel", None)
-    assert _knob("interval=0.5") == ("interval", 0.5)
-    assert _knob("tolerated_failures=5%") == ("tolerated_failures", "5%")
+    with pytest.raises(InputError, match=r"there are interval, parallel, priority, title, tolerated_failures$"):
+        checked_knobs({"foo": "1"})
+    said = dict(map(_knob, ("parallel=none", "interval=0.5", "tolerated_failures=5%", "priority=ADMIN_HIGH")))
+    found = checked_knobs(said, as_text=True)
+    assert found == {"parallel": None, "interval": 0.5, "tolerated_failures": "5%", "priority": 120}

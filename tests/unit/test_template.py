@@ -17,9 +17,11 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from asynctask import AsyncTask
 from asynctask.ledger.base import NewItem
-from asynctask.lists.readers import Limits, open_source
+from asynctask.lists.problems import texts
+from asynctask.lists.readers import Limits
+from asynctask.lists.readers.opening import open_source
 from asynctask.messages import CATALOGUE
-from asynctask.reports.templates import TEXTS, NoTemplate, Template, make_template, template_csv, template_xlsx
+from asynctask.reports.templates import NoTemplate, Template, make_template, template_csv, template_xlsx
 
 
 class Channel(Enum):
@@ -199,8 +201,7 @@ class TestWorkbook:
 
     @pytest.mark.parametrize("locale", list(CATALOGUE))
     def test_it_speaks_every_language_that_ships(self, template: Template, locale: str) -> None:
-        words = TEXTS[locale]
-        assert words.keys() == TEXTS["en"].keys()
+        words = {key: texts(locale)[f"template.{key}"] for key in ("rows", "help", "yes", "no")}
         book = openpyxl.load_workbook(io.BytesIO(template_xlsx(template, locale)))
         assert book.sheetnames[:2] == [words["rows"], words["help"]]
         assert rules(book)["express"].formula1 == f'"{words["yes"]},{words["no"]}"'
@@ -215,7 +216,7 @@ class TestRoundTrip:
     ) -> None:
         path = tmp_path / "filled.xlsx"
         book = openpyxl.load_workbook(io.BytesIO(template_xlsx(template, locale)))
-        filled = {**FILLED, "express": TEXTS[locale]["yes"]}
+        filled = {**FILLED, "express": texts(locale)["template.yes"]}
         book.worksheets[0].append(list(filled.values()))
         book.worksheets[0].append(["ABC", 1, None, None, None, dt.date(2026, 3, 6)])
         for cell in book.worksheets[0][2]:

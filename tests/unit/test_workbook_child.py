@@ -33,7 +33,8 @@ from support.sheets import (
 
 from asynctask.errors import InputError, Unavailable
 from asynctask.lists import uploads
-from asynctask.lists.readers import Limits, RawRow, Source, open_source
+from asynctask.lists.readers import Limits, RawRow, Source
+from asynctask.lists.readers.opening import open_source
 from asynctask.lists.uploads import Workbook, list_file
 from asynctask.testing import wait_for
 

@@ -13,9 +13,10 @@ import python_calamine
 from support.sheets import read
 
 from asynctask.errors import InputError, UnsupportedFormat
-from asynctask.lists.readers import CellError, Limits, open_source
+from asynctask.lists.readers import CellError, Limits
 from asynctask.lists.readers.base import OpenOptions
 from asynctask.lists.readers.ods import ods_table
+from asynctask.lists.readers.opening import open_source
 from asynctask.lists.readers.table import Table
 from asynctask.lists.readers.xls import xls_table
 from asynctask.lists.readers.xlsx import xlsx_table

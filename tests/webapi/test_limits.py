@@ -14,8 +14,8 @@ from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.config import Config
+from asynctask.lists.options import MAX_FIELD_FAULTS
 from asynctask.testing import wait_for
-from webapi.problems import MAX_FIELD_FAULTS
 
 Make = Callable[..., AsyncTask]
 

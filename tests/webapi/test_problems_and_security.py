@@ -119,6 +119,8 @@ def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: Client, 
         client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "B"}]}, headers=headers),
     ]
     assert [(a.status_code, a.json["code"]) for a in answers] == [(403, "cross_site")] * 3
+    told = ("X-Forwarded-Host", "X-Forwarded-Proto", "trusted_proxies")
+    assert [name for name in told if name not in answers[0].json["detail"]] == []
     assert task.progress()["state"] == "running"
     assert len(app.tasks()) == 1
     assert client.get(f"/api/tasks/{task.id}", headers=headers).status_code == 200

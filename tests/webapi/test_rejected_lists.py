@@ -17,7 +17,7 @@ from asynctask.cli.output import Output
 from asynctask.cli.root import run
 from asynctask.cli.submit import _print_submission
 from asynctask.errors import InputError
-from asynctask.lists.readers import FORMATS
+from asynctask.lists.readers.opening import FORMATS
 
 Form = Callable[..., dict[str, Any]]
 

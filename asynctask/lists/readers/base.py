@@ -5,8 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from asynctask.errors import InputError, Problem, TooLarge
 
@@ -30,8 +29,7 @@ def of_locale(locale: str) -> str:
 
 # -- interface
 
-REPORT_COLUMNS: Final = COLUMNS["en"]
-_BLOCKS: Final = frozenset(COLUMNS.values())
+_BLOCK: Final = len(COLUMNS["en"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ class OpenOptions:
     report: bool = False
 
 
-class Source(Protocol):
+class Source:
     """An open list: a context manager; ``rows`` may be called repeatedly.
 
     ``format``: its name in the registry. ``headers``: the names of the columns in order, None for JSON; ``places``: their
@@ -135,29 +133,28 @@ class Source(Protocol):
     None. ``planned``: the number of rows, None if unknown without reading them.
     """
 
-    format: str
-    delimiter: str | None
-    headers: tuple[str, ...] | None
-    places: tuple[int, ...] | None
-    sheet_name: str | None
-    planned: int | None
+    format = ""
+    delimiter: str | None = None
+    headers: tuple[str, ...] | None = None
+    places: tuple[int, ...] | None = None
+    sheet_name: str | None = None
+    planned: int | None = None
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
         """The rows with a number greater than ``after``, in order.
 
         Raises :class:`InputError` (:class:`TooLarge` beyond a limit) where the rest of the list cannot be read.
         """
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Closes the file; idempotent."""
-        ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 _INVISIBLE: Final = "\ufeff\u200b\u2060\u00ad\u180e\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -195,6 +192,14 @@ def column_letters(index: int) -> str:
     return letters
 
 
+def column_index(letters: bytes) -> int:
+    """The column of its capital letters; A is 0."""
+    column = 0
+    for letter in letters:
+        column = column * 26 + letter - 64
+    return column - 1
+
+
 def over_limit(what: str, setting: str, value: int) -> TooLarge:
     """The error beyond a limit, with its value and its setting."""
     return TooLarge(
@@ -203,10 +208,20 @@ def over_limit(what: str, setting: str, value: int) -> TooLarge:
     )
 
 
-def too_wide(row: int, column: int, limits: Limits) -> TooLarge:
-    """The error for a cell beyond ``max_columns``; ``column`` 0 is A."""
-    what = f"row {row} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
-    return over_limit(what, "max_columns", limits.max_columns)
+def put(row: list[Any], column: int, value: Any, number: int, limits: Limits, repeat: int = 1) -> None:
+    """Puts a value into the cells of a row from a column on; 0 is A. Raises :class:`TooLarge` for a cell beyond
+    ``max_columns``, or a text of more than ``max_cell_chars``."""
+    last = column + repeat - 1
+    if last >= limits.max_columns:
+        what = f"row {number} has a cell in column {column_letters(last)}, which is column {last + 1:,}"
+        raise over_limit(what, "max_columns", limits.max_columns)
+    if type(value) is str and len(value) > limits.max_cell_chars:
+        raise too_long(number, value, limits)
+    if column < len(row):
+        row[column] = value
+    else:
+        row.extend([None] * (column - len(row)))
+        row.extend([value] * repeat)
 
 
 def too_long(row: int, text: str, limits: Limits) -> TooLarge:
@@ -243,29 +258,26 @@ def report_block(headers: Collection[str]) -> frozenset[str]:
     They are the five of :data:`COLUMNS` in any language, adjacent and in order, with or without a suffix.
     """
     names = list(headers)
-    plain = [_without_suffix(normalise(name)) for name in names]
-    size = len(REPORT_COLUMNS)
-    found: set[str] = set()
-    for start in range(len(names) - size + 1):
-        if tuple(plain[start : start + size]) in _BLOCKS:
-            found.update(names[start : start + size])
-    return frozenset(found)
+    return frozenset(name for start in _blocks(names) for name in names[start : start + _BLOCK])
 
 
 def row_number_header(headers: Sequence[str], used: Collection[str] = ()) -> str | None:
     """The column with the row numbers of a report: the first of the last block of its columns, or else one of that name
     that is no column in ``used``. None without one."""
-    names = list(headers)
-    plain = [_without_suffix(normalise(name)) for name in names]
-    size = len(REPORT_COLUMNS)
-    for start in range(len(names) - size, -1, -1):
-        if tuple(plain[start : start + size]) in _BLOCKS:
-            return names[start]
-    numbers = {block[0] for block in _BLOCKS}
-    return next((name for name, as_is in zip(names, plain, strict=True) if as_is in numbers and name not in used), None)
+    if starts := _blocks(headers):
+        return headers[starts[-1]]
+    numbers = {block[0] for block in COLUMNS.values()}
+    return next((name for name in headers if _without_suffix(name) in numbers and name not in used), None)
+
+
+def _blocks(headers: Sequence[str]) -> list[int]:
+    """Where the columns of reports begin among these."""
+    plain, known = [_without_suffix(name) for name in headers], set(COLUMNS.values())
+    return [start for start in range(len(plain)) if tuple(plain[start : start + _BLOCK]) in known]
 
 
 def _without_suffix(name: str) -> str:
+    name = normalise(name)
     for suffix in SUFFIX.values():
         name = name.removesuffix(suffix)
     return name

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Self, TextIO
 
 from asynctask.errors import InputError, Problem
-from asynctask.lists.readers.base import Limits, OpenOptions, normalise, over_limit, shorten, trimmed
-from asynctask.lists.readers.encodings import prove_encoding
-from asynctask.lists.readers.table import FIGURES, HEADER_ROWS, TableSource, Torn, matches
+from asynctask.lists.readers.base import Limits, OpenOptions, normalise, over_limit, shorten, too_long, trimmed
+from asynctask.lists.readers.encodings import decoded, prove_encoding
+from asynctask.lists.readers.table import FIGURES, HEADER_ROWS, Table, TableSource, Torn, matches
 
 DELIMITERS: Final = ",;\t|"
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -43,7 +43,7 @@ class _Text:
 
     def records(self) -> Iterator[tuple[int, list[Any]]]:
         """The non-blank records, with their numbers; one whose quotes are wrong is a :class:`Torn`."""
-        limit, empty = self._limits.max_cell_chars, 0
+        empty = 0
         for number, record in self._parsed(self._escape):
             if not any(record):
                 empty += 1
@@ -51,7 +51,7 @@ class _Text:
                     return
                 continue
             empty = 0
-            cells = [_value(cell, number, limit) if cell else None for cell in record]
+            cells = [_value(cell, number, self._limits) if cell else None for cell in record]
             yield number, Torn(cells, record.problem) if isinstance(record, Torn) else cells
 
     def _parsed(self, escape: str | None) -> Iterator[tuple[int, list[str] | Torn]]:
@@ -77,11 +77,10 @@ class _Text:
 
     def _has_escapes(self) -> bool:
         last = ""
-        with self._path.open(encoding=self._encoding, newline="") as file:
-            while chunk := file.read(_CHUNK):
-                if _ESCAPED_QUOTE in chunk or last + chunk[0] == _ESCAPED_QUOTE:
-                    return True
-                last = chunk[-1]
+        for piece in decoded(self._path, self._encoding):
+            if _ESCAPED_QUOTE in last + piece:
+                return True
+            last = piece[-1:]
         return False
 
     def _is_sound(self, escape: str | None) -> bool:
@@ -120,7 +119,7 @@ def _open(name: str, delimiters: str, path: Path, options: OpenOptions) -> Table
     if options.limits.max_cell_chars > csv.field_size_limit():
         csv.field_size_limit(options.limits.max_cell_chars)
     text = _Text(path, encoding, options, delimiters)
-    return TableSource(name, text.records, options, extra_is_problem=True, delimiter=text.delimiter)
+    return TableSource(name, Table(text.records), options, text.delimiter)
 
 
 def _has_tab(path: Path) -> bool:
@@ -203,9 +202,9 @@ def _torn(number: int, lines: list[str], delimiter: str, max_chars: int) -> Torn
     return Torn(cells, problem)
 
 
-def _value(cell: str, number: int, max_chars: int) -> str | None:
-    if len(cell) > max_chars:
-        raise over_limit(f"a cell of row {number} has {len(cell):,} characters", "max_cell_chars", max_chars)
+def _value(cell: str, number: int, limits: Limits) -> str | None:
+    if len(cell) > limits.max_cell_chars:
+        raise too_long(number, cell, limits)
     if cell[0] == "'" and cell.startswith(_GUARDED):
         return trimmed(cell[1:]) or None
     text = cell.strip() if cell.isascii() else trimmed(cell)

@@ -139,10 +139,8 @@ def head_text(head: bytes) -> bytes:
 def decoded(path: Path, codec: str) -> Iterator[str]:
     """The text, streamed in pieces of at most 1 MiB of the file."""
     decoder = codecs.getincrementaldecoder(codec)()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield decoder.decode(chunk)
-        yield decoder.decode(b"", True)
+    yield from map(decoder.decode, bytes_of(path))
+    yield decoder.decode(b"", True)
 
 
 def _proved(path: Path, codec: str) -> str:
@@ -190,13 +188,19 @@ def _broken_at(path: Path, codec: str) -> int | None:
             place += len(chunk)
 
 
-def _first_nul(path: Path) -> int | None:
-    place = 0
+def bytes_of(path: Path) -> Iterator[bytes]:
+    """A file in pieces of at most 1 MiB."""
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            if (nul := chunk.find(b"\0")) >= 0:
-                return place + nul
-            place += len(chunk)
+            yield chunk
+
+
+def _first_nul(path: Path) -> int | None:
+    place = 0
+    for chunk in bytes_of(path):
+        if (nul := chunk.find(b"\0")) >= 0:
+            return place + nul
+        place += len(chunk)
     return None
 
 
@@ -236,12 +240,11 @@ def _bare_utf16(path: Path, *, utf8: bool) -> str | None:
     """UTF-16 without a byte order mark, if certain: nearly all NUL bytes are on one side of the byte pairs."""
     size = path.stat().st_size
     sides = [0, 0]
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            for side in (0, 1):
-                sides[side] += chunk[side::2].count(0)
-            # The high bytes of Cyrillic letters, for instance, are valid UTF-8, but control characters.
-            utf8 = utf8 and len(chunk.translate(None, _CONTROL_BYTES)) == len(chunk)
+    for chunk in bytes_of(path):
+        for side in (0, 1):
+            sides[side] += chunk[side::2].count(0)
+        # The high bytes of Cyrillic letters, for instance, are valid UTF-8, but control characters.
+        utf8 = utf8 and len(chunk.translate(None, _CONTROL_BYTES)) == len(chunk)
     # A few characters, 一 for instance, have their zero byte on the other side.
     if size % 2 or 2 * min(sides) > max(sides) or (utf8 and max(sides) < size / 4):
         return None

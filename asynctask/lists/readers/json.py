@@ -7,16 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
 from asynctask.errors import InputError, Problem, TooLarge
-from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, over_limit
-from asynctask.lists.readers.encodings import BOM, decoded, prove_encoding
+from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, Source, over_limit
+from asynctask.lists.readers.encodings import BOM, bytes_of, decoded, prove_encoding
 
-_CHUNK: Final = 1 << 18
 _SHOWN: Final = 200
 _KEY_SHOWN: Final = 80
 # A group that repeats possessively (``*+``) is atomic (``(?>``): before Python 3.11.5 such a repeat otherwise goes on from
@@ -35,36 +33,15 @@ _BLANK: Final = bytes(each if each == 0x0A else 0x20 for each in range(256))
 T = TypeVar("T")
 
 
-class JsonSource:
-    """Items of a JSON text; see :class:`~asynctask.lists.readers.base.Source`."""
-
-    headers: tuple[str, ...] | None = None
-    places: tuple[int, ...] | None = None
-    sheet_name: str | None = None
-    delimiter: str | None = None
+class JsonSource(Source):
+    """Items of a JSON text, whose file is open only while they are read."""
 
     def __init__(self, name: str, items: Callable[[], Iterator[RawRow]], planned: int) -> None:
-        self.format = name
-        self._items: Callable[[], Iterator[RawRow]] | None = items
-        self.planned: int | None = planned
+        self.format, self._items, self.planned = name, items, planned
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
         """See :meth:`Source.rows`."""
-        if self._items is None:
-            raise ValueError("the source is closed")
-        for row in self._items():
-            if row.number > after:
-                yield row
-
-    def close(self) -> None:
-        """See :meth:`Source.close`. The file is open only during :meth:`rows`."""
-        self._items = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        return (row for row in self._items() if row.number > after)
 
 
 def open_json(path: Path, options: OpenOptions) -> JsonSource:
@@ -185,10 +162,8 @@ def _utf8(path: Path, codec: str) -> Iterator[bytes]:
         for number, piece in enumerate(decoded(path, codec)):
             yield (piece if number else piece.removeprefix("\ufeff")).encode() or b" "
         return
-    with path.open("rb") as file:
-        yield file.read(_CHUNK).removeprefix(BOM) or b" "
-        while chunk := file.read(_CHUNK):
-            yield chunk
+    for number, chunk in enumerate(bytes_of(path)):
+        yield (chunk if number else chunk.removeprefix(BOM)) or b" "
 
 
 def _lines(path: Path, codec: str, limits: Limits) -> Iterator[tuple[int, bytes, int]]:

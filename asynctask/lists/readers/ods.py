@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import time, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, Percent, too_long, too_wide, trimmed
-from asynctask.lists.readers.table import Table, TableSource, sheet_source
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, Percent, put, trimmed
+from asynctask.lists.readers.table import Table
 from asynctask.lists.readers.workbook import (
     MAX_SHEETS,
     MAX_STYLES,
@@ -66,17 +65,12 @@ class _Row(NamedTuple):
     cells: list[Any]
 
 
-def open_ods(path: Path, options: OpenOptions) -> TableSource:
-    """Opens the named sheet, else the first visible one with rows.
-
-    Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``no_header``, ``duplicate_column``, ``damaged_file``,
-    ``encrypted``, ``zip_bomb``, ``too_large``.
-    """
-    return sheet_source("ods", ods_table(path, options), options)
-
-
 def ods_table(path: Path, options: OpenOptions) -> Table:
-    """The named sheet, else the first visible one with rows, without looking for a header."""
+    """The named sheet, else the first visible one with rows; its header is not looked for.
+
+    Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``damaged_file``, ``encrypted``, ``zip_bomb``,
+    ``too_large``.
+    """
     limits = options.limits
     with Package(path, limits) as package:
         _refuse_encrypted(package)
@@ -95,7 +89,7 @@ def ods_table(path: Path, options: OpenOptions) -> Table:
     if counted:
         with Package(path, limits) as package:
             filled = sum(row.repeat for row in _rows(_events(package, limits), place))
-    return Table(cells, name, filled, lambda: None)
+    return Table(cells, name, filled)
 
 
 def ods_sheets(path: Path, limits: Limits) -> list[str]:
@@ -113,7 +107,7 @@ def _refuse_encrypted(package: Package) -> None:
         nonlocal found
         found = found or tag.endswith("encryption-data")
 
-    package.parse(_MANIFEST, lambda parser: setattr(parser, "StartElementHandler", start))
+    package.parse(_MANIFEST, start)
     if found:
         raise encrypted()
 
@@ -150,7 +144,7 @@ def _rows(events: Iterator[_Sheet | _Row], wanted: int) -> Iterator[_Row]:
 
 def _events(package: Package, limits: Limits, *, percents: bool = False) -> Iterator[_Sheet | _Row]:
     parser = _Parser(limits, percents)
-    for _ in feed(package.chunks(_CONTENT), parser.attach, _CONTENT):
+    for _ in feed(package.chunks(_CONTENT), _CONTENT, parser.start, parser.end, parser.text):
         yield from parser.take()
 
 
@@ -167,29 +161,28 @@ class _Parser:
         self._row: list[Any] = []
         self._cell: Mapping[str, str] | None = None
         self._sheets = self._table_depth = self._cell_depth = self._text_depth = 0
-        self._text: list[str] = []
+        self._texts: list[str] = []
         self._size, self._shown = 0, False
         self._starts: dict[str, Callable[[Mapping[str, str]], None]] = {
             "table-cell": self._open_cell, "covered-table-cell": self._open_cell, "table-row": self._open_row,
             "table": self._open_table, "style": self._open_style, "table-properties": self._table_properties,
-            "p": self._open_paragraph, "s": self._spaces, "tab": self._tab, "line-break": self._line_break,
+            "p": self._open_paragraph,
+            "s": lambda attrs: self._add_blank(" " * min(_repeat(attrs, "text:c"), _MAX_TEXT + 1)),
+            "tab": lambda _: self._add_blank("\t"), "line-break": lambda _: self._add_blank("\n"),
         }  # fmt: skip
-
-    def attach(self, xml: XMLParserType) -> None:
-        xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
 
     def take(self) -> list[_Sheet | _Row]:
         events, self._events = self._events, []
         return events
 
-    def _start(self, tag: str, attrs: Mapping[str, str]) -> None:
+    def start(self, tag: str, attrs: Mapping[str, str]) -> None:
         tag = tag.rpartition(":")[2]
         handler = self._starts.get(tag)
         if handler is not None:
             handler(attrs)
         self._path.append(tag)
 
-    def _end(self, tag: str) -> None:
+    def end(self, tag: str) -> None:
         tag = self._path.pop()
         depth = len(self._path)
         if self._cell is not None:
@@ -204,7 +197,7 @@ class _Parser:
         elif depth == self._table_depth:
             self._table_depth = 0
 
-    def _characters(self, data: str) -> None:
+    def text(self, data: str) -> None:
         if self._text_depth:
             # A line end in the XML is a space; those of the text are elements.
             self._add(_in_one_line(data) if "\n" in data else data)
@@ -213,7 +206,7 @@ class _Parser:
         self._size += len(text)
         if self._size > _MAX_TEXT:
             raise TooLarge(f"a text of the workbook has more than {_MAX_TEXT:,} characters; shorten it")
-        self._text.append(text)
+        self._texts.append(text)
 
     # -- tables and rows
 
@@ -250,7 +243,7 @@ class _Parser:
     def _open_cell(self, attrs: Mapping[str, str]) -> None:
         if self._cell is None and self._table_depth:
             self._cell, self._cell_depth, self._text_depth = attrs, len(self._path), 0
-            self._text.clear()
+            self._texts.clear()
             self._size, self._shown = 0, False
 
     def _open_paragraph(self, _: Mapping[str, str]) -> None:
@@ -258,24 +251,16 @@ class _Parser:
         if self._cell is not None and len(self._path) == self._cell_depth + 1 and not self._text_depth:
             self._text_depth = len(self._path)
             self._shown = True
-            if self._text:
+            if self._texts:
                 self._add("\n")
 
-    def _spaces(self, attrs: Mapping[str, str]) -> None:
+    def _add_blank(self, text: str) -> None:
         if self._text_depth:
-            self._add(" " * min(_repeat(attrs, "text:c"), _MAX_TEXT + 1))
-
-    def _tab(self, _: Mapping[str, str]) -> None:
-        if self._text_depth:
-            self._add("\t")
-
-    def _line_break(self, _: Mapping[str, str]) -> None:
-        if self._text_depth:
-            self._add("\n")
+            self._add(text)
 
     def _close_cell(self, attrs: Mapping[str, str]) -> None:
         repeat = _repeat(attrs, "table:number-columns-repeated")
-        text = trimmed("".join(self._text)) or None
+        text = trimmed("".join(self._texts)) or None
         self._cell, self._text_depth = None, 0
         value = _value(attrs, text)
         if value is None and "table:formula" in attrs and "office:value-type" not in attrs and not self._shown:
@@ -285,17 +270,8 @@ class _Parser:
         if text is not None and attrs.get("office:value-type") == "float" and type(value) in (int, float):
             value = formatted(value, shown_format(value, text))
         if value is not None:
-            self._put(value, repeat)
+            put(self._row, self._column, value, self._number, self._limits, repeat)
         self._column += repeat
-
-    def _put(self, value: Any, repeat: int) -> None:
-        last, limits = self._column + repeat - 1, self._limits
-        if last >= limits.max_columns:
-            raise too_wide(self._number, last, limits)
-        if type(value) is str and len(value) > limits.max_cell_chars:
-            raise too_long(self._number, value, limits)
-        self._row.extend([None] * (self._column - len(self._row)))
-        self._row.extend([value] * repeat)
 
 
 def _in_one_line(data: str) -> str:

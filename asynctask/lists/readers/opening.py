@@ -1,42 +1,87 @@
-"""The opener of each format, and detection of a file's format. Imports every reader."""
+"""Opens a list of any format: finds the format of a file by its content, then by its name. Imports every reader."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
 from asynctask.errors import UnsupportedFormat
-from asynctask.lists.readers.base import Limits, OpenOptions, Source
+from asynctask.lists.readers.base import Limits, OpenOptions, Source, over_limit
 from asynctask.lists.readers.csv import open_csv, open_tsv
-from asynctask.lists.readers.encodings import head_text
+from asynctask.lists.readers.encodings import bytes_of, head_text
 from asynctask.lists.readers.json import open_json, open_ndjson
-from asynctask.lists.readers.ods import MIMETYPE, ods_sheets, open_ods
+from asynctask.lists.readers.ods import MIMETYPE, ods_sheets, ods_table
+from asynctask.lists.readers.table import Table, TableSource
 from asynctask.lists.readers.workbook import OLE, OleFile, Package, encrypted, office_document
-from asynctask.lists.readers.xls import STREAMS, open_xls, xls_sheets
-from asynctask.lists.readers.xlsx import open_xlsx, xlsx_sheets
+from asynctask.lists.readers.xls import STREAMS, xls_sheets, xls_table
+from asynctask.lists.readers.xlsx import xlsx_sheets, xlsx_table
 
-OPENERS: Final[Mapping[str, Callable[[Path, OpenOptions], Source]]] = {
-    "xlsx": open_xlsx,
-    "xls": open_xls,
-    "ods": open_ods,
-    "csv": open_csv,
-    "tsv": open_tsv,
-    "json": open_json,
-    "ndjson": open_ndjson,
+
+class Format(NamedTuple):
+    """A readable format: ``title`` for people, its ``suffixes``, what opens it, and what lists its visible ``sheets``."""
+
+    title: str
+    suffixes: tuple[str, ...]
+    open: Callable[[Path, OpenOptions], Source]
+    sheets: Callable[[Path, Limits], list[str]] | None = None
+
+
+def _sheet_of(name: str, table: Callable[[Path, OpenOptions], Table]) -> Callable[[Path, OpenOptions], Source]:
+    return lambda path, options: TableSource(name, table(path, options), options)
+
+
+FORMATS: Final = {
+    "xlsx": Format("Excel workbooks", (".xlsx", ".xlsm"), _sheet_of("xlsx", xlsx_table), xlsx_sheets),
+    "xls": Format("old Excel workbooks", (".xls",), _sheet_of("xls", xls_table), xls_sheets),
+    "ods": Format("OpenDocument spreadsheets", (".ods",), _sheet_of("ods", ods_table), ods_sheets),
+    "csv": Format("CSV text", (".csv", ".txt"), open_csv),
+    "tsv": Format("tab-separated text", (".tsv", ".tab"), open_tsv),
+    "json": Format("JSON lists", (".json",), open_json),
+    "ndjson": Format("JSON lines", (".ndjson", ".jsonl"), open_ndjson),
 }
-"""The reader of each of :data:`asynctask.lists.readers.FORMATS`."""
-
-SHEETS: Final[Mapping[str, Callable[[Path, Limits], list[str]]]] = {
-    "xlsx": xlsx_sheets, "xls": xls_sheets, "ods": ods_sheets,
-}  # fmt: skip
-"""Lists the visible sheets, for the formats that have sheets."""
 
 
-# -- format detection: by content, then by media type and file name
+def open_source(
+    path: Path,
+    filename: str,
+    *,
+    sheet: str | None = None,
+    limits: Limits,
+    expect: Collection[str] = (),
+    encoding: str | None = None,
+    report: bool = False,
+) -> Source:
+    """Opens a list. Close the result, or use it in a ``with``.
+
+    Arguments: ``path``, the file; ``filename``, the name it was sent under (a tie-breaker, never a path); ``sheet``, the
+    sheet of a workbook, by default the first visible one with rows; ``limits``; ``expect``, names that a header may have,
+    which tell the header row from titles above it; ``encoding`` of a text, by default detected; ``report`` as of
+    :class:`~asynctask.lists.readers.base.OpenOptions`.
+
+    Raises :class:`UnsupportedFormat` (415) for an unreadable format, :class:`TooLarge` (413) beyond a limit,
+    :class:`InputError` (422) for any other fault. docs/reference/sheets.md lists the codes.
+    """
+    size = path.stat().st_size
+    if size > limits.max_file_bytes:
+        raise over_limit(f"the file has {size:,} bytes", "max_file_bytes", limits.max_file_bytes)
+    options = OpenOptions(sheet, limits, frozenset(expect), encoding, report)
+    return FORMATS[_sniff(path, filename, limits)].open(path, options)
+
+
+def sheet_names(path: Path, filename: str, limits: Limits) -> list[str]:
+    """The visible sheets of a workbook, in order; empty for a file without sheets.
+
+    Arguments and errors as of :func:`open_source`.
+    """
+    sheets = FORMATS[_sniff(path, filename, limits)].sheets
+    return [] if sheets is None else sheets(path, limits)
+
+
+# -- format detection: by content, then by file name
 
 _HEAD: Final = 65_536
 _ENCRYPTED: Final = "EncryptedPackage".encode("utf-16-le")
@@ -60,58 +105,42 @@ _MARKUP: Final = re.compile(rb"\s*<(?:!doctype|!--|html|\?xml|\?mso|table|head|b
 _MAIL: Final = re.compile(rb"\s*MIME-Version:", re.IGNORECASE)
 _CONTROLS: Final = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 _DELIMITER: Final = re.compile(rb"[,;\t|]")
-_WORKBOOK_NAMES: Final = frozenset({".xlsx", ".xlsm", ".xls", ".ods"})
+_WORKBOOK_NAMES: Final = {suffix for known in FORMATS.values() if known.sheets is not None for suffix in known.suffixes}
 _BINARY_NAMES: Final = frozenset({".xlsb", ".pdf", ".zip", ".numbers", ".doc", ".docx", ".ppt", ".pptx", ".parquet"})
-_HINTS: Final = {
-    ".json": "json",
-    ".ndjson": "ndjson",
-    ".jsonl": "ndjson",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".csv": "csv",
-    "application/json": "json",
-    "text/json": "json",
-    "application/x-ndjson": "ndjson",
-    "application/ndjson": "ndjson",
-    "application/jsonl": "ndjson",
-    "application/x-jsonlines": "ndjson",
-    "text/csv": "csv",
-    "application/csv": "csv",
-    "text/tab-separated-values": "tsv",
-}
+_HINTS: Final = {suffix: name for name, known in FORMATS.items() if known.sheets is None for suffix in known.suffixes}
+_READABLE: Final = "what can be read: " + ", ".join(
+    f"{known.title} ({', '.join(known.suffixes)})" for known in FORMATS.values()
+)
 
 
-def sniff(path: Path, filename: str, limits: Limits, readable: str, media_type: str | None = None) -> str:
-    """The name of the file's format in the registry.
-
-    Arguments: the file, the name it was sent under, the limits, the end of a message that lists the readable formats, and
-    the media type it was sent as. Raises :class:`UnsupportedFormat` for any other format, ``empty_file`` for no content.
-    """
+def _sniff(path: Path, filename: str, limits: Limits) -> str:
+    """The name of a file's format. Raises :class:`UnsupportedFormat` for any other one, ``empty_file`` for no content."""
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head[:4] in {b"PK\x03\x04", b"PK\x05\x06"}:
-        return _zip_format(path, limits, readable)
+        return _zip_format(path, limits)
     if head.startswith(OLE):
-        return _ole_format(path, readable)
+        return _ole_format(path)
     for magic, what in _MAGIC.items():
         if head.startswith(magic):
-            raise UnsupportedFormat(f"the file is {what}; {readable}")
-    return _text_format(path, head, PurePath(filename).suffix.lower(), media_type, readable)
+            raise _unsupported(what)
+    return _text_format(path, head, PurePath(filename).suffix.lower())
 
 
-def _text_format(path: Path, head: bytes, suffix: str, media_type: str | None, readable: str) -> str:
+def _unsupported(what: str) -> UnsupportedFormat:
+    return UnsupportedFormat(f"the file is {what}; {_READABLE}")
+
+
+def _text_format(path: Path, head: bytes, suffix: str) -> str:
     text = head_text(head)
-    if not text.strip() and _blank(path):
-        raise UnsupportedFormat(f"the file is empty; {readable}", code="empty_file")
+    if not text.strip() and not any(head_text(chunk).strip() for chunk in bytes_of(path)):
+        raise UnsupportedFormat(f"the file is empty; {_READABLE}", code="empty_file")
     if _MARKUP.match(text) or _MAIL.match(text):
-        raise UnsupportedFormat(
-            f"the file is a web page or XML; open it in a spreadsheet program and save as .xlsx; {readable}"
-        )
+        raise _unsupported("a web page or XML; open it in a spreadsheet program and save as .xlsx")
     # Many programs export text under the name of a workbook.
     if suffix in _BINARY_NAMES or (suffix in _WORKBOOK_NAMES and (_CONTROLS.search(text) or not _is_table(text))):
-        raise UnsupportedFormat(f"the file is named {suffix} but holds something else; {readable}")
-    declared = (media_type or "").partition(";")[0].strip().lower()
-    hint = _HINTS.get(declared) or _HINTS.get(suffix)
+        raise _unsupported(f"named {suffix} but holds something else")
+    hint = _HINTS.get(suffix)
     if _JSON.match(text):
         return "ndjson" if _is_lines(text, hint) else "json"
     return hint or "csv"
@@ -134,7 +163,7 @@ def _is_lines(text: bytes, hint: str | None) -> bool:
     return hint == "ndjson" or (first[:1] == b"{" and rest.lstrip()[:1] == b"{")
 
 
-def _zip_format(path: Path, limits: Limits, readable: str) -> str:
+def _zip_format(path: Path, limits: Limits) -> str:
     with Package(path, limits) as package:
         main = office_document(package)
         if "content.xml" in package.parts and main.lower() not in package.parts:
@@ -152,7 +181,7 @@ def _zip_format(path: Path, limits: Limits, readable: str) -> str:
             return "xlsx"
         else:
             what = "a zip archive without a workbook"
-    raise UnsupportedFormat(f"the file is {what}; {readable}")
+    raise _unsupported(what)
 
 
 def _mimetype(package: Package) -> bytes:
@@ -162,13 +191,12 @@ def _mimetype(package: Package) -> bytes:
     return b"".join(package.chunks("mimetype")).strip()
 
 
-def _ole_format(path: Path, readable: str) -> str:
-    with path.open("rb") as file:
-        rest = b""
-        while chunk := file.read(1 << 20):
-            if _ENCRYPTED in rest + chunk:
-                raise encrypted()
-            rest = chunk[-len(_ENCRYPTED) :]
+def _ole_format(path: Path) -> str:
+    rest = b""
+    for chunk in bytes_of(path):
+        if _ENCRYPTED in rest + chunk:
+            raise encrypted()
+        rest = chunk[-len(_ENCRYPTED) :]
     with OleFile(path) as container:
         if any(name in container.streams for name in STREAMS):
             return "xls"
@@ -178,9 +206,4 @@ def _ole_format(path: Path, readable: str) -> str:
             what = "a presentation"
         else:
             what = "an old Office file without a workbook"
-    raise UnsupportedFormat(f"the file is {what}; {readable}")
-
-
-def _blank(path: Path) -> bool:
-    with path.open("rb") as file:
-        return all(not head_text(chunk).strip() for chunk in iter(lambda: file.read(1 << 20), b""))
+    raise _unsupported(what)

@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import IO, Final
-from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
 from asynctask.lists.readers.base import over_limit, trimmed
@@ -241,10 +240,7 @@ def _load_any(chunks: Iterator[bytes], part: str, texts: Texts) -> None:
         if tag == "si":
             texts.add([escaped(parser.take())])
 
-    def attach(xml: XMLParserType) -> None:
-        xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = start, end, parser.text
-
-    parse_xml(chunks, attach, part)
+    parse_xml(chunks, part, start, end, parser.text)
 
 
 def _long_text(package: Package) -> TooLarge:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from asynctask.errors import InputError, Problem
-from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, column_letters, normalise, over_limit, shorten
+from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, Source, column_letters, normalise, over_limit, shorten
 
 Cells = Callable[[], Iterator[tuple[int, list[Any]]]]
 """Iterates over the non-empty rows: their numbers, and their cells from column A on, empty ones None."""
@@ -25,47 +24,40 @@ class Torn(list[Any]):
 
 
 class Table(NamedTuple):
-    """A sheet before its header is found: cells, name, number of non-empty rows, and what closes its workbook."""
+    """A sheet before its header is found: cells, its name, the number of non-empty rows (None if unknown), and what closes
+    its workbook."""
 
     cells: Cells
-    sheet_name: str
-    filled: int | None
-    close: Callable[[], None]
+    sheet_name: str | None = None
+    filled: int | None = None
+    close: Callable[[], None] = lambda: None
 
 
-class TableSource:
-    """A sheet; see :class:`~asynctask.lists.readers.base.Source`.
+class TableSource(Source):
+    """A sheet, its header found.
 
-    Arguments: ``name``, the format; ``filled``, the number of non-empty rows, titles and header included, None if unknown;
-    ``close``, which closes the file. A row may have more cells than the header; in text
-    (``extra_is_problem``) that is a problem, for a stray delimiter has shifted the cells.
+    Arguments: ``name``, the format; the table, which is closed after an error. A row may have more cells than the header;
+    in a text, which has a ``delimiter``, that is a problem, for a stray one has shifted the cells.
     Raises :class:`InputError`: ``no_header``, ``duplicate_column``, ``too_large``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        cells: Cells,
-        options: OpenOptions,
-        *,
-        sheet_name: str | None = None,
-        filled: int | None = None,
-        extra_is_problem: bool = False,
-        delimiter: str | None = None,
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.format, self.sheet_name, self.delimiter = name, sheet_name, delimiter
-        self._cells: Cells | None = cells
-        self._limits, self._extra_is_problem, self._close = options.limits, extra_is_problem, close
-        first = list(islice(cells(), HEADER_ROWS))
-        self._header = find_header(first, options.expect, options.limits)
-        self.headers: tuple[str, ...] | None = self._header.headers
-        self.places: tuple[int, ...] | None = self._header.places
-        self.planned: int | None = None
-        if filled is not None:
-            self.planned = filled - sum(number <= self._header.number for number, _ in first)
-            if self.planned > self._limits.max_rows:
-                raise over_limit(f"the sheet has {self.planned:,} rows", "max_rows", self._limits.max_rows)
+    def __init__(self, name: str, table: Table, options: OpenOptions, delimiter: str | None = None) -> None:
+        self.format, self.sheet_name, self.delimiter = name, table.sheet_name, delimiter
+        self._cells: Cells | None = table.cells
+        self._limits, self._close = options.limits, table.close
+        try:
+            first = list(islice(table.cells(), HEADER_ROWS))
+            self._header = find_header(first, options.expect, options.limits)
+            self.headers, self.places = self._header.headers, self._header.places
+            if table.filled is not None:
+                self.planned = table.filled - sum(number <= self._header.number for number, _ in first)
+                if self.planned > self._limits.max_rows:
+                    raise over_limit(f"the sheet has {self.planned:,} rows", "max_rows", self._limits.max_rows)
+        except BaseException as error:
+            if isinstance(error, InputError) and table.sheet_name is not None:
+                error.params["sheet"] = table.sheet_name  # names the sheet that was chosen
+            table.close()
+            raise
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
         """See :meth:`Source.rows`."""
@@ -75,7 +67,7 @@ class TableSource:
         for number, cells in self._cells():
             if number <= header.number:
                 continue
-            row = header.row(number, cells, extra_is_problem=self._extra_is_problem)
+            row = header.row(number, cells, extra_is_problem=self.delimiter is not None)
             if row is None:
                 continue
             if type(cells) is Torn:
@@ -90,25 +82,6 @@ class TableSource:
         """See :meth:`Source.close`."""
         self._cells = None
         self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-def sheet_source(name: str, table: Table, options: OpenOptions) -> TableSource:
-    """A sheet of a workbook, its header found."""
-    try:
-        return TableSource(name, table.cells, options, sheet_name=table.sheet_name, filled=table.filled, close=table.close)
-    except InputError as error:
-        error.params["sheet"] = table.sheet_name  # names the sheet that was chosen
-        table.close()
-        raise
-    except BaseException:
-        table.close()
-        raise
 
 
 # -- header row

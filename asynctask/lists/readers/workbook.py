@@ -20,10 +20,9 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 from urllib.parse import unquote
 from xml.parsers import expat
-from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Formatted, Limits, Percent, over_limit
+from asynctask.lists.readers.base import CellError, Formatted, Limits, Percent, column_index, over_limit
 
 # -- zip package
 #
@@ -35,8 +34,13 @@ _ENTRY, _END, _LOCAL = b"PK\x01\x02", b"PK\x05\x06", b"PK\x03\x04"
 _END_REACH: Final = 22 + 0xFFFF
 _MAX_DEPTH: Final = 256
 _MAX_MARKUP: Final = 2_097_152
+_MAX_PLAN_BYTES: Final = 67_108_864
 _SMALL: Final = 1_048_576
 """Inflated bytes up to which no ratio is checked: a small sheet of equal rows compresses that well legitimately."""
+
+
+Start = Callable[[str, Mapping[str, str]], None]
+End = Callable[[str], None]
 
 
 def damaged(why: str) -> UnsupportedFormat:
@@ -103,9 +107,12 @@ class Package:
         if check != info.CRC:
             raise damaged(f"part {name!r} is not what was written")
 
-    def parse(self, name: str, attach: Callable[[expat.XMLParserType], None]) -> None:
-        """Parses a part as XML; ``attach`` sets the handlers. Raises InputError if it is no XML."""
-        parse_xml(self.chunks(name), attach, name)
+    def parse(self, name: str, start: Start, end: End | None = None) -> None:
+        """Parses a part as XML. Raises InputError if it is no XML, or larger than a plan of a workbook."""
+        info = self.parts.get(name.lower())
+        if info is not None and info.file_size > _MAX_PLAN_BYTES:
+            raise TooLarge(f"part {name!r} of the workbook has {info.file_size:,} bytes; remove unused styles and sheets")
+        parse_xml(self.chunks(name), name, start, end)
 
     def _entries(self) -> Mapping[str, zipfile.ZipInfo]:
         try:
@@ -130,24 +137,42 @@ class Package:
             raise over_limit(what, "max_unzip_ratio", limits.max_unzip_ratio)
 
 
-def parse_xml(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> None:
-    """Parses XML; ``attach`` sets the parser's handlers. See :func:`feed` for what is refused."""
-    for _ in feed(chunks, attach, name):
+def parse_xml(
+    chunks: Iterator[bytes], name: str, start: Start, end: End | None = None, text: Callable[[str], None] | None = None
+) -> None:
+    """Parses XML. See :func:`feed` for what is refused."""
+    for _ in feed(chunks, name, start, end, text):
         pass
 
 
-def feed(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> Iterator[None]:
+def feed(
+    chunks: Iterator[bytes], name: str, start: Start, end: End | None = None, text: Callable[[str], None] | None = None
+) -> Iterator[None]:
     """Parses XML and yields after each chunk, so that the caller can hand on what was found.
 
-    Refused: a document type (no part of a workbook has one, and it allows entities), and what would grow the parser's
-    memory without bound: deep nesting, and a tag or comment of more than 2 MiB.
+    ``start`` gets the name and the attributes of each element, ``end`` its name, ``text`` the texts. Refused: a document
+    type (no part of a workbook has one, and it allows entities), and what would grow the parser's memory without bound:
+    deep nesting, and a tag or comment of more than 2 MiB.
     """
     parser = expat.ParserCreate()
     parser.buffer_text = True
+    depth = fed = 0
+
+    def opened(tag: str, attrs: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise damaged(f"its XML nests deeper than {_MAX_DEPTH} levels")
+        start(tag, attrs)
+
+    def closed(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        if end is not None:
+            end(tag)
+
     parser.StartDoctypeDeclHandler = _refuse_doctype
-    attach(parser)
-    _limit_depth(parser)
-    fed = 0
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = opened, closed, text
     try:
         for chunk in chunks:
             parser.Parse(chunk, False)
@@ -161,28 +186,6 @@ def feed(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None],
     except (expat.ExpatError, LookupError, ValueError) as error:
         # LookupError, ValueError: an unknown encoding.
         raise damaged(f"part {name!r} is no sound XML ({error})") from None
-
-
-def _limit_depth(parser: expat.XMLParserType) -> None:
-    """Wraps the parser's handlers in a count of open elements."""
-    start: Any = parser.StartElementHandler
-    end, depth = parser.EndElementHandler, 0
-
-    def opened(tag: str, attrs: dict[str, str]) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > _MAX_DEPTH:
-            raise damaged(f"its XML nests deeper than {_MAX_DEPTH} levels")
-        if start is not None:
-            start(tag, attrs)
-
-    def closed(tag: str) -> None:
-        nonlocal depth
-        depth -= 1
-        if end is not None:
-            end(tag)
-
-    parser.StartElementHandler, parser.EndElementHandler = opened, closed
 
 
 def _refuse_doctype(*_: object) -> None:
@@ -248,7 +251,6 @@ NO_VALUE: Final = "(a formula without a saved value)"
 """Shown for a formula without a saved value."""
 MAX_SHEETS: Final = 1_000
 MAX_STYLES: Final = 100_000
-_MAX_PLAN_BYTES: Final = 67_108_864
 _TRUE: Final = frozenset({"1", "true", "on"})
 
 
@@ -299,7 +301,7 @@ def read_workbook(package: Package) -> Workbook:
         elif tag == "workbookPr":
             epoch_1904 = attrs.get("date1904", "").lower() in _TRUE
 
-    _parse(package, main, lambda parser: setattr(parser, "StartElementHandler", start))
+    package.parse(main, start)
     if len({name for name, _, _ in found}) != len(found):
         raise damaged("two sheets have the same name")
     sheets = []
@@ -337,10 +339,7 @@ def sheet_kinds(package: Package, part: str | None, *, percents: bool = False) -
         if _local(tag) == inside:
             inside = ""
 
-    def attach(parser: XMLParserType) -> None:
-        parser.StartElementHandler, parser.EndElementHandler = start, end
-
-    _parse(package, part, attach)
+    package.parse(part, start, end)
     kinds = {b"%d" % number: codes.get(code, NUMBER) for number, code in enumerate(styles)}
     kinds[b""] = kinds.get(b"0", NUMBER)
     return {number: kind for number, kind in kinds.items() if kind}
@@ -359,7 +358,12 @@ def totals_rows(package: Package, sheet: str) -> Totals:
         area = _AREA.fullmatch(attrs.get("ref", "")) if _local(tag) == "table" else None
         if area is None or area[3] is None:
             return
-        left, top, right, bottom = column_index(area[1]), int(area[2]), column_index(area[3]), int(area[4])
+        left, top, right, bottom = (
+            column_index(area[1].encode()),
+            int(area[2]),
+            column_index(area[3].encode()),
+            int(area[4]),
+        )
         count = _whole(attrs.get("totalsRowCount", "0"))
         for row in range(max(top + 1, bottom - min(count, MAX_SHEETS) + 1), bottom + 1):
             found[row] = (*found.get(row, ()), (left, right))
@@ -369,16 +373,8 @@ def totals_rows(package: Package, sheet: str) -> Totals:
     tables = [target for kind, target in _relations(package, sheet).values() if kind == "table"]
     for part in tables[:MAX_SHEETS]:
         if part.lower() in package.parts:
-            _parse(package, part, lambda parser: setattr(parser, "StartElementHandler", start))
+            package.parse(part, start)
     return found
-
-
-def column_index(letters: str) -> int:
-    """The column of its letters; A is 0."""
-    column = 0
-    for letter in letters:
-        column = column * 26 + ord(letter) - 64
-    return column - 1
 
 
 def choose_sheet(wanted: str, names: list[str]) -> int:
@@ -409,20 +405,13 @@ def _relations(package: Package, part: str) -> dict[str, tuple[str, str]]:
                 target = unquote(target)
             found[attrs.get("Id", "")] = (attrs.get("Type", "").rpartition("/")[2], target)
 
-    _parse(package, _relations_of(part), lambda parser: setattr(parser, "StartElementHandler", start))
+    package.parse(_relations_of(part), start)
     return found
 
 
 def _relations_of(part: str) -> str:
     folder, name = posixpath.split(part)
     return posixpath.join(folder, "_rels", f"{name}.rels")
-
-
-def _parse(package: Package, part: str, attach: Callable[[XMLParserType], None]) -> None:
-    info = package.parts.get(part.lower())
-    if info is not None and info.file_size > _MAX_PLAN_BYTES:
-        raise TooLarge(f"part {part!r} of the workbook has {info.file_size:,} bytes; remove unused styles and sheets")
-    package.parse(part, attach)
 
 
 def _local(name: str) -> str:
@@ -473,9 +462,7 @@ PERCENT: Final = "0.00%"
 _PERCENTS: Final = {9: "%0%", 10: f"%{PERCENT}"}
 _PLAIN_PERCENT: Final = re.compile(r"[#0?,. ]{1,40}%")
 
-_LITERALS: Final = re.compile(r'"[^"]*"?|\\.|[_*].')
-_ELAPSED: Final = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
-_BRACKETS: Final = re.compile(r"\[[^\[\]]*\]")
+_ELAPSED: Final = re.compile(r"h+|m+|s+", re.IGNORECASE)
 _CONDITION: Final = re.compile(
     r"\[ *(<=|>=|<>|<|>|=) *([+-]?[0-9]{1,15}(?:\.[0-9]{0,15})?(?:E[+-]?[0-9]{1,2})?) *\]", re.IGNORECASE
 )
@@ -495,19 +482,13 @@ def classify(code: str) -> str:
     """The kind that a number format shows: :data:`NUMBER`, :data:`DATE`, :data:`MOMENT` (both), :data:`TIME` or
     :data:`DURATION`.
 
-    A kind that depends on the number (``[<1]h:mm;yyyy-mm-dd``) is written likewise, ``[<1]time;[]date``, for
-    :func:`from_serial`.
+    Where that depends on the number (``[<1]h:mm;yyyy-mm-dd``), it is the format behind a ``[``, for :func:`from_serial`.
     """
-    sections = _LITERALS.sub("", code[:1_000]).split(";")[:3]
-    if not any(map(_CONDITION.search, sections)):
-        return _shows(sections[0])
-    kinds = [_shows(section) for section in sections]
-    if len(set(kinds)) == 1:
-        return kinds[0]
-    tests = [f"[{found[1]}{found[2]}]" if (found := _CONDITION.search(section)) else "[]" for section in sections]
-    if len(tests) == 3 and tests[1] == "[]":
-        tests[1] = "[<0]"  # spreadsheets' default where a third part is for the rest
-    return ";".join(map("".join, zip(tests, kinds, strict=True)))
+    sections = _sections(code)
+    kinds = {each.kind for each in sections}
+    if not any(each.test for each in sections):
+        return sections[0].kind
+    return kinds.pop() if len(kinds) == 1 else f"[{code}"
 
 
 def kind_of_format(code: str) -> str:
@@ -517,11 +498,8 @@ def kind_of_format(code: str) -> str:
     return f"#{code}" if kind == NUMBER and _adds(code) else kind
 
 
-def _shows(code: str) -> str:
-    """The kind that one part of a number format shows."""
-    if _ELAPSED.search(code):
-        return DURATION
-    letters = _BRACKETS.sub("", code).lower()
+def _kind_of_letters(letters: str) -> str:
+    """The kind that one part of a number format shows, by what it has apart from literal text and brackets."""
     if letters.strip() in {"general", "standard", "@"}:
         return NUMBER
     days = any(letter in letters for letter in "dy") or ("g" in letters and "e" in letters and "general" not in letters)
@@ -535,7 +513,7 @@ def _shows(code: str) -> str:
 
 def _percent(code: str) -> str:
     """The kind of a format of numbers: that of percentages if it has a percent sign that is no literal text."""
-    if "%" not in _LITERALS.sub("", code[:1_000]):
+    if not any("%" in each.letters for each in _sections(code)):
         return NUMBER
     return f"%{code if _PLAIN_PERCENT.fullmatch(code) else PERCENT}"
 
@@ -575,7 +553,7 @@ def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
     a format of elapsed time gives a timedelta. A number outside the calendar stays a number.
     """
     if kind[:1] == "[" and isinstance(value, int | float):
-        kind = _kind_of(value, kind)
+        kind = _kind_of(value, kind[1:])
         if kind == NUMBER:
             return value
     if type(value) is int and kind == DATE and _LEAP_BUG < value <= _LAST_DAY and not epoch_1904:
@@ -604,20 +582,17 @@ def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
     return day if not rest and kind == DATE else datetime.combine(day, clock)
 
 
-def _kind_of(value: float, conditions: str) -> str:
+def _kind_of(value: float, code: str) -> str:
     """The kind that a conditional format shows for a number; the first part's if no condition holds."""
-    parts = _conditions(conditions)
-    return next((kind for compare, bound, kind in parts if compare is None or compare(value, bound)), parts[0][2])
+    sections = _sections(code)
+    tests = [each.test for each in sections]
+    if len(tests) == 3 and tests[1] is None:
+        tests[1] = ("<", 0.0)  # spreadsheets' default where a third part is for the rest
+    return next((each.kind for each, test in zip(sections, tests, strict=True) if _holds(test, value)), sections[0].kind)
 
 
-@lru_cache(maxsize=1_000)
-def _conditions(text: str) -> list[tuple[Callable[[float, float], bool] | None, float, str]]:
-    found: list[tuple[Callable[[float, float], bool] | None, float, str]] = []
-    for part in text.split(";"):
-        test, _, kind = part[1:].partition("]")
-        sign = test.rstrip("0123456789.eE+-")
-        found.append((_COMPARE.get(sign), float(test[len(sign) :] or 0), kind))
-    return found
+def _holds(test: tuple[str, float] | None, value: float) -> bool:
+    return test is None or _COMPARE[test[0]](value, test[1])
 
 
 def _day(days: int, epoch_1904: bool) -> date | None:
@@ -634,6 +609,7 @@ def _day(days: int, epoch_1904: bool) -> date | None:
 # that only rounds, groups thousands or names a currency leaves the digits as they are; decimals are at least those shown.
 
 _LONGEST_FORMAT: Final = 255
+_LONGEST_READ: Final = 1_000
 _LONG: Final = 1e15
 """Numbers from here on have more digits than a spreadsheet keeps."""
 _PART: Final = re.compile(
@@ -656,7 +632,7 @@ class _Section(NamedTuple):
     ``#``, ``?``) with the texts between them, None for a number in general form; decimals, the ``least`` and ``most``.
 
     ``plain``: the number is shown by its own digits, apart from ``least``. ``told``: what is shown can be said. ``test``:
-    its condition.
+    its condition. ``letters``: what it has apart from literal text and brackets. ``kind``: as of :func:`classify`.
     """
 
     before: str
@@ -667,6 +643,8 @@ class _Section(NamedTuple):
     plain: bool
     told: bool
     test: tuple[str, float] | None
+    letters: str
+    kind: str
 
 
 def formatted(value: float, code: str) -> Any:
@@ -704,9 +682,7 @@ def _shown(value: float, plain: str, code: str) -> str | None:
     sections = _sections(code)
     conditional, sign = any(each.test for each in sections), "-" if value < 0 else ""
     if conditional:
-        chosen = next(
-            (each for each in sections if not each.test or _COMPARE[each.test[0]](value, each.test[1])), sections[0]
-        )
+        chosen = next((each for each in sections if _holds(each.test, value)), sections[0])
     else:
         at = 1 if value < 0 and len(sections) > 1 else 2 if value == 0 and len(sections) > 2 else 0
         chosen, sign = sections[at], "" if at else sign
@@ -744,18 +720,18 @@ _PLACES: Final = {"0": "0", "#": "", "?": " "}
 def _sections(code: str) -> tuple[_Section, ...]:
     """The parts of a number format that are for numbers: at most three; the fourth is for text."""
     parts: list[list[re.Match[str]]] = [[]]
-    for found in _PART.finditer(code[:_LONGEST_FORMAT]):
+    for found in _PART.finditer(code[:_LONGEST_READ]):
         if found["other"] == ";":
             parts.append([])
         else:
             parts[-1].append(found)
-    made = [_section(part) for part in parts[:3]]
-    return tuple(made)
+    return tuple(map(_section, parts[:3]))
 
 
 def _section(found: list[re.Match[str]]) -> _Section:
     kinds = [each.lastgroup for each in found]
     others = "".join(each["other"] or "" for each in found)
+    letters = "".join(each[0] for each in found if each.lastgroup in ("general", "place", "other")).lower()
     places = [at for at, kind in enumerate(kinds) if kind == "place"]
     general = kinds.count("general")
     dots = [at for at in range(len(found)) if found[at]["other"] == "." and places]
@@ -788,7 +764,8 @@ def _section(found: list[re.Match[str]]) -> _Section:
     return _Section(
         before, None if general else tuple(inner), least, 15 if general else most, after,
         plain or not before + after + "".join(inner), not odd and not (empty and not words),
-        (test[1], float(test[2])) if test else None,
+        (test[1], float(test[2])) if test else None, letters,
+        DURATION if any(map(_ELAPSED.fullmatch, brackets)) else _kind_of_letters(letters),
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import xlrd
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide, trimmed
-from asynctask.lists.readers.table import Table, TableSource, sheet_source
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, put, trimmed
+from asynctask.lists.readers.table import Table
 from asynctask.lists.readers.workbook import (
     BUILT_IN,
     MAX_SHEETS,
@@ -34,17 +34,12 @@ _VERSION_5, _VERSION_8 = 0x0500, 0x0600
 _ERRORS: Final = {**xlrd.error_text_from_code, 0x2B: "#GETTING_DATA"}
 
 
-def open_xls(path: Path, options: OpenOptions) -> TableSource:
-    """Opens the named sheet, else the first visible one with rows.
-
-    Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``no_header``, ``duplicate_column``, ``damaged_file``,
-    ``encrypted``, ``encoding``, ``too_large``.
-    """
-    return sheet_source("xls", xls_table(path, options), options)
-
-
 def xls_table(path: Path, options: OpenOptions) -> Table:
-    """The named sheet, else the first visible one with rows, without looking for a header."""
+    """The named sheet, else the first visible one with rows; its header is not looked for.
+
+    Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``damaged_file``, ``encrypted``, ``encoding``,
+    ``too_large``.
+    """
     book = _open(path)
     names = book.sheet_names()
     wanted = _visible(book) if options.sheet is None else [choose_sheet(options.sheet, names)]
@@ -60,7 +55,7 @@ def xls_table(path: Path, options: OpenOptions) -> Table:
             return _cells(sheet, kinds, options.limits, epoch_1904=book.datemode == 1)
 
         if filled := sum(1 for _ in cells()):
-            return Table(cells, names[place], filled, lambda: None)
+            return Table(cells, names[place], filled)
         book.unload_sheet(place)
         empty.add(book._sh_abs_posn[place])
     raise empty_sheet(options.sheet)
@@ -157,8 +152,6 @@ def _cells(sheet: Any, kinds: list[str], limits: Limits, *, epoch_1904: bool) ->
                 value = from_serial(tidy(raw), shown, epoch_1904=epoch_1904) if shown else tidy(raw)
             elif kind == xlrd.XL_CELL_TEXT:
                 value = trimmed(raw) or None
-                if value is not None and len(value) > limits.max_cell_chars:
-                    raise too_long(row + 1, value, limits)
             elif kind == xlrd.XL_CELL_BOOLEAN:
                 value = bool(raw)
             elif kind == xlrd.XL_CELL_ERROR:
@@ -166,9 +159,6 @@ def _cells(sheet: Any, kinds: list[str], limits: Limits, *, epoch_1904: bool) ->
             else:
                 continue
             if value is not None:
-                if column >= limits.max_columns:
-                    raise too_wide(row + 1, column, limits)
-                cells.extend([None] * (column - len(cells)))
-                cells.append(value)
+                put(cells, column, value, row + 1, limits)
         if cells:
             yield row + 1, cells

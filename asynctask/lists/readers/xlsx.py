@@ -9,12 +9,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit, too_long, too_wide
+from asynctask.lists.readers.base import (
+    CellError,
+    Limits,
+    OpenOptions,
+    column_index,
+    column_letters,
+    over_limit,
+    put,
+    too_long,
+)
 from asynctask.lists.readers.shared_texts import TextParser, Texts, canonical, clean, escaped, load_texts
-from asynctask.lists.readers.table import Table, TableSource, sheet_source
+from asynctask.lists.readers.table import Table
 from asynctask.lists.readers.workbook import (
     NO_VALUE,
     Package,
@@ -34,17 +42,12 @@ from asynctask.lists.readers.workbook import (
 )
 
 
-def open_xlsx(path: Path, options: OpenOptions) -> TableSource:
-    """Opens the named sheet, else the first visible one with rows.
-
-    Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``no_header``, ``duplicate_column``, ``damaged_file``,
-    ``encrypted``, ``zip_bomb``, ``too_large``.
-    """
-    return sheet_source("xlsx", xlsx_table(path, options), options)
-
-
 def xlsx_table(path: Path, options: OpenOptions) -> Table:
-    """The named sheet, else the first visible one with rows, without looking for a header."""
+    """The named sheet, else the first visible one with rows; its header is not looked for.
+
+    Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``damaged_file``, ``encrypted``, ``zip_bomb``,
+    ``too_large``.
+    """
     with Package(path, options.limits) as package:
         plan = read_workbook(package)
         wanted = _wanted(plan.sheets, options.sheet)
@@ -244,7 +247,7 @@ class SheetXml:
 
     def _any_rows(self, package: Package) -> Iterator[tuple[int, list[Any]]]:
         parser = _RowParser()
-        for _ in feed(package.chunks(self._part), parser.attach, self._part):
+        for _ in feed(package.chunks(self._part), self._part, parser.start, parser.end, parser.text):
             for number, found in parser.take():
                 yield number, self._without_totals(number, row_values(number, found, self._book))
 
@@ -263,14 +266,11 @@ class _RowParser:
         self._whole = ""
         self._text = TextParser()
 
-    def attach(self, xml: XMLParserType) -> None:
-        xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
-
     def take(self) -> list[tuple[int, list[Found]]]:
         rows, self._rows = self._rows, []
         return rows
 
-    def _start(self, tag: str, attrs: Mapping[str, str]) -> None:
+    def start(self, tag: str, attrs: Mapping[str, str]) -> None:
         tag = tag.rpartition(":")[2]
         if tag == "c" and self._inside:
             self._attrs, self._formula, self._has_text, self._whole = attrs, False, False, ""
@@ -289,7 +289,7 @@ class _RowParser:
         else:
             self._text.start(tag)
 
-    def _end(self, tag: str) -> None:
+    def end(self, tag: str) -> None:
         tag = tag.rpartition(":")[2]
         if tag == "c" and self._inside:
             self._add()
@@ -301,7 +301,7 @@ class _RowParser:
         else:
             self._text.end(tag)
 
-    def _characters(self, data: str) -> None:
+    def text(self, data: str) -> None:
         self._size += len(data) if self._inside else 0
         if self._size > _ROW_BYTES:
             raise TooLarge(f"row {self._number} of the sheet has more than {_ROW_BYTES:,} characters; shorten its texts")
@@ -312,7 +312,9 @@ class _RowParser:
 
     def _add(self) -> None:
         ref = self._attrs.get("r")
-        letters, digits = _split(ref) if ref is not None else (_letters(self._column + 1), b"%d" % self._number)
+        letters, digits = (
+            _split(ref) if ref is not None else (column_letters(self._column + 1).encode(), b"%d" % self._number)
+        )
         self._column = _index(letters)
         text = escaped(self._text.take()) if self._has_text else b""
         if len(self._cells) >= EXCEL_COLUMNS:
@@ -324,7 +326,8 @@ class _RowParser:
 
 def _parsed_row(number: int, content: bytes) -> list[Found]:
     parser = _RowParser()
-    parse_xml(iter([b'<row r="%d">' % number, content, _ROW_END]), parser.attach, "the sheet")
+    chunks = iter([b'<row r="%d">' % number, content, _ROW_END])
+    parse_xml(chunks, "the sheet", parser.start, parser.end, parser.text)
     rows = parser.take()
     return rows[0][1] if rows else []
 
@@ -357,18 +360,8 @@ def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
         if column == len(row) and column < width:
             row.append(value)
         else:
-            _put(row, _index(letters), value, number, book.limits)
+            put(row, _index(letters), value, number, book.limits)
     return row
-
-
-def _put(row: list[Any], column: int, value: Any, number: int, limits: Limits) -> None:
-    if column >= limits.max_columns:
-        raise too_wide(number, column, limits)
-    if column < len(row):
-        row[column] = value
-    else:
-        row.extend([None] * (column - len(row)))
-        row.append(value)
 
 
 def _number_value(raw: bytes, number: int) -> Any:
@@ -412,17 +405,11 @@ def _split(ref: str) -> tuple[bytes, bytes]:
     return match[1].upper().encode(), match[2].encode()
 
 
-def _letters(column: int) -> bytes:
-    return column_letters(column).encode()
-
-
 def _index(letters: bytes) -> int:
-    column = 0
-    for letter in letters:
-        column = column * 26 + letter - 64
-    if column > EXCEL_COLUMNS:
+    column = column_index(letters)
+    if column >= EXCEL_COLUMNS:
         raise damaged("a cell stands outside the sheet")
-    return column - 1
+    return column
 
 
 def _last_column(content: bytes) -> int:
@@ -432,5 +419,5 @@ def _last_column(content: bytes) -> int:
     return _COLUMNS.get(letters, EXCEL_COLUMNS) if start >= 6 else -1
 
 
-_COLUMNS: Final[Mapping[bytes, int]] = {_letters(column): column for column in range(1_000)}
+_COLUMNS: Final[Mapping[bytes, int]] = {column_letters(column).encode(): column for column in range(1_000)}
 """Cache of the first 1,000 columns by letters."""
