@@ -43,7 +43,7 @@ SILENT_S: Final = 1.5
 """Shortest time without a pulse, in seconds, before a lease is renewed: on a busy machine every process stalls shortly."""
 
 MOST_SILENT_S: Final = 3.0
-"""Longest such time: with the start of the renewer, other processes take the jobs that have not begun within 5 seconds."""
+"""Longest such time: so, with the start of the renewer, unbegun jobs are taken over by others within five seconds."""
 
 
 # Named tuples, because importing dataclasses takes a third of the memory of all the rest.
