@@ -1,7 +1,7 @@
 """The application: registers workers, pushes jobs and submits Tasks.
 
-Nothing connects, starts a thread or reads the environment (except the configuration, once) before its first use. What is
-used after a fork is created again in the child.
+Connections and threads are created at their first use; only the configuration is read at once, from the environment. After
+a fork, the child creates them again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _OPTIONS = (
     "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "retry_in",
     "retries_exhausted", "batch", *CALLBACKS, *UNTRACKED,
 )  # fmt: skip
-"""What :meth:`AsyncTask.worker` takes."""
+"""The options of :meth:`AsyncTask.worker`."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,13 +97,13 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 class AsyncTask(OnDemand):
     """One application. A process can have several.
 
-    Arguments: the fields of :class:`~asynctask.config.Config`; the others come from ``environ`` (by default the process's
-    environment) and then from the defaults. ``clock`` and ``ids`` are for tests. Raises
+    Arguments: fields of :class:`~asynctask.config.Config`; missing ones are read from ``environ`` (default: the process's
+    environment), then from the defaults. ``clock`` and ``ids`` are for tests. Raises
     :class:`~asynctask.errors.ConfigError`.
     """
 
     Iterable = Iterable
-    """Base of worker classes that process many elements in one job: see :class:`asynctask.job.Iterable`."""
+    """Base of worker classes that process many elements in one job: see :class:`asynctask.iterable.Iterable`."""
 
     def __init__(
         self,
@@ -165,13 +165,13 @@ class AsyncTask(OnDemand):
 
         Arguments: ``name`` (default: the function's); ``retry``, a number of retries, True or False (default: 3 for tracked
         jobs, 25 for others); ``timeout`` in seconds; ``failed_on``, exceptions that are business refusals;
-        ``use_task_event=False``: its jobs are not tracked; ``unique``, ``key``, ``on_complete``,
-        ``on_success`` and ``on_failure``, defaults of these options of :meth:`submit`; ``checks``, called as
-        ``check(action, event)`` before a person's ``"stop"`` or ``"start"`` of one of its jobs; each refuses with a reason,
-        returned or raised as :class:`NormalException`; ``retry_in(count, error, job)``, which returns the seconds before a
-        retry, ``"kill"`` or ``"discard"``; ``retries_exhausted(job, error)``, called when no retry is left; ``batch``: the
-        function takes a list of items and reports on them with ``current_job().fail(i, reason)``, ``error`` and ``finish``.
-        ``options`` of an untracked worker: ``tags``, ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members``
+        ``use_task_event=False``: its jobs are not tracked; ``unique``, ``key``, ``on_complete``, ``on_success`` and
+        ``on_failure``: defaults for these options of :meth:`submit`; ``checks``: each is called as ``check(action, event)``
+        before a user's ``"stop"`` or ``"start"`` of one of its jobs, and refuses with a reason, returned or raised as
+        :class:`NormalException`; ``retry_in(count, error, job)`` returns the seconds before a retry, ``"kill"`` or
+        ``"discard"``; ``retries_exhausted(job, error)`` is called when no retry is left; ``batch``: the function takes a
+        list of items and reports on them with ``current_job().fail(i, reason)``, ``error`` and ``finish``. ``options`` of
+        an untracked worker: ``tags``, ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members``
         (:mod:`asynctask.sidekiq.payload`). Raises :class:`ConfigError`.
         """
         if retry is None:
@@ -212,10 +212,10 @@ class AsyncTask(OnDemand):
         return register if target is None else register(target)
 
     def export(self, *, columns: Sequence[str], **options: Unpack[WorkerOptions]) -> Callable[[RowsOf], Worker[..., Any]]:
-        """Registers a function as an export: called with one shard (any JSON value), it yields rows, dicts with these
-        ``columns`` or sequences in their order.
+        """Registers a function as an export. The function gets one shard (any JSON value) and yields rows: dicts with these
+        ``columns``, or sequences in their order.
 
-        ``options`` as of :meth:`worker`; :meth:`submit_export` submits shards. A task of an attached engine has the option
+        ``options`` as in :meth:`worker`; :meth:`submit_export` submits shards. A task of an attached engine has the option
         ``export_columns`` instead. Raises :class:`ConfigError`.
         """
 
@@ -277,18 +277,18 @@ class AsyncTask(OnDemand):
         format: str = "csv",  # noqa: A002
         **options: Any,
     ) -> TaskHandle | DryRun:
-        """Makes a Task of ``shards`` whose rows are merged into one file: ``csv``, ``csv.gz``, ``ndjson``, ``xlsx`` or
-        ``parquet``.
+        """Creates a Task of ``shards``, whose rows are merged into one file of the ``format`` ``csv``, ``csv.gz``,
+        ``ndjson``, ``xlsx`` or ``parquet``.
 
-        The Task is ``finalizing`` until the file is complete; :meth:`result` returns it. Options as of :meth:`submit`.
-        Raises :class:`InputError`, :class:`UnknownWorker`, :class:`Unavailable` if the library of ``results_url`` is not
-        installed.
+        The Task is ``finalizing`` until the file is complete; :meth:`result` returns the file. Options as in
+        :meth:`submit`. Raises :class:`InputError`, :class:`UnknownWorker`; :class:`Unavailable` if the library for
+        ``results_url`` is not installed.
         """
         shards = list(checked_items(shards))
         return self.hand_in(Submission(worker, shards, self._checked(options), form=format, is_kept=True))
 
     def result(self, task_id: int) -> ResultFile:
-        """The file of an export, with its manifest. Raises :class:`Conflict` if there is none yet, :class:`NotFound`."""
+        """The file of an export, with its manifest. Raises :class:`NotFound`; :class:`Conflict` if there is no file yet."""
         return result_of(self, task_id, self.progress(task_id))
 
     def on(self, event: str) -> Callable[[Target], Target]:
@@ -296,7 +296,7 @@ class AsyncTask(OnDemand):
         (job, error) of a worker process, or at ``task_finished`` (the progress object) in the process that closed the Task.
 
         A Task closes when its last item has ended, before its callbacks run. ``task_finished`` is called at most once for
-        each generation, and not at all if that process dies: use ``on_complete`` for what must happen. Raises
+        each generation, and not at all if that process dies: use ``on_complete`` for actions that must not be lost. Raises
         :class:`ConfigError` for another event.
         """
         if event not in self._hooks:
@@ -310,7 +310,7 @@ class AsyncTask(OnDemand):
         return register
 
     def fire(self, event: str, *args: Any) -> None:
-        """Calls the hooks of an event (of ``shutdown`` in reverse order); logs their exceptions."""
+        """Calls the hooks of an event (for ``shutdown`` in reverse order); logs their exceptions."""
         hooks = self._hooks[event]
         for hook in reversed(hooks) if event in ("quiet", "shutdown") else list(hooks):
             try:
@@ -327,10 +327,10 @@ class AsyncTask(OnDemand):
         return self._pushing.push(worker, args, at=at, options=options)
 
     def perform(self, name: str, *args: Any, job_id: str | None = None) -> str:
-        """Creates one tracked job of a registered worker and returns its job id. The arguments are untrusted: the first is
-        validated by the worker's model. ``job_id``: as of :meth:`asynctask.worker.Worker.set`.
+        """Creates one tracked job of a registered worker and returns its job id. The arguments may be untrusted: the
+        worker's model validates the first one. ``job_id`` as in :meth:`asynctask.worker.Worker.set`.
 
-        Raises :class:`UnknownWorker`; :class:`InputError` for arguments that the worker does not take, or if a client
+        Raises :class:`UnknownWorker`; :class:`InputError` for arguments that the worker does not accept, or if a client
         middleware stops the job; :class:`~asynctask.errors.IdInUse`; LedgerUnavailable.
         """
         worker = self._find(name)
@@ -347,10 +347,10 @@ class AsyncTask(OnDemand):
     def remote_worker(
         self, name: str, *, queue: str = "default", retry: bool | int = True, active_job: bool = False, **options: Any
     ) -> RemoteWorker:
-        """A worker that another program runs, in Ruby or in Python, by its name: its methods push into the same Redis.
+        """A worker, by its name, that another program runs, in Ruby or in Python: its methods push into the same Redis.
 
         Its jobs are not tracked here. The client middleware runs. ``active_job``: it is a job of Rails' ActiveJob.
-        ``options`` as of :class:`~asynctask.client.RemoteWorker`. Raises :class:`ConfigError` without Redis.
+        ``options`` as in :class:`~asynctask.client.RemoteWorker`. Raises :class:`ConfigError` without Redis.
         """
         return self._pushing.client().remote_worker(name, queue=queue, retry=retry, active_job=active_job, **options)
 
@@ -399,21 +399,20 @@ class AsyncTask(OnDemand):
     ) -> TaskHandle: ...
 
     def submit(self, worker: Any, items: abc.Iterable[Any], **options: Any) -> TaskHandle | DryRun:
-        """Submits a list: an Event for each item, performed by ``worker``, which may be a task or an actor of an attached
-        engine. Returns the Task's handle.
+        """Submits a list as a Task: creates an Event for each item, to be performed by ``worker``, which may be a task or
+        an actor of an attached engine. Returns the Task's handle.
 
         ``items`` is any iterable, consumed while it is split; jobs of the first items run meanwhile. Items that the
-        worker's model refuses are counted as rejected and listed in the report. Options: ``title``; ``parallel``;
-        ``interval``, seconds between rounds of ``parallel`` jobs; ``tolerated_failures`` (10, "5%", "failed:10"): with one
-        more the Task pauses itself; ``priority``; ``queue``; ``owner``; ``session``, whose Tasks run one after the other;
-        ``key``, a field whose equal values run one after the other across all Tasks of the worker; ``idempotency_key``;
-        ``chunk_size``, items per job, or ``"auto"`` (docs/how-to/slices.md); ``unique``, fields no two items may share;
-        ``strict``: one rejected item rejects the list, so all are validated before anything is written (they wait in a
-        temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`; ``who``: who submits it, for
-        the Task's log;
-        ``on_complete``, ``on_success`` (no item failed or was cancelled) and ``on_failure`` (any did): a worker or its
-        name, or ``{"worker": ..., "args": [...]}``, called with the arguments and the progress object when the last item
-        has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
+        worker's model refuses are counted as rejected and listed in the report. Options: ``title``; ``parallel``, the most
+        jobs that run at once; ``interval``, seconds between rounds of ``parallel`` jobs; ``tolerated_failures`` (10, "5%",
+        "failed:10"), with one more the Task pauses itself; ``priority``; ``queue``; ``owner``; ``session``, whose Tasks run
+        one after the other; ``key``, a field: items with equal values run one after the other, across all Tasks of the
+        worker; ``idempotency_key``; ``chunk_size``, items per job, or ``"auto"`` (docs/how-to/slices.md); ``unique``,
+        fields that no two items may share; ``strict``: one rejected item rejects the list, so all are validated before any
+        is written (they wait in a temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`;
+        ``who``: the submitter, for the Task's log; ``on_complete``, ``on_success`` (no item failed or was cancelled) and
+        ``on_failure`` (any did): a worker or its name, or ``{"worker": ..., "args": [...]}``, called with the arguments and
+        the progress object when the last item has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
         """
         return self.hand_in(Submission(worker, checked_items(items), self._checked(options)))
 
@@ -430,9 +429,9 @@ class AsyncTask(OnDemand):
     def submit_jobs(self, jobs: abc.Iterable[tuple[Any, Any]], **options: Any) -> TaskHandle | DryRun:
         """Submits jobs of several workers, ``[(worker, item), ...]``, as one Task.
 
-        Each item is validated and retried as its own worker says; priority and queue are by default those of the first
-        job's worker, and all jobs go to that queue. Workers on an attached engine must all be on the same. The Task's
-        ``worker`` is ``*``. Options and errors as of :meth:`submit`.
+        Each item is validated and retried by the rules of its own worker. Priority and queue are by default those of the
+        first job's worker, and all jobs get that queue. Workers on an attached engine must all be on the same engine. The
+        Task's ``worker`` is ``*``. Options and errors as in :meth:`submit`.
         """
         rest = iter(checked_items(jobs))
         first = list(islice(rest, 1))
@@ -474,8 +473,8 @@ class AsyncTask(OnDemand):
     def check(self, worker: Named, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> DryRun: ...
 
     def check(self, worker: Any, items: abc.Iterable[Any], **options: Unpack[TaskOptions]) -> DryRun:
-        """The result that :meth:`submit` would have for these items; makes no Task, and validates all of them in this
-        thread. The database is opened."""
+        """The result that :meth:`submit` would have for these items; creates no Task, and validates all of them in this
+        thread. Opens the database."""
         return self.submit(worker, items, dry_run=True, **options)
 
     def submit_file(
@@ -491,7 +490,7 @@ class AsyncTask(OnDemand):
     ) -> TaskHandle:
         """Submits a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
 
-        ``sheet`` selects a sheet of a workbook; ``columns`` maps headers to fields; ``encoding`` is that of a text
+        ``sheet`` selects a sheet of a workbook; ``columns`` maps headers to fields; ``encoding`` is that of a text file
         (default: detected). With the option ``resubmit_of`` the file is the corrected report of that Task: its rows replace
         those that failed there.
 
@@ -504,8 +503,8 @@ class AsyncTask(OnDemand):
     def submit_items(
         self, worker: Worker | str, items: Sequence[Any], *, wait_s: float = 1.0, **options: Unpack[TaskOptions]
     ) -> TaskHandle:
-        """Submits JSON items. Few are written with their Task; many are stored like an upload, so that their split survives
-        this process. Raises as :meth:`submit_file`."""
+        """Submits JSON items. A short list is written with its Task; a long one is stored like an upload, so that its split
+        survives this process. ``wait_s`` and errors as in :meth:`submit_file`."""
         checked = self._checked(options, may_be_dry=False)
         return self._task_of(Submission(worker, checked_items(items), checked, is_kept=True, wait_s=wait_s))
 
@@ -521,7 +520,7 @@ class AsyncTask(OnDemand):
     ) -> DryRun:
         """The result that :meth:`submit_file` would have for a stored file; writes nothing and removes the file.
 
-        Raises :class:`InputError` as it does, :class:`Unavailable` if it takes longer than ``dry_run_s``.
+        Raises :class:`InputError` as :meth:`submit_file`, :class:`Unavailable` if it takes longer than ``dry_run_s``.
         """
         with self.uploads.removing_refused(stored):
             source, checked = ListSource.checked(sheet, columns, encoding), self._checked({**options, "dry_run": True})
@@ -530,8 +529,8 @@ class AsyncTask(OnDemand):
         return found
 
     def hand_in(self, given: Submission) -> TaskHandle | DryRun:
-        """The one way in: makes a Task of what is handed in, of Python, the command line or HTTP. With the option
-        ``dry_run`` it is only validated.
+        """Creates a Task from a submission, whether it came from Python, the command line or HTTP; with the option
+        ``dry_run``, only validates it.
 
         Raises as :meth:`submit` for items, as :meth:`submit_file` and :meth:`check_file` for JSON items and files.
         """
@@ -560,10 +559,10 @@ class AsyncTask(OnDemand):
             return found
         if given.worker.wait is not None:
             raise InputError("a Task cannot be scheduled: submit it at that time, or leave wait out of set()")
-        return replace(found, **given.worker.overrides)  # worker.set(queue=...) applies to its Tasks too
+        return replace(found, **given.worker.overrides)  # worker.set(queue=...) applies to Tasks, too
 
     def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
-        """The response of a child process that checks a large list: see :mod:`asynctask.lists.dry_run`."""
+        """The response of a child process that checks a large list, see :mod:`asynctask.lists.dry_run`."""
         return self._made().submitter.check_for_parent(self._find(str(order["worker"])), order["source"])
 
     def _name_of(self, worker: Any) -> str | None:
@@ -598,8 +597,8 @@ class AsyncTask(OnDemand):
         return found
 
     def list_workers(self) -> list[str]:
-        """The names of the workers that lists can be submitted for: tracked, called with one item, no export, on no engine
-        that cannot count."""
+        """The names of the workers for which lists can be submitted: tracked ones that are called with one item, without
+        exports, and without engines that cannot count."""
         return [name for name in sorted(self.workers) if self._takes_lists(name)]
 
     def _takes_lists(self, name: str) -> bool:
@@ -654,7 +653,7 @@ class AsyncTask(OnDemand):
         return found
 
     def _callbacks(self, worker: Worker, given: Submission) -> Sequence[NewCallback]:
-        """The callbacks of a submission: those of its options, else the worker's, and the merge of an export before them.
+        """The callbacks of a submission: those of its options, else those of the worker, after the merge of an export.
         Raises :class:`UnknownWorker`, and :class:`InputError` for a worker whose jobs are not tracked."""
         options, merge = given.options, list[NewCallback]()
         if given.form is not None:
@@ -711,7 +710,8 @@ class AsyncTask(OnDemand):
         return TaskHandle(core.services, task_id, worker.shape if worker and isinstance(worker.shape, ItemShape) else None)
 
     def progress(self, task_id: int, errors: bool = False, *, take: queries.Take = list) -> dict[str, Any]:
-        """The progress object of a Task, in one statement; see :meth:`TaskHandle.progress`. Raises :class:`NotFound`."""
+        """The progress object of a Task, read by one statement; see :meth:`TaskHandle.progress`. Raises
+        :class:`NotFound`."""
         return TaskHandle(self._made().services, task_id).progress(errors, take=take)
 
     def tasks(
@@ -725,8 +725,8 @@ class AsyncTask(OnDemand):
         limit: int = 50,
         take: queries.Take = list,
     ) -> list[Any]:
-        """Progress objects, newest first; ``after`` is the last id of the previous page; ``take`` as of
-        :class:`TaskHandle`."""
+        """Progress objects, newest first, of the Tasks that match; ``after`` is the last id of the previous page; ``take``
+        as in :class:`TaskHandle`."""
         core = self._made()
         return take(
             progress.progress_page(
@@ -742,10 +742,11 @@ class AsyncTask(OnDemand):
         )
 
     def changed(self, known: Mapping[int, str | None]) -> dict[int, Changed]:
-        """Which of these Tasks have changed: those with another mark than in ``known``, by id; None is no mark.
+        """The Tasks whose mark differs from that in ``known`` (id -> mark, None for none), with their new mark and progress
+        object, by id.
 
-        The answer has the new mark and the progress object of each. Poll with it for many readers of many Tasks: one that
-        has not changed costs a part of one statement. Raises LedgerUnavailable.
+        Poll this for many readers of many Tasks: a Task that has not changed costs a part of one statement. Raises
+        LedgerUnavailable.
         """
         core = self._made()
         with core.ledger.database.read() as connection:
@@ -766,11 +767,11 @@ class AsyncTask(OnDemand):
         limit: int = 100,
         take: queries.Take = list,
     ) -> list[Any]:
-        """Jobs without a Task, newest first: their Events as dicts. ``resumable``: the stopped ones instead, including
-        those of Tasks.
+        """Jobs without a Task, newest first: their Events as dicts. ``resumable``: stopped jobs instead, including those of
+        Tasks.
 
         ``worker`` and ``status`` filter; ``after`` is the last id of the previous page; ``limit`` is at most 1,000;
-        ``take`` as of :class:`TaskHandle`. Raises :class:`InputError` for an unknown status.
+        ``take`` as in :class:`TaskHandle`. Raises :class:`InputError` for an unknown status.
         """
         statuses, limit = checked_statuses(status), max(1, min(limit, MAX_PAGE))
         found = queries.jobs_page(
@@ -779,37 +780,37 @@ class AsyncTask(OnDemand):
         return take(found)
 
     def record(self, job_id: str, status: str, message: str = "") -> bool:
-        """Records the status of a job, from anywhere; the middleware does the same.
+        """Records the status of a job, from any program, as the middleware does.
 
-        ``status``: ``enqueue``, ``working``, ``finish``, ``failed`` or ``error``; the same status again adds the message.
-        An unknown job id gets a stand-alone Event. Returns False if the Event is terminal already. Raises
-        :class:`InputError` for an unknown status, TransitionRefused for a step that is not legal.
+        ``status``: ``enqueue``, ``working``, ``finish``, ``failed`` or ``error``; an unchanged status adds the message. For
+        an unknown job id, creates a stand-alone Event. Returns False if the Event is terminal already. Raises
+        :class:`InputError` for an unknown status, TransitionRefused for an illegal transition.
         """
         return standalone.record(self._made().ledger, job_id, status, message)
 
     def record_all(
         self, records: Sequence[JobRecord], reporter: Reporter | None = None
     ) -> tuple[list[Recorded], str | None]:
-        """Records outcomes of a worker in another language; ``POST /api/records`` calls this.
+        """Records outcomes from a worker in another language; ``POST /api/records`` calls this.
 
-        Returns the result of each record, and the request to the process ``reporter``: ``quiet``, ``stop`` or None. Raises
-        as :meth:`asynctask.integrations.remote.RemoteWorkers.record`.
+        Returns the result of each record, and a request to the process ``reporter``: ``quiet``, ``stop`` or None. Raises as
+        :meth:`asynctask.integrations.remote.RemoteWorkers.record`.
         """
         return self._remote.record(records, reporter)
 
     def processes(self) -> list[dict[str, Any]]:
-        """Every registered process."""
+        """Every registered process, as a dict of its columns."""
         with self._made().ledger.database.read() as connection:
             return recovery.list_processes(connection)
 
     def check_ready(self) -> None:
-        """Raises :class:`Unavailable` if a submission could not be stored: the database takes no write, or the file system
-        of ``data_dir`` or of an SQLite database is full. The result is cached for 3 s."""
+        """Raises :class:`Unavailable` if a submission could not be stored: the database accepts no write, or the file
+        system of ``data_dir`` or of an SQLite database is full. The result is cached for 3 s."""
         self._made().readiness.check()
 
     def doctor(self, repair: bool = False, who: str = "") -> list[doctors.Finding]:
-        """Checks that counts equal rows; with ``repair`` repairs differences. ``who``: for the logs of the repaired
-        Tasks."""
+        """Checks that counts equal rows; ``repair``: repairs differences. ``who``: the author, for the logs of repaired
+        Tasks. Returns the findings."""
         return doctors.examine(self._made().ledger, repair=repair, who=who)
 
     def purge(
@@ -878,7 +879,8 @@ class AsyncTask(OnDemand):
         )
 
     def run_worker(self, **options: Any) -> int:
-        """Runs one worker process in the foreground until it is stopped; options as of :meth:`launcher`."""
+        """Runs one worker process in the foreground until it is stopped; options as in :meth:`launcher`. Returns the exit
+        code."""
         return self.launcher(**options).run()
 
     def resume_split(self, task_id: int) -> None:
@@ -892,7 +894,8 @@ class AsyncTask(OnDemand):
             threading.Thread(target=self.split_task, args=(task_id,), name=f"split-{task_id}", daemon=True).start()
 
     def split_task(self, task_id: int, of: str | None = None) -> None:
-        """Splits a Task in this process: its split must be this process's, free, or handed over by the process ``of``."""
+        """Splits a Task in this process, which must hold the split, or may take it because it is free, or because the
+        process ``of`` hands it over."""
         core = self._made()
         task = task_rows.read(core.ledger, task_id)
         worker = self._worker_of(task)
@@ -906,8 +909,8 @@ class AsyncTask(OnDemand):
 
 
 class _Observers:
-    """Calls ``act`` with each value put, in its own thread (started by the first), so that an observer does not delay what
-    it observes."""
+    """Calls ``act`` with each value put, in a thread of its own, which the first value starts: so an observer does not
+    delay the code that it observes."""
 
     def __init__(self, act: Callable[[int], None]) -> None:
         self._act = act
@@ -917,7 +920,7 @@ class _Observers:
 
     def put(self, task_id: int) -> None:
         with self._lock:
-            if self._pid != os.getpid():  # after a fork: the thread is the parent's
+            if self._pid != os.getpid():  # after a fork: the thread exists in the parent only
                 self._pid, self._queue = os.getpid(), SimpleQueue()
                 threading.Thread(target=self._run, args=(self._queue,), name="observers", daemon=True).start()
         self._queue.put(task_id)
@@ -928,7 +931,7 @@ class _Observers:
 
 
 def _check_arguments(worker: Worker, args: Sequence[Any]) -> None:
-    """The arguments of a job that came from outside. Raises :class:`InputError`."""
+    """Validates the arguments of a job from outside. Raises :class:`InputError`."""
     try:
         inspect.signature(worker.function).bind(*args)
     except TypeError as error:

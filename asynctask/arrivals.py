@@ -1,8 +1,8 @@
-"""Begin of what comes through a queue that is not the ledger's: an engine's, or one of Redis.
+"""Begin for jobs that arrive through a foreign queue: an engine's, or one of Redis.
 
-A copy there is a hint: its Event may be over, held by somebody else, or not there at all. A job that arrives without a
-fence is kept, delivered and retried by its engine: the outcome of any copy counts while the Event is open, the engine alone
-decides on another attempt, and the job never waits in the ledger for the dispatcher.
+A copy in such a queue proves nothing: its Event may have ended, may be held elsewhere, or may not exist. A job that arrives
+without a fence is kept, delivered and retried by its engine: the outcome of any copy counts while the Event is open, only
+the engine decides on another attempt, and the job never waits in the ledger for the dispatcher.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from asynctask.middleware.tracker import INTERRUPTED, Attempt, Ticket, Tracker
 from asynctask.sidekiq.copies import AGAIN
 
 MAX_PARAMS: Final = MAX_BYTES
-"""Bytes of the parameters of one Event."""
+"""Largest size of the parameters of one Event, in bytes."""
 
 MAX_OPTIONS: Final = 1_000_000
-"""Bytes of the other members of one Event's job."""
+"""Largest size of the other members of one Event's job, in bytes."""
 
 _MAX_NAME: Final = 255
 _SHOWN: Final = 500
@@ -47,8 +47,8 @@ class ArrivalTracker(Tracker):
     # -- begin
 
     def begin_fetched(self, keys: Sequence[tuple[str, int | None]]) -> list[Ticket | None]:
-        """As :meth:`begin`, from a queue that is no engine's: a copy of what a process holds by now, or nobody, is
-        dropped."""
+        """As :meth:`begin`, for a queue that does not belong to an engine: drops copies of jobs that a process, or no
+        holder, holds by now."""
         tickets = self.begin(keys)
         strays = self._strays([each.record for each in tickets if each is not None])
         if not strays:
@@ -58,7 +58,7 @@ class ArrivalTracker(Tracker):
         ]
 
     def _strays(self, records: Sequence[EventRecord]) -> set[int]:
-        """Those of these Events that wait, and that no foreign queue holds."""
+        """Those of these Events that wait and that no foreign queue holds."""
         waiting = [each for each in records if each.row.status is Status.ENQUEUE and each.row.due_at is None]
         claimed = {each.id: each.row.process for each in waiting if each.row.process is not None}
         in_loans = [each for each in waiting if each.id not in claimed and each.task_id is not None]
@@ -70,11 +70,12 @@ class ArrivalTracker(Tracker):
         return {i for i, holder in held.items() if holder is None or not queries.is_queue(holder)}
 
     def arrive(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
-        """Tickets for jobs of which the ledger may not know, in order: one without an Event (pushed by hand, or by another
-        program) gets a stand-alone one. Raises LedgerUnavailable, and InputError as :meth:`enqueue`.
+        """Tickets for jobs that the ledger may not know, in order. For a job without an Event (pushed by a person or by
+        another program) a stand-alone Event is created. Raises LedgerUnavailable, and InputError as :meth:`enqueue`.
 
-        A copy with an attempt was dispatched by a ledger that has its Event. If this one has not, the copy is another
-        ledger's, or older than a restored backup or a purge: it is dropped. Its own ledger, if there is one, finds it lost.
+        A copy with an attempt was dispatched by a ledger that has its Event. If this ledger has none, the copy belongs to
+        another ledger, or is older than a restored backup or a purge, and is dropped; its own ledger, if any, finds it
+        lost.
         """
         keys = [(arrival.job_id, arrival.attempt) for arrival in arrivals]
         tickets = self.begin(keys)
@@ -96,8 +97,8 @@ class ArrivalTracker(Tracker):
         return Ticket.made(Begin.DROP, arrival.job_id, attempt=arrival.attempt or 1)
 
     def reopen(self, arrival: Arrival, is_new: Callable[[str | None], bool]) -> bool:
-        """Opens the ended Event of a lone job for another job under its id, if ``is_new`` says so of the Event's options;
-        the ledger dispatches it now. Returns whether it did. Raises LedgerUnavailable."""
+        """Reopens the ended Event of a lone job for another job under its id, if ``is_new`` returns true for the Event's
+        options; the ledger dispatches the job then. Returns whether it did. Raises LedgerUnavailable."""
         now = self._ledger.now()
         reopened = reopen(self._ledger, arrival, due_at=now, is_new=is_new)
         if reopened:
@@ -121,25 +122,25 @@ class ArrivalTracker(Tracker):
     ) -> Outcome:
         result = attempt.result
         if attempt.ticket.elsewhere and result is not None and result.kind is Kind.INTERRUPTED and retry_at is None:
-            # Our runtime always repeats interrupted jobs; another engine may give them up.
+            # This program's runtime always repeats interrupted jobs; another engine may give them up.
             failure = Failure(INTERRUPTED, self._ledger.catalogue("interrupted"))
             attempt.result = replace(result, kind=Kind.RAISED, failure=failure)
         return super().outcome(attempt, retry_at, discarded, then)
 
     def _paused(self, ticket: Ticket, retry_at: int) -> int:
-        """An engine delays its own jobs."""
+        """``retry_at`` as it is, because an engine delays its own jobs."""
         return retry_at if ticket.elsewhere else super()._paused(ticket, retry_at)
 
 
 def _unless_late(ticket: Ticket, arrival: Arrival) -> Ticket:
-    """The ticket of a copy; a late one of an earlier run under its id is dropped."""
+    """The ticket of a copy; drops a late copy from an earlier run under the same id."""
     sent_at = ticket.record.created_at if ticket.is_lone else 0
     if ticket.attempt > 1 and arrival.sent_at is not None and arrival.sent_at < sent_at:
         return replace(ticket, verdict=Begin.DROP)
     return ticket
 
 
-# -- what fits an Event
+# -- making a job fit an Event
 
 
 def fitted(job: Arrival) -> tuple[Arrival, str | None]:
@@ -187,11 +188,11 @@ def _unfit_params(params: Any) -> str | None:
 
 
 class NextRun(NamedTuple):
-    """What a running job has sent under its own id: the job's next run.
+    """The next run of a job, which the running job has sent under its own id.
 
-    ``worker_name`` and ``queue`` (by the ledger's name), JSON-ready ``args`` and ``kwargs``; ``delay_s``: it starts no
-    sooner; ``retries``: how many of its tries its engine counts as retries. ``signature``: an engine's own form of one or
-    several jobs, of which one has the id.
+    ``worker_name``; ``queue`` (the ledger's name for it); JSON-ready ``args`` and ``kwargs``; ``delay_s``: seconds before
+    which it does not start; ``retries``: how many of its runs its engine counts as retries; ``signature``: an engine's own
+    form of one or several jobs, one of which has the id.
     """
 
     worker_name: str
@@ -203,10 +204,10 @@ class NextRun(NamedTuple):
     signature: Any = None
 
     def columns(self, *, is_lone: bool, tries: int) -> dict[str, Any]:
-        """The columns of the Event that change with it. ``tries``: the Event's count of tries then.
+        """The columns of the Event that the next run changes. ``tries``: the Event's new count of runs.
 
-        A lone job becomes the job that was sent; if its arguments are not known, it has none, and a person cannot have it
-        run again. A row of a list stays the row: its item remains in ``params``.
+        A lone job becomes the job that was sent; if its arguments are unknown, the Event has none, and a user cannot retry
+        it. The Event of a list's item keeps the item in ``params``.
         """
         if is_lone:
             columns = {"worker_name": clean(self.worker_name)[:_MAX_NAME], "queue": clean(self.queue)[:_MAX_NAME]}
@@ -221,10 +222,10 @@ class NextRun(NamedTuple):
 def send_itself(attempt: Attempt, run: NextRun) -> None:
     """Notes that a running job sends another run under its own id: its Event then waits for that run instead of ending.
 
-    The ledger keeps a job of a Task, and dispatches the next run; the engine must send none. A lone job is sent by its
-    engine, which has no bound for those that do so without a delay: this one waits here, see
+    The ledger keeps a job of a Task and dispatches the next run; the engine must not send it. A lone job is sent by its
+    engine, which does not limit jobs that send themselves without a delay: such a job waits here, see
     :func:`~asynctask.core.transitions.pause_s`. Raises :class:`~asynctask.errors.IdInUse` for a callback, and InputError
-    for arguments that the ledger cannot keep.
+    for arguments that the ledger cannot store.
     """
     ticket = attempt.ticket
     if ticket.record.callback_of is not None:

@@ -1,4 +1,4 @@
-"""A client that only pushes jobs, for workers of Sidekiq's format: the public name of :mod:`asynctask.sidekiq.client`."""
+"""The public name of :mod:`asynctask.sidekiq.client`, a client that only pushes jobs, for workers of Sidekiq's format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Clock, ids and randomness: the only module that asks the machine for them.
+"""Clock, ids and randomness: the only module that reads them from the machine.
 
-Everything else takes a :class:`Clock` and an :class:`Ids` as arguments, so that tests control both. Times inside the
+All other modules take a :class:`Clock` and an :class:`Ids` as arguments, so that tests control both. Times inside the
 program are integers, microseconds since 1970-01-01 UTC; at its interfaces they are RFC 3339 text.
 """
 
@@ -17,9 +17,9 @@ from typing import Annotated, Final, Protocol, overload
 
 SECOND: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST_S: Final = -30_610_224_000  # the year 1000: four digits from here
+_FIRST_S: Final = -30_610_224_000  # the year 1000, the first one with four digits
 _LAST_S: Final = 253_402_300_799  # 9999-12-31T23:59:59
-_BOOTTIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux alone has the first
+_BOOTTIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the former
 
 
 class Clock(Protocol):
@@ -34,7 +34,7 @@ class Clock(Protocol):
         ...
 
     def boottime(self) -> int:
-        """Microseconds of a clock that never goes back and, unlike :meth:`monotonic`, runs while the machine is suspended:
+        """Microseconds of a clock that never goes back and, unlike :meth:`monotonic`, runs while the machine is suspended;
         for leases, which other machines measure in real time."""
         ...
 
@@ -75,8 +75,8 @@ class Ids(Protocol):
 class SystemIds:
     """Ids from the operating system's randomness.
 
-    A jid is 8 hex digits of seconds and 16 random ones, so jobs of the same time are neighbours in the index on ``job_id``:
-    inserts stay cheap with a million rows.
+    A jid is 8 hex digits of seconds and 16 random ones, so jobs of the same time are adjacent in the index on ``job_id``,
+    and inserts stay cheap with a million rows.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -145,23 +145,23 @@ def _to_the_millisecond(milliseconds: int) -> str:
 
 @lru_cache(maxsize=256)
 def _to_the_second(seconds: int) -> str:
-    # Another program may write an invalid time: the nearest valid one, so that one entry does not hide a whole list.
+    # Another program may write an invalid time: use the nearest valid one, so that one entry does not hide a whole list.
     return (_EPOCH + timedelta(seconds=min(max(seconds, _FIRST_S), _LAST_S))).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def hostname() -> str:
-    """This machine's name; on platforms that give a dyno a name, that one."""
+    """This machine's name; on platforms that name dynos, the dyno's name."""
     return os.environ.get("DYNO") or socket.gethostname()
 
 
 LONGEST_BACKOFF_S: Final = 5.0
-"""Longest delay after which a process notices that a server is back."""
+"""Longest delay, in seconds, after which a process notices that a server is available again."""
 
 _FIRST_BACKOFF_S: Final = 0.2
-_MAX_DOUBLINGS: Final = 10  # tries go on for days; a float overflows at 2 to the power of 1,024
+_MAX_DOUBLINGS: Final = 10  # attempts may continue for days, and a float overflows at 2 to the power of 1,024
 
 
 def backoff_s(tries: int) -> float:
-    """Seconds to wait after ``tries`` (at least one) failed requests to a server: doubles up to
+    """Seconds to wait after ``tries`` (at least one) failed requests to a server; doubles up to
     :data:`LONGEST_BACKOFF_S`."""
     return min(_FIRST_BACKOFF_S * (1 << min(tries - 1, _MAX_DOUBLINGS)), LONGEST_BACKOFF_S)

@@ -20,8 +20,8 @@ from asynctask.messages import CATALOGUE
 ENV_PREFIX: Final = "ASYNCTASK_"
 
 _ELSEWHERE: Final = frozenset({"url"})
-"""Environment variables with that prefix, in small letters, that are no settings: a Procfile or a container gives one
-environment to all programs, and the middleware of Ruby's Sidekiq reads ``ASYNCTASK_URL``."""
+"""Environment variables with the prefix, in lower case, that are not settings: a Procfile or a container gives the same
+environment to all programs, and the middleware for Ruby's Sidekiq reads ``ASYNCTASK_URL``."""
 
 _KUBERNETES: Final = re.compile(r"(\w+?_)??(service_(host|port(_\w+)?)|port(_\d+_(tcp|udp|sctp)(_(proto|port|addr))?)?)")
 _ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
@@ -30,13 +30,13 @@ QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
 _URLS: Final = frozenset({"database_url", "broker_url", "results_url"})
 WEB_PREFIX: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)+")
-"""A path before those of the web server. Nothing in it means something else in a URL, a header or HTML."""
+"""A path before those of the web server, without characters that are special in a URL, a header or HTML."""
 WEB_PATHS: Final = frozenset({"api", "docs", "healthz", "jobs", "metrics", "openapi.json", "readyz", "static", "tasks"})
 """First segments of the web server's own paths."""
 _UNIX: Final = "unix:"
 _TRUSTED_UNIX: Final = "unix"
 _MAX_SOCKET_PATH: Final = 100
-"""Bytes of the path of a Unix socket; systems take 103 or 107."""
+"""Largest length of a Unix socket's path, in bytes; systems accept 103 or 107."""
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 _OPTION: Final = re.compile(r"[\w.%-]+=[^\s&;\"'<>]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|key|token|credential|signature|\bsig\b", re.IGNORECASE)
@@ -48,7 +48,7 @@ def _field(default: Any, text: str, *, low: float | None = None, high: float | N
 
 
 class Token(NamedTuple):
-    """Who may use the web server: a ``name`` for the log, the ``secret``, and whether it only reads."""
+    """An access token for the web server: a ``name`` for the log, the ``secret``, and whether it permits only reads."""
 
     name: str
     secret: str
@@ -201,7 +201,7 @@ class Config:
         return self.broker_url.startswith(_REDIS)
 
     def trusted_networks(self) -> list[IPv4Network | IPv6Network]:
-        """The networks of ``trusted_proxies``; an address is a network of one. Without ``unix``, which is none."""
+        """The networks in ``trusted_proxies``, without ``unix``; an address is a network of one address."""
         found = []
         for each in self.trusted_proxies.split():
             if each == _TRUSTED_UNIX:
@@ -216,15 +216,15 @@ class Config:
 
     @property
     def trusts_unix(self) -> bool:
-        """Whether who connects to a Unix socket is a trusted proxy."""
+        """Whether clients of a Unix socket are trusted proxies."""
         return _TRUSTED_UNIX in self.trusted_proxies.split()
 
     def access(self) -> list[Token]:
-        """Those who may use the web server; none: everyone."""
+        """The access tokens for the web server; without any, everyone may use it."""
         found: dict[str, Token] = {}
         for number, each in enumerate(self.tokens.split(), start=1):
             parts = _TOKEN.fullmatch(each)
-            # The message must not show a secret. Two names of one would be told apart by nobody.
+            # The message must not show a secret. Two names with the same secret could not be distinguished.
             if parts is None or parts[1] in found or parts[3] in {token.secret for token in found.values()}:
                 raise ConfigError(
                     f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read=SECRET with spaces between, each name"
@@ -268,10 +268,10 @@ def shown(name: str, value: Any) -> Any:
 
 
 def masked_url(url: str) -> str:
-    """A URL without its secrets: user and password, and the values of options whose names speak of one (``?password=``)."""
+    """A URL without its secrets: user and password, and the values of options with a name such as ``?password=``."""
     scheme, mark, rest = url.partition("://")
     place, query_mark, query = rest.partition("?")
-    if url and (not mark or "@" in query):  # a password with "?" in it, or an option with "@"
+    if url and (not mark or "@" in query):  # a password that contains "?", or an option that contains "@"
         return f"{scheme}://***" if mark else "***"
     place = f"***@{place.rpartition('@')[2]}" if "@" in place else place
     return scheme + mark + place + query_mark + "&".join(map(_masked_option, query.split("&")))
@@ -291,7 +291,7 @@ def _masked_option(option: str) -> str:
 
 
 def _secrets(url: str) -> set[str]:
-    """The secrets of a URL, as they stand in it and decoded. A user's name is none if a password follows it."""
+    """The secrets of a URL, both encoded and decoded. A user's name is a secret only without a password after it."""
     place, _, query = url.partition("://")[2].partition("?")
     info = place.rpartition("@")[0]
     options = (each.partition("=") for each in query.split("&"))
@@ -326,9 +326,8 @@ def setting_types() -> Mapping[str, type]:
 
 
 def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
-    """A configuration from keyword arguments (they win; None means not given) and an environment.
-
-    Returns it with the origin of each field. Raises :class:`ConfigError` for an unknown name, with the nearest known one.
+    """The configuration from keyword arguments (which win; None means not given) and an environment, and the origin of each
+    field. Raises :class:`ConfigError` for an unknown name, with the nearest known one.
     """
     types = setting_types()
     values: dict[str, Any] = {}
@@ -351,8 +350,8 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Conf
 
 
 def _is_foreign(name: str, text: str) -> bool:
-    """Whether an environment variable (without the prefix) is another program's. Kubernetes gives each container the
-    addresses of all services: of one that is named asynctask, ``ASYNCTASK_PORT=tcp://10.0.0.1:80``."""
+    """Whether an environment variable (without the prefix) belongs to another program. Kubernetes gives each container the
+    addresses of all services; for a service named asynctask this includes ``ASYNCTASK_PORT=tcp://10.0.0.1:80``."""
     if name in _ELSEWHERE:
         return True
     found = _KUBERNETES.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Every error of the project: one root, attributes for programs, messages that name the remedy."""
+"""All errors of the project: one root class, attributes for programs, messages that name the remedy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ def not_installed(what: str, extra: str) -> str:
 
 
 class AsyncTaskError(Exception):
-    """Root of all errors. ``code`` is stable and meant for programs, the message for people."""
+    """Root of all errors. ``code`` is stable and for programs, the message for people."""
 
     code = "error"
 
 
 class NormalException(AsyncTaskError):
-    """The business refuses the item: it is ``failed``, never retried, and the job ends.
+    """Raised by job code to refuse the item for a business reason: the item is ``failed`` and never retried, and the job
+    ends.
 
     Arguments: the message for people, and optionally a stable ``code`` for grouping.
     """
@@ -52,7 +53,7 @@ class Problem:
     params: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """As shown to people and programs."""
+        """The problem as it is shown to people and programs."""
         return {
             "row": self.row,
             "column": self.column,
@@ -63,9 +64,8 @@ class Problem:
 
 
 class InputError(AsyncTaskError):
-    """Invalid input. ``status``: the HTTP status; ``errors``: the single problems.
-
-    ``text`` and ``params`` as of a :class:`Problem`.
+    """Invalid input. ``status``: the HTTP status; ``errors``: the single problems; ``text`` and ``params`` as in
+    :class:`Problem`.
     """
 
     code = "invalid_input"
@@ -90,7 +90,7 @@ class InputError(AsyncTaskError):
         self.errors: Sequence[Problem] = tuple(errors)
 
     def as_json(self) -> dict[str, Any]:
-        """For another process, JSON-ready; :meth:`from_json` is the inverse."""
+        """The error for another process, JSON-ready; :meth:`from_json` is the inverse."""
         return {
             "message": str(self),
             "code": self.code,
@@ -107,26 +107,25 @@ class InputError(AsyncTaskError):
 
     @property
     def suggestions(self) -> Sequence[Mapping[str, Any]]:
-        """For a text of uncertain encoding: the likely ones, each with ``encoding`` and the first non-ASCII ``cells`` as
-        they would read."""
+        """For a text of uncertain encoding: the likely encodings, each with ``encoding`` and the first non-ASCII ``cells``
+        as decoded by it."""
         return tuple(self.params.get("suggestions", ()))
 
     @property
     def sheets(self) -> Sequence[str]:
-        """For a workbook refused for the sheet that was read: the names of the others, the one that has the columns
-        first."""
+        """For a workbook whose sheet was refused: the names of its other sheets, first the one that has the columns."""
         return tuple(self.params.get("other_sheets", ()))
 
 
 class TooLarge(InputError):
-    """Over a limit; the message names the limit, its value and the setting that changes it."""
+    """Input over a limit; the message names the limit, its value, and the setting that changes it."""
 
     code = "too_large"
     status = 413
 
 
 class UnsupportedFormat(InputError):
-    """A file in no readable format, or not in the one that its name says."""
+    """A file in no readable format, or in another format than its name says."""
 
     code = "unsupported_format"
     status = 415
@@ -153,14 +152,14 @@ class NotFound(AsyncTaskError):
 
 
 class Conflict(AsyncTaskError):
-    """The current state forbids it; the message names the state and what is allowed."""
+    """The current state forbids the action; the message names the state and what is allowed."""
 
     code = "conflict"
     status = 409
 
 
 class IdInUse(Conflict):
-    """A job cannot be sent under an id that another job has now; the message names the id and where that job is."""
+    """A job cannot be sent under an id that another job uses; the message names the id and where that job is."""
 
     code = "id_in_use"
 
@@ -177,7 +176,7 @@ class OtherEngine(Conflict):
     code = "other_engine"
 
     def __init__(self, engine: str, action: str = "") -> None:
-        """``action``: what was to be done, if sending it again would not do the same."""
+        """``action``: the refused action, if sending the job again would not have the same effect."""
         how = {"celery": "its task's delay()", "dramatiq": "its actor's send()", "rq": "its function's delay()"}.get(
             engine, "its own means"
         )
@@ -239,14 +238,14 @@ class JobInterrupted(BaseException):
 
 
 class FinalError(AsyncTaskError):
-    """An end of a job that another attempt would not change: it is ``error``, and never retried."""
+    """An error of a job that another attempt would not change: the job ends in ``error``, and is never retried."""
 
     code = "final"
 
 
 class JobExit(FinalError):
-    """Job code called ``sys.exit()`` with another code than 0 or None. ``exit_code``: as a shell would see it;
-    of a multiple of 256, for which a shell sees 0, the number itself."""
+    """Job code called ``sys.exit()`` with another code than 0 or None. ``exit_code``: as a shell would see it; for a
+    multiple of 256, for which a shell sees 0, the number itself."""
 
     code = "exited"
 
@@ -256,7 +255,7 @@ class JobExit(FinalError):
 
 
 class NotPerformed(FinalError):
-    """Job code returned work that nobody performs: a coroutine, a generator, a ``map``, a function."""
+    """Job code returned work that is still to be performed: a coroutine, a generator, a ``map``, a function."""
 
     code = "not_performed"
 

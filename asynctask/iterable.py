@@ -1,4 +1,4 @@
-"""Jobs of many items: classes that process elements of their own, and slices, several items of a list in one job.
+"""Jobs of many items: worker classes that iterate over elements, and slices, which are several items of a list in one job.
 
 ``events.params`` of a slice is ``{"rows": [[first, count], ...], "items": [...]}``: its items, and their rows in the list
 as runs of consecutive numbers, since a rejected row leaves a gap. ``events.marks`` has the outcome of each item
@@ -24,7 +24,7 @@ from asynctask.messages import clean
 
 
 class Iterable:
-    """The base of a worker class that goes through many elements in one job::
+    """The base of a worker class that processes many elements in one job::
 
         @app.worker(queue="imports", timeout=None)
         class Import(app.Iterable):
@@ -35,21 +35,21 @@ class Iterable:
             def each(self, line):
                 store(line)
 
-    The job saves its cursor as it goes, and stops between two elements when a person stops it, its Task is paused or
-    cancelled, or the process is to end. Its next attempt, also after a kill, goes on behind the last cursor that was saved:
-    every element is performed at least once, and those of the last quarter of a second may be performed twice. The result
-    is ``{"items": N}``, how many elements all attempts went through, unless :meth:`on_complete` returns another.
+    The job saves its cursor regularly, and stops between two elements when a user stops it, its Task is paused or
+    cancelled, or the process must end. Its next attempt, also after a kill, continues behind the last saved cursor: every
+    element is performed at least once, and those of the last quarter of a second may be performed twice. The result is
+    ``{"items": N}``, the number of elements over all attempts, unless :meth:`on_complete` returns another result.
     """
 
     NAMES: ClassVar = ("items", "each")
 
-    # -- what a worker defines
+    # -- methods that a worker class defines
 
     def items(self, cursor: Any, *args: Any) -> Iterator[tuple[Any, Any]]:
         """Yields ``(element, cursor)`` for each element behind ``cursor``, in a fixed order.
 
-        ``cursor`` is None at first, later the one yielded with the last finished element: JSON of at most 64 KB, not None.
-        ``args`` are those of the job; for a job of a Task, the item.
+        ``cursor`` is None at first, later the cursor yielded with the last finished element: JSON of at most 64 KB, not
+        None. ``args`` are those of the job; for a job of a Task, the item.
         """
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class Iterable:
     def on_complete(self) -> Any:
         """Called after the last element; the return value, if not None, is the job's result."""
 
-    # -- how it runs
+    # -- called by the runtime
 
     @final
     def perform(self, *args: Any) -> Any:
@@ -86,7 +86,7 @@ class Iterable:
         job.progress(done, total)
         with closing(_generator(self.items(cursor, *args))) as elements:
             for element, next_cursor in elements:
-                if job.should_stop():  # before the element is performed: there may be none behind the last cursor
+                if job.should_stop():  # checked only with another element: after the last one the job just ends
                     self._stop(job)
                 refuse_work(in_this_process(self.each, element))
                 done += 1
@@ -117,7 +117,7 @@ MAX_CHUNK: Final = 1_000
 """Largest number of items of a slice."""
 
 MAX_SLICE_BYTES: Final = 1_000_000
-"""Largest size of the items of a slice as JSON, in bytes: it travels as one message."""
+"""Largest size of the items of a slice as JSON, in bytes, because it is sent as one message."""
 
 _JOBS: Final = 10_000
 
@@ -125,8 +125,8 @@ _JOBS: Final = 10_000
 def chunk_of(chunk_size: int, planned: int | None, created: int) -> int:
     """The number of items of the next job. ``planned``: rows of the list, None if unknown; ``created``: items so far.
 
-    :data:`AUTO` makes about 10,000 jobs: one item each up to 10,000 items. For a list of unknown length the first 5,000
-    items have a job each, then the slices grow with it.
+    :data:`AUTO` makes about 10,000 jobs, of one item each up to 10,000 items. For a list of unknown length, the first 5,000
+    items have a job each, then the slices grow with the list.
     """
     if chunk_size != AUTO:
         return chunk_size
@@ -134,11 +134,11 @@ def chunk_of(chunk_size: int, planned: int | None, created: int) -> int:
     return max(1, min(wanted, MAX_CHUNK))
 
 
-# -- slices: how they are kept
+# -- slices: their stored form
 
 
 def pack(rows: Sequence[int], params: Several[str]) -> str:
-    """The params of a slice, from its rows, ascending, and the JSON text of each item."""
+    """The params of a slice, from its rows (ascending) and the JSON text of each item."""
     runs: list[list[int]] = []
     for row in rows:
         if runs and row == runs[-1][0] + runs[-1][1]:
@@ -164,7 +164,7 @@ _STATUSES: Final = {mark: str(status) for status, mark in MARKS.items()}
 
 
 def item_statuses(marks: str | None, items: int, status: str) -> list[str]:
-    """The status of each item of a slice; an open one has that of its job."""
+    """The status of each item of a slice; an open item has that of its job."""
     return [status] * items if marks is None else [_STATUSES.get(mark, status) for mark in marks]
 
 
@@ -186,10 +186,8 @@ class ItemFailure(NamedTuple):
 
 
 class News(NamedTuple):
-    """The current outcomes of a running slice, as states and not as changes: writing them twice is harmless. Empty for any
-    other job.
-
-    ``failures``: by index; ``results``: JSON text of row -> result, None if nothing was added.
+    """The current outcomes of a running slice, as states and not as changes, so that writing them twice is harmless. Empty
+    for any other job. ``failures``: by index; ``results``: JSON text of row -> result, None if no result was added.
     """
 
     marks: str | None = None
@@ -209,8 +207,8 @@ class _Report(NamedTuple):
 class Slice:
     """One attempt of a slice: the items left, and the outcomes of the others.
 
-    ``params``: as they travel; ``marks`` and ``kept`` (JSON text of results): of earlier attempts; ``limit``: bytes of
-    results. The worker's thread reports; another may :meth:`take` at any time, one at a time.
+    ``params``: as sent; ``marks`` and ``kept`` (JSON text of results): from earlier attempts; ``limit``: most bytes of
+    results. The worker's thread reports; other threads may :meth:`take` at any time, one at a time.
     """
 
     params: Any
@@ -219,10 +217,10 @@ class Slice:
     limit: int = 65_536
     rows: list[int] = field(init=False)
     items: list[Any] = field(init=False)
-    hand: Sequence[int] = ()  # indexes that the worker's function has now
-    delay: int = 0  # of the retry: the longest that the policy gave to an item
-    dropped: int = 0  # results that were not kept
-    begun: bool = False  # an item of it has an outcome of this attempt
+    hand: Sequence[int] = ()  # indexes of the items that the worker's function performs now
+    delay: int = 0  # of the retry, in microseconds: the longest that the policy gave to an item
+    dropped: int = 0  # number of results that were not kept
+    begun: bool = False  # an item has an outcome of this attempt
     _left: dict[int, None] = field(init=False)
     _marks: list[str] = field(init=False)
     _reports: deque[_Report] = field(default_factory=deque)
@@ -261,7 +259,7 @@ class Slice:
         self._report(_Report(index, MARKS[Status.FAILED], self._why(index, code, message)))
 
     def error(self, index: int, code: str, message: str, delay: int | None) -> None:
-        """The item raised; ``delay`` (microseconds) of the next attempt, None without one."""
+        """The item raised; ``delay``: microseconds to its next attempt, None if there is none."""
         if delay is not None:
             self.delay = max(self.delay, delay)
         self._report(_Report(index, MARKS[Status.ERROR] if delay is None else RAISED_MARK, self._why(index, code, message)))
@@ -270,13 +268,13 @@ class Slice:
         return ItemFailure(self.rows[index], clean(code)[:64] or "failed", clean(message))
 
     def _report(self, report: _Report) -> None:
-        # No lock: this thread may be interrupted at any step of the worker's function.
+        # No lock, because this thread may be interrupted at any step of the worker's function.
         if report.item in self._left:
             self.begun = True
             self._reports.append(report)
             self._left.pop(report.item, None)
 
-    # -- who records it
+    # -- the recording thread
 
     @property
     def has_news(self) -> bool:
@@ -310,14 +308,14 @@ class Slice:
 
     @property
     def waits(self) -> int:
-        """How many items wait for the next attempt, as of the last :meth:`take` and the reports since."""
+        """How many items wait for the next attempt, by the last :meth:`take` and the reports since."""
         return self._marks.count(RAISED_MARK) + sum(report.mark == RAISED_MARK for report in self._reports.copy())
 
     @property
     def status(self) -> Status:
-        """The status that the slice ends with, as of the last :meth:`take`."""
+        """The status with which the slice ends, by the last :meth:`take`."""
         return worst(marked("".join(self._marks)))
 
     def count(self, status: Status) -> int:
-        """The number of items with this outcome, as of the last :meth:`take`."""
+        """The number of items with this outcome, by the last :meth:`take`."""
         return self._marks.count(MARKS[status])

@@ -1,4 +1,4 @@
-"""The running job, as job code and middleware see it on every engine."""
+"""The running job, as job code and middleware see it on every engine; and calls of application code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from asynctask.errors import InputError, JobExit, JobInterrupted, JobTimeout, No
 from asynctask.messages import clean
 
 MAX_CHECKPOINT: Final = 65_536
-"""Largest checkpoint as JSON, in bytes."""
+"""Largest size of a checkpoint as JSON, in bytes."""
 
 
 class CurrentJob:
     """One running attempt of one job.
 
     Attributes: ``job_id``; ``task_id`` (None without a Task); ``attempt`` (from 1; rises with every retry, requeue and
-    recovery); ``payload`` (the job as it travels, a dict that middleware may read and extend); ``queue``; ``local`` (a dict
+    recovery); ``payload`` (the job as it is sent, a dict that middleware may read and extend); ``queue``; ``local`` (a dict
     for middleware and job code of this attempt); ``result``; ``state`` (see :meth:`checkpoint`).
     """
 
@@ -72,7 +72,7 @@ class CurrentJob:
         self._stop = should_stop
         self._asked = False
 
-    # -- its checkpoint, from which the next attempt continues
+    # -- the checkpoint, from which the next attempt continues
 
     @property
     def state(self) -> Any:
@@ -83,8 +83,8 @@ class CurrentJob:
         """Sets the checkpoint: the next attempt finds ``value`` in :attr:`state`, however this one ends.
 
         Causes no write by itself: the newest value is saved four times a second and when the job stops, so after a kill a
-        job repeats what it did in the last quarter of a second. ``value``: JSON of at most 64 KB. Raises
-        :class:`InputError` for any other.
+        job repeats the work of the last quarter of a second. ``value``: JSON of at most 64 KB. Raises :class:`InputError`
+        for other values.
         """
         if self._item is not None or self._batch is not None:
             raise InputError(
@@ -135,12 +135,12 @@ class CurrentJob:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The arguments as they travel: JSON values by position; for a job of a Task, the item alone."""
+        """The arguments as they are sent: JSON values by position; for a job of a Task, only the item."""
         return tuple(self.payload.get("args") or ()) if self._item is None else (self._item[2],)
 
     def message(self, text: str) -> None:
-        """Adds a message to the Event; written with the outcome, or with ``working`` if that comes first. In a slice it has
-        the item's row."""
+        """Adds a message to the Event, which is written with ``working`` or the outcome, whichever is next. In a slice the
+        message has the item's row."""
         self._messages.append((clean(str(text)), self.row))
 
     def take_messages(self) -> list[tuple[str, int | None]]:
@@ -161,11 +161,11 @@ class CurrentJob:
         return None if self._item is None else self._item[1]
 
     def take_up(self, item: tuple[int, int, Any] | None) -> None:
-        """Sets the item of a slice that is performed now: its index, row and value; for the runtime."""
+        """Sets the current item of a slice (index, row and value), or None; for the runtime."""
         self._item = item
 
     def give_batch(self, batch: Batch | None) -> None:
-        """Sets the receiver of :meth:`finish`, :meth:`fail` and :meth:`error`; for the runtime."""
+        """Sets the receiver of :meth:`finish`, :meth:`fail` and :meth:`error`, or None; for the runtime."""
         self._batch = batch
 
     def finish(self, index: int, result: Any = None) -> None:
@@ -190,14 +190,15 @@ class CurrentJob:
 
     def should_stop(self) -> bool:
         """Whether the job should stop: a user stopped it, its Task was paused or cancelled, the runtime shuts down, or this
-        attempt is obsolete. Then save a checkpoint and call :meth:`stop`. Causes no query."""
+        attempt is obsolete. If so, save a checkpoint and call :meth:`stop`. Causes no query."""
         return self._asked or (self._stop is not None and self._stop())
 
     def stop(self) -> NoReturn:
         """Ends this attempt; call it after :meth:`should_stop` returned True.
 
-        The job is stopped if a user asked for that, cancelled with its Task, and else waits for its next attempt, which has
-        the last :meth:`checkpoint` and spends no retry. Raises :class:`JobInterrupted`, which must not be swallowed.
+        If a user stopped the job, it is stopped; if its Task was cancelled, it is cancelled; otherwise it waits for its
+        next attempt, which gets the last :meth:`checkpoint` and uses no retry. Raises :class:`JobInterrupted`, which must
+        not be swallowed.
         """
         raise JobInterrupted("the job stopped between two steps")
 
@@ -224,7 +225,7 @@ _MOST: Final = 10**15
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint: its value as JSON, and the progress."""
+    """A checkpoint: its value as JSON text, and the progress."""
 
     text: str
     done: float | None = None
@@ -232,7 +233,7 @@ class Checkpoint:
 
     @classmethod
     def parse(cls, kept: str) -> Checkpoint:
-        """From the ledger's text."""
+        """A checkpoint from the ledger's text."""
         found = json.loads(kept)
         return cls(_dump(found.get("state")), found.get("done"), found.get("total"))
 
@@ -240,7 +241,7 @@ class Checkpoint:
         return json.loads(self.text)
 
     def dump(self) -> str:
-        """As the ledger keeps it."""
+        """The checkpoint as text for the ledger."""
         return f'{{"state":{self.text},"done":{_dump(self.done)},"total":{_dump(self.total)}}}'
 
 
@@ -266,7 +267,7 @@ def current_job() -> CurrentJob:
 
 
 def set_current_job(job: CurrentJob | None) -> Token[CurrentJob | None]:
-    """Makes ``job`` the current one; pass the token to :func:`reset_current_job` afterwards."""
+    """Makes ``job`` the current job; pass the returned token to :func:`reset_current_job` afterwards."""
     return _current.set(job)
 
 
@@ -276,13 +277,13 @@ def reset_current_job(token: Token[CurrentJob | None]) -> None:
 
 
 def interrupted(job: CurrentJob, error: BaseException) -> bool:
-    """Whether the runtime interrupted the job, also if the job, or a library, raised another error from that."""
+    """Whether the runtime interrupted the job, also if the job or a library raised another error from the interruption."""
     return isinstance(error, JobInterrupted) or (job.should_stop() and carries(error, JobInterrupted))
 
 
-# -- calling code of the application: what came of it
+# -- calling code of the application
 #
-# Three calls, each with what the one before it does: `in_this_process`, `run`, and `performed`.
+# Three functions, each based on the one before: `in_this_process`, `run`, and `performed`.
 
 T = TypeVar("T")
 
@@ -290,10 +291,10 @@ _STDERR: Final = 2
 
 
 def in_this_process(function: Callable[..., T], *args: Any) -> T:
-    """Calls a function and returns or raises what it does.
+    """Calls a function; returns its result or raises its exception.
 
-    A process that the function has forked ends here, with the exit code that a script would have: it is a copy of the
-    worker with one of its threads, and would record the same job over the same connections.
+    If the function forks and the child returns here, the child ends, with the exit code that a script would have: it is a
+    copy of the worker with one of its threads, and would record the same job over the same connections.
     """
     pid = os.getpid()
     try:
@@ -308,7 +309,7 @@ def in_this_process(function: Callable[..., T], *args: Any) -> T:
 
 
 def steps_in_this_process(elements: Iterable[T]) -> Iterator[T]:
-    """The elements, each step of their iterator as :func:`in_this_process`."""
+    """The elements; each step of their iterator runs as in :func:`in_this_process`."""
     iterator = iter(elements)
     while (element := in_this_process(next, iterator, _END)) is not _END:
         yield element
@@ -319,8 +320,8 @@ _END: Final[Any] = object()
 
 @coroutine
 def awaited_in_this_process(work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-    """Awaits a coroutine, each of its steps as :func:`in_this_process`: between two steps a copy of the event loop would
-    go on with the other jobs."""
+    """Awaits a coroutine, each step of which runs as in :func:`in_this_process`: between two steps, a forked copy of the
+    event loop would continue with the other jobs."""
     pid, step, value = os.getpid(), work.send, None
     while True:
         try:
@@ -343,14 +344,14 @@ def awaited_in_this_process(work: Coroutine[Any, Any, T]) -> Generator[Any, Any,
 
 
 def _leave(error: BaseException | None) -> NoReturn:
-    """Ends a forked process. Neither buffers nor connections are flushed or closed, because they are also its parent's."""
+    """Ends a forked process without flushing buffers or closing connections, which the parent uses, too."""
     code, text = 0, ""
     try:
         if isinstance(error, SystemExit):
             code, text = _exit_code(error)
         elif error is not None:
             code, text = 1, "".join(traceback.format_exception(error))
-        if text and sys.__stderr__ is not None:  # else the descriptor may be that of a file
+        if text and sys.__stderr__ is not None:  # otherwise the descriptor may be that of a file
             os.write(_STDERR, text.rstrip().encode("utf-8", "backslashreplace") + b"\n")
     finally:
         os._exit(code)
@@ -369,10 +370,10 @@ def _exit_code(error: SystemExit) -> tuple[int, str]:
 
 
 def run(function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit], bool] = lambda _: False) -> T | None:
-    """:func:`in_this_process`, where ``sys.exit()`` ends the job and not the process, as if it were a script: with the code
-    0 or None it returns None, with any other it raises :class:`~asynctask.errors.JobExit`.
+    """As :func:`in_this_process`, but ``sys.exit()`` ends the job, not the process: with the code 0 or None this returns
+    None, with another code it raises :class:`~asynctask.errors.JobExit`.
 
-    ``is_engines``: whether the engine around the job raised the SystemExit, which then passes.
+    ``is_engines``: whether the engine around the job raised the SystemExit, which is then raised unchanged.
     """
     try:
         return in_this_process(function, *args)
@@ -380,9 +381,9 @@ def run(function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit
         if is_engines(error):
             raise
         code, text = _exit_code(error)
-        if not code and error.code:  # of 256 a shell sees 0, but it was no success
+        if not code and error.code:  # a shell sees 0 for 256, but it was no success
             code = int(error.code)
-        if carries(error, JobInterrupted) or carries(error, JobTimeout):  # its end is the runtime's doing
+        if carries(error, JobInterrupted) or carries(error, JobTimeout):  # the runtime ended the job
             text = text or "the runtime had ended it"
         elif not code:
             return None
@@ -392,9 +393,8 @@ def run(function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit
 def performed(
     function: Callable[..., T], *args: Any, is_engines: Callable[[SystemExit], bool] = lambda _: False
 ) -> T | None:
-    """:func:`run`, for a function whose work is done when it has returned.
-
-    Raises :class:`~asynctask.errors.NotPerformed` if it returned what nobody performs.
+    """As :func:`run`, for a function whose work is done when it has returned. Raises
+    :class:`~asynctask.errors.NotPerformed` if it returned work that is still to be performed, see :func:`refuse_work`.
     """
     return refuse_work(run(function, *args, is_engines=is_engines))
 
@@ -408,11 +408,11 @@ _LAZY_MODULES: Final = frozenset({"itertools", "concurrent.futures._base", "cont
 
 def refuse_work(result: T) -> T:
     """A function's result, if it is a value. Raises :class:`~asynctask.errors.NotPerformed` for work that is still to be
-    performed: what can be awaited, iterators that call functions as they go, context managers made of a generator function,
-    and functions, which a decorator returns that was written without its parentheses."""
+    performed: awaitables, lazy iterators that call functions, context managers from a generator function, and functions
+    (the result of a decorator that was written without its parentheses)."""
     if type(result) not in _DONE and is_work(result):
         if isinstance(result, Coroutine | Generator):
-            result.close()  # the error says it; a warning of the garbage collector would come at any time
+            result.close()  # the error reports it; otherwise the garbage collector would warn at some later time
         raise NotPerformed(
             f"it returned work that nobody performs ({type(result).__name__}): await it, or go through it, before you"
             " return"
@@ -431,11 +431,11 @@ _ASYNC_GENERATOR: Final = "an async generator function"
 
 
 def work_of(function: Any) -> str | None:
-    """The kind of a function that a call does not run, but returns as work, as far as its declaration tells: :data:`ASYNC`,
+    """The kind of a function whose call returns work instead of running its body, by its declaration: :data:`ASYNC`,
     :data:`GENERATOR` or an async generator function; None for an ordinary function."""
     while isinstance(function, functools.partial):
         function = function.func
-    for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004 - it is looked at, and not called
+    for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004 - it is inspected, not called
         if inspect.iscoroutinefunction(each):
             return ASYNC
         if inspect.isasyncgenfunction(each):

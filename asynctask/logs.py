@@ -1,7 +1,7 @@
 """Logging through structlog, as the process has configured it.
 
 A line that cannot be written (a full disk, a closed stream) is dropped. Most lines come from a thread that handles a
-failure and must continue: a heartbeat that ended with its warning would have a living process declared dead.
+failure and must continue: if logging a warning ended the heartbeat, a living process would be declared dead.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import structlog
 from asynctask.clock import Clock, SystemClock
 
 MAX_STACK: Final = 20_000
-"""Largest number of characters of a stack; the end is kept, where the error is."""
+"""Largest number of characters of a stack; the end, with the error, is kept."""
 
 
 REPEAT_S: Final = 10.0
-"""Seconds between two lines of what is tried until it succeeds."""
+"""Seconds between two lines about an action that is retried until it succeeds."""
 
 _C1_AND_BIDI: Final = "\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
 _UNSAFE: Final = re.compile(f"[\\x00-\\x1f{_C1_AND_BIDI}]")
@@ -31,10 +31,10 @@ _UNSAFE_IN_JSON: Final = re.compile(f"[{_C1_AND_BIDI}]")
 
 
 def escaped(text: str, *, is_json: bool = False) -> str:
-    """A text without characters that steer a terminal, begin a line or change the order of reading: control characters
-    (C0, DEL, C1), bidirectional controls, line and paragraph separators and lone surrogates become escapes, ``\\x1b``.
+    """A text in which control characters (C0, DEL, C1), bidirectional controls, line and paragraph separators and lone
+    surrogates are escaped, such as ``\\x1b``: they could control a terminal, begin a line or change the reading order.
 
-    ``is_json``: the text is a JSON document; the escapes are JSON's, and its line breaks stay, for they are its layout.
+    ``is_json``: the text is a JSON document; the escapes are JSON's, and line breaks, its layout, are kept.
     """
     if is_json:
         return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -44,7 +44,7 @@ def escaped(text: str, *, is_json: bool = False) -> str:
 class Logger:
     """The methods of a structlog logger that this package calls; none of them raises.
 
-    The texts of a line are :func:`escaped`, whatever renders it: paths, names and messages of errors come from outside.
+    The texts of a line are :func:`escaped` before any renderer, because paths, names and error messages may be untrusted.
     """
 
     __slots__ = ("_log", "_monotonic", "_repeats")
@@ -52,7 +52,7 @@ class Logger:
     def __init__(self, name: str, clock: Clock | None = None) -> None:
         self._log: Final = structlog.get_logger(name)
         self._monotonic = (clock or SystemClock()).monotonic
-        self._repeats: dict[tuple[str, ...], tuple[float, int]] = {}  # -> when it was last written, and left out since
+        self._repeats: dict[tuple[str, ...], tuple[float, int]] = {}  # -> when written last, and lines left out since
 
     def info(self, event: str, **values: Any) -> None:
         """An event that people may want to follow."""
@@ -63,9 +63,9 @@ class Logger:
         self._say("warning", event, values)
 
     def retrying(self, event: str, **values: Any) -> None:
-        """A :meth:`warning` for each try of what is tried until it succeeds: the first one, then one in ten seconds, with
-        the number of those left out as ``repeats``. Tries of one thing have one ``event`` and equal ``values``, but for the
-        ``error``; there are few things."""
+        """A :meth:`warning` for each attempt of an action that is retried until it succeeds. Writes the first line, then
+        one in ten seconds, with the number of lines left out as ``repeats``. Attempts of one action have the same ``event``
+        and equal ``values``, except ``error``; the number of different actions must be small."""
         now = self._monotonic()
         about = event, *(str(value) for name, value in values.items() if name != "error")
         written_at, left_out = self._repeats.get(about, (-REPEAT_S, 0))
@@ -77,7 +77,7 @@ class Logger:
         self._say("warning", event, {**values, "repeats": left_out} if is_same else values)
 
     def error(self, event: str, **values: Any) -> None:
-        """A problem that somebody should look at."""
+        """A problem that needs attention."""
         self._say("error", event, values)
 
     def exception(self, event: str, **values: Any) -> None:
@@ -91,7 +91,7 @@ class Logger:
     def _say(self, method: str, event: str, values: dict[str, Any]) -> None:
         try:
             getattr(self._log, method)(event, **_escape(self._log, method, values))
-        except Exception:  # there is nowhere to report it
+        except Exception:  # it cannot be reported anywhere
             return
 
 
@@ -101,16 +101,16 @@ def get_logger(name: str) -> Logger:
 
 
 def open_missing_streams() -> None:
-    """Opens ``/dev/null`` in the place of each standard stream that the process was started without (``>&-`` in a shell,
-    some supervisors).
+    """Opens ``/dev/null`` in place of each standard stream that the process was started without (``>&-`` in a shell, some
+    supervisors).
 
-    Call it before anything else is opened: a file that had the descriptor of a missing stream, such as the database, would
-    receive what is written to that stream. Processes that are started afterwards inherit it.
+    Call it before any other file is opened: a file with the descriptor of a missing stream, such as the database, would
+    receive the text written to that stream. Child processes inherit the opened streams.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
-        opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is that of the stream
+        opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is that of the stream
         os.set_inheritable(opened, opened == number)
         stream = open(opened, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
         setattr(sys, name, stream)
@@ -126,22 +126,22 @@ def _escape(_logger: Any, _method: str, values: MutableMapping[str, Any]) -> Mut
 
 
 def escaped_stack(text: str) -> str:
-    """Lines with each but the first indented, so that no message of an exception looks like another line of the log."""
+    """A stack with all lines but the first indented, so that no exception message looks like a line of the log."""
     first, *others = map(escaped, text.split("\n"))
     return "\n".join([first, *(line if line.startswith(" ") else f"  {line}" for line in others)])
 
 
 class _Escaping(logging.Formatter):
-    """Lines of :mod:`logging`, with or without a stack."""
+    """Formats lines of :mod:`logging` with escaped texts, with or without a stack."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escaped_stack(super().format(record))
 
 
 def log_to_stderr() -> None:
-    """Logs to stderr, because stdout is the command's: lines for people on a terminal, else JSON.
+    """Logs to stderr, because stdout is for the command's output: readable lines on a terminal, otherwise JSON.
 
-    What libraries log (warnings and above) goes there too, unless the application configures :mod:`logging`.
+    Warnings and errors that libraries log are written there, too, unless the application configures :mod:`logging`.
     """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Escaping())
@@ -152,7 +152,7 @@ def log_to_stderr() -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            # Not structlog's default rendering of an exception: it is slow, and shows the arguments of jobs.
+            # Not structlog's default rendering of an exception, which is slow and shows the arguments of jobs.
             *(
                 [_escape, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
                 if people

@@ -1,6 +1,6 @@
-"""Maintenance: recovery, closing and cleaning that no request triggers. Every process can do it; one at a time leads.
+"""Maintenance: recovery, closing and cleaning that no request triggers. One process at a time does it, as the leader.
 
-Repeating a step is harmless. An idle system costs one query every few seconds.
+Every process can lead. Repeating a step is harmless. An idle system costs one query every few seconds.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from asynctask.logs import get_logger
 from asynctask.sidekiq.copies import poisoned
 
 EVERY_S: Final = {"find_lost": 10.0, "recover_strays": 10.0, "clear_uploads": 3_600.0}
-"""Seconds between two runs of a step, at least. A job that two searches for lost ones miss is lost, because none is in
-transit for so long; lists that no Task needs are rare."""
+"""Smallest number of seconds between two runs of a step. A job that two searches do not find is lost, because no job is in
+transit for so long; stored lists that no Task needs are rare."""
 
 SAMPLE_S = 5.0
-"""Seconds between two samples of a Task, for rate and chart."""
+"""Seconds between two samples of a Task, for its rate and chart."""
 
 _REST_FACTOR: Final = 20
-"""Pause after any other step, as a multiple of its duration: no step takes more than a twentieth of the time. The shorter
-of its last two durations counts, because a single long one was spent waiting for a silent database."""
+"""Pause after any other step, as a multiple of its duration, so that no step takes more than a twentieth of the time. The
+shorter of its last two durations counts, because a single long one was spent waiting for an unavailable database."""
 
 _RECOVERY_RESTS_S: Final = 1.0
-"""Longest pause of the recovery of dead processes: their jobs wait for it."""
+"""Longest pause, in seconds, of the recovery of dead processes, whose jobs wait for it."""
 
 _AWAY_RESTS_S: Final = 10.0
-"""Longest pause after a step that got no answer: waiting for one is not work."""
+"""Longest pause, in seconds, after a step that got no answer, because waiting for an answer is no work."""
 
 _ALWAYS: Final = ("recover_strays", "clear_uploads", "purge")
-"""Steps that find their work themselves: no query of the ledger tells of it."""
+"""Steps that find their work themselves, because the query for work does not cover it."""
 
 _WORK: Final = ("rejoin", "change_rows")
-"""Steps without a pause: somebody waits for their end, and each run makes progress."""
+"""Steps without a pause: users wait for their end, and each run makes progress."""
 
 POISON_COPIES: Final = 3
-"""Deaths of processes after which an untracked job goes to the dead set."""
+"""Deaths of processes after which an untracked job is moved to the dead set."""
 
 
 class Maintenance:
     """Recovers dead processes, pauses failing Tasks, closes finished ones, resumes stalled splits, continues bulk edits,
-    finds lost copies, takes samples, cleans.
+    finds lost copies, takes samples, and removes stored lists.
 
-    ``resume_split`` continues the split of a Task in a way that suits this process, and ``cleaning`` removes stored lists.
-    ``engines``: the attached engines by name. ``every_s``: the pause between two rounds while a Task is open. ``waker``
+    ``resume_split`` continues the split of a Task in a way that suits this process; ``cleaning`` removes stored lists.
+    ``engines``: the attached engines by name. ``every_s``: seconds between two rounds while a Task is open. ``waker``
     reports new work for maintenance.
     """
 
@@ -99,9 +99,9 @@ class Maintenance:
             self._steps["recover_strays"] = partial(self.recover_strays, broker)
         self._lost = LostJobs(ledger, broker, engines)
         self._unknown: set[str] = set()  # unregistered processes that the last query found
-        self._strays: set[str] = set()  # the same, of the broker
+        self._strays: set[str] = set()  # the same at the broker
         self._rests: dict[str, float] = {}
-        self._took: dict[str, float] = {}  # how long each step took when it was done last
+        self._took: dict[str, float] = {}  # seconds that each step took at its last run
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.sweep")
 
@@ -152,7 +152,7 @@ class Maintenance:
             self._rests[name] = ended + max(rest, EVERY_S.get(name, 0.0))
             self._took[name] = ended - begun
 
-    # -- the dead
+    # -- dead processes
 
     def recover_dead(self) -> int:
         """Recovers the jobs of dead processes. Returns the number of recovered processes."""
@@ -172,8 +172,8 @@ class Maintenance:
         return len(dead) + len(orphans)
 
     def recover_strays(self, broker: Broker) -> None:
-        """Recovers owners of held copies that two queries find unregistered: recovered in part, dead before the
-        registration, or from a restored broker. Excludes those whose presence in the broker is current: they belong to
+        """Recovers owners of held copies that two queries found unregistered: they were recovered in part, died before the
+        registration, or are from a restored broker. Skips owners with a current presence in the broker, which belong to
         another application."""
         strays = broker.holders()
         with self._ledger.database.read() as connection:
@@ -185,7 +185,7 @@ class Maintenance:
             self.recover(identity)
 
     def recover(self, identity: str) -> None:
-        """Recovers what a dead process held: rows of the ledger wait there again, untracked copies in their queues."""
+        """Recovers the jobs that a dead process held: rows wait in the ledger again, untracked copies in their queues."""
         if not processes.condemn(self._ledger, self._host, identity, self._schedule.sightings):
             return
         if processes.is_engine(identity):
@@ -196,7 +196,7 @@ class Maintenance:
         held = [] if self._broker is None else self._broker.held_by(identity)
         applied = processes.recover_events(self._ledger, identity, [copy.key for copy in held])
         applied += processes.recover_events(self._ledger, foreign.pusher(identity))
-        # A job of another program is tracked once it has an Event, which decides whether it runs again.
+        # A foreign job with an Event is tracked: the Event decides whether it runs again.
         recovered = {each.record.job_id for each in applied if each.record is not None and each.transition is not None}
         if self._broker is not None:
             self._broker.drop(identity, [copy for copy in held if copy.attempt > 0 or copy.jid in recovered])
@@ -208,7 +208,8 @@ class Maintenance:
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
 
     def take_stalled(self) -> None:
-        """Makes due again what processes have not begun whose interpreter is held, though their leases are renewed."""
+        """Makes jobs due again that have not begun in processes whose interpreter is held, although their leases are
+        renewed."""
         with self._ledger.database.read() as connection:
             stalled = processes.stalled(connection)
         for identity in stalled:
@@ -223,7 +224,7 @@ class Maintenance:
         broker.hold(DEAD, [SetEntry(poisoned(copy, now), now) for copy in poison], process=identity)
         broker.put_back(identity, [copy for copy in copies if copy.deaths < POISON_COPIES])
 
-    # -- what is due
+    # -- Tasks
 
     def change_rows(self) -> None:
         """Continues the row updates of cancels and retries."""
@@ -234,7 +235,7 @@ class Maintenance:
                 self._controls.change_rows(task_id)
 
     def resume_splits(self) -> None:
-        """Resumes splits whose lease has expired; ends those as broken whose source is gone with its process."""
+        """Resumes splits whose lease has expired; ends those as failed whose source was lost with its process."""
         with self._ledger.database.read() as connection:
             stalled = task_rows.stalled_splits(connection, self._ledger.now())
         for task_id, again in stalled:
@@ -245,7 +246,7 @@ class Maintenance:
                 self._resume_split(task_id)
 
     def close(self) -> None:
-        """Closes every Task whose items have ended, and finishes those whose callbacks have."""
+        """Closes every Task whose items have ended, and finishes every Task whose callbacks have ended."""
         with self._ledger.database.read() as connection:
             over, called = candidates(connection), called_back(connection)
         for task_id in over:
@@ -257,15 +258,15 @@ class Maintenance:
         """Pauses every Task with more failed items than it tolerates; the recording of failures does so, too."""
         task_rows.pause_failing(self._ledger)
 
-    # -- what a foreign queue lost, and what no process reaches
+    # -- lost copies, and jobs that no process reaches
 
     def rejoin(self) -> None:
-        """Puts Tasks that left their session, and whose retry is due now, at the end of its line."""
+        """Appends Tasks that left their session, and whose retry is due now, to the session's line."""
         lending.rejoin(self._ledger)
 
     def find_lost(self) -> int:
-        """Makes jobs due again that their foreign queue lacked in this search and the one before, and mends hints, sessions
-        and lines that a process left unsettled when it ended. Returns the number of lost jobs."""
+        """Makes jobs due again that this search and the one before did not find in their foreign queue, and repairs hints,
+        sessions and lines that a process left unsettled at its end. Returns the number of lost jobs."""
         doctor.mend(self._ledger)
         return self._lost.find()
 
@@ -279,7 +280,7 @@ class Maintenance:
 
 
 class LostJobs:
-    """The search for jobs that a foreign queue lacks although it was handed them."""
+    """The search for lost copies: jobs that a foreign queue holds by the ledger, and lacks."""
 
     def __init__(self, ledger: Ledger, broker: Broker | None, engines: Mapping[str, EngineQueues]) -> None:
         self._ledger = ledger
@@ -289,7 +290,7 @@ class LostJobs:
         self._missed: frozenset[Key] = frozenset()  # jobs that the last search did not find in their queues
 
     def find(self) -> int:
-        """Makes those due again that this search and the one before lacked. Returns their number."""
+        """Makes jobs due again that neither this search nor the one before found. Returns their number."""
         with self._ledger.database.read() as connection:
             flying = {
                 (record.job_id, record.row.attempt): record
@@ -311,7 +312,7 @@ class LostJobs:
         return len(gone)
 
     def _held(self, flying: Mapping[Key, EventRecord]) -> set[Key]:
-        """The jobs among these whose copies are in a queue or held by a process."""
+        """Those of these jobs whose copies are in a queue or held by a process."""
         if not flying:
             return set()
         with self._ledger.database.read() as connection:
@@ -323,20 +324,20 @@ class LostJobs:
 # -- which process leads, and which steps are due
 
 _QUIET: Final = 3
-"""Pauses between two queries of an idle leader; other processes check the leader after twice as many."""
+"""Number of pauses between two queries of an idle leader; other processes check the leader after twice as many."""
 
 _NOTIFIED: Final = 0.25
-"""Pause between two queries caused by notifications, as a share of the usual one; the first :data:`_AT_ONCE` have none."""
+"""Pause before a query caused by a notification, as a share of the usual pause; the first :data:`_AT_ONCE` have none."""
 
 _AT_ONCE: Final = 2
-"""Notifications after which a query follows at once: the one before may have come too early."""
+"""Number of notifications that cause a query at once, because the query before may have been too early."""
 
 
 class Schedule:
-    """Determines which steps are due in this process; none while another leads.
+    """Determines which steps are due in this process; none while another process leads.
 
-    Between two queries it checks the processes of its own machine: one that died is recovered at once, and if it led,
-    another takes over.
+    Between two queries it checks the processes of its own machine: a dead one is recovered at once, and if that was the
+    leader, another process takes over.
     """
 
     def __init__(
@@ -353,10 +354,10 @@ class Schedule:
         self._every_s = every_s
         self._leadership = leases.Leadership(ledger, leases.MAINTENANCE)
         self.sightings = processes.Sightings(ledger)
-        """Of leases, updated when this process lists the others."""
+        """When this process saw the leases of others; updated when it lists them."""
         self._known: list[dict[str, object]] = []
         self._queried_at = -1e9
-        self._due_at = -1e9  # of the next query if there are no notifications
+        self._due_at = -1e9  # when the next query is due without a notification (monotonic)
         self._listed = -1e9
         self._newest: int | None = None
         self._active = True
@@ -370,7 +371,7 @@ class Schedule:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Ends the pause and what would follow."""
+        """Ends the current pause and all later ones."""
         self._stop.set()
         self._waker.wake()
 
@@ -379,8 +380,8 @@ class Schedule:
         if not self._leadership.held:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
-            # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
-            # query before may have come too early; where much happens, one query serves all of them.
+            # A process left work in the ledger for the leader. The first few notifications cause a query each, because the
+            # query before may have been too early; under load, one query serves many notifications.
             distance = self._every_s * _NOTIFIED
             early = self._due_at - self._ledger.clock.monotonic()
             self._stop.wait(max(0.0, min(early - _AT_ONCE * distance, distance)))
@@ -391,7 +392,7 @@ class Schedule:
         """Gives up leadership."""
         self._leadership.resign()
 
-    # -- what is wanted
+    # -- due steps
 
     def due_steps(self, steps: Iterable[str]) -> Sequence[str]:
         """The ``steps`` that this process should run now; none if it does not lead. Raises LedgerUnavailable."""

@@ -1,4 +1,4 @@
-"""What people read of an Event: the messages of the middleware in the shipped languages, and secrets as a mask."""
+"""Texts of an Event that people read: the messages of the middleware in the shipped languages, and the mask of secrets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MAX_MESSAGE: Final = 10_000
 """Largest number of characters of one message."""
 
 SECRET: Final = "$secret"  # noqa: S105 - the name of a member
-"""The one member of an object that holds a secret in an item as it is kept: ``{"$secret": value}``."""
+"""The only member of the object that marks a secret in a stored item: ``{"$secret": value}``."""
 MASK: Final = "**********"
-"""What people see of a secret, whatever its length; pydantic shows the same."""
+"""The display of a secret, whatever its length; the same as pydantic's."""
 
 CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
     "en": {
@@ -94,7 +94,7 @@ class Catalogue:
         """The message for ``key`` with ``text`` inserted, at most ``MAX_MESSAGE`` characters."""
         if not text:
             return self._alone[key]
-        # Not str.format: the text is untrusted and may contain braces.
+        # Not str.format, because the text is untrusted and may contain braces.
         return clean(self._texts[key].replace("{0}", text))
 
 
@@ -118,10 +118,7 @@ def is_storable(text: str) -> bool:
 
 
 def append(messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Appends messages, and keeps the first 10 and the last 90.
-
-    One entry ``{"dropped": n}`` between them counts the others.
-    """
+    """Appends messages, and keeps the first 10 and the last 90; an entry ``{"dropped": n}`` between counts the others."""
     merged = [*messages, *new]
     gap = next((i for i, m in enumerate(merged) if "dropped" in m), None)
     dropped = int(merged.pop(gap)["dropped"]) if gap is not None else 0
@@ -135,16 +132,16 @@ def append(messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
 
 
 def revealed(item: Any) -> Any:
-    """An item as its sender gave it: the secrets that are marked in it."""
+    """An item as its sender sent it, with each marked secret replaced by its value."""
     if not isinstance(item, dict):
         return item
     return {key: each[SECRET] if isinstance(each, dict) and each.keys() == {SECRET} else each for key, each in item.items()}
 
 
 def masked(value: Any) -> Any:
-    """A parsed JSON value as people see it: :data:`MASK` in place of each secret. Changes lists and objects in place."""
+    """A parsed JSON value for display, with :data:`MASK` in place of each secret. Changes lists and objects in place."""
     holder = {"": value}
-    left: list[Any] = [holder]  # no recursion: other programs nest as deep as they like
+    left: list[Any] = [holder]  # no recursion, because values of other programs may be nested deeply
     while left:
         part = left.pop()
         for place, each in list(part.items() if isinstance(part, dict) else enumerate(part)):

@@ -1,7 +1,7 @@
-"""Pushes single jobs: of an application's own workers, and for workers that other programs run.
+"""Pushing single jobs, for an application's own workers and for workers that other programs run.
 
-A tracked job is an Event in the ledger, and borrowed or dispatched from there. An untracked one goes to Redis as Sidekiq's
-client would write it, in slices of 1,000; without Redis it waits in the ledger, too
+A tracked job is an Event in the ledger, and is borrowed or dispatched from there. Untracked jobs are written to Redis in
+the format of Sidekiq's client, in slices of 1,000; without Redis they wait in the ledger, too
 (:func:`asynctask.core.transitions.is_kept`).
 """
 
@@ -44,7 +44,8 @@ _Job = tuple[dict[str, Any], int | None]
 class Pushing:
     """Pushes the single jobs of an application.
 
-    Arguments: its ``config``, ``clock`` and ``ids``; the client middleware; ``made`` gives the connections of this process.
+    Arguments: its ``config``, ``clock`` and ``ids``; the client middleware ``chain``; ``made`` returns the parts of this
+    process.
     """
 
     def __init__(self, config: Config, clock: Clock, ids: Ids, chain: Chain, made: Callable[[], Core]) -> None:
@@ -62,7 +63,7 @@ class Pushing:
         """Pushes a job for each element of ``args``; returns the job ids, None for those that a client middleware stopped.
 
         ``at``: the due time; a past one means now. ``options`` take precedence over the worker's own. Raises
-        :class:`ConfigError` for an option without effect, :class:`InputError` for what cannot be pushed, BrokerUnavailable.
+        :class:`ConfigError` for an option without effect, :class:`InputError` for invalid jobs, BrokerUnavailable.
         """
         worker.check_options(options)
         core = self._made()
@@ -129,7 +130,7 @@ class Pushing:
         _as_json(worker, payload)
         return CurrentJob(jid, queue=queue, payload=payload)
 
-    # -- jobs that nobody tracks
+    # -- untracked jobs
 
     def _untracked(self, worker: Worker, args: Sequence[Any], item: Mapping[str, Any], jid: str, now: int) -> _Job | None:
         given = self._native(worker, _arguments(worker, args))
@@ -160,14 +161,14 @@ class Pushing:
         return stored, due
 
     def _native(self, worker: Worker, args: list[Any]) -> list[Any]:
-        """Arguments as the job will get them. Redis takes JSON types only, as Ruby does; a database takes all that can be
-        serialized to JSON, a tuple or a date for example."""
+        """The arguments as the job will get them. For Redis only JSON types are valid, as in Ruby; for a database all
+        values that can be serialized to JSON, for example a tuple or a date."""
         if self._config.uses_redis:
             return args
         native: list[Any] = orjson.loads(_as_json(worker, args))
         return native
 
-    # -- jobs for workers elsewhere
+    # -- jobs for workers of other programs
 
     def client(self) -> RedisClient:
         """The client that pushes jobs for workers of other programs. Raises :class:`ConfigError` without Redis."""
@@ -197,14 +198,14 @@ class Pushing:
         return job.payload if passes(self._chain, elsewhere, job) else None
 
     def close(self) -> None:
-        """Closes its connections; later pushes open new ones."""
+        """Closes the connections; later pushes open new ones."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
 
 
 def _running(job_id: str) -> Attempt | None:
-    """The attempt of the job that runs here, if it has this id."""
+    """The attempt of the current job, if it has this id."""
     try:
         job = current_job()
     except RuntimeError:
@@ -245,7 +246,7 @@ def _send(core: Core, jobs: Sequence[_Job], priority: int, now: int) -> None:
 
 
 _COLUMNS: Final = ("class", "args", "jid", "queue", "created_at", "enqueued_at")
-"""Members of a payload that the row of an untracked job has in columns."""
+"""Members of a payload that are columns in the row of an untracked job."""
 
 _JID: Final = f"jid must have 1 to {standalone.MAX_JOB_ID} characters, and no NUL or half a character among them"
 
@@ -260,7 +261,7 @@ def _row_of(job: Mapping[str, Any], priority: int) -> standalone.Arrival:
 
 
 def _send_to_broker(broker: Broker, jobs: Sequence[_Job], priority: int, now: int) -> None:
-    """Later jobs go into the schedule, the others into their queue."""
+    """Writes one slice to Redis: jobs due later into the schedule, the others into their queue."""
     later: list[SetEntry] = []
     copies: list[Copy] = []
     for job, due in jobs:
@@ -280,7 +281,7 @@ def _send_to_broker(broker: Broker, jobs: Sequence[_Job], priority: int, now: in
 
 
 def _arguments(worker: Worker, args: Sequence[Any]) -> list[Any]:
-    """The arguments of a job as they are kept: the first as an item of a list is, others as JSON. Raises
+    """The arguments of a job as they are stored: the first one like an item of a list, others as JSON. Raises
     :class:`InputError` with every problem of the item."""
     kept = [_as_fields(worker, each) for each in args]
     if not args or worker.model is None or not isinstance(worker.shape, ItemShape):
@@ -292,7 +293,7 @@ def _arguments(worker: Worker, args: Sequence[Any]) -> list[Any]:
 
 
 def _as_fields(worker: Worker, value: Any) -> Any:
-    """A model's instance by its fields; any other value as it is. Raises :class:`InputError`."""
+    """The fields of a model's instance; any other value unchanged. Raises :class:`InputError`."""
     if not is_model(type(value)) or worker.model is type(value):
         return value
     try:
@@ -309,7 +310,7 @@ def _as_json(worker: Worker, value: Any) -> str:
 
 
 def _check_text(worker: Worker, job: CurrentJob) -> None:
-    """Validates the payload that the client middleware returned, before anything is stored."""
+    """Validates the payload that the client middleware returned, before any job is stored."""
     try:
         encoded(job.payload)
     except (TypeError, ValueError) as error:

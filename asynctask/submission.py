@@ -1,4 +1,4 @@
-"""Submission: a list's options, and its way until it is split or written."""
+"""Submission of a list: checks its options, and has it written at once or split."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
     from asynctask.lists.options import Options  # imports pydantic, which a worker process may not need
 
 INLINE_BYTES = 1_000_000
-"""Largest list that is split in a thread of the process that accepted it; larger ones are split in a child process."""
+"""Largest list, in bytes, that is split in a thread of the process that accepted it; larger ones use a child process."""
 
 MOST_ROWS: Final = 1_000
-"""Rows of one transaction; a list with as many is written alone."""
+"""Most rows of one transaction of the group commit; a list with as many is written alone."""
 
 _AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "who")
 """Options that the Task's row has under their own names."""
 
 SLOW_S = 60.0
-"""Seconds after a slow validation during which lists of that worker are not validated before the response."""
+"""Seconds after a slow validation for which lists of that worker are not validated before the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What is handed in: a list for a worker, with its options.
+    """A submitted list for a worker, with its options.
 
-    ``worker``: a worker, its name, or a task or an actor of an attached engine; None for jobs as JSON, which name their
-    own (``{"worker": name, "item": ...}``). ``listed``: items; or a stored file, read as ``source`` says. ``form``: the
-    items are shards, whose rows become a file in this format. ``is_kept``: the items are JSON, and their split survives
-    this process; others are consumed in the caller's thread. ``wait_s``: seconds to wait for the validation of a list that
-    is split by another thread or process.
+    ``worker``: a worker, its name, or a task or an actor of an attached engine; None for JSON jobs that name their own
+    (``{"worker": name, "item": ...}``). ``listed``: items, or a stored file, to be read by ``source``. ``form``: the items
+    are shards, whose rows become a file in this format. ``is_kept``: the items are JSON, and their split survives this
+    process; other items are consumed in the caller's thread. ``wait_s``: seconds to wait for the validation of a list that
+    another thread or process splits.
     """
 
     worker: Any
@@ -77,9 +77,9 @@ class _Waiting:
 
 
 class GroupSubmit:
-    """The group commit of submissions: those that arrive during a commit are written together by the next.
+    """The group commit of submissions: the next commit writes all that arrived during the last one.
 
-    Each caller waits for its own Task and gets the result of that one alone.
+    Each caller waits for its own Task, and gets the result of that Task.
     """
 
     def __init__(self, ledger: Ledger, *, lease_s: float) -> None:
@@ -90,7 +90,7 @@ class GroupSubmit:
         self._commit_lock = threading.Lock()
 
     def create(self, first: First) -> Made:
-        """Creates a Task with its first slice; result and errors as of :func:`asynctask.ledger.tasks.create`."""
+        """Creates a Task with its first slice; result and errors as in :func:`asynctask.ledger.tasks.create`."""
         own = _Waiting(first)
         with self._lock:
             self._waiting.append(own)
@@ -108,7 +108,7 @@ class GroupSubmit:
         while taken:
             count = rows = 0
             for each in taken:
-                # One that corrects a Task locks others.
+                # A Task that corrects another one locks that Task, so it is written alone.
                 corrects = each.first.new.resubmit_of is not None
                 rows += MOST_ROWS if corrects else len(each.first.items) + len(each.first.rejects)
                 if count and rows > MOST_ROWS:
@@ -127,7 +127,7 @@ class GroupSubmit:
                 for each in batch:
                     each.error = error
                 return
-            for each in batch:  # one of them is at fault: writes each alone
+            for each in batch:  # one of them is at fault: write each alone
                 self._write_batch([each])
 
 
@@ -151,17 +151,17 @@ class Submitter:
         self._checker = checker
         self._limits = services.limits
         self._group = GroupSubmit(services.ledger, lease_s=lease_s)
-        self._slow: dict[str, float] = {}  # workers whose validation is slow, and until when that is assumed
+        self._slow: dict[str, float] = {}  # worker -> until when its validation is assumed to be slow
         self._log = get_logger("asynctask.submit")
 
-    # -- the way of a list, step 1 of docs/explanation/internals.md
+    # -- submitting a list, step 1 of docs/explanation/internals.md
 
     def submit(self, worker: Worker, given: Submission, callbacks: Sequence[NewCallback] = ()) -> TaskHandle | DryRun:
-        """Makes a Task of a list; a dry run writes nothing. ``callbacks``: those of the options, or of the worker.
+        """Creates a Task from a list; a dry run writes nothing. ``callbacks``: those of the options, or of the worker.
 
         Raises :class:`InputError` with every problem if a list of JSON items or a file, or every row of it, is refused, and
-        for any strict list with a rejected row; what a program's iterable raises; for a dry run :class:`Unavailable` if it
-        takes longer than ``dry_run_s``.
+        for a strict list with a rejected row; the exceptions of a program's iterable; for a dry run :class:`Unavailable` if
+        it takes longer than ``dry_run_s``.
         """
         if isinstance(given.listed, StoredFile):
             return self._submit_stored(worker, given.listed, given, callbacks)
@@ -172,12 +172,13 @@ class Submitter:
     def _submit_iterable(
         self, worker: Worker, items: Iterable[Any], given: Submission, callbacks: Sequence[NewCallback]
     ) -> TaskHandle | DryRun:
-        """A strict list is validated before anything of it is written: its rows wait in a temporary file."""
+        """Submits a program's items. A strict list is validated before any row is written; its rows wait in a temporary
+        file."""
         options, digest = given.options, None
         strict = bool(options.strict)
         unique, key = self._unique(worker, options), self._key(worker, options)
         if options.idempotency_key is not None and not options.dry_run:
-            items = list(items)  # the key identifies the whole list
+            items = list(items)  # the idempotency key identifies the whole list
             digest = _digest(worker, options, _program_body(items), callbacks)
         rows = self._rows(worker, items, unique, key)
         if options.dry_run:
@@ -195,7 +196,7 @@ class Submitter:
     def _submit_json(
         self, worker: Worker, items: Any, given: Submission, callbacks: Sequence[NewCallback]
     ) -> TaskHandle | DryRun:
-        """Items that have to be split are stored, as an uploaded file is."""
+        """Submits JSON items. Items that must be split are stored like an uploaded file."""
         options = given.options
         body = items.text if isinstance(items, JsonItems) else items_body(items)
         if len(items) > self._limits.max_rows:
@@ -238,13 +239,12 @@ class Submitter:
         is_over = not (made.created and first.more) or self._start_split(worker, made.task_id, stored.size, given.wait_s)
         return self._taken(worker, made, first, is_over=is_over)
 
-    # -- what is to be written
+    # -- building the Task
 
     def _correcting(
         self, worker: Worker, stored: StoredFile, options: Options, source: ListSource
     ) -> tuple[Options, ListSource]:
-        """The options and source of a list that corrects a Task: the owner is that Task's, and by default so are the
-        columns.
+        """The options and source of a list that corrects a Task: with that Task's owner, and by default its columns.
 
         Raises :class:`InputError` for another worker or owner, and for a Task that has no rows to correct.
         """
@@ -268,7 +268,8 @@ class Submitter:
         return options, replace(source, columns=columns, resubmit_of=task_id)
 
     def _bound(self, worker: Worker, stored: StoredFile, source: ListSource, options: Options) -> ListSource:
-        """The source of this list for this worker. Raises :class:`InputError` for a name that is no field of its items."""
+        """The source of this list for this worker. Raises :class:`InputError` for a name that is not a field of its
+        items."""
         unique = self._unique(worker, options, source.columns)
         return replace(
             source,
@@ -333,9 +334,9 @@ class Submitter:
             raise InputError(f"option 'chunk_size': {why}; leave it out", code="invalid_options", errors=[problem])
 
     def _why_not_in_slices(self, queue: str) -> str | None:
-        """Why a queue takes no slices. A declaration does not say which language performs a worker, so this depends on the
-        processes that work the queue now. If one in another language comes later, its first record ends the slice in
-        ``error``."""
+        """Why a queue accepts no slices; None if it does. The declaration of a worker does not contain its language, so
+        this depends on the processes that work the queue now. If a process in another language starts later, its first
+        record ends the slice in ``error``."""
         with self._ledger.database.read() as connection:
             process = other_language(connection, queue, self._ledger.now())
         return process and f"{process} works the queue {queue!r}, and workers in another language perform jobs of one item"
@@ -345,8 +346,8 @@ class Submitter:
         return _fields("unique", names, self._shape(worker, columns))
 
     def _key(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> str | None:
-        """The key field of all items, None without one: mixed jobs may each have that of their worker. Raises
-        :class:`InputError` for a name that is no field."""
+        """The key field of all items, None without one; mixed jobs may each have that of their worker. Raises
+        :class:`InputError` for a name that is not a field."""
         name = options.key or (None if worker.name == MIXED else worker.key)
         return None if name is None else _key_field(name, self._shape(worker, columns))
 
@@ -366,7 +367,7 @@ class Submitter:
     def _gather(
         self, new: NewTask, rows: Iterable[NewItem | Rejected], names: Names | None, *, strict: bool
     ) -> First | None:
-        """The Task with its whole list; None if it has to be split."""
+        """The Task with its whole list; None if the list must be split."""
         begun = self._services.clock.monotonic()
         if begun < self._slow.get(new.worker_name, 0.0):
             return None
@@ -374,20 +375,20 @@ class Submitter:
         ended = self._services.clock.monotonic()
         if (
             ended - begun > WHOLE_S
-        ):  # for instance a model that calls a service: the next lists get their response before validation
+        ):  # for example a model that calls a service: the next lists get their response before the validation
             self._slow[new.worker_name] = ended + SLOW_S
         return whole
 
     def _gather_stored(self, worker: Worker, new: NewTask, stored: StoredFile, source: ListSource) -> First | None:
-        # A small workbook may unpack to a large one, so no process that serves requests reads it.
-        # A list that takes rows of another Task is split: its slices lock that Task.
+        # A small workbook may unpack to a large one, so processes that serve requests do not read it.
+        # A list that takes rows of another Task is split, because its slices lock that Task.
         if not self._splitter.may_fit(None, stored.size) or is_workbook(stored.path) or source.resubmit_of is not None:
             return None
         shape = self._shape(worker, source.columns)
         try:
             with open_list(self._services.uploads, self._limits, source, shape) as opened:
                 rows = opened.planned
-                if rows is None:  # of text, so that a list that does not fit is not validated twice
+                if rows is None:  # checked on the text, so that a list that does not fit is not validated twice
                     rows = stored.path.read_bytes().count(b"\n") - 1
                 if not self._splitter.may_fit(rows, None):
                     return None
@@ -413,7 +414,8 @@ class Submitter:
         return False
 
     def run_split(self, worker: Worker, task_id: int, of: str | None = None) -> None:
-        """Splits a Task whose split this process holds or may take; does nothing if another process has it."""
+        """Splits a Task whose split this process holds or may take; does nothing if another process holds it. ``of``: the
+        process that hands the split over."""
         task = task_rows.claim_split(self._ledger, task_id, lease_s=self._lease_s, of=of)
         if task is None or task.source is None:
             return
@@ -441,10 +443,10 @@ class Submitter:
         source = ListSource.from_json(kept)
         return self._checker.answer(source, self._shape(worker, source.columns))
 
-    # -- answers
+    # -- responses
 
     def _taken(self, worker: Worker, made: Made, first: First, *, is_over: bool = True) -> TaskHandle:
-        """The handle of a Task; ``is_over``: the list is validated. Raises :class:`InputError` if no row was taken."""
+        """The handle of a Task; ``is_over``: the list is validated. Raises :class:`InputError` if no row was accepted."""
         if made.created and is_over and not first.items and (error := refusal(self._ledger, made.task_id)) is not None:
             if first.more:
                 task_rows.refuse_submission(self._ledger, made.task_id)
@@ -469,16 +471,13 @@ class Submitter:
 
 
 def _refuse_items(options: Options) -> None:
-    """Raises :class:`InputError` if JSON items or a program's are to correct a Task: they have no row numbers."""
+    """Raises :class:`InputError` if a list that is not a file corrects a Task: its items have no row numbers."""
     if options.resubmit_of is not None:
         raise refused_option("resubmit_of", "option.resubmit_items", {}, options.resubmit_of)
 
 
 def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
-    """The fields that an option names.
-
-    Raises :class:`InputError` for a name that is no field of the item.
-    """
+    """The fields that an option names. Raises :class:`InputError` for a name that is not a field of the item."""
     found: dict[str, None] = {}
     for name in names:
         field = shape.field_of(name)
@@ -490,7 +489,8 @@ def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, .
 
 
 def check_fields(worker: Worker) -> None:
-    """Raises :class:`InputError` if a worker's own ``unique`` or ``key`` names no field of its items."""
+    """Raises :class:`InputError` if a worker's own ``unique`` or ``key`` contains a name that is not a field of its
+    items."""
     if isinstance(worker.shape, ItemShape) and worker.shape.unfit is not None and worker.engine is None:
         raise InputError(worker.shape.unfit, code="unfit_model")
     if worker.key is not None and not 0 < len(worker.key) <= MAX_KEY:
@@ -502,7 +502,7 @@ def check_fields(worker: Worker) -> None:
 
 
 def _key_field(name: str, shape: ItemShape) -> str:
-    """The field of a key. Raises :class:`InputError` for a secret: a key is shown to people."""
+    """The field of a key. Raises :class:`InputError` for a secret, because keys are shown to people."""
     (field,) = _fields("key", [name], shape)
     if field in shape.secrets:
         raise refused_option("key", "option.secret_key", {"name": repr(name[:80])}, name[:200])
@@ -510,7 +510,7 @@ def _key_field(name: str, shape: ItemShape) -> str:
 
 
 def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[NewCallback]) -> str:
-    """The digest that an Idempotency-Key stands for: of the worker, the options and the list. Must stay the same across
+    """The digest of the worker, the options and the list, which an Idempotency-Key identifies. It must stay the same across
     versions."""
     said: dict[str, Any] = {
         "worker": worker.name, "title": options.title or "", "parallel": options.parallel, "priority": options.priority,
@@ -538,13 +538,13 @@ def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[N
 
 
 def _stored_body(sha256: str, source: ListSource) -> bytes:
-    """A stored list for :func:`_digest`, and how it is read."""
+    """The body for :func:`_digest` of a stored list and the options for reading it."""
     said = f"{sha256}:{source.sheet}:{sorted(source.columns.items())}"
     return (said if source.encoding is None else f"{said}:{source.encoding}").encode()
 
 
 def _program_body(items: Sequence[Any]) -> bytes:
-    """A program's items for :func:`_digest`. Invalid items are refused later, with their row."""
+    """The body for :func:`_digest` of a program's items. Invalid items are refused later, with their row."""
     try:
         return orjson.dumps(items, default=_said)
     except TypeError:  # a number of more than 64 bits, a lone surrogate
@@ -555,7 +555,7 @@ def _program_body(items: Sequence[Any]) -> bytes:
 
 
 def _said(value: Any) -> Any:
-    """A value that JSON lacks, the same in every process: its fields, a secret itself, or its text."""
+    """A value that JSON lacks, in a form that is the same in every process: its fields, the secret itself, or its text."""
     try:
         return secret_json(value)
     except (TypeError, ValueError):

@@ -1,10 +1,9 @@
-"""The supervisor: starts processes, replaces dead ones, renews leases of those that cannot, and ends them all.
+"""The supervisor: starts processes, replaces dead ones, renews the leases of stalled ones, and ends all of them.
 
-A small process, ``python -m asynctask.supervisor``, which replaces a command of the command line (:func:`become`). It knows
-processes and no jobs, and supervises web servers, too. It imports neither the application nor a database driver, because it
-stays beside every worker process. If a job keeps the
-interpreter of a worker process from running anything else, another process renews its lease (:class:`Renewals`), started
-then and ended with the need.
+It is a small process, ``python -m asynctask.supervisor``, which replaces a command of the command line (:func:`become`). It
+handles processes, not jobs, and supervises web servers, too. It imports neither the application nor a database driver,
+because it runs beside every worker process. While a job holds the interpreter of a worker process, so that nothing else
+runs there, a further process (:class:`Renewals`) renews the lease; it is started on demand, and ended afterwards.
 """
 
 from __future__ import annotations
@@ -27,28 +26,27 @@ if TYPE_CHECKING:
 
 _PLAN: Final = "_ASYNCTASK_CHILDREN"
 _RENEW: Final = "renew-leases"
-_POLL_S: Final = 0.5  # a child that ends, a pulse and a signal wake it at once
+_POLL_S: Final = 0.5  # the end of a child, a pulse or a signal ends the wait at once
 RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
-"""Delays before an ended process is restarted, by the number of times in a row that it ended soon after its start."""
+"""Seconds before an ended process is restarted, by the number of times in a row that it ended soon after its start."""
 
 STEADY_S: Final = 10.0
-"""Run time from which a process did not end soon after its start."""
+"""Run time, in seconds, below which a process counts as ended soon after its start."""
 
 _AGAIN_S: Final = 0.5
-"""Seconds until a renewer that died is started again, and until one that failed tries again. Below
-:data:`SILENT_S`."""
+"""Seconds until a dead renewer is started again, and until a failed renewal is retried. Below :data:`SILENT_S`."""
 
 SILENT: Final = 1 / 3
-"""Share of its lease after which the lease of a process without a pulse is renewed: the renewer takes seconds to start."""
+"""Share of its lease after which the lease of a process without a pulse is renewed, because a renewer starts in seconds."""
 
 SILENT_S: Final = 1.5
-"""Shortest time without a pulse before that, because on a busy machine every process stalls for a moment."""
+"""Shortest time without a pulse, in seconds, before a lease is renewed: on a busy machine every process stalls shortly."""
 
 MOST_SILENT_S: Final = 3.0
-"""Longest: with the start of the renewer, others take what the process has not begun within five seconds."""
+"""Longest such time: so, with the start of the renewer, unbegun jobs are taken over by others within five seconds."""
 
 
-# Named tuples: importing dataclasses takes a third as much memory as all of the rest.
+# Named tuples, because importing dataclasses takes a third of the memory of all the rest.
 
 
 class ChildSpec(NamedTuple):
@@ -59,14 +57,12 @@ class ChildSpec(NamedTuple):
 
 
 MOST_BEGUN: Final = 1_000
-"""Jobs of a process that its supervisor knows to have begun last: more than a process has threads."""
+"""Number of jobs of a process that its supervisor knows to have begun last: more than a process has threads."""
 
 
 class Lease(NamedTuple):
-    """What a worker process reports after its registration: its identity, its ledger, and the seconds of its lease; and
-    later, the Events whose jobs it began last.
-
-    ``database_url`` may hold a password.
+    """A worker process's report after its registration: its identity, its ledger, and the seconds of its lease; later also
+    the Events whose jobs it began last. ``database_url`` may contain a password.
     """
 
     identity: str
@@ -76,7 +72,7 @@ class Lease(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """What to write to stdout once the ``address`` takes connections: as of :func:`connect`."""
+    """Text to write to stdout once the ``address`` (as in :func:`connect`) accepts connections."""
 
     address: str | tuple[str, int]
     text: str
@@ -87,7 +83,7 @@ def connect(address: str | tuple[str, int]) -> None:
 
     ``address``: the path of a Unix socket, or host and port.
     """
-    import socket  # a worker's supervisor connects to nothing
+    import socket  # not at the top, because a worker's supervisor makes no connections
 
     if not isinstance(address, str):
         socket.create_connection(address, timeout=1).close()
@@ -98,8 +94,8 @@ def connect(address: str | tuple[str, int]) -> None:
 
 
 def check_socket(path: str) -> None:
-    """Raises :class:`Unavailable` unless a server can make a Unix socket at ``path``, or replace that of one that has
-    ended."""
+    """Raises :class:`Unavailable` unless a server can create a Unix socket at ``path``, or replace that of an ended
+    server."""
     from pathlib import Path
 
     from asynctask.errors import Unavailable
@@ -125,16 +121,16 @@ C = TypeVar("C", bound="Child")
 
 
 class Child:
-    """A process that is kept running: its pulse, which it writes into a pipe, and its recent ends."""
+    """A process that is kept running, with its recent ends, and the pipe into which it writes its pulse."""
 
     def __init__(self) -> None:
-        self.pulse = -1  # the reading end of its pipe; -1: there is none
+        self.pulse = -1  # the reading end of its pipe; -1 without one
         self.started = 0.0
-        self.heard = 0.0  # when its pulse was heard last
+        self.heard = 0.0  # when its pulse was received last
         self.failures = 0
 
     def read(self, now: float) -> bytes:
-        """Reads what it has written since, without blocking. Closes the pipe if the child has closed it or ended."""
+        """Reads from the pipe without blocking. Closes the pipe if the child has closed it or ended."""
         try:
             received = os.read(self.pulse, 65_536)
         except BlockingIOError:
@@ -193,9 +189,9 @@ class _Worker(Child):
 class Supervisor:
     """Keeps the children running until it is stopped.
 
-    Arguments: ``shutdown_s``: time that children get to end before they are killed; ``environ``: the children's
-    environment; ``logger`` returns the log on demand, because loading it takes more memory than the rest. If there is a
-    single child and it exits with 0, its users have stopped it, and the supervisor ends too.
+    Arguments: ``shutdown_s``: seconds that children get to end before they are killed; ``environ``: the children's
+    environment; ``logger`` returns the log on demand, because loading it takes more memory than the rest. If a single child
+    exits with 0, a user has stopped it, and the supervisor ends, too.
     """
 
     def __init__(
@@ -219,7 +215,7 @@ class Supervisor:
     def run(self, on_look: Callable[[], None] = lambda: None) -> int:
         """Runs in the foreground until TERM or INT; passes TSTP and TTIN on to the children. Returns the exit code.
 
-        ``on_look`` is called twice a second, and more often. A second INT kills the children: 130.
+        ``on_look`` is called at least twice a second. A second INT kills the children; the exit code is 130 then.
         """
         interrupts = 0
 
@@ -249,7 +245,7 @@ class Supervisor:
         self._wakeup.set()
 
     def look(self) -> None:
-        """Restarts ended children, at once the first time, then with growing delays; has leases renewed."""
+        """Restarts ended children, at once the first time, then after growing delays; updates the leases to renew."""
         for child in self._children:
             if child.process is not None and (code := child.process.poll()) is not None:
                 self._ended(child, child.process.pid, code)
@@ -264,7 +260,7 @@ class Supervisor:
         killed = 0
         while (left := self._living()) and self._monotonic() < until:
             self._listen(_POLL_S)
-            self._renew()  # others must not declare the children dead while their jobs end
+            self._renew()  # other processes must not declare the children dead while their jobs end
         for child in left:
             assert child.process is not None
             self._logger().error("child_killed", name=child.spec.name, pid=child.process.pid)
@@ -288,7 +284,7 @@ class Supervisor:
         os.set_blocking(child.pulse, False)
         environ = {**self._environ, LIFELINE: str(self._read), PULSE: str(theirs)}
         try:
-            # A session of its own: a Ctrl-C in the terminal reaches the supervisor alone, which ends children in order.
+            # A session of its own, so that Ctrl-C in the terminal signals only the supervisor, which ends its children.
             child.process = subprocess.Popen(
                 child.spec.argv, env=environ, pass_fds=(self._read, theirs), start_new_session=True
             )
@@ -367,7 +363,7 @@ class _Renewer:
         try:
             _input_of(self._process).write(order.encode())
             _input_of(self._process).flush()
-        except OSError:  # it has just died: another one is started
+        except OSError:  # the renewer has just died: another one is started
             return
         self._kept = leases
 
@@ -375,7 +371,7 @@ class _Renewer:
         """Ends the process."""
         process, self._process, self._kept = self._process, None, []
         if process is not None:
-            process.kill()  # whether its last renewal was committed does not matter
+            process.kill()  # its last renewal may be committed or not
             process.wait()
             _input_of(process).close()
 
@@ -385,7 +381,7 @@ def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdin
 
 
-# -- the child that renews: the only part that loads a database driver
+# -- the renewing child, the only part that loads a database driver
 
 
 _RENEW_EVERY: Final = 1 / 4
@@ -404,12 +400,12 @@ class Renewals:
         self._log = get_logger("asynctask.renewer")
 
     def keep(self, leases: Sequence[Lease]) -> None:
-        """Renews these from now on, at once and then in time."""
+        """Renews these leases from now on, first at once."""
         self._leases = leases
         self._changed.set()
 
     def run(self) -> None:
-        """Renews them without end."""
+        """Renews the leases in an endless loop."""
         pause_s = 60.0
         while True:
             self._changed.wait(pause_s)
@@ -417,7 +413,7 @@ class Renewals:
             pause_s = self.renew()
 
     def renew(self) -> float:
-        """Renews each once; returns the seconds until it is time again."""
+        """Renews each lease once; returns the seconds until the next renewal."""
         from asynctask.database.engine import Database
         from asynctask.ledger.processes import renew
 
@@ -431,14 +427,14 @@ class Renewals:
                 if url not in self._databases:
                     self._databases[url] = Database(url, pool_size=4)
                 renew(self._databases[url], identities, lease_s=lease_s)
-        except Exception as error:  # any exception: nobody else renews them
+        except Exception as error:  # any exception, because no other process renews them
             self._log.warning("renewal_put_off", error=str(error))
             return _AGAIN_S
         return min(lease_s for _, lease_s in together) * _RENEW_EVERY
 
 
 def renew_leases() -> None:
-    """Renews leases until the standard input ends; each of its lines is the JSON list of those to renew from then on."""
+    """Renews leases until the standard input ends; each line of it is a JSON list of the leases to renew from then on."""
     from asynctask.logs import log_to_stderr
 
     log_to_stderr()
@@ -523,24 +519,24 @@ def _logger_to_stderr() -> Logger:
     return get_logger("asynctask.supervisor")
 
 
-# -- the ties between a supervisor and its children
+# -- pipes between a supervisor and its children
 #
-# A child holds the reading end of a pipe whose other end only its supervisor has: when the supervisor dies, however it
-# dies, the child reads the end of file and stops. In the other direction a worker process writes a pulse into a pipe as
-# long as its interpreter runs Python code; where the pulse stops, the supervisor has its lease renewed.
+# A child holds the reading end of a pipe whose other end only its supervisor has: when the supervisor dies in any way, the
+# child reads the end of file and stops. In the other direction, a worker process writes a pulse into a pipe while its
+# interpreter runs Python code; without a pulse, the supervisor starts renewing the lease.
 
 LIFELINE: Final = "_ASYNCTASK_LIFELINE"
 """Environment variable with the file descriptor that a child watches."""
 
 PULSE: Final = "_ASYNCTASK_PULSE"
-"""Environment variable with the file descriptor that a worker process writes its pulse to."""
+"""Environment variable with the file descriptor to which a worker process writes its pulse."""
 
 
 class Wakeup:
     """An event that a signal handler may set.
 
-    A handler runs on the main thread between any two bytecodes. :class:`threading.Event` takes a lock that this very thread
-    may hold just then, in its own wait; this takes none.
+    A handler runs on the main thread between any two bytecodes. :class:`threading.Event` takes a lock, which the
+    interrupted thread may hold in its own wait; this class takes no lock.
     """
 
     def __init__(self) -> None:
@@ -550,7 +546,7 @@ class Wakeup:
         self._set = False
 
     def fileno(self) -> int:
-        """A descriptor to poll for reading, beside others."""
+        """A descriptor to poll for reading, together with others."""
         return self._read
 
     @property
@@ -559,15 +555,15 @@ class Wakeup:
         return self._set
 
     def set(self) -> None:
-        """Ends this wait and every later one."""
+        """Ends the current wait and every later one."""
         self._set = True
         self.notify()
 
     def notify(self) -> None:
-        """Ends this wait, or the next one."""
+        """Ends the current wait, or the next one."""
         try:
             os.write(self._write, b"x")
-        except OSError:  # full, so readable; or nobody waits any more
+        except OSError:  # the pipe is full, so readable; or closed
             pass
 
     def wait(self, seconds: float) -> bool:
@@ -587,7 +583,7 @@ class Wakeup:
             pass
 
     def close(self) -> None:
-        """Closes the pipe; later notifications wake nobody."""
+        """Closes the pipe; later notifications have no effect."""
         read, write, self._read, self._write = self._read, self._write, -1, -1
         for descriptor in (read, write):
             if descriptor >= 0:
@@ -595,10 +591,9 @@ class Wakeup:
 
 
 class Pulse:
-    """Reports of a worker process to its supervisor: its identity, and that its interpreter runs. None without a
-    supervisor.
-
-    One line each: the first is a JSON object, the others are empty, or the id of an Event whose job begins.
+    """Reports of a worker process to its supervisor: its identity, and that its interpreter runs. Without a supervisor it
+    writes nothing. Each report is one line: the first is a JSON object, the others are empty, or the id of an Event whose
+    job begins.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -615,7 +610,7 @@ class Pulse:
         self._write(b"")
 
     def began(self, event_id: int) -> None:
-        """Reports that a job begins, before its code has the interpreter."""
+        """Reports that a job begins, before its code gets the interpreter."""
         self._write(b"%d" % event_id)
 
     def _write(self, line: bytes) -> None:
@@ -623,12 +618,12 @@ class Pulse:
             return
         try:
             os.write(self._descriptor, line + b"\n")
-        except OSError:  # full, because the supervisor is stopped; or it is gone
+        except OSError:  # the pipe is full, because the supervisor is stopped; or the supervisor has ended
             pass
 
 
 def watch_parent(environ: Mapping[str, str], on_end: Callable[[], None]) -> bool:
-    """In a child: calls ``on_end`` when the supervisor is gone. Returns False without a supervisor."""
+    """In a child: calls ``on_end`` when the supervisor has ended. Returns False without a supervisor."""
     descriptor = _descriptor(environ, LIFELINE)
     if descriptor is None:
         return False

@@ -39,8 +39,8 @@ _POSITION: Final = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?", re.ASCII)
 
 
 def place_in_list(event: Mapping[str, Any]) -> str:
-    """The ``after`` of the page behind an Event that :meth:`TaskHandle.events` returned: its id; for a job of several
-    items, with a point and the row."""
+    """The ``after`` for the page that follows an Event from :meth:`TaskHandle.events`: its id; for a job of several items,
+    the id, a point and the row."""
     return str(event["id"]) if event["items"] == 1 else f"{event['id']}.{event['row']}"
 
 
@@ -54,7 +54,7 @@ def _after(position: int | str | None) -> tuple[int | None, int | None]:
 
 
 class NobodyPerforms(Conflict):
-    """No process can be known to perform a job, so it is not made to run again."""
+    """No process is known that performs a job, so the job is not run again."""
 
     code = "nobody_performs"
 
@@ -76,8 +76,8 @@ class Services:
 
     def refuse_unperformed(self, worker: str, queue: str) -> None:
         """Raises :class:`NobodyPerforms` for a job that would wait for ever: its worker is not registered here, and no
-        living process of an engine or in another language works its queue. A program that registers no worker, such as the
-        command line without ``-A``, cannot tell."""
+        living process of an engine or in another language works its queue. A program without registered workers, such as
+        the command line without ``-A``, cannot know, so nothing is raised there."""
         known = self.workers()
         if not known or worker in known or worker in (MIXED, MERGER):
             return
@@ -92,7 +92,7 @@ class Services:
 
 
 def checked_statuses(status: str | Collection[str]) -> tuple[str, ...]:
-    """One status or several. Raises :class:`InputError` for an unknown one."""
+    """One status or several, as a tuple. Raises :class:`InputError` for an unknown one."""
     statuses = (status,) if isinstance(status, str) else tuple(status)
     if wrong := set(statuses) - {str(s) for s in Status}:
         raise InputError(f"no such status: {', '.join(sorted(wrong))}; there are {', '.join(Status)}")
@@ -102,10 +102,10 @@ def checked_statuses(status: str | Collection[str]) -> tuple[str, ...]:
 class TaskHandle:
     """One Task. Every method and property may raise :class:`NotFound` and LedgerUnavailable.
 
-    What a submission returns also has ``created``, False if the idempotency key found a Task that was submitted before;
-    ``problems`` of its first 1,000 rejected rows, empty while the validation goes on; and ``first_progress``, the progress
-    object as it was written, if it is known without a query. ``take`` of a list makes the result of an iterator over its
-    rows, which are read as it takes them: ``list`` takes all.
+    The handle from a submission also has ``created``, False if a Task existed under the idempotency key; ``problems`` of
+    its first 1,000 rejected rows, empty during the validation; and ``first_progress``, the progress object as it was
+    written, if that is known without a query. Methods that return a list have an argument ``take``, which makes the result
+    from an iterator over the rows, which are read as they are consumed; the default ``list`` takes all.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class TaskHandle:
         return counts
 
     def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
-        """Waits until the Task is done, and returns its progress. Polls every ``poll_s`` seconds.
+        """Waits until the Task is done, and returns its progress object. Polls every ``poll_s`` seconds.
 
         Raises TimeoutError, with state, counts and why it waits, if it is not done after ``timeout`` seconds;
         :class:`InputError` for a ``timeout`` or a pause that is no number.
@@ -179,11 +179,11 @@ class TaskHandle:
     def events(
         self, status: str | Collection[str] = (), after: int | str | None = None, limit: int = 100, *, take: Take = list
     ) -> list[Any]:
-        """Events in the order of their creation, with the given statuses only; for a job of several items, one for each
+        """Events in the order of their creation, only with these statuses if given; for a job of several items, one per
         item.
 
-        ``after``: those behind the Event of this id, or behind the item that :func:`place_in_list` names; ``limit`` is at
-        most 1,000. Raises :class:`InputError` for an unknown status or an invalid ``after``.
+        ``after``: only those behind the Event of this id, or behind the item that :func:`place_in_list` names; ``limit`` is
+        at most 1,000. Raises :class:`InputError` for an unknown status or an invalid ``after``.
         """
         statuses, (event_id, row) = checked_statuses(status), _after(after)
         with self._s.ledger.database.read() as connection:
@@ -237,7 +237,7 @@ class TaskHandle:
         """The rows ``failed``, ``succeeded``, ``unprocessed``, ``rejected`` or ``all``, in the user's own columns.
 
         The texts are in the language ``locale``, by default the application's. ``alive`` is called regularly; an exception
-        of it ends the work.
+        from it ends the work.
         """
         from asynctask.reports.report import make_report  # imports the writer of workbooks, which few processes need
 
@@ -246,18 +246,18 @@ class TaskHandle:
             self._s.ledger, self._s.uploads, self._s.limits, self._shape, self.id, rows, locale=said, alive=alive
         )
 
-    # -- control: each returns whether it changed anything, and raises Conflict where the state forbids it
+    # -- control: each method returns whether the Task was changed, and raises Conflict if its state forbids that
 
     def pause(self, who: str = "") -> bool:
-        """Starts no more jobs until resumed."""
+        """Pauses the Task: no job starts until it is resumed; running jobs continue."""
         return self._s.control.pause(self.id, who)
 
     def resume(self, who: str = "") -> bool:
-        """Starts jobs again."""
+        """Resumes the Task, which starts jobs again."""
         return self._s.control.resume(self.id, who)
 
     def cancel(self, who: str = "") -> bool:
-        """Starts no more jobs, and cancels those that have not begun."""
+        """Cancels the Task: no more jobs start, and those that have not begun are cancelled."""
         return self._s.control.cancel(self.id, who)
 
     def retry(
@@ -265,8 +265,9 @@ class TaskHandle:
     ) -> bool:
         """Runs items that are ``failed`` or ``error`` (or have the given statuses) again, as a new generation.
 
-        ``message``: only failures of the group with this message (:meth:`errors`); ``limit``: at most this many, in the
-        order of the list. Returns False if there are none. Raises :class:`NobodyPerforms` if its worker is known to nobody.
+        ``message``: only failures of the group with this message (:meth:`error_groups`); ``limit``: at most this many, in
+        the order of the list. Returns False if there are none. Raises :class:`NobodyPerforms` if no process is known that
+        performs its worker.
         """
         task = task_rows.read(self._s.ledger, self.id)
         self._s.refuse_unperformed(task.worker_name, task.queue)
@@ -274,12 +275,13 @@ class TaskHandle:
         return self._s.control.retry(self.id, statuses, who, message=message, limit=limit)
 
     def run_callbacks(self, who: str = "") -> bool:
-        """Runs the failed callbacks again; the Task is ``finalizing`` meanwhile. False while they run."""
+        """Runs the failed callbacks again; the Task is ``finalizing`` meanwhile. Returns False while they run."""
         return queries.call_back_again(self._s.ledger, self.id, who=who)
 
     def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
-        """Changes ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10"; None:
-        no limit), ``title``; returns the progress. A Task that paused itself continues once its failures are tolerated."""
+        """Sets the knobs ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10";
+        None: no limit) and ``title``; returns the progress object. A Task that paused itself continues once its failures
+        are tolerated."""
         from asynctask.lists.options import checked_knobs  # imports pydantic, which a worker process may not need
 
         self._s.control.update(self.id, checked_knobs(knobs), who)

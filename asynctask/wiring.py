@@ -1,6 +1,6 @@
-"""The parts of one process of an application: connections and everything that uses them.
+"""The parts of one process of an application: connections, and the objects that use them.
 
-Created on demand, and again in a forked child: open connections and locks do not survive a fork.
+They are created on demand, and again in a forked child, because open connections and locks do not survive a fork.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Core:
         identity = f"{name[:40]}:{self.pid}:{ids.nonce()}"
         self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity, closed=closed)
         with self.database.read() as connection:
-            for _ in range(3):  # the fastest answer says most
+            for _ in range(3):  # the fastest answer is the most exact
                 self.ledger.time.set(read_time(connection, clock))
         self.broker = self._made_broker(clock, ids)
         self.readiness = Readiness(self.ledger, Path(config.data_dir))
@@ -123,7 +123,7 @@ class Core:
         )
 
     def split_elsewhere(self, task_id: int) -> bool:
-        """Starts a child process that splits; returns False if the application has no name that a child could load."""
+        """Starts a child process that splits a Task; False if the application has no name that a child could load."""
         child = self._child("split-task", str(task_id), "--of", self.ledger.identity, stdin=subprocess.DEVNULL)
         if child is None:
             return False
@@ -131,10 +131,8 @@ class Core:
         return True
 
     def check_elsewhere(self, order: bytes, seconds: float) -> bytes | None:
-        """Checks a list in a child process; returns its response, empty if it ended without one, None if no child can be
-        started.
-
-        Raises :class:`DryRunTimeout` after ``seconds``, and kills the child.
+        """Checks a list in a child process. Returns the child's response, empty if it ended without one; None if no child
+        can be started. After ``seconds``, kills the child and raises :class:`DryRunTimeout`.
         """
         with tempfile.TemporaryDirectory(prefix="asynctask-check-") as folder:
             answer = Path(folder) / "answer.json"
@@ -194,7 +192,7 @@ class WebProcess(AppProcess):
 
 
 def _filtered(outgoing: PushFilter | None, copies: Sequence[Copy]) -> Sequence[Copy]:
-    """Evaluated for each push: middleware may be added after the dispatcher was made."""
+    """The copies after the client middleware, which is evaluated for each push, because middleware may be added later."""
     return copies if outgoing is None else outgoing(copies)
 
 
@@ -210,7 +208,7 @@ def _as_environment(config: Config) -> dict[str, str]:
 
 
 class OnDemand(ABC):
-    """The parts of an application with this ``config``, ``clock`` and ``ids``. Nothing connects before it is used."""
+    """The parts of an application with this ``config``, ``clock`` and ``ids``. No part connects before its first use."""
 
     def __init__(self, config: Config, clock: Clock, ids: Ids) -> None:
         self.config = config
@@ -219,7 +217,7 @@ class OnDemand(ABC):
         self.client_middleware = Chain()
         self.server_middleware = Chain()
         self._workers: dict[str, Worker] = {}
-        self._internal: dict[str, Worker] = {}  # those that nobody submits to
+        self._internal: dict[str, Worker] = {}  # workers for which no list can be submitted
         self._engines: dict[str, Engine] = {}
         self._lock = threading.RLock()
         self._core: Core | None = None
@@ -232,7 +230,7 @@ class OnDemand(ABC):
 
     @property
     def own_workers(self) -> Mapping[str, Worker]:
-        """The workers that this application's own worker processes perform, internal ones included."""
+        """The workers that this application's own worker processes perform, including internal ones."""
         return ChainMap(self._workers, self._internal)
 
     @property
@@ -242,7 +240,7 @@ class OnDemand(ABC):
 
     def attach(self, engine: Engine) -> None:
         """Adds an engine; each ``attach`` of :mod:`asynctask.integrations` calls this. Raises :class:`ConfigError` if
-        another of that name is attached."""
+        another engine of the same name is attached."""
         if engine.name in self._engines:
             raise ConfigError(f"{engine.name} is attached to this application already; attach it once")
         self._engines[engine.name] = engine
@@ -253,16 +251,16 @@ class OnDemand(ABC):
 
     @abstractmethod
     def task_closed(self, task_id: int) -> None:
-        """Tells the observers that this process has closed a Task."""
+        """Notifies the observers that this process has closed a Task."""
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, as this process."""
+        """The ledger, with the identity of this process."""
         return self._made().ledger
 
     @property
     def broker(self) -> Broker | None:
-        """The broker; None without Redis: then all jobs wait in the ledger."""
+        """The broker; None without Redis, where all jobs wait in the ledger."""
         return self._made().broker
 
     @property
@@ -314,7 +312,7 @@ class OnDemand(ABC):
         return self._made().services.limits
 
     def outgoing(self) -> PushFilter | None:
-        """The client middleware as the dispatcher applies it to the jobs of Tasks; None without any."""
+        """The client middleware as it is applied to the jobs of Tasks; None if there is none."""
         if not len(self.client_middleware):
             return None
         return Outgoing(self.ledger, self.client_middleware, {**self._internal, **self.workers})
@@ -345,8 +343,8 @@ class OnDemand(ABC):
         return Database(self.config.database_url, pool_size=self.config.database_connections)
 
     def ensure_schema(self) -> None:
-        """Creates the schema of an empty SQLite file; for any other schema raises SchemaOutdated with the command to
-        run."""
+        """Creates the schema in an empty SQLite file. Raises SchemaOutdated, with the command to run, for any other
+        database whose schema is not the required one."""
         self._made()
 
     def _made(self) -> Core:
@@ -375,7 +373,7 @@ class OnDemand(ABC):
         is_quiet: Callable[[], bool],
         on_signal: Callable[[str], None],
     ) -> Hook:
-        """What a worker process does for other programs at its broker, and the rules of untracked jobs."""
+        """The hook of a worker process for its broker, other programs there, and untracked jobs."""
         from asynctask.sidekiq.sharing import Sharing  # imported by worker processes only
 
         return Sharing(

@@ -1,4 +1,4 @@
-"""Workers: functions and classes that perform an item, known by name."""
+"""Workers: functions and classes that perform an item, registered by name."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from asynctask.iterable import Iterable
 from asynctask.job import ASYNC, GENERATOR, CurrentJob, work_of
 from asynctask.sidekiq.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
 
-# -- priorities: smaller runs first, any integer is legal
+# -- priorities: the smallest runs first; any integer is valid
 
 
 class Priority(IntEnum):
     """Names of common priorities.
 
-    ``ADMIN_*``: a person acts and waits for it. ``USER_*``: crowds of end users. ``SYSTEM_*``: background work.
+    ``ADMIN_*``: an administrator waits for the result. ``USER_*``: many end users. ``SYSTEM_*``: background work.
     """
 
     ADMIN_HIGH = 120
@@ -75,10 +75,10 @@ else:
 
 
 TRACKED_RETRIES = 3
-"""Default retries of a tracked job: Sidekiq's 25 would hold a Task open for three weeks."""
+"""Default number of retries of a tracked job: Sidekiq's 25 would keep a Task open for three weeks."""
 
 DEFAULT_RETRIES = 25
-"""Default retries of an untracked job, as Sidekiq's."""
+"""Default number of retries of an untracked job, as in Sidekiq."""
 
 MAX_PRIORITY = 1_000_000
 
@@ -91,7 +91,7 @@ Check = Callable[[str, Mapping[str, Any]], str | None]
 
 
 class Shape(Protocol):
-    """The form of a worker's items; made by the bulk side, used by the runtime to convert an item back to its type."""
+    """The fields of a worker's items; created at submission, used by the runtime to convert an item back to its type."""
 
     @property
     def model(self) -> type[BaseModel] | None: ...
@@ -105,7 +105,7 @@ class Shape(Protocol):
 
 
 class Pusher(Protocol):
-    """Pushes jobs and submits lists for a worker: the application."""
+    """The interface of the application that pushes jobs and submits lists for a worker."""
 
     def push(
         self, worker: Worker, args: abc.Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
@@ -128,7 +128,7 @@ class Performs(Protocol[Q, S_co]):
 
 
 class Takes(Protocol[T_contra]):
-    """A registered worker whose items are of this type: lists may be submitted for it."""
+    """A registered worker whose items have this type: lists may be submitted for it."""
 
     @property
     def shape(self) -> Shape | None: ...
@@ -144,7 +144,7 @@ class Actor(Protocol):
 
 
 class EngineTask(Protocol):
-    """A task of Celery, or a function sent like one: lists may be submitted for it if its engine is attached."""
+    """A task of Celery, or a function that is sent like one: lists may be submitted for it if its engine is attached."""
 
     def apply_async(self, *args: Any, **options: Any) -> Any: ...
 
@@ -218,7 +218,7 @@ class WorkerOptions(UntrackedOptions, total=False):
 
 
 class Register(Protocol):
-    """The decorator that :meth:`asynctask.AsyncTask.worker` returns if called with options only."""
+    """The decorator that :meth:`asynctask.AsyncTask.worker` returns if it is called with options only."""
 
     @overload
     def __call__(self, target: type[Performs[Q, S_co]], /) -> Worker[Q, S_co]: ...
@@ -233,14 +233,14 @@ class Worker(Generic[P, R_co]):
 
     ``retry``: True for the default count, False or 0 for none, or a number. ``timeout`` in seconds. ``failed_on``:
     exceptions that are business refusals. ``use_task_event``: whether its jobs are tracked. ``unique``: fields in which no
-    two rows of a list may be equal, by default. ``key``: the field whose equal values run one after the other across its
-    Tasks. ``checks``: called before a person stops or starts one of its jobs. ``options``: further members of the payload
-    of an untracked job (:mod:`asynctask.sidekiq.payload`). ``overrides`` and ``wait``: those of :meth:`set`. ``engine``:
-    the attached engine that performs it; its ``queue`` has that engine's name as a prefix.
-    ``callbacks``: default callbacks of its Tasks, by name. ``batch``: its function takes a list of items, and reports on
-    them with ``current_job().finish``, ``fail`` and ``error``. ``columns``: of the rows of an export; ``rows_of``: the
-    function that yields them, if it is another. Calling a worker calls the declared function, in this thread. Type checkers
-    see its parameters and result.
+    two rows of a list may be equal, by default. ``key``: a field; items with equal values run one after the other, across
+    its Tasks. ``checks``: called before a user stops or starts one of its jobs. ``options``: further members of the payload
+    of an untracked job (:mod:`asynctask.sidekiq.payload`). ``overrides`` and ``wait``: set by :meth:`set`. ``engine``: the
+    attached engine that performs it; its ``queue`` has that engine's name as a prefix. ``callbacks``: default callbacks of
+    its Tasks, by name. ``batch``: its function takes a list of items, and reports on them with ``current_job().finish``,
+    ``fail`` and ``error``. ``columns``: those of the rows of an export; ``rows_of``: the function that yields these rows,
+    if it is another one. Calling a worker calls the declared function, in this thread; type checkers see its parameters and
+    result.
     """
 
     name: str
@@ -271,7 +271,7 @@ class Worker(Generic[P, R_co]):
     rows_of: Callable[..., Any] | None = None
 
     def queue_for(self, name: str | None) -> str:
-        """The queue of a Task that asks for the queue ``name``, prefixed with the worker's engine, if it has one."""
+        """The queue ``name`` (None: the worker's own) for a Task, with the prefix of the worker's engine, if it has one."""
         if name is None or self.engine is None:
             return name or self.queue
         return f"{self.engine}/{name}"
@@ -283,27 +283,27 @@ class Worker(Generic[P, R_co]):
 
     @property
     def max_retries(self) -> int:
-        """The number of retries of its jobs that name none."""
+        """The number of retries of its jobs without a number of their own."""
         if self.retry is True:
             return TRACKED_RETRIES if self.use_task_event else DEFAULT_RETRIES
         return int(self.retry)
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether an exception is a business refusal; of ``sys.exit()``, if ``failed_on`` has SystemExit."""
+        """Whether an exception is a business refusal; ``sys.exit()`` is one if ``failed_on`` contains SystemExit."""
         raised = error.__cause__ if isinstance(error, JobExit) else None
         return isinstance(error, (NormalException, *self.failed_on)) or isinstance(raised, self.failed_on)
 
     def unfit_for(self, count: int) -> str | None:
-        """The parameters of its function, as ``(item, seller)``, if it cannot be called with ``count`` arguments by
-        position, as a job calls it; None if it can."""
+        """The parameters of its function, as text like ``(item, seller)``, if a job cannot call it with ``count``
+        positional arguments; None if it can."""
         function: Any = self.function
         behind = getattr(function, "__wrapped__", None)
         if inspect.iscoroutinefunction(behind) and not inspect.iscoroutinefunction(function):
-            function = behind  # behind a wrapper that runs the coroutine, as Dramatiq's
+            function = behind  # the function behind a wrapper that runs the coroutine, as in Dramatiq
         try:
-            # A decorator may add arguments, so the outermost function counts.
+            # The signature of the outermost function, because a decorator may add arguments.
             signature = inspect.signature(function, follow_wrapped=False)
-        except (TypeError, ValueError):  # a builtin that does not tell its parameters
+        except (TypeError, ValueError):  # a builtin without a signature
             return None
         try:
             signature.bind(*range(count))
@@ -318,7 +318,7 @@ class Worker(Generic[P, R_co]):
 
     def as_dict(self) -> dict[str, Any]:
         """Its options, the fields of an item in order, the headers accepted in a sheet, and the JSON Schema. ``retry`` is
-        None where the options of an engine decide."""
+        None if the options of an engine decide."""
         schema, headers = self.json_schema(), self.shape.expected if self.shape else frozenset()
         return {
             "name": self.name,
@@ -357,12 +357,12 @@ class Worker(Generic[P, R_co]):
     def set(self, **options: Unpack[JobOptions]) -> Worker[P, R_co]:
         """The same worker with other options for the jobs pushed through it.
 
-        ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, the first argument of :meth:`perform_in`. For
-        tracked jobs also ``job_id``: under the id of a job that has ended, its Event is opened again; under that of an open
-        one, or of a job of a Task, :class:`~asynctask.errors.IdInUse` is raised. For untracked jobs also ``retry_for``,
-        ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members`` (types:
-        :mod:`asynctask.sidekiq.payload`). Raises :class:`ConfigError` for an option that is unknown or has no effect for
-        this worker, :class:`InputError` for an invalid value.
+        ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``: as the first argument of :meth:`perform_in`. For
+        tracked jobs also ``job_id``: the id of a job that has ended reopens its Event; the id of an open job, or of a job
+        of a Task, raises :class:`~asynctask.errors.IdInUse`. For untracked jobs also ``retry_for``, ``retry_queue``,
+        ``dead``, ``backtrace``, ``tags`` and ``members`` (types: :mod:`asynctask.sidekiq.payload`). Raises
+        :class:`ConfigError` for an option that is unknown or has no effect for this worker, :class:`InputError` for an
+        invalid value.
         """
         wait, given = self.wait, dict(options)
         if said := sorted({"wait", "wait_until"} & given.keys()):
@@ -370,13 +370,13 @@ class Worker(Generic[P, R_co]):
                 raise ConfigError("wait and wait_until say the same: give one of them")
             wait = options.get("wait", options.get("wait_until"))
             if wait is not None:
-                due_at(wait, 0)  # refuses an invalid time here, not at the push
+                due_at(wait, 0)  # raises for an invalid time here, not at the push
             del given[said[0]]
         self.check_options(given)
         return replace(self, overrides={**self.overrides, **given}, wait=wait)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Validates options for pushing its jobs. Raises as :meth:`set` does."""
+        """Validates options for pushing its jobs. Raises as :meth:`set`."""
         if self.use_task_event and (untracked := [name for name in UNTRACKED if name in options]):
             raise ConfigError(
                 f"worker {self.name!r} is tracked, so {', '.join(untracked)} would mean nothing: its retries and its end"
@@ -388,17 +388,16 @@ class Worker(Generic[P, R_co]):
     def perform_async(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """Pushes a job. Returns its job id, or None if a client middleware stopped it.
 
-        Arguments travel by position: named ones are put in their place. Raises TypeError if the function has no such
-        parameter, or takes it by name only.
+        Arguments are sent by position; keyword arguments are put in their positions. Raises TypeError if the function has
+        no such parameter, or it is keyword-only.
         """
         return self._push([self._in_place(args, kwargs)])[0]
 
     delay = perform_async
 
     def perform_in(self, seconds: When, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        """Pushes a job that starts ``seconds`` (or a timedelta) from now, at once if that is past.
-
-        A number of a billion or more is an epoch time, as in Sidekiq; an aware datetime is taken as it is.
+        """Pushes a job that starts ``seconds`` (or a timedelta) from now; if that is past, at once. Returns as
+        :meth:`perform_async`. A number of a billion or more is an epoch time, as in Sidekiq; an aware datetime is a time.
         """
         return self._push([self._in_place(args, kwargs)], at=seconds)[0]
 
@@ -407,10 +406,11 @@ class Worker(Generic[P, R_co]):
         return self._push([self._in_place(args, kwargs)], at=when)[0]
 
     def perform_bulk(self, items: abc.Iterable[Any]) -> list[str | None]:
-        """Pushes a job for each item (an item is its job's one argument; a list is its arguments).
+        """Pushes a job for each item: the job's one argument, or a list of its arguments. Returns the job ids, None for
+        jobs that a client middleware stopped.
 
         Untracked jobs are sent 1,000 per round trip, while ``items`` is consumed; if one is refused, earlier thousands are
-        pushed. Tracked ones are written in one transaction, all or none.
+        pushed already. Tracked jobs are written in one transaction, all or none.
         """
         args = (tuple(item) if isinstance(item, list | tuple) else (item,) for item in checked_items(items))
         return self._push(args)
@@ -422,7 +422,7 @@ class Worker(Generic[P, R_co]):
         in_place = {name for name, each in bound.signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
         if by_name := sorted(kwargs.keys() - in_place):
             raise TypeError(f"a job's arguments travel by position: {self.name} has no place for {', '.join(by_name)}")
-        bound.apply_defaults()  # of parameters before the last given one
+        bound.apply_defaults()  # for parameters before the last given one
         return bound.args
 
     def _push(self, args: abc.Iterable[Sequence[Any]], at: When | None = None) -> list[str | None]:
@@ -437,12 +437,12 @@ class Worker(Generic[P, R_co]):
 # -- callbacks of Tasks
 
 MAX_CALLBACK_BYTES: Final = 65_536
-"""Largest arguments of a callback as JSON, in bytes."""
+"""Largest size of a callback's arguments as JSON, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """Called when a Task closes: the name of a worker, and its first arguments (JSON-ready)."""
+    """A callback of a Task: the name of the worker to call when it closes, and the first arguments (JSON-ready)."""
 
     worker: str
     args: tuple[Any, ...] = ()
@@ -453,7 +453,7 @@ CallbackOption = str | Mapping[str, Any] | Worker[..., Any] | Callback
 
 
 def as_callback(said: Any) -> Callback:
-    """The callback of an option; a text that begins with ``{`` is JSON. Raises ValueError that shows the expected form."""
+    """The callback in an option; a text that begins with ``{`` is JSON. Raises ValueError, with the expected form."""
     if isinstance(said, Callback):
         return said
     if isinstance(said, str) and said.lstrip().startswith("{"):
@@ -479,9 +479,9 @@ _CALLBACK_FORM: Final = '{"worker": name, "args": [...]}'
 
 
 def check_job_options(options: Mapping[str, Any]) -> None:
-    """Validates the given options; ``queue``, ``retry`` and ``priority`` as of a submission.
+    """Validates the given options; ``queue``, ``retry`` and ``priority`` as in a submission.
 
-    A value that a database or a broker cannot store is refused here. Raises :class:`InputError` that names each wrong one.
+    Also refuses values that a database or a broker cannot store. Raises :class:`InputError` that names each wrong option.
     """
     check_values(options, _RULES)
 
@@ -506,7 +506,7 @@ TRACKED: Final = ("job_id",)
 """Options of tracked jobs."""
 
 JOB_ID: Final = r"[A-Za-z0-9_.:@=+-]{1,64}"
-"""The id that a program may give a job, as a regular expression."""
+"""A regular expression for the ids that a program may give to jobs."""
 
 _QUEUE_RULE: Final[Rule] = (_is_queue, "must be 1 to 255 letters, digits or _ : . -")
 _RULES: Final[Mapping[str, Rule]] = {
@@ -527,10 +527,10 @@ def is_span(seconds: Any) -> bool:
 
 
 def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel] | None]:
-    """The name, the callable, whether it is ``async``, and the model of a function or class, as a worker.
+    """For a function or class to register: its name, the callable, whether it is ``async``, and its item's model.
 
-    A class is instantiated for each job and its ``perform`` called. The name is empty if the target has none, as an object
-    with ``__call__``. Raises :class:`ConfigError` for what cannot be called, or has no signature.
+    A class is instantiated for each job, and its ``perform`` called. The name is empty if the target has none, such as an
+    object with ``__call__``. Raises :class:`ConfigError` for a target that cannot be called, or has no signature.
     """
     if inspect.isclass(target):
         if issubclass(target, Iterable):
@@ -544,7 +544,7 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
             return instance.perform(*args, **kwargs)
 
         call.__doc__ = inspect.getdoc(target)
-        # An iterable's arguments follow the cursor.
+        # In ``items``, the arguments follow the cursor.
         name, takes, skipped = ("items", target.items, 1) if issubclass(target, Iterable) else ("perform", perform, 0)
         skipped += _has_self(target, name)
         given = _signature(takes)
@@ -556,13 +556,13 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
 
 
 def check_hook(what: str, function: Any) -> None:
-    """Raises :class:`ConfigError` for a function that the runtime calls beside jobs, if a call would not perform it."""
+    """Raises :class:`ConfigError` for a hook whose call would not run its body (``async def``, a generator function)."""
     if (work := work_of(function)) is not None:
         raise ConfigError(f"{what} is called in a plain thread, so it must be a plain function, not {work}")
 
 
 def declared_name(target: Any) -> str:
-    """The name of a function, or of the one that a ``functools.partial`` calls; empty if it has none."""
+    """The name of a function, or of the function that a ``functools.partial`` calls; empty if it has none."""
     name = getattr(_plain(target), "__name__", None)
     return name if isinstance(name, str) else ""
 
@@ -574,7 +574,7 @@ def _plain(function: Any) -> Any:
 
 
 def _has_self(target: type, method: str) -> bool:
-    """Whether a method of the class takes the instance; not a static or a class method, nor an object that is called."""
+    """Whether a method of the class takes the instance: it is no static method, class method, or callable object."""
     found = inspect.getattr_static(target, method)
     return not isinstance(found, staticmethod | classmethod) and hasattr(found, "__get__")
 
@@ -611,17 +611,17 @@ def _model_of(function: Callable[..., Any], *, skip: int = 0) -> type[BaseModel]
         return None
     plain = _plain(function)
     if not hasattr(plain, "__annotations__"):
-        plain = type(plain).__call__  # an object's
+        plain = type(plain).__call__  # the target is a callable object
     try:
         hint = get_type_hints(plain).get(parameters[0].name)
-    except (NameError, TypeError):  # an annotation that exists for type checkers only, or none can be read
+    except (NameError, TypeError):  # an annotation is for type checkers only, or cannot be read
         return None
     return hint if is_model(hint) else None
 
 
 def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
-    """Whether a value is a class of pydantic's models. False unless pydantic is already imported, which this must not do: a
-    process whose workers take plain dicts saves 8 MB."""
+    """Whether a value is a pydantic model class. False unless pydantic is imported already: this function does not import
+    it, which saves 8 MB in a process whose workers take plain dicts."""
     if "pydantic" not in sys.modules or not inspect.isclass(kind):
         return False
     from pydantic import BaseModel
@@ -630,8 +630,8 @@ def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
 
 
 def checked_items(items: Items) -> Items:
-    """The items of a program. Raises :class:`InputError` for what is no list of them: one text, one mapping or one model
-    would be taken apart, and the split would notice what cannot be iterated over only once the Task is made."""
+    """The items of a program. Raises :class:`InputError` for a value that is not a list of items: a text, a mapping or a
+    model would be iterated by its parts, and the split would fail on a non-iterable only after the Task's creation."""
     is_one = isinstance(items, str | bytes | bytearray | Mapping) or is_model(type(items))
     if is_one or (not isinstance(items, abc.Iterable) and not hasattr(items, "__getitem__")):
         hint = ", so put a single one in a list: [item]" if is_one else ""

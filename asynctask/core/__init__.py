@@ -1,1 +1,1 @@
-"""Pure decisions over plain values: the states, and what each transition does. No clock, no server, no I/O."""
+"""Pure decisions over plain values: states, transitions, and when a Task may start jobs. No clock, no server, no I/O."""

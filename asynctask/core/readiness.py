@@ -1,9 +1,9 @@
-"""The gate of a Task: may it start something, how many jobs, and when next. Pure.
+"""The gate of a Task: whether it may start jobs, how many, and when next. Pure.
 
-``tasks.ready`` and ``tasks.due_next`` are the answers kept for the index: :func:`hints` alone decides them, and
-:mod:`asynctask.ledger.hints` alone writes them, under the lock of the Task's row. ``ready`` is the priority of a
-Task with rows that wait beyond its pointer or in a free loan; ``due_next`` is when the first of its other rows is due, or
-when its next round may begin. A process reads a Task if one of the two says so.
+``tasks.ready`` and ``tasks.due_next`` are the hints, which an index covers: only :func:`hints` decides them, and only
+:mod:`asynctask.ledger.hints` writes them, under the lock of the Task's row. ``ready`` is the priority of a Task with rows
+that wait beyond its pointer or in a free loan. ``due_next`` is when the first of its other rows is due, or when its next
+round may begin. A process reads a Task only if ``ready`` is set or ``due_next`` has passed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asynctask.core.states import State
 
 
 class Gate(NamedTuple):
-    """What decides about a Task.
+    """The values that decide the hints of a Task.
 
     ``in_session``: it needs no session, or holds it; ``waits``: rows wait beyond its pointer or in a free loan; ``due``:
     when the first row with a ``due_at`` is due; ``opens``: when its next round may begin, None for a Task without an
@@ -42,9 +42,9 @@ def may_start(state: str, in_session: bool = True) -> bool:
 
 
 def hints(gate: Gate, now: int) -> Hints:
-    """Where the index has the Task from now on (``now`` in microseconds).
+    """The hints of a Task at ``now`` (microseconds).
 
-    A Task that may not start keeps ``due_next``: one that has left its session joins the line again when its retry is due.
+    A Task that may not start keeps ``due_next``: if it has left its session, it joins the line again when its retry is due.
     """
     if gate.state not in (State.SPLITTING, State.RUNNING, State.PAUSED):
         return Hints(None, None)
@@ -55,22 +55,22 @@ def hints(gate: Gate, now: int) -> Hints:
 
 
 def tolerated(wanted: int, left: int | None, lent: int) -> int:
-    """How many jobs of a Task may be lent now, if ``left`` more of its items may fail (None: any number) and ``lent`` are
-    lent: the failure of everything lent takes it over its limit by one item at most."""
+    """How many of ``wanted`` jobs of a Task may be lent now. ``left``: how many more of its items may fail, None for any
+    number; ``lent``: its jobs that are lent already. Even if all of these fail, the Task exceeds its limit by one item."""
     return wanted if left is None else max(0, min(wanted, left + 1 - lent))
 
 
 def has_turn(event_id: int, place: int, first: int, before: int | None) -> bool:
-    """Whether a job with a key may be lent: it is the ``first`` in the line of its key (ids of Events), and nothing can
-    come before it any more. ``before``: a list is being split whose items get this ``place``; None if there is none."""
+    """Whether a job with a key may be lent: it is the ``first`` in the line of its key (ids of Events), and no job can be
+    inserted before it. ``before``: the place of items of a list that is being split; None if there is none."""
     return event_id == first and (before is None or place <= before)
 
 
 def granted(want: int, running: int, limit: int, others: int, *, is_open: bool) -> int:
-    """How many places of a Task a process has from now on.
+    """How many places of a Task a process gets.
 
-    ``want``: as many as it can use; ``running``: its jobs of the Task that hold one, and keep it; ``limit``: the Task's;
-    ``others``: places of other processes; ``is_open``: no process performs jobs of the Task that hold no place.
+    ``want``: how many it can use; ``running``: its jobs of the Task that hold a place, and keep it; ``limit``: that of the
+    Task; ``others``: places of other processes; ``is_open``: every process with jobs of the Task has a row of places.
     """
     free = limit - others if is_open else 0
     return max(running, min(want, free))

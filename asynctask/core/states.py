@@ -1,5 +1,5 @@
-"""The state machines of Event and Task, as tables. The guard, the page of the docs (``scripts/states.py``) and the tests
-are made from them.
+"""The state machines of Event and Task, as tables, from which the checks, a page of the docs (``scripts/states.py``) and
+the tests are generated.
 
 An edge is (from, to, reason) with the roles that may take it; *from* ``None`` is a new row. ``events.status`` and
 ``tasks.state`` are written only along an edge of these tables, as a compare-and-set on *from*.
@@ -47,7 +47,7 @@ PROBLEM: Final = frozenset({Status.FAILED, Status.ERROR})
 class Who(StrEnum):
     """The role that may take an edge."""
 
-    SUBMITTER = "submitter"  # the caller who submits the list, and the splitter on their behalf
+    SUBMITTER = "submitter"  # the caller who submits the list, and the splitter on the caller's behalf
     WORKER = "worker"  # the middleware and the runtime around one job
     SWEEP = "sweep"  # recovery, closing and other maintenance, in any process
     PERSON = "person"  # a user or program through the API, the command line or the handle
@@ -75,7 +75,7 @@ class Reason(StrEnum):
     RETRIED = "retried"  # a user's explicit retry: a new generation
     SENT_AGAIN = "sent_again"  # a program sent a job under the id of one that has ended
     RECORDED = "recorded"  # through the public app.record
-    DISCARDED = "discarded"  # the runtime gave it up outside the middleware (undecodable, killed, no such worker)
+    DISCARDED = "discarded"  # the runtime gave the job up outside the middleware (undecodable, killed, no such worker)
     SEALED = "sealed"
     SPLIT_FAILED = "split_failed"
     PAUSED = "paused"
@@ -85,7 +85,7 @@ class Reason(StrEnum):
     CALLBACK_FAILED = "callback_failed"
     CALLED_AGAIN = "called_again"  # a user runs the failed callbacks again
     NOTHING_ACCEPTED = "nothing_accepted"
-    ROWS_REJECTED = "rows_rejected"  # strict: a rejected row rejects the list
+    ROWS_REJECTED = "rows_rejected"  # a rejected row rejects a strict list
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,18 @@
-"""The decisions: pure functions over values, for the code that talks to databases and brokers.
+"""The transitions of Events: pure functions over values, without a clock, a database or a broker.
 
-Nothing here reads a clock, a database or a broker. A :class:`Row` is the bookkeeping part of one Event. Every change of a
-row is a :class:`Transition` made by a function below. The change of the Task's counts is not stored but derived from the
-row before and after (:func:`difference`), so counts equal rows as long as both are written in one transaction.
+A :class:`Row` is the part of an Event on which they decide. Every change of a row is a :class:`Transition` made by a
+function below. The change of the Task's counts is not stored but derived from the row before and after
+(:func:`difference`), so counts equal rows as long as both are written in one transaction.
 
 Four rules:
 
 * **Fence.** ``attempt`` rises with every retry, requeue, recovery and give-back. An outcome of an older attempt loses the
   compare-and-set.
 * **Loan.** A process borrows a range of a Task's rows without writing them, or claims single rows, which then name it.
-  Nobody else may begin or write what is held (:func:`is_held`), but for whoever recovers a dead holder and raises
+  No other process may begin or write held rows (:func:`is_held`); only the recovery of a dead holder may, and it raises
   ``attempt`` first.
-* **Once passed, never unmarked.** A row that the pointer has passed and that is opened again, given back or recovered gets
-  a ``due_at``; whoever claims it sets ``process``. So a row in a loan's range that has neither is the holder's alone.
+* **Once passed, never unmarked.** A row that the pointer has passed gets a ``due_at`` when it is reopened, given back or
+  recovered; a claim sets ``process``. So a row in a loan's range without either belongs to the loan's holder.
 * **Copy key.** A foreign queue holds at most one copy of each (job id, attempt) of ours: pushing it again does nothing.
 
 `tests/unit/test_bookkeeping_model.py` drives these functions through interleavings and crashes at every step.
@@ -30,24 +30,24 @@ from typing import Any, Final, NamedTuple
 from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status, check_event
 
 COUNTED: Final = tuple(str(s) for s in Status)
-"""The item counts, one per status; they sum to the total."""
+"""The counts of items, one per status; they sum to the total."""
 
 CALLBACKS: Final = ("on_complete", "on_success", "on_failure")
 """The callbacks that a Task may have."""
 
 MERGE: Final = "merge"
-"""The step of an export between its close and its callbacks; kept among them."""
+"""The step of an export between its close and its callbacks; stored among the callbacks."""
 
 BLOCKED: Final = 253_402_300_799_000_000
-"""``due_at`` of a job that waits for others of its key: the end of the year 9999."""
+"""``due_at`` of a job that waits for earlier jobs of its key: the end of the year 9999."""
 
 OUTSIDE: Final = "queue/outside"
-"""The holder of a row that a program outside the runtimes performs, as it records itself. Like a foreign queue it is no
+"""The holder of a row that an outside program performs and records by itself. Like a foreign queue, this holder is not a
 process, and is never recovered as one."""
 
 POISON_DEATHS: Final = 3
-"""Deaths of processes after which a job that had begun ends in ``error`` (reason ``poison``); twice as many if others were
-at work beside it, because one of those may be the cause."""
+"""Deaths of processes after which a job that had begun ends in ``error`` (reason ``poison``); twice as many if other jobs
+ran beside it, because one of those may be the cause."""
 
 
 MARKS: Final[Mapping[str, str]] = {
@@ -59,7 +59,7 @@ MARKS: Final[Mapping[str, str]] = {
 """Status -> its letter in :attr:`Row.marks`."""
 
 OPEN_MARK: Final = "."
-"""The mark of an item that has no outcome yet."""
+"""The mark of an item without an outcome."""
 
 RAISED_MARK: Final = "r"
 """The mark of an item that raised in this attempt and has a retry: the next attempt of its job opens it again."""
@@ -72,17 +72,17 @@ _ENDS: Final = {
     Status.ERROR: Reason.RAISED,
     Status.CANCELLED: Reason.CANCELLED,
 }
-"""The reason of the end of a slice that ends otherwise than its last attempt."""
+"""The reason for a slice that ends with another status than its last attempt."""
 
 
 class Row(NamedTuple):
-    """The columns of an Event that transitions decide on.
+    """The columns of an Event on which transitions decide.
 
-    ``due_at``: microseconds, None if it does not wait; ``retries``: attempts given by the retry policy; ``deaths``:
-    processes that died under it since its last outcome; ``reserved``: the Task's pointer has passed the row (always true
-    without a Task); ``watched``: a process that held it died, so its next worker records ``working`` before it performs;
-    ``items``: 1, more of a slice, and 0 of an untracked job (:func:`is_kept`); ``n_*``: outcomes of a slice's items so far;
-    ``stopping``: a user asked to stop it, and its process has not stopped it yet; ``marks``: of a slice, one letter per
+    ``due_at``: microseconds, None if it does not wait for a time; ``retries``: retries that the policy gave; ``deaths``:
+    processes that died while it ran, since its last outcome; ``reserved``: the Task's pointer has passed the row (always
+    true without a Task); ``watched``: a process that held it died, so ``working`` is recorded before it begins; ``items``:
+    1, more for a slice, 0 for an untracked job (:func:`is_kept`); ``n_*``: outcomes of a slice's items so far;
+    ``stopping``: a user requested its stop, and its process has not stopped it yet; ``marks``: of a slice, one letter per
     item, see :data:`MARKS`, None while all are open. The ``n_*`` of a slice count these letters.
     """
 
@@ -105,7 +105,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Delta:
-    """A change of a Task's counters. ``jobs`` counts Events, the others items."""
+    """A change of a Task's counters. ``jobs`` counts Events, the other fields count items."""
 
     enqueue: int = 0
     working: int = 0
@@ -147,9 +147,9 @@ class Transition(NamedTuple):
 
 
 def is_held(row: Row, on_loan: bool) -> bool:
-    """Whether a process may be performing it, or about to: nobody else begins or writes it.
+    """Whether a holder may be performing the row, or about to: no other process begins or writes it.
 
-    ``on_loan``: its ``seq`` lies in a loan that a process holds; a row that names a process is held by that one. Always
+    ``on_loan``: its ``seq`` lies in a loan that a process holds; a row that names a process is held by that process. Always
     true without a Task: an engine keeps its lone jobs, and all others wait with a ``due_at``.
     """
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None:
@@ -158,18 +158,18 @@ def is_held(row: Row, on_loan: bool) -> bool:
 
 
 def at_rest(row: Row, on_loan: bool) -> bool:
-    """Whether it is open and its attempt cannot be running: the pointer has not reached it, it waits for ``due_at`` or in a
-    free loan, or it is stopped. ``on_loan`` as of :func:`is_held`.
+    """Whether the row is open and its attempt cannot be running: the pointer has not reached it, it waits for ``due_at`` or
+    in a free loan, or it is stopped. ``on_loan`` as in :func:`is_held`.
 
     In a cancelled Task such a row is cancelled whenever it is found, not in a single pass: an interrupted, retried,
-    given-back or stopped job comes to rest after the pass, and nobody starts it any more.
+    given-back or stopped job comes to rest only after that pass, and never starts again.
     """
     return row.status in OPEN and not is_held(row, on_loan)
 
 
 def is_kept(row: Row) -> bool:
-    """Whether the row stays: that of an untracked job, which has no item that anybody counts, is deleted as soon as it
-    ends, but for an error, which a user may retry."""
+    """Whether the row is kept. The row of an untracked job (``items`` is 0) is deleted as soon as the job ends, except in
+    ``error``, which a user may retry."""
     return row.items > 0 or row.status is Status.ERROR or row.status not in TERMINAL
 
 
@@ -199,29 +199,29 @@ def difference(before: Row | None, after: Row) -> Delta:
     return delta
 
 
-def _turn(row: Row, target: Status, reason: Reason, **changes: Any) -> Transition:
+def _transition(row: Row, target: Status, reason: Reason, **changes: Any) -> Transition:
     check_event(row.status, target, reason)
     return Transition(row, row._replace(status=target, **changes), reason)
 
 
 def _wait_again(row: Row, reason: Reason, **changes: Any) -> Transition:
-    """The row waits for another attempt. If a user asked to stop it, it is stopped instead, because nothing runs it now."""
+    """The row waits for another attempt; if a user requested its stop, it is stopped instead, because it runs nowhere."""
     if row.stopping:
         return stop(row)
-    return _turn(row, Status.ENQUEUE, reason, attempt=row.attempt + 1, process=None, **changes)
+    return _transition(row, Status.ENQUEUE, reason, attempt=row.attempt + 1, process=None, **changes)
 
 
 # -- start
 
 
 MAX_INTERVAL_S: Final = 604_800
-"""The longest interval between two rounds: a week."""
+"""The longest interval between two rounds, in seconds: a week."""
 
 _AHEAD: Final = 1_000_000
-"""Microseconds by which clocks of processes may differ."""
+"""Microseconds by which the clocks of processes may differ."""
 
 _LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
-"""Bounds of the pause between two checks of a round, microseconds: a twentieth of the interval lies between."""
+"""Bounds, in microseconds, of the pause between two checks of a round, which is a twentieth of the interval."""
 
 
 def interval_of(interval_s: float) -> int:
@@ -232,18 +232,17 @@ def interval_of(interval_s: float) -> int:
 
 
 def at_once(parallel: int | None, interval: int) -> int | None:
-    """The most jobs in flight, and of one round; None: no limit. With an interval and no ``parallel`` it is 1."""
+    """The most jobs in flight, and in one round; None: no limit. With an interval and no ``parallel`` it is 1."""
     return 1 if interval and parallel is None else parallel
 
 
 def next_round(began: int | None, started: int | None, unbegun: int, interval: int, now: int) -> int:
-    """When the jobs of a Task's next round may start; a time not after ``now`` means now.
+    """When the jobs of a Task's next round may start (microseconds, as all times here); if not after ``now``, now.
 
-    ``began``: that time of the last round; ``started``: the latest known start of one of its jobs; ``unbegun``: how many of
-    them are in flight and not known to have begun (all times in microseconds). The interval counts from the latest start,
-    so the jobs of two rounds are never closer than it, however long one of them waited for a thread; while one waits, the
-    result is the time of the next check. A time more than a second after ``now`` comes from a clock that was set back
-    since, and is ignored.
+    ``began``: when the last round might start; ``started``: the latest known start of one of its jobs; ``unbegun``: how
+    many of its jobs are in flight and not known to have begun. The interval counts from the latest start, so jobs of two
+    rounds are never closer than the interval, however long a job waited for a thread; while one waits, the result is the
+    time of the next check. A time more than a second after ``now`` is ignored: the clock was set back since.
     """
     known = [at for at in (began, started) if at is not None and at <= now + _AHEAD]
     first = max(known) + interval if known else now
@@ -252,23 +251,23 @@ def next_round(began: int | None, started: int | None, unbegun: int, interval: i
 
 
 def claim(row: Row, process: str) -> Transition:
-    """A process takes a single row that waits, due or at the pointer: it names the process until its outcome."""
+    """A process takes a single row that waits, due or at the pointer; the row names the process until its outcome."""
     if row.status is not Status.ENQUEUE or row.process is not None:
         raise ValueError(f"only a waiting row can be claimed, not {row}")
-    return _turn(row, Status.ENQUEUE, Reason.LENT, process=process, reserved=True, due_at=None)
+    return _transition(row, Status.ENQUEUE, Reason.LENT, process=process, reserved=True, due_at=None)
 
 
 def hurry(row: Row, *, now: int) -> Transition:
-    """Makes a row that waits for ``due_at`` due now, at a user's request; its attempt stays, because no copy was lost."""
+    """Makes a row that waits for ``due_at`` due now, at a user's request; keeps its attempt, because no copy was lost."""
     if row.status is not Status.ENQUEUE or row.due_at is None:
         raise ValueError(f"only a waiting row can be hurried, not {row}")
     return Transition(row, row._replace(due_at=now), Reason.RETRY)
 
 
 def redispatch(row: Row, state: str | None, *, now: int) -> Transition | None:
-    """Makes a row wait again that the foreign queue has lost which held it, or cancels it with its Task.
+    """Makes a row wait again that the foreign queue holding it has lost, or cancels it with its Task.
 
-    Leaves a row in ``working`` alone: its process continues without the queue's copy.
+    None for a row in ``working``, whose process continues without the queue's copy.
     """
     if row.status is not Status.ENQUEUE or row.due_at is not None:
         return None
@@ -281,10 +280,10 @@ _TOLERANCE: Final = re.compile(r"(?:(failed|error):)?(?:([0-9]{1,7})|([0-9]{1,3}
 
 
 class Tolerance(NamedTuple):
-    """How many items of a Task may fail: one more, and it pauses itself.
+    """How many items of a Task may fail before it pauses itself.
 
-    ``limit``: items, or hundredths of a percent of all items (``is_share``); ``status``: ``failed`` or ``error``, None if
-    both count.
+    ``limit``: a number of items, or hundredths of a percent of all items (``is_share``); ``status``: ``failed`` or
+    ``error``, None if both count.
     """
 
     limit: int
@@ -293,7 +292,7 @@ class Tolerance(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> Tolerance:
-        """From ``10``, ``"10"``, ``"5%"``, ``"failed:10"`` or ``"error:2.5%"``. Raises ValueError for anything else."""
+        """Parses ``10``, ``"10"``, ``"5%"``, ``"failed:10"`` or ``"error:2.5%"``. Raises ValueError for other values."""
         text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
         found = _TOLERANCE.fullmatch(text.replace(" ", ""))
         if found is not None:
@@ -312,8 +311,8 @@ class Tolerance(NamedTuple):
         return f"{self.status}:" * (self.status is not None) + (share if self.is_share else str(self.limit))
 
     def left(self, failed: int, error: int, total: int | None) -> int | None:
-        """How many more items may fail; negative: the Task is over its limit. ``total``: all its items; while that is not
-        known (None) a share of them is not either."""
+        """How many more items may fail; negative: the Task is over its limit; None: the limit is a share of ``total``, the
+        number of all items, and that is not known (None)."""
         if self.is_share and total is None:
             return None
         most = (total or 0) * self.limit // 10_000 if self.is_share else self.limit
@@ -327,16 +326,14 @@ class Begin(Enum):
     """The decision on a fetched copy."""
 
     RUN = "run"
-    DROP = "drop"  # acknowledge unrun: terminal, another attempt, not dispatched, or at work in a process
-    GIVE_BACK = "give_back"  # the Task is paused, or the job is to stop: return it to the ledger
+    DROP = "drop"  # acknowledge without running: terminal, another attempt, not dispatched, or running in a process
+    GIVE_BACK = "give_back"  # the Task is paused, or the job must stop: return it to the ledger
     CANCEL = "cancel"  # the Task is cancelled
 
 
 def is_foreign(row: Row, attempt: int | None, task_id: int | None) -> bool:
-    """Whether a copy of ``attempt`` was pushed by another program (attempt 0), and the row is the Event that Begin made of
-    it.
-
-    It has no fence; it is the row's own copy until the row gets another attempt.
+    """Whether another program pushed a copy of ``attempt`` (0), and the row is the Event that Begin created for it. Such a
+    copy has no fence; it counts as the row's copy until the row gets another attempt.
     """
     return attempt == 0 and task_id is None and row.attempt == 1
 
@@ -348,7 +345,7 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
     if attempt is not None and attempt != row.attempt:
         return Begin.DROP
     if row.due_at is not None and attempt is not None:
-        return Begin.DROP  # it waits in the ledger; the next dispatch pushes a new copy
+        return Begin.DROP  # the row waits in the ledger; the next dispatch pushes a new copy
     if row.status is Status.WORKING and row.process is not None and attempt is not None:
         return Begin.DROP  # a process runs this attempt; the broker lost its copy and got another
     if state == State.CANCELLED:
@@ -362,19 +359,19 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
 
 
 def working(row: Row, process: str | None) -> Transition:
-    """The job began and outlasts a flush, or is watched because its process died."""
-    return _turn(row, Status.WORKING, Reason.STARTED, process=process)
+    """The job has begun, and runs long or is watched."""
+    return _transition(row, Status.WORKING, Reason.STARTED, process=process)
 
 
 def take_over(row: Row, process: str | None) -> Transition:
-    """An engine without our fence gave a running job to another process, which now owns the row."""
+    """An engine without our fence delivered a running job to another process, which now holds the row."""
     return Transition(row, row._replace(process=process), Reason.STARTED)
 
 
 def held_elsewhere(transition: Transition) -> Transition:
     """The same transition for a job whose copies another engine holds: its next attempt waits in that engine's queue.
 
-    The row stays in flight instead of waiting in the ledger, whose dispatcher would push it to the wrong broker.
+    The row stays in flight: if it waited in the ledger, the dispatcher would push it to the wrong broker.
     """
     return transition._replace(after=transition.after._replace(due_at=None))
 
@@ -383,7 +380,7 @@ def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = 
     """The outcome of one attempt.
 
     ``status`` (``finish``, ``failed``, ``error``) with its reason; ``retry_at``: the retry policy gives another attempt,
-    and the row waits as ``enqueue`` until then; with ``Reason.INTERRUPTED`` the row waits again from ``now``.
+    and the row waits in ``enqueue`` until then; with ``Reason.INTERRUPTED`` the row waits from ``now``.
     """
     if reason is Reason.INTERRUPTED:
         return _wait_again(row, reason, due_at=now)
@@ -392,7 +389,7 @@ def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = 
         return _wait_again(row, Reason.RETRY, due_at=retry_at, retries=row.retries + 1, deaths=0, watched=False, **again)
     ended = _end_items(row, status)
     status, reason = _overall(row, ended, status, reason)
-    return _turn(row, status, reason, process=None, deaths=0, watched=False, stopping=False, due_at=None, **ended)
+    return _transition(row, status, reason, process=None, deaths=0, watched=False, stopping=False, due_at=None, **ended)
 
 
 @lru_cache(maxsize=256)
@@ -402,26 +399,25 @@ def ending(row: Row, status: Status, reason: Reason) -> Transition:
 
 
 def give_back(row: Row, state: str | None, *, now: int) -> Transition:
-    """Returns a job that nobody begins now to the ledger, where it waits from ``now``, or cancels it with its Task."""
+    """Gives a job back that has not begun: it waits in the ledger from ``now``, or is cancelled with its Task."""
     if state == State.CANCELLED:
         return cancel(row)
     return _wait_again(row, Reason.GIVEN_BACK, due_at=now)
 
 
 def is_suspect(row: Row) -> bool:
-    """Whether a process died under it, so that the job may be the cause: it runs alone. A row that is only ``watched`` was
-    held by a dead process, among many, and is not known to have begun."""
+    """Whether a process died while the job ran, so that the job may be the cause, and runs alone. A row that is only
+    ``watched`` was one of many that a dead process held, and is not known to have begun."""
     return row.deaths > 0
 
 
 def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = ()) -> Transition | None:
     """The recovery of a row whose process is dead. None if there is nothing to recover.
 
-    ``beside``: the other rows that were ``working`` in that process. A row in ``working`` counts the death, unless it is
-    its first and there was a suspect beside it, which counts it then. The third death ends it as poison, or the sixth if
-    others were beside it at the last one. A row in ``enqueue`` may have begun within the last flush or not at all: it
-    counts no death. Rows that wait again are watched. Rows of a cancelled Task are cancelled, because nothing runs them any
-    more.
+    ``beside``: the other rows that were ``working`` in that process. A row in ``working`` counts the death, unless it would
+    be its first and a suspect ran beside it: then only the suspect counts it. The third death ends the row as poison, or
+    the sixth if others ran beside it at the last one. A row in ``enqueue`` has begun within the last flush or not at all,
+    and counts no death. Rows that wait again are watched. Rows of a cancelled Task are cancelled.
     """
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None:
         return None
@@ -434,7 +430,7 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
             return transition._replace(before=row)
         ended = _end_items(row, Status.ERROR)
         status, reason = _overall(row, ended, Status.ERROR, Reason.POISON)
-        return _turn(
+        return _transition(
             row, status, reason, attempt=row.attempt + 1, deaths=deaths, process=None, stopping=False, **ended
         )  # fmt: skip
     if state == State.CANCELLED:
@@ -443,9 +439,9 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
 
 
 def watch(row: Row) -> Transition | None:
-    """Marks a row in a foreign queue that a dead process may have held: its worker records ``working`` before it performs.
+    """Marks a row in a foreign queue that a dead process may have held: ``working`` is recorded before it begins.
 
-    None for a row that is watched or known to have begun.
+    None for a row that is already watched or known to have begun.
     """
     if row.watched or row.status is not Status.ENQUEUE or row.due_at is not None:
         return None
@@ -455,9 +451,9 @@ def watch(row: Row) -> Transition | None:
 def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Transition:
     """A status that a caller outside the runtimes records for an open job; an unchanged status only adds a message.
 
-    One that nobody holds is held by :data:`OUTSIDE` while it works, and waits from ``now`` on where it goes back; one that
-    is held stays with its holder. ``on_loan`` as of :func:`is_held`. Raises
-    :class:`~asynctask.errors.TransitionRefused` if the table has no such edge.
+    :data:`OUTSIDE` holds a job without a holder while it is ``working``; back in ``enqueue``, it waits from ``now``. A held
+    job stays with its holder. ``on_loan`` as in :func:`is_held`. Raises :class:`~asynctask.errors.TransitionRefused` if the
+    table has no such edge.
     """
     if status is row.status and status in OPEN:
         return Transition(row, row, Reason.RECORDED)
@@ -465,13 +461,13 @@ def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Transition
         return _wait_again(row, Reason.RECORDED, due_at=now if row.reserved else None)
     changes: dict[str, Any] = {}
     if status is not Status.ENQUEUE:
-        changes["due_at"] = None  # nothing to wait for
+        changes["due_at"] = None  # it waits for no time
     if status is Status.WORKING and at_rest(row, on_loan):
         changes["process"] = OUTSIDE
     if status in TERMINAL:
         changes |= {"process": None, **_end_items(row, status)}
         status = worst(changes) if row.items > 1 else status
-    return _turn(row, status, Reason.CANCELLED if status is Status.CANCELLED else Reason.RECORDED, **changes)
+    return _transition(row, status, Reason.CANCELLED if status is Status.CANCELLED else Reason.RECORDED, **changes)
 
 
 # -- control
@@ -480,10 +476,10 @@ def recorded(row: Row, status: Status, *, on_loan: bool, now: int) -> Transition
 def cancel(row: Row) -> Transition:
     """Cancels an open row that is not running; ``attempt`` rises, so that a remaining copy is dropped.
 
-    A slice ends as its worst item, its open ones being cancelled; it may have none, if its process died under the last.
+    In a slice the open items are cancelled, and it ends as its worst item; none is open if its process died after the last.
     """
     ended = _end_items(row, Status.CANCELLED)
-    return _turn(
+    return _transition(
         row,
         worst(ended) if row.items > 1 else Status.CANCELLED,
         Reason.CANCELLED,
@@ -496,17 +492,15 @@ def cancel(row: Row) -> Transition:
 
 
 def stop(row: Row) -> Transition:
-    """Stops a row that nothing runs, at a user's request, until a user starts it again."""
-    return _turn(
+    """Stops a row that runs nowhere, at a user's request, until a user starts it again."""
+    return _transition(
         row, Status.STOPPED, Reason.STOPPED, attempt=row.attempt + 1, due_at=None, process=None, stopping=False
     )  # fmt: skip
 
 
 def ask_stop(row: Row, on_loan: bool) -> Transition | None:
-    """Stops a row at a user's request: at once if it is at rest, else when its process stops it. ``on_loan`` as of
-    :func:`is_held`.
-
-    None if there is nothing to do: it is stopped or has ended, or was asked to stop before.
+    """Stops a row at a user's request: at once if it is at rest, else when its process stops it. ``on_loan`` as in
+    :func:`is_held`. None if the row is stopped, has ended, or has this request already.
     """
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.stopping:
         return None
@@ -514,8 +508,8 @@ def ask_stop(row: Row, on_loan: bool) -> Transition | None:
 
 
 def start(row: Row, *, now: int) -> Transition:
-    """Starts a stopped job again: it waits from ``now``, or for the pointer if that has not passed it."""
-    return _turn(
+    """Starts a stopped job again: it waits from ``now``, or for the pointer if the pointer has not passed it."""
+    return _transition(
         row,
         Status.ENQUEUE,
         Reason.RESUMED,
@@ -527,7 +521,7 @@ def start(row: Row, *, now: int) -> Transition:
 
 
 def saved(row: Row) -> Transition:
-    """A running job saved a checkpoint: earlier deaths no longer count, because it made progress."""
+    """A running job saved a checkpoint; the count of deaths restarts, because it made progress."""
     return Transition(row, row._replace(deaths=0), Reason.RECORDED)
 
 
@@ -537,7 +531,7 @@ _ANEW: Final[Mapping[str, Any]] = {"retries": 0, "deaths": 0, "watched": False, 
 def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None) -> Transition:
     """A user's retry of a terminal row: it waits from ``now``, with its retries and deaths reset.
 
-    A row that the pointer has not passed needs no ``due_at``: it will be reached. ``chosen``: the indexes of a
+    A row that the pointer has not passed needs no ``due_at``: the pointer will reach it. ``chosen``: the indexes of a
     slice's items to reopen, of those that did not finish; None: all of these.
     """
     open_again: dict[str, Any] = {"n_failed": 0, "n_error": 0, "n_cancelled": 0}
@@ -548,7 +542,7 @@ def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None)
             for place, mark in enumerate(marks_of(row))
         )
         open_again = marked("".join(opened))
-    return _turn(
+    return _transition(
         row,
         Status.ENQUEUE,
         Reason.RETRIED,
@@ -562,9 +556,9 @@ def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None)
 def send_again(row: Row, *, due_at: int | None) -> Transition:
     """A program sends another job under the id of this one, which has ended and belongs to no Task: a new run.
 
-    ``due_at``: when the dispatcher pushes it; None: its engine holds it.
+    ``due_at``: when it may begin (microseconds); None: its engine holds it.
     """
-    return _turn(
+    return _transition(
         row,
         Status.ENQUEUE,
         Reason.SENT_AGAIN,
@@ -579,20 +573,21 @@ def send_again(row: Row, *, due_at: int | None) -> Transition:
 
 
 AT_ONCE: Final = 10
-"""How often a job may be tried again without a delay before it pauses."""
+"""Number of further attempts that a job may get without a delay."""
 
 LEAST_S: Final = 0.1
-"""A shorter delay of another try counts as none, in seconds."""
+"""Delays shorter than this many seconds count as none."""
 
 _LONGEST_PAUSE_S: Final = 5.0
-"""Above :data:`LEAST_S`, from which the pause doubles."""
+"""Longest pause in seconds. Above :data:`LEAST_S`, the first pause, which doubles."""
 
 
 def pause_s(asked_s: float, tries: int) -> float:
-    """The delay of another try, in seconds, where ``asked_s`` is asked for and ``tries`` were given before.
+    """The delay of another attempt, in seconds, if ``asked_s`` is requested and ``tries`` further attempts were given
+    before.
 
-    A job that asks for another try without a delay again and again would keep a processor busy for ever: after
-    :data:`AT_ONCE` tries it pauses, twice as long each time, up to 5 seconds.
+    A job that always requests another attempt without a delay would keep a CPU busy for ever: after :data:`AT_ONCE` of them
+    it pauses, twice as long each time, up to 5 seconds.
     """
     if asked_s >= LEAST_S or tries < AT_ONCE:
         return max(0.0, asked_s)
@@ -610,7 +605,7 @@ def may_close(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:
 
 
 def due_callbacks(state: str, counts: Delta) -> tuple[str, ...]:
-    """The callbacks that follow a closed generation, by the state in which it closed and its counts."""
+    """The names of the callbacks of a closed generation, by the state in which it closed and its counts."""
     bad = state == State.CANCELLED or counts.failed or counts.error or counts.cancelled
     return ("on_complete", "on_failure" if bad else "on_success")
 
@@ -631,7 +626,7 @@ def marked(marks: str) -> dict[str, Any]:
 def stepped(row: Row, marks: str) -> Row:
     """The row of a running slice whose attempt has reached these marks; an item's outcome is never replaced.
 
-    Marks are states, not changes: writing them twice is harmless. Progress resets the count of deaths.
+    Marks are states, not changes, so writing them twice is harmless. Progress resets the count of deaths.
     """
     if len(marks) != row.items:
         raise ValueError(f"a slice of {row.items} items has as many marks, not {len(marks)}")
@@ -647,16 +642,16 @@ def worst(counts: Mapping[str, Any]) -> Status:
 
 
 def _overall(row: Row, ended: Mapping[str, Any], status: Status, reason: Reason) -> tuple[Status, Reason]:
-    """How a job ends: as its last attempt did; a slice as its worst item, with that status's usual reason."""
+    """The end of a job: that of its last attempt; for a slice, that of its worst item, with the usual reason."""
     if row.items > 1 and (overall := worst(ended)) is not status:
         return overall, _ENDS[overall]
     return status, reason
 
 
 def _without_poison(row: Row) -> Row | None:
-    """The row with its first open item in ``error``; None if no other is open.
+    """The row with its first open item in ``error``; None if no other item is open.
 
-    A watched slice records each item before it begins the next, so the processes died under that one.
+    A watched slice records each item before it begins the next, so the first open item ran when the processes died.
     """
     if row.items == 1 or (marks := marks_of(row)).count(OPEN_MARK) < 2:
         return None
@@ -664,7 +659,7 @@ def _without_poison(row: Row) -> Row | None:
 
 
 def _end_items(row: Row, status: Status) -> dict[str, Any]:
-    """A job of one item ends as a whole: all its open items get the status; a slice keeps the items' own outcomes."""
+    """The columns for ending all open items with ``status``; items of a slice with an outcome keep it."""
     if row.items > 1:
         return marked(marks_of(row).replace(OPEN_MARK, MARKS[status]).replace(RAISED_MARK, MARKS[status]))
     open_items = row.items - row.n_finish - row.n_failed - row.n_error - row.n_cancelled

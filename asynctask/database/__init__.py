@@ -1,1 +1,1 @@
-"""Access to each kind of database, without knowledge of Tasks. Uses SQLAlchemy."""
+"""Access to each kind of database through SQLAlchemy, without knowledge of Tasks."""

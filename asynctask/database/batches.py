@@ -1,11 +1,12 @@
 """Statements over many rows, in the fastest form of each database.
 
-Rows go to the database as one JSON text, which it turns into a table (``json_to_recordset``, ``JSON_TABLE``,
-``json_each``): one parameter for any number of rows keeps the statement, and its plan, the same. New Events go to
+Rows are sent as one JSON text, which the database turns into a table (``json_to_recordset``, ``JSON_TABLE``,
+``json_each``): one parameter for any number of rows keeps the statement, and its plan, the same. New Events are sent to
 PostgreSQL by COPY.
 
-Many rows come from MariaDB as JSON, too, because its driver parses each value in Python; small ones also from SQLite, whose
-driver releases and reacquires the interpreter lock for each row, which among several threads costs more than the row.
+Many rows are fetched from MariaDB as JSON, too, because its driver parses each value in Python; small rows also from
+SQLite, whose driver releases and reacquires the interpreter lock for each row, which among several threads costs more than
+the row.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from asynctask.errors import TooLarge
 from asynctask.logs import get_logger
 
 MAX_BYTES: Final = 4_000_000
-"""Of one batch as JSON: a quarter of MariaDB's default packet."""
+"""Largest size of one batch as JSON: a quarter of MariaDB's default packet."""
 
 _STATEMENT_BYTES: Final = 16_384
-"""Reserved in a packet for the statement around a text."""
+"""Bytes of a packet that are reserved for the statement around a text."""
 
 LONGEST_TEXT: Final = 16_000_000
-"""Bytes of rows that are fetched as one text."""
+"""Most bytes of rows that are fetched as one text."""
 
 WIDE_LENGTH: Final = 2_000_000
-"""Characters (MariaDB: bytes) of wide rows that one statement fetches; a longer row is alone."""
+"""Most characters (MariaDB: bytes) of wide rows that one statement fetches; a longer row is fetched alone."""
 
 MEASURED: Final = 100
-"""Wide rows whose lengths one statement asks for: the database reads each of them whole."""
+"""Number of wide rows whose lengths one statement queries, for which the database reads each row whole."""
 
 _STATISTICS: Final = "SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'"
 _ENCODE_BATCH: Final = 64
@@ -55,8 +56,8 @@ def for_update(connection: Connection, statement: Any) -> Any:
 
 
 def among(connection: Connection, column: Any, values: Collection[Any]) -> Any:
-    """The condition that ``column`` is one of ``values``, numbers or texts, as one parameter: a parameter for each value
-    would change the statement, and rendering it costs more than the look-up."""
+    """The condition that ``column`` is one of ``values``, numbers or texts, as one parameter: with a parameter per value
+    the statement would change, and rendering it costs more than the lookup."""
     dialect = connection.dialect.name
     if dialect == "mariadb" and not values:
         return sa.false()
@@ -76,10 +77,10 @@ def given(dialect: str, values: Collection[Any]) -> Any:
 
 
 class ByValues:
-    """A statement about the rows whose ``column`` is one of some values, built once for each database.
+    """A statement on the rows whose ``column`` is one of some values, built once for each database.
 
-    ``build`` makes it of that condition. ``skip_locked``: it is a SELECT that locks its rows until the transaction ends,
-    and leaves out those that others have locked (False: waits for them); None: it locks none.
+    ``build`` makes the statement from that condition. ``skip_locked``: the statement is a SELECT that locks its rows until
+    the transaction ends, and skips locked ones (False: waits for them); None: it locks no rows.
     """
 
     def __init__(self, column: Any, build: Callable[[Any], Any], *, skip_locked: bool | None = None) -> None:
@@ -91,18 +92,18 @@ class ByValues:
     def _of(self, dialect: str) -> Any:
         if (statement := self._built.get(dialect)) is None:
             statement = self._build(among_given(dialect, self._column, "ids"))
-            if self._skip_locked is not None and dialect != "sqlite":  # the transaction excludes other writers
+            if self._skip_locked is not None and dialect != "sqlite":  # there the transaction excludes other writers
                 statement = statement.with_for_update(skip_locked=self._skip_locked)
             self._built[dialect] = statement
         return statement
 
     def execute(self, connection: Connection, values: Collection[Any], **more: Any) -> sa.CursorResult[Any]:
-        """Executes it for these values, at least one; ``more``: its other parameters."""
+        """Executes the statement for these values, at least one; ``more``: its other parameters."""
         dialect = connection.dialect.name
         return connection.execute(self._of(dialect), {"ids": given(dialect, values), **more})
 
     def fetch(self, connection: Connection, values: Collection[Any]) -> Sequence[Sequence[Any]]:
-        """Its rows, as of :func:`fetch_small`."""
+        """The statement's rows, as from :func:`fetch_small`."""
         dialect = connection.dialect.name
         return fetch_small(connection, self._of(dialect), {"ids": given(dialect, values)})
 
@@ -129,7 +130,7 @@ def _among(dialect: str, column: Any, parameter: Callable[[Any], Any]) -> Any:
 
 
 def fetch(connection: Connection, statement: Any) -> Sequence[Sequence[Any]]:
-    """The rows of a SELECT of numbers and texts, of any number."""
+    """The rows of a SELECT of numbers and texts, any number of them."""
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).all()
     return json_rows(connection.execute(packed(statement, connection.dialect.name)).scalars())
@@ -144,12 +145,11 @@ def fetch_wide(
     *,
     measured: int = MEASURED,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of ``statement`` whose column ``key`` has these values, in their order, fetched as they are consumed.
+    """The rows of ``statement`` whose column ``key`` has these values, in the order of ``keys``, fetched as they are
+    consumed, so that few are in memory at a time, however long they are.
 
-    Few are in memory at a time, however long they are.
-
-    ``texts``: the columns that may be long; ``measured``: of how many rows the lengths are asked for at once. No connection
-    is held between two rows. Rows that are gone meanwhile are left out. Raises LedgerUnavailable.
+    ``texts``: the columns that may be long; ``measured``: for how many rows the lengths are queried at once. No connection
+    is held between two rows. Rows that were deleted meanwhile are left out. Raises LedgerUnavailable.
     """
     length = sum((sa.func.coalesce(sa.func.length(column), 0) for column in texts), sa.literal(0))
     lengths = statement.with_only_columns(key, length, maintain_column_froms=True)
@@ -165,7 +165,7 @@ def fetch_wide(
 
 
 def _wide_parts(keys: Sequence[int], sizes: Mapping[int, int]) -> Iterator[list[int]]:
-    """The keys in parts of at most :data:`WIDE_LENGTH`, or of one key."""
+    """The keys in parts whose rows have at most :data:`WIDE_LENGTH`, or in parts of one key."""
     part: list[int] = []
     total = 0
     for key in keys:
@@ -181,7 +181,7 @@ def _wide_parts(keys: Sequence[int], sizes: Mapping[int, int]) -> Iterator[list[
 def fetch_prepared(
     connection: Connection, statement: Any, values: Mapping[str, Any], *, lock: bool = False
 ) -> Sequence[Sequence[Any]]:
-    """:func:`fetch` for a SELECT built once, with its parameters. ``lock``: see :func:`for_update`."""
+    """As :func:`fetch`, for a SELECT built once, with its parameters. ``lock``: see :func:`for_update`."""
     dialect = connection.dialect.name
     found = connection.execute(_readable(dialect, statement, lock), values)
     return found.all() if dialect in ("sqlite", "postgresql") else json_rows(found.scalars())
@@ -190,8 +190,8 @@ def fetch_prepared(
 def fetch_small(
     connection: Connection, statement: Any, values: Mapping[str, Any], *, lock: bool = False
 ) -> Sequence[Sequence[Any]]:
-    """:func:`fetch_prepared` for rows that are usually small in total (about a megabyte): MariaDB and SQLite send them as
-    one text. The order is undefined, even with ORDER BY.
+    """As :func:`fetch_prepared`, for rows that are usually small in total (about a megabyte): MariaDB and SQLite send them
+    as one text. The order is undefined, even with ORDER BY.
     """
     dialect = connection.dialect.name
     if dialect == "postgresql":
@@ -206,7 +206,8 @@ def _one(connection: Connection, statement: Any, values: Mapping[str, Any]) -> S
 
 
 def _one_limited(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Any]:
-    """The count and the text; (-1, None) for a text over :data:`LONGEST_TEXT`, which SQLite would not limit otherwise."""
+    """The number of rows and the text; (-1, None) for a text over :data:`LONGEST_TEXT`, which SQLite does not limit
+    itself."""
     driver: Any = connection.connection.driver_connection
     before = driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
     try:
@@ -270,14 +271,14 @@ def locked(connection: Connection, statement: Any) -> Sequence[Any]:
     statement = for_update(connection, statement)
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).scalars().all()
-    inner = statement.limit(_ALL).subquery()  # the limit keeps the optimizer from merging it: it locks on its own
+    inner = statement.limit(_ALL).subquery()  # the limit keeps the optimizer from merging it, so that it locks alone
     count, text = connection.execute(sa.select(sa.func.count(), sa.func.json_arrayagg(inner.c[0]))).one()
     found = _complete(count, text)
     return connection.execute(statement).scalars().all() if found is None else found
 
 
 def json_rows(texts: Iterable[str]) -> list[list[Any]]:
-    """Rows that came as one JSON array each."""
+    """Rows that were fetched as one JSON array each."""
     return [orjson.loads(text) for text in texts]
 
 
@@ -291,7 +292,7 @@ def update(
     same: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> int:
-    """Sets the columns ``written`` to ``v_NAME`` where the columns ``guard`` equal ``b_NAME``, for each row of values.
+    """For each of ``rows``: sets the columns ``written`` to ``v_NAME`` where the columns ``guard`` equal ``b_NAME``.
 
     ``guard`` begins with the key. ``same``: columns set to one value in all rows. ``where``: a constant SQL condition on
     the table's columns. Returns the number of rows matched.
@@ -332,15 +333,15 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
 def has_statistics(connection: Connection) -> bool:
     """Whether SQLite has statistics of its tables (``ANALYZE``).
 
-    They are never updated automatically. For a table that was short then it plans a scan and would read the batch once per
-    row of the table. So rows are then changed one by one, by key.
+    SQLite never updates them automatically. For a table that was short at that time it plans a scan, which reads the batch
+    once per row of the table. So with statistics, rows are changed one by one, by key.
     """
     return connection.exec_driver_sql(_STATISTICS).first() is not None
 
 
 def texts(rows: Sequence[Any], largest: int = MAX_BYTES, size_of: Callable[[bytes], int] = len) -> Iterator[str]:
-    """Rows, lists or mappings, as JSON arrays of at most ``largest`` bytes by ``size_of`` each; a larger single row is
-    alone."""
+    """Rows, lists or mappings, as JSON arrays of at most ``largest`` bytes each, as ``size_of`` measures them; a larger row
+    is in an array alone."""
     parts: list[bytes] = []
     size = 0
     for part in _encoded(rows, largest, size_of):
@@ -354,10 +355,8 @@ def texts(rows: Sequence[Any], largest: int = MAX_BYTES, size_of: Callable[[byte
 
 
 def sendable(connection: Connection, rows: Sequence[Any]) -> Iterator[str]:
-    """:func:`texts` that the server accepts as a parameter.
-
-    MariaDB closes the connection on a packet over ``max_allowed_packet``, so none is sent. Raises :class:`TooLarge` for a
-    single row that does not fit.
+    """The :func:`texts` of rows, small enough for the server. Raises :class:`TooLarge` for a single row that does not fit:
+    MariaDB closes the connection on a packet over ``max_allowed_packet``, so none is sent.
     """
     if connection.dialect.name != "mariadb":
         yield from texts(rows)
@@ -405,8 +404,8 @@ def _encoded(rows: Sequence[Any], largest: int, size_of: Callable[[bytes], int])
 class _Untyped(sa.types.UserDefinedType[str]):
     """A text without a type, which the server parses as an array once, before it plans.
 
-    A typed text is cast during execution. The planner cannot estimate its length, and a table scan compares each row with
-    one value after the other: 0.7 s for 1,000 values among 10,000 rows.
+    A typed text is cast during execution: the planner cannot estimate its length, and a table scan compares each row with
+    one value after the other, which takes 0.7 s for 1,000 values among 10,000 rows.
     """
 
     cache_ok = True
@@ -518,7 +517,7 @@ def update_mariadb(table: sa.Table, form: Form) -> str:
     )
     on = f"t.`{guard[0]}` = d.d0"
     where = form.condition(f"t.`{name}` = d.d{i}" for i, name in enumerate(guard) if i)
-    # The given rows first, so each is one look-up by key.
+    # The given rows first, so that each is one lookup by key.
     return f"UPDATE {json_table(columns)} STRAIGHT_JOIN {table.name} AS t ON {on} SET {sets} WHERE {where}"  # noqa: S608
 
 
@@ -537,7 +536,7 @@ def insert_mariadb(table: sa.Table, columns: tuple[str, ...]) -> str:
 def insert_or_add(
     dialect: str, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...] = ()
 ) -> Any:
-    """An INSERT that on a conflict of ``keys`` adds to ``added`` and sets ``replaced``."""
+    """An INSERT that, on a conflict of ``keys``, adds to the columns ``added`` and sets ``replaced``."""
     into = _insert_of(dialect)(table)
     if dialect == "mariadb":
         sums: dict[str, Any] = {c: table.c[c] + into.inserted[c] for c in added}
@@ -549,14 +548,14 @@ def insert_or_add(
 def insert_new(
     connection: Connection, table: sa.Table, key: str, rows: Sequence[Mapping[str, Any]], returned: tuple[str, ...]
 ) -> Sequence[Sequence[Any]]:
-    """Inserts rows of equal columns, except those whose ``key`` exists. Gives back the columns ``returned`` of what it has
-    inserted; on MariaDB also of those that exist."""
+    """Inserts rows of equal columns, except those whose ``key`` exists. Returns the columns ``returned`` of the inserted
+    rows; on MariaDB also of the existing ones."""
     dialect = connection.dialect.name
     if dialect != "postgresql":
         return connection.execute(_insert_new(dialect, table, key, returned), [dict(row) for row in rows]).all()
     statement, found = _insert_new_postgresql(table, key, tuple(rows[0]), returned), list[Sequence[Any]]()
     for text in texts(rows):
-        with by_driver(connection, statement) as driver:  # for a single row, SQLAlchemy's part would be half of the time
+        with by_driver(connection, statement) as driver:  # for a single row, SQLAlchemy would take half of the time
             found += driver.execute(statement, (text,)).fetchall()
     return found
 

@@ -1,8 +1,9 @@
 """Connections, transactions and the clock of each kind of database.
 
-A commit whose answer is lost is looked up, never guessed. PostgreSQL knows the status of a transaction. On MariaDB every
-write transaction leaves a number in its connection's row of ``write_marks``, which is compared. So a write is either
-committed when :meth:`Database.write` ends, or it raises and nothing of it is written.
+If the answer to a commit is lost, the outcome is looked up, never guessed. PostgreSQL knows the status of a transaction. On
+MariaDB every write transaction writes a number into its connection's row of ``write_marks``, which is compared. So a write
+is committed when :meth:`Database.write` ends, or it raises and nothing is written; the one exception is
+:class:`OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ _MAX_LOOKUP_S: Final = 60.0
 _GROUP_CONCAT_BYTES: Final = 16_000_000
 
 COLLATION: Final = "utf8mb4_nopad_bin"
-"""MariaDB's: texts are compared byte for byte, as on other databases."""
+"""The collation on MariaDB: texts are compared byte for byte, as on other databases."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """Identifies a transaction: by its id and process on PostgreSQL, by its row and number on MariaDB."""
+    """Identifies a transaction: on PostgreSQL by its id and process, on MariaDB by its row and number."""
 
     number: int
     process: int
@@ -62,9 +63,8 @@ class _Mark:
 class Database:
     """The database behind a ledger.
 
-    Arguments: ``url`` as SQLAlchemy takes it, with psycopg 3 and PyMySQL for ``postgresql://`` and ``mysql://``;
-    ``pool_size``, the most connections of one process.
-    Raises :class:`ConfigError` for an invalid URL.
+    Arguments: ``url`` as for SQLAlchemy, with psycopg 3 and PyMySQL for ``postgresql://`` and ``mysql://``; ``pool_size``,
+    the largest number of connections of one process. Raises :class:`ConfigError` for an invalid URL.
     """
 
     def __init__(self, url: str, *, pool_size: int = 10, ids: Ids | None = None) -> None:
@@ -103,7 +103,7 @@ class Database:
             # Autocommit unless write() or snapshot() begins a transaction: saves BEGIN and ROLLBACK around a query.
             engine = sa.create_engine(
                 self.url,
-                pool_size=pool_size,  # all are kept: an overflow would be opened and closed for each transaction
+                pool_size=pool_size,  # all are kept: overflow connections would be opened and closed per transaction
                 max_overflow=0,
                 pool_use_lifo=True,
                 isolation_level="AUTOCOMMIT",
@@ -112,8 +112,8 @@ class Database:
             )
         except ImportError:
             raise ConfigError(not_installed(f"the driver of {self.dialect}", _EXTRAS[self.dialect])) from None
-        # Not by "connect": SQLAlchemy would read the server's defaults before (and quote names by its sql_mode), and the
-        # connection that listens for signals has only this in common with the pool's.
+        # Not "connect": SQLAlchemy would read the server's defaults before it (and quote names by its sql_mode); and the
+        # connection that listens for signals uses only "do_connect", too.
         event.listen(engine, "do_connect", self._open_postgresql if self.dialect == "postgresql" else _open_mariadb)
         event.listen(engine, "checkout", _refuse_closed)
         event.listen(engine, "handle_error", _discard_read_only)
@@ -124,7 +124,7 @@ class Database:
             connection = dialect.connect(*arguments, **options)
         with _closed_on_error(connection):
             connection.autocommit = True
-            # A pooler reports a process id of its own; then no state may be kept in the session.
+            # A pooler reports its own process id; behind it, no state may be kept in the session.
             (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
             self.pooler = process != connection.info.backend_pid
             if self.pooler:
@@ -146,8 +146,8 @@ class Database:
     def read(self, *, once: bool = False) -> Iterator[Connection]:
         """A connection to read with. Raises :class:`LedgerUnavailable`.
 
-        On SQLite all its reads see one snapshot; elsewhere each statement sees what is committed when it begins. ``once``:
-        a part of much that is read from one end to the other; SQLite's cache keeps none of it.
+        On SQLite all its reads see one snapshot; on servers each statement sees what is committed when it begins. ``once``:
+        this is part of a large sequential read, which SQLite's cache must not keep.
         """
         with translated(self._password), self.engine.connect() as connection:
             yield connection
@@ -158,7 +158,7 @@ class Database:
     def snapshot(self) -> Iterator[Connection]:
         """A connection whose statements see one snapshot, on every database. Raises :class:`LedgerUnavailable`.
 
-        Keep it short: a server keeps all row versions that the snapshot can see.
+        Keep it short: the server keeps all row versions that the snapshot can see.
         """
         if self.is_sqlite:
             with self.read() as connection:
@@ -179,15 +179,15 @@ class Database:
     def write(self, *, marked: bool = True) -> Iterator[Connection]:
         """A connection in a write transaction, committed at the end.
 
-        Keep it short (50 ms). On SQLite the transaction is IMMEDIATE and behind the blocking lock, so its reads cannot
-        become stale; elsewhere it is READ COMMITTED. ``marked`` off: the commit is not looked up if its answer is lost, for
-        idempotent writes and for those that create the tables.
+        Keep it short (50 ms). On SQLite the transaction is IMMEDIATE and takes the blocking lock first, so its reads cannot
+        become stale; on servers it is READ COMMITTED. ``marked`` false: if the answer to the commit is lost, its outcome is
+        not looked up; for idempotent writes, and for those that create the tables.
 
         Raises :class:`TransactionConflict` if it was rolled back and may be repeated (see :func:`repeatable`),
         :class:`OutcomeUnknown`, and :class:`LedgerUnavailable`.
         """
         if self._lock is not None:
-            # The connection before the lock: the holder of the lock never waits for a connection.
+            # The connection before the lock, so that the holder of the lock never waits for a connection.
             with translated(self._password), self._writer.connect() as connection:
                 self._lock.acquire()
                 try:
@@ -226,7 +226,7 @@ class Database:
             owner = info.setdefault("asynctask_owner", self._ids.jids(1)[0])
             info["asynctask_number"] = info.get("asynctask_number", 0) + 1
             return _Mark(info["asynctask_number"], connection.connection.driver_connection.thread_id(), owner)  # type: ignore[union-attr]
-        # One round trip by the driver itself, because a prepared statement cannot hold several commands.
+        # One round trip by the driver itself, because a prepared statement cannot contain several commands.
         with by_driver(connection, "BEGIN") as driver:
             cursor = driver.execute(_BEGIN, prepare=False)
             while cursor.nextset():
@@ -251,7 +251,7 @@ class Database:
                 raise TransactionConflict("the connection was lost before the commit; nothing of it stands") from error
 
     def _is_committed(self, mark: _Mark) -> bool:
-        """Whether a transaction whose commit was not answered is committed. Raises :class:`OutcomeUnknown`."""
+        """Whether a transaction is committed whose commit was not answered. Raises :class:`OutcomeUnknown`."""
         lookup = self._is_committed_postgresql if self.dialect == "postgresql" else self._is_committed_mariadb
         pause, waited, last = threading.Event(), 0.0, ""
         while waited < _MAX_LOOKUP_S:
@@ -267,20 +267,20 @@ class Database:
     def _is_committed_postgresql(self, mark: _Mark) -> bool | None:
         with self.read() as connection:
             status = connection.exec_driver_sql("SELECT txid_status(%s)", (mark.number,)).scalar()
-            if status == "in progress":  # its backend has not noticed the lost connection and would hold its locks
+            if status == "in progress":  # its backend has not noticed the lost connection, and still holds its locks
                 connection.exec_driver_sql("SELECT pg_terminate_backend(%s)", (mark.process,))
         return None if status == "in progress" else status == "committed"
 
     def _is_committed_mariadb(self, mark: _Mark) -> bool | None:
         with self.read() as connection:
             connection.exec_driver_sql("START TRANSACTION")
-            try:  # the lock is granted only after the transaction in question has ended
+            try:  # the lock is granted only after that transaction has ended
                 found = connection.exec_driver_sql(_FIND_MARK, (mark.owner,)).scalar()
             except exc.DBAPIError as error:
                 if code_of(error) != LOCKED:
                     raise
-                # Its thread has not noticed the lost connection. It is killed only while it holds the lock: after a restart
-                # of the server its number may be another's.
+                # Its thread has not noticed the lost connection. Kill the thread only while it holds the lock: after a
+                # restart of the server, its number may be another thread's.
                 with suppress(exc.DBAPIError):
                     connection.exec_driver_sql(f"KILL {mark.process:d}")
                 return None
@@ -291,14 +291,14 @@ class Database:
     def forget_marks(self, connection: Connection) -> None:
         """Deletes marks older than two days, in the caller's transaction.
 
-        By their keys: a search by their age would wait for every transaction under way, each of which holds its own mark.
+        Deletes by key: a search by age would wait for every open transaction, each of which holds its own mark.
         """
         if self.dialect == "mariadb" and (old := connection.exec_driver_sql(_OLD_MARKS).scalars().all()):
             connection.execute(_FORGET_MARKS, {"owners": old})
 
     @property
     def absolute_url(self) -> str:
-        """Its URL, with the password, for a process in another folder."""
+        """The database's URL, with the password, for a process in another folder."""
         url = self.url if self.path is None else self.url.set(database=str(self.path.absolute()))
         return url.render_as_string(hide_password=False)
 
@@ -309,19 +309,19 @@ class Database:
             self._lock.close()
 
 
-# What matters is set, whatever the defaults of the server, the database and the role. The client's encoding is an argument
-# of the connection (_CONNECT_ARGS), for a pooler passes that on.
+# Settings that must not depend on the defaults of the server, the database or the role. The client's encoding is an
+# argument of the connection (_CONNECT_ARGS), because a pooler passes that on.
 _SET_POSTGRESQL: Final = (
     "SET default_transaction_isolation = 'read committed'; SET standard_conforming_strings = on; SET extra_float_digits = 1"
 )
 # group_concat_max_len: a truncated list of ids would name another row.
-# NO_BACKSLASH_ESCAPES: the driver then only doubles quotes; else it takes milliseconds for the JSON of 500 rows, and no
+# NO_BACKSLASH_ESCAPES: the driver only doubles quotes; otherwise it takes milliseconds for the JSON of 500 rows, and no
 # other thread runs meanwhile.
 _SET_MARIADB: Final = (
     "SET SESSION sql_mode ="
     " 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_BACKSLASH_ESCAPES',"
     f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_GROUP_CONCAT_BYTES}, time_zone = '+00:00',"
-    # These would cut lists of rows short, refuse statements, chain transactions, or store tables without transactions.
+    # Other values would truncate results, refuse statements, chain transactions, or create tables without transactions.
     " sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, sql_auto_is_null = 0,"
     " completion_type = 'NO_CHAIN', unique_checks = 1, default_storage_engine = 'InnoDB', innodb_strict_mode = 1,"
     f" collation_connection = '{COLLATION}'"
@@ -343,9 +343,9 @@ _FIND_MARK: Final = "SELECT number FROM write_marks WHERE owner = %s FOR UPDATE 
 _NO_GREETING: Final = 2013
 """PyMySQL's code for a lost connection, also during the handshake."""
 _ANSWER_S: Final = 300
-"""Longest time of a statement on MariaDB. During the handshake ``read_timeout`` is shorter."""
+"""Longest time of a statement on MariaDB, in seconds. During the handshake ``read_timeout`` is shorter."""
 _CONNECT_ARGS: Final[dict[str, dict[str, Any]]] = {
-    # A server that vanished is noticed within half a minute, instead of the system's two hours.
+    # A server that has vanished is detected within half a minute, instead of the system's two hours.
     "postgresql": {
         "connect_timeout": 10, "keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3,
         "tcp_user_timeout": 30_000, "application_name": "asynctask", "client_encoding": "utf8",
@@ -356,8 +356,8 @@ _CONNECT_ARGS: Final[dict[str, dict[str, Any]]] = {
 
 @cache
 def _quick_to_open(connection: Any) -> Any:
-    """A class of PyMySQL's connections that reads the system's certificates, 35 ms of processor time, only where it is to
-    verify the server. Without an option of TLS in the address it encrypts if the server can, and verifies nothing."""
+    """A class of PyMySQL's connections that loads the system's certificates (35 ms of CPU time) only to verify the server.
+    Without TLS options in the URL it encrypts if the server supports that, and verifies nothing."""
 
     class Connection(connection):  # type: ignore[misc]
         def _create_ssl_ctx(self, sslp: Any) -> Any:
@@ -372,7 +372,7 @@ def _quick_to_open(connection: Any) -> Any:
 
 @contextmanager
 def _closed_on_error(connection: Any) -> Iterator[None]:
-    """Closes a connection of the driver that could not be set up: nobody else has it yet."""
+    """Closes a connection of the driver that could not be set up, because nothing else will."""
     try:
         yield
     except BaseException:
@@ -383,7 +383,7 @@ def _closed_on_error(connection: Any) -> Iterator[None]:
 
 @contextmanager
 def _options_checked(dialect: Any, password: str | None) -> Iterator[None]:
-    """Raises :class:`ConfigError` for what the driver refuses of the URL before it connects."""
+    """Raises :class:`ConfigError` if the driver refuses options of the URL before it connects."""
     try:
         yield
     except (TypeError, ValueError, dialect.loaded_dbapi.ProgrammingError) as error:
@@ -409,9 +409,8 @@ def _open_mariadb(dialect: Any, _record: Any, arguments: Any, options: Any) -> A
 
 
 def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
-    """Discards a pooled connection that is readable although nothing was asked: the server closed it.
-
-    Unlike a ping this needs no round trip.
+    """Discards a pooled connection that is readable without a pending query: the server has closed it. Unlike a ping, this
+    needs no round trip.
     """
     pgconn = getattr(connection, "pgconn", None)
     try:
@@ -426,7 +425,7 @@ def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
 
 
 def _discard_read_only(context: ExceptionContext) -> None:
-    """Treats a read-only session as a lost connection, which discards the pool's others, too."""
+    """Treats a read-only session as a lost connection, so that the pool discards its other connections, too."""
     if is_read_only(context.original_exception):
         context.is_disconnect = True
 
@@ -441,7 +440,7 @@ def _roll_back(connection: Connection) -> None:
 
 
 def missing_file(url: str) -> Path | None:
-    """The file of an SQLite database, if it does not exist yet; None if it does, and for a server.
+    """The file of an SQLite database if it does not exist yet; None if it exists, and for a server.
 
     Raises :class:`ConfigError` for an invalid URL.
     """
@@ -455,12 +454,12 @@ def missing_file(url: str) -> Path | None:
 _HOSTS: Final = re.compile(
     r"(?P<before>(?:postgres(?:ql)?(?:\+psycopg)?|mysql|mariadb)://(?:[^/?#]*@)?)(?P<hosts>[^@/?#]*,[^@/?#]*)(?P<rest>[/?].*)?"
 )
-"""A URL of several hosts, as libpq takes it."""
+"""A URL with several hosts, as libpq accepts it."""
 _HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.%-]+)(?::(?P<port>[0-9]{1,5}))?")
 
 
 def _with_hosts(url: str) -> URL:
-    """The URL, with several hosts in the query, where SQLAlchemy takes them. Raises ArgumentError and ValueError."""
+    """The URL with several hosts moved to the query, where SQLAlchemy accepts them. Raises ArgumentError and ValueError."""
     several = _HOSTS.fullmatch(url)
     if several is None:
         return make_url(url)
@@ -476,7 +475,7 @@ def _with_hosts(url: str) -> URL:
 
 
 def password_of(url: URL) -> str | None:
-    """The password, which no message may show; both drivers take it in the query too."""
+    """The password, which no message may show; both drivers accept it in the query, too."""
     found = url.password or next((url.query[name] for name in ("password", "passwd") if name in url.query), None)
     return None if found is None else str(found)
 
@@ -513,20 +512,20 @@ def _sqlite_begin(connection: Connection) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Makes a missing database for this user alone (0600); SQLite would make it for everyone whom the umask allows. The
-    files beside it get its mode, from SQLite or from us. An existing one stays as it is."""
-    with suppress(OSError):  # SQLite says what is wrong with the path
+    """Creates a missing database file with mode 0600; SQLite would use the umask. The files beside it get the same mode,
+    from SQLite or from this program. An existing file is not changed."""
+    with suppress(OSError):  # SQLite reports what is wrong with the path
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 class WriteLock:
     """A blocking lock between all threads of all processes that write one SQLite file.
 
-    SQLite's own ``busy_timeout`` polls with growing pauses: under load a writer can starve for seconds. A blocking lock on
-    a side file queues the writers, first come, first served.
+    SQLite's own ``busy_timeout`` polls with growing pauses, so that under load a writer can starve for seconds. A blocking
+    lock on a side file queues the writers, first come, first served.
 
-    The lock belongs to the open file, whose descriptor a forked child inherits, so it would outlive a killed writer. A
-    child therefore closes its descriptor right after the fork, and opens the file again when it writes.
+    The lock belongs to the open file. A forked child inherits its descriptor, so the lock would outlive a killed writer:
+    therefore a child closes its descriptor right after the fork, and opens the file again when it writes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -566,7 +565,7 @@ class WriteLock:
         self._fd = None
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leaves the lock to the parent, whichever of its threads holds it."""
+        """In a forked child: leaves the lock to the parent, whichever of the parent's threads holds it."""
         self._thread = threading.Lock()
         self.close()
 
@@ -577,13 +576,13 @@ def _leave_to_parent(lock: WriteLock | None) -> None:
 
 
 def connect_sqlite(lock: WriteLock, dbapi_connection: Any) -> None:
-    """Sets up a new connection of the driver; ``lock`` is its file's."""
-    # Turns the driver's own transactions off: _sqlite_begin emits BEGIN, IMMEDIATE for writers.
+    """Sets up a new connection of the driver; ``lock`` is that of its file."""
+    # Turns off the driver's own transactions: _sqlite_begin emits BEGIN, IMMEDIATE for writers.
     dbapi_connection.isolation_level = None
     cursor = dbapi_connection.cursor()
     cursor.execute("PRAGMA busy_timeout=30000")
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        # The switch does not wait for locks: of two at the same time, one would fail with "locked".
+        # The switch does not wait for locks: of two at the same time, one would fail with "locked", so take the lock.
         lock.acquire()
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
@@ -591,8 +590,8 @@ def connect_sqlite(lock: WriteLock, dbapi_connection: Any) -> None:
             lock.release()
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA cache_size=-65536")
-    # 32 MB instead of 4: a page that several transactions change is written to the file once, and an index in the order of
-    # digests (keys) changes other pages with each job.
+    # 32 MB instead of 4: a page that several transactions change is then written to the file once, and an index of digests
+    # (keys) changes different pages with each job.
     cursor.execute("PRAGMA wal_autocheckpoint=8000")
     cursor.execute("PRAGMA temp_store=MEMORY")
     cursor.close()
@@ -601,17 +600,16 @@ def connect_sqlite(lock: WriteLock, dbapi_connection: Any) -> None:
 # -- the database's clock, shared by all processes of a ledger
 
 _STEP: Final = SECOND
-"""Microseconds by which the database's clock and the boot clock may diverge between two reads before it counts as a
-step."""
+"""Microseconds by which the database's clock and the boot clock may diverge between two reads; more counts as a step."""
 
 _READ_EVERY: Final = 15 * SECOND
-"""Microseconds between two reads of the database's time: good clocks diverge by less than a millisecond meanwhile."""
+"""Microseconds between two reads of the database's time, in which good clocks diverge by less than a millisecond."""
 
 _NOW: Final = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
     # Not now(), which is the start of the transaction, before any wait for a lock.
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)",
-    # Not NOW(6), for the same reason. Connections are in UTC: other time zones repeat an hour.
+    # Not NOW(6), for the same reason. Connections use UTC, because other time zones repeat an hour.
     "mariadb": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))",
 }
 
@@ -622,7 +620,7 @@ def database_now(dialect: str) -> sa.ColumnElement[Any]:
 
 
 class Reading(NamedTuple):
-    """The database's time, and when on the boot clock it was asked for and answered (all in microseconds)."""
+    """The database's time, and when, on the boot clock, the query was sent and answered (all in microseconds)."""
 
     now: int
     asked: int
@@ -639,9 +637,9 @@ def read_time(connection: Connection, clock: Clock) -> Reading:
 class DatabaseTime:
     """The database's clock in one process.
 
-    One host writes leases and due times and another judges them, and hosts' clocks differ. So heartbeats read the
-    database's time, and the boot clock extrapolates it, which neither stops in a suspension nor steps with the wall clock.
-    Before the first read it is the machine's wall clock.
+    One host writes leases and due times, another judges them, and the clocks of hosts differ. So heartbeats read the
+    database's time, and the boot clock extrapolates it: that clock neither stops during a suspension nor steps with the
+    wall clock. Before the first read, the time is that of the machine's wall clock.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -659,8 +657,8 @@ class DatabaseTime:
     def set(self, now: int | Reading) -> None:
         """Sets the time to ``now`` (microseconds), just read from the database.
 
-        Of a :class:`Reading` the true time is known up to its duration. What is known already stands if it lies within
-        that: a slow answer, or a slow commit after it, does not make the clocks of two processes differ.
+        A :class:`Reading` is exact up to its duration. If the time known before lies within that range, it is kept: so a
+        slow answer, or a slow commit after it, does not make the clocks of two processes differ.
         """
         self._asked_at = self._clock.boottime()
         if not isinstance(now, Reading):
@@ -674,10 +672,9 @@ class DatabaseTime:
         return self._clock.boottime() - self._asked_at >= _READ_EVERY
 
     def answered(self, now: int | Reading | None, *, lease_s: float) -> None:
-        """Notes that the database accepted a heartbeat with a lease of ``lease_s`` seconds, and its time ``now``
-        (microseconds), if read.
-
-        A gap of more than half a lease since the last heartbeat, or a step of the database's clock, is an interruption.
+        """Notes that the database accepted a heartbeat with a lease of ``lease_s`` seconds, and the time ``now``
+        (microseconds) if it was read. A gap of more than half a lease since the last heartbeat, or a step of the database's
+        clock, counts as an interruption.
         """
         at = self._clock.boottime()
         before = self._offset
@@ -689,10 +686,9 @@ class DatabaseTime:
         self._answered_at, self._lease = at, micros(lease_s)
 
     def may_judge(self, since: int) -> bool:
-        """Whether this process may treat another's expired lease, seen unrenewed ``since`` then (boot clock), as its death.
-
-        Only after a full lease of own heartbeats without interruption from then on: an unavailable database, or a suspended
-        machine, kept other processes from renewing theirs as well.
+        """Whether this process may treat another process's expired lease, seen unrenewed ``since`` then (boot clock), as
+        its death: only after heartbeats of its own for a full lease from then on, without an interruption. An unavailable
+        database or a suspended machine would have kept other processes from renewing theirs, too.
         """
         at = self._clock.boottime()
         if self._answered_at is None or at - self._answered_at > self._lease // 2:

@@ -1,7 +1,7 @@
-"""Signals between processes: a commit that lets others do something wakes the threads that wait for the ledger.
+"""Signals between processes: a commit that creates work wakes the threads that wait for the ledger.
 
-A signal says only that a query is worthwhile. It can be lost (the process dies between commit and signal, the connection is
-being re-established), so waiting threads also poll, at the interval of their wait's timeout.
+A signal means only that a query is worthwhile. It can be lost (the process dies between commit and signal, or the
+connection is being re-established), so waiting threads also poll, at the interval of their wait's timeout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asynctask.database.engine import Database
 from asynctask.logs import get_logger
 
 _CHANGED: Final = "ledger"
-"""What a NOTIFY says."""
+"""The payload of a NOTIFY."""
 
 _FIRST_POLL_S: Final = 0.02
 _LAST_POLL_S: Final = 1.0
@@ -31,13 +31,13 @@ _RECONNECT_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 def notify(connection: Connection) -> None:
-    """Signals all waiting threads once the transaction is committed: there is something to begin or to do.
+    """Signals all waiting threads, once the transaction is committed, that the ledger has new work.
 
     Call it inside the write transaction; repeated calls count once. A rolled-back transaction may signal, too.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_notify(%s, %s)", ("asynctask", _CHANGED))
-    else:  # no NOTIFY: sent when the connection returns to its pool, after the commit
+    else:  # there is no NOTIFY: the signal is sent when the connection returns to its pool, after the commit
         connection.info[TO_SEND] = True
 
 
@@ -58,8 +58,8 @@ class Waker:
     def wait(self, timeout: float) -> bool:
         """Waits for at most ``timeout`` seconds; returns whether to query: on a signal, or to poll.
 
-        It polls where signals may be lost (a pooler that does not pass them on, a connection being re-established, the
-        moments after a signal on MariaDB): after 20 ms, then at intervals that double up to a second.
+        While signals may be lost (a pooler that does not pass them on, a connection being re-established, shortly after a
+        signal on MariaDB), it polls: after 20 ms, then at intervals that double up to a second.
         """
         self._signals.listen(for_jobs=self._for_jobs)
         poll_s, settled = self._poll_s, self._poll_s >= _LAST_POLL_S
@@ -71,12 +71,12 @@ class Waker:
         return signalled or (polls and poll_s < timeout)
 
     def wake(self) -> None:
-        """Ends this wait, or the next one, from within this process."""
+        """Ends the current wait, or the next one, from within this process."""
         self._event.set()
 
 
 class Signals:
-    """The signals of one process on one database; from the first wait on one thread and at most one connection.
+    """The signals of one process on one database; uses one thread and at most one connection from the first wait on.
 
     =============  ====================================================================================================
     database       transport
@@ -131,7 +131,7 @@ class Signals:
         self._channel.close()
 
     def listen(self, *, for_jobs: bool) -> None:
-        """Starts the listening thread, if needed, because a thread waits; ``for_jobs`` as of :meth:`waker`."""
+        """Starts the listening thread if needed, because a thread waits; ``for_jobs`` as in :meth:`waker`."""
         if for_jobs:
             self._channel.expect_jobs()
         if self._thread is not None:
@@ -173,7 +173,7 @@ class Signals:
             return
         try:
             self._channel.send(driver_connection)
-        except Exception as error:  # the transaction is committed; waiting threads poll a little later
+        except Exception as error:  # the transaction is committed; waiting threads poll later
             self._log.warning("ring_failed", error=str(error))
         self._deliver()
 
@@ -181,9 +181,9 @@ class Signals:
 # -- transports, one for each database
 
 TO_SEND: Final = "asynctask_rung"
-"""Key of a connection's note that it signals when it returns to its pool."""
+"""Key in a connection's ``info``: it must signal when it returns to its pool."""
 
-# Poll intervals on SQLite: while jobs are awaited; the same after a second of silence; where nobody waits for jobs.
+# Poll intervals on SQLite: while a thread waits for jobs; the same after a second without a signal; while none does.
 _POLL_S: Final = 0.01
 _QUIET_POLL_S: Final = 0.02
 _SLOW_POLL_S: Final = 0.05
@@ -194,15 +194,15 @@ _SLEEP_S: Final = 20.0
 
 
 class Channel(Protocol):
-    """A transport. ``send`` is None where the database itself notifies; ``exact``: every signal arrives while ``proven``,
-    also shortly after another one; ``proven``: signals are known to arrive."""
+    """A transport. ``send`` is None if the database itself notifies; ``proven``: signals are known to arrive; ``exact``:
+    while ``proven``, every signal arrives, also shortly after another one."""
 
     exact: bool
     proven: bool
     send: Callable[[Any], None] | None
 
     def expect_jobs(self) -> None:
-        """A thread waits for jobs from now on: signals should arrive within 20 ms instead of 50."""
+        """From now on a thread waits for jobs, so signals should arrive within 20 ms instead of 50."""
         ...
 
     def receive(self) -> Iterator[None]:
@@ -221,7 +221,7 @@ class Channel(Protocol):
 class SqliteChannel:
     """SQLite: a file with an 8-byte counter, which changes with every signal.
 
-    Reading it costs almost nothing, but waking up does, so the interval is as long as the waiting threads allow.
+    Reading it is cheap, but waking up is not, so the interval is as long as the waiting threads allow.
     """
 
     exact = True
@@ -259,7 +259,7 @@ class SqliteChannel:
     def receive(self) -> Iterator[None]:
         descriptor = self._open()
         seen = os.pread(descriptor, 8, 0)
-        yield  # signals before the first read are unknown
+        yield  # signals before the first read may have been missed
         unchanged = 0
         while not self._ended.wait(self._interval_s(unchanged)):
             now = os.pread(descriptor, 8, 0)
@@ -292,8 +292,8 @@ class _OwnConnection:
 
     def _connect(self) -> Connection:
         engine = self._database.engine
-        # Connects as the pool does, without its limit. Closed after use, so it needs no reset, which on a broken connection
-        # fails with a traceback in the log.
+        # Connects as the pool does, without the pool's limit. Closed after use, so it needs no reset, which would fail on a
+        # broken connection with a traceback in the log.
         own = sa.create_engine(
             self._database.url,
             creator=engine.pool._creator,
@@ -338,7 +338,7 @@ class PostgresqlChannel(_OwnConnection):
             if not self._receives_probe(driver):
                 return
             self.proven = True
-            yield  # earlier signals are unknown
+            yield  # earlier signals may have been missed
             while not self._ended.is_set():
                 if self._ready(driver.pgconn.socket, _ALIVE_S):
                     driver.pgconn.consume_input()
@@ -366,7 +366,7 @@ class PostgresqlChannel(_OwnConnection):
 
 
 _MARK: Final = "/* asynctask waits */"
-# 0: nothing came. A killed GET_LOCK is NULL, a killed SLEEP is 1.
+# Result 0: no signal. A killed GET_LOCK returns NULL, a killed SLEEP 1.
 _WAIT: Final = (
     f"SELECT {_MARK} CASE GET_LOCK(CONCAT('asynctask waits ', MD5(DATABASE())), {_SLEEP_S:g})"
     f" WHEN 1 THEN SLEEP({_SLEEP_S:g}) WHEN 0 THEN 0 ELSE 1 END"
@@ -379,11 +379,11 @@ _SLEEPERS: Final = (
 class MariadbChannel(_OwnConnection):
     """MariaDB: a statement that waits at the server until a sender kills it (the statement, not the connection).
 
-    Killing statements of one's own user needs no privilege. A signal between two waits is lost, so it is not exact. A
-    sender skips its own wait.
+    A user may kill statements of its own connections without a privilege. A signal between two waits is lost, so the
+    channel is not exact. A sender skips its own wait.
 
-    One connection has the lock and sleeps, the others wait for the lock. All sleeps of a server share a mutex: with ten
-    sleepers and four senders, every second ``KILL QUERY`` took 2 s or a multiple of it, with one sleeper 20 ms at most.
+    One connection holds the lock and sleeps; the others wait for the lock. All sleeps of a server share a mutex: with ten
+    sleepers and four senders, every second ``KILL QUERY`` took 2 s or a multiple; with one sleeper, at most 20 ms.
     """
 
     exact = False
@@ -396,7 +396,7 @@ class MariadbChannel(_OwnConnection):
     def receive(self) -> Iterator[None]:
         with self._connect() as connection:
             driver: Any = connection.connection.driver_connection
-            driver._read_timeout = _SLEEP_S + _ALIVE_S  # was set for the handshake
+            driver._read_timeout = _SLEEP_S + _ALIVE_S  # replaces the timeout of the handshake
             self._id = int(connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
             yield
             while not self._ended.is_set():
@@ -423,14 +423,14 @@ class MariadbChannel(_OwnConnection):
 
 
 def _end_waits(driver: Any, *, except_id: int = 0) -> None:
-    """Ends the wait of every process on the same database, on a connection without a transaction, except connection
-    ``except_id``."""
+    """Ends the wait of every process on the same database, except that of connection ``except_id``; ``driver``: a
+    connection without a transaction."""
     with driver.cursor() as cursor:
         cursor.execute(_SLEEPERS, (f"SELECT {_MARK} %",))
         for (each,) in cursor.fetchall():
             if int(each) == except_id:
                 continue
-            with suppress(Exception):  # it ended by itself
+            with suppress(Exception):  # the statement has ended by itself
                 cursor.execute(f"KILL QUERY {int(each):d}")
 
 

@@ -1,4 +1,4 @@
-"""Errors of the databases' drivers as errors of this program, and transactions that are repeated."""
+"""Translation of the database drivers' errors to errors of this program, and repetition of transactions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LOCKED: Final = 1205
 _TOO_LARGE: Final = frozenset({"54000", 1153})
 _LOCK_TIMEOUTS: Final = frozenset({"55P03", LOCKED})
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836})
-"""Errors of a read-only session, on a standby or by a setting. MariaDB: by an option of the server, of the session, by its
-mode."""
+"""Error codes of a read-only session, on a standby or by a setting. MariaDB: by an option of the server, of the session, or
+by its mode."""
 _TOO_MANY: Final = frozenset({"53300", 1040, 1203})
-# PostgreSQL's driver gives no code for a refused connection.
+# Texts, because PostgreSQL's driver gives no code for a refused connection.
 _TOO_MANY_TEXTS: Final = ("too many clients", "too many connections", "connection slots are reserved")
 
 _DENIED: Final = frozenset({"42501", 1044, 1142, 1143, 1227})
-"""Errors of a user without the privilege. MariaDB: for the database, a table, a column, an administrator's command."""
+"""Error codes for a missing privilege. MariaDB: for the database, a table, a column, an administrator's command."""
 
 _SQLITE: Final = {
     sqlite3.SQLITE_NOTADB: "the file is no SQLite database: name another in database_url, or restore it from a backup",
@@ -50,28 +50,28 @@ T = TypeVar("T")
 
 
 class TransactionConflict(LedgerUnavailable):
-    """A transaction that was rolled back although the database answers: a repeat may succeed."""
+    """A transaction was rolled back although the database answers: a repeat may succeed."""
 
     code = "transaction_conflict"
 
 
 class LockTimeout(TransactionConflict):
-    """A transaction was rolled back, because another one held a row for longer than the lock timeout."""
+    """A transaction was rolled back because another one held a row for longer than the lock timeout."""
 
     code = "lock_timeout"
 
 
 class OutcomeUnknown(LedgerUnavailable):
-    """The answer to a commit was lost and could not be looked up for a minute: it may be committed or not."""
+    """The answer to a commit was lost, and its outcome could not be looked up for a minute: it may be committed or not."""
 
     code = "outcome_unknown"
 
 
 def repeatable(function: Callable[P, T]) -> Callable[P, T]:
-    """Makes a function repeat, up to 8 times, after a :class:`TransactionConflict`.
+    """Makes a function repeat, up to 8 times, after a :class:`TransactionConflict`; not after a :class:`LockTimeout`,
+    because each repeat could wait for as long again.
 
-    Until its transactions end the function must do nothing outside them, and each must be repeatable. It is not repeated
-    after a :class:`LockTimeout`: each repeat could wait for as long again.
+    The function must have no effects outside its transactions before these end, and each must be repeatable.
     """
 
     @functools.wraps(function)
@@ -82,7 +82,7 @@ def repeatable(function: Callable[P, T]) -> Callable[P, T]:
             except LockTimeout:
                 raise
             except TransactionConflict:
-                threading.Event().wait(0.005 * 2 ** (tried - 1))  # lets the other transaction end
+                threading.Event().wait(0.005 * 2 ** (tried - 1))  # so that the other transaction can end
         return function(*args, **kwargs)
 
     return repeat
@@ -115,7 +115,7 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
 
 
 def _of_driver(error: exc.DBAPIError, text: str, *, undone: bool) -> AsyncTaskError | None:
-    """The error to raise for one of the driver; None for itself."""
+    """The error to raise for an error of the driver; None to raise that itself."""
     code = code_of(error)
     if code in _DENIED:
         return LedgerUnavailable(
@@ -149,7 +149,7 @@ def _text(error: exc.DBAPIError, password: str | None) -> str:
 
 
 def code_of(error: exc.DBAPIError) -> Any:
-    """The server's code: five characters on PostgreSQL, a number on MariaDB."""
+    """The server's error code: five characters on PostgreSQL, a number on MariaDB."""
     return _code(error.orig)
 
 
@@ -161,16 +161,16 @@ def _code(error: BaseException | None) -> Any:
 def is_read_only(error: BaseException | None) -> bool:
     """Whether an error of the driver means that its session is read-only.
 
-    Such a session is discarded: the setting is fixed for a connection, and its server may no longer be the primary. A new
-    connection shows whether writing is possible again.
+    Such a session is discarded, because the setting is fixed for a connection, and its server may no longer be the primary.
+    A new connection may be able to write again.
     """
     return _code(error) in _READ_ONLY
 
 
 @contextmanager
 def by_driver(connection: Connection, statement: str) -> Iterator[Any]:
-    """The driver's own connection, for what SQLAlchemy cannot do, or what costs less than its part in it. Raises what
-    SQLAlchemy would raise of this ``statement``."""
+    """The driver's own connection, for statements that SQLAlchemy cannot execute, or to which it adds more cost than they
+    have. Raises the errors that SQLAlchemy would raise for this ``statement``."""
     driver: Any = connection.connection.driver_connection
     error_class: Any = connection.dialect.loaded_dbapi.Error
     try:
@@ -182,6 +182,6 @@ def by_driver(connection: Connection, statement: str) -> Iterator[Any]:
         raise exc.DBAPIError.instance(
             statement, None, error, error_class, connection_invalidated=lost, dialect=connection.dialect
         ) from error
-    except BaseException:  # interrupted in mid-protocol: unusable
+    except BaseException:  # interrupted in the middle of the protocol: the connection is unusable
         connection.invalidate()
         raise

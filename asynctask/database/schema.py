@@ -1,4 +1,4 @@
-"""The schema's version: read it, migrate it, refuse to work on another one, or on an unsupported server.
+"""The schema's version: reads it, migrates it, and refuses another version or an unsupported server.
 
 Alembic is imported only to change the schema, not to compare versions.
 """
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from alembic.config import Config as AlembicConfig
 
 OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
-"""The oldest supported servers: with SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
+"""The oldest supported servers: they have SKIP LOCKED, and MariaDB has atomic DDL and RETURNING."""
 
 _HEAD: Final = "0017"
 _MERGED: Final = {"0003": "0002"}
-"""Revisions whose migration is part of a later one, with the one where that begins. 0.1.0 is at 0003, which set the
-fillfactor of ``events`` on PostgreSQL; 0016 sets it too."""
+"""Revisions whose migration is part of a later one, each with the revision from which that starts. 0.1.0 is at 0003, which
+set the fillfactor of ``events`` on PostgreSQL; 0016 sets it, too."""
 
 _UNRELEASED: Final = frozenset(f"{number:04}" for number in range(4, 16))
-"""Revisions between 0.1.0 and 0016, which only checkouts had."""
+"""Revisions between 0.1.0 and 0016, which were in checkouts only."""
 
 _VERSION_TABLE: Final = "alembic_version"
-# Every column: the table of another program may have others.
+# All columns, because the table of another program may have others.
 _VERSION: Final = sa.select(sa.text("*")).select_from(sa.table(_VERSION_TABLE))
 _STAMP: Final = sa.update(sa.table(_VERSION_TABLE, sa.column("version_num")))
 _LOCK_KEY: Final = 7_276_410_358_002_177
@@ -43,11 +43,11 @@ _LOCK_KEY: Final = 7_276_410_358_002_177
 _LOCK_S: Final = 60
 _OWN_DATABASE: Final = "give asynctask a database of its own, and run `asynctask db upgrade` on it"
 _UNMISTAKABLE: Final = frozenset({"events", "task_tallies"})
-"""Tables of every revision, of which an interrupted downgrade leaves one."""
+"""Tables that every revision has; an interrupted downgrade leaves one of them."""
 
 
 def migrations_folder() -> Path:
-    """The folder of the migrations: in the installed package, or beside it in a checkout."""
+    """The folder of the migrations: in the installed package, or in a checkout beside it."""
     package = Path(str(resources.files("asynctask")))
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
@@ -69,7 +69,7 @@ def head() -> str:
 
 
 def current(database: Database) -> str | None:
-    """The revision of the database, None for none.
+    """The revision of the database; None if it has none.
 
     Raises :class:`ConfigError` for a server that is too old, :class:`SchemaOutdated` for the tables of another program.
     """
@@ -79,8 +79,8 @@ def current(database: Database) -> str | None:
 
 
 def _revision(connection: Connection, database: Database) -> str | None:
-    """Only what :mod:`migrations` wrote: Alembic's table exists in the databases of other programs too, and their revisions
-    may have our names."""
+    """The revision, only if :mod:`migrations` wrote it: databases of other programs may have Alembic's table, too, and
+    revisions of the same names."""
     names = set(sa.inspect(connection).get_table_names())
     ours = sorted(names & set(metadata.tables))
     if _VERSION_TABLE not in names:  # an interrupted migration has left one
@@ -99,7 +99,7 @@ def _revision(connection: Connection, database: Database) -> str | None:
 
 
 def check_server(database: Database) -> None:
-    """Raises :class:`ConfigError` for a server that is not supported, or has a setting that no session can change."""
+    """Raises :class:`ConfigError` for a server that is not supported, or has a wrong setting that no session can change."""
     if database.is_sqlite:
         return
     try:
@@ -121,7 +121,7 @@ def check_server(database: Database) -> None:
 
 
 def _fault(connection: Connection) -> str:
-    """The setting of the server under which the program cannot work, with the remedy; empty for none."""
+    """A setting of the server under which the program cannot work, with the remedy; empty if there is none."""
     if connection.dialect.name == "mariadb":
         row = connection.exec_driver_sql("SELECT @@log_bin, @@binlog_format").one()
         if row[0] and row[1] == "STATEMENT":
@@ -145,9 +145,9 @@ def _version(connection: Connection) -> tuple[int, ...]:
 def upgrade(database: Database, revision: str = "head") -> str | None:
     """Upgrades the database to ``revision`` and returns its revision afterwards.
 
-    Concurrent processes wait for each other. On MariaDB, where DDL cannot be rolled back, an interrupted upgrade continues
-    when it is run again.
-    Raises :class:`LedgerUnavailable`, :class:`ConfigError` (server too old) and :class:`SchemaOutdated` (foreign tables).
+    Concurrent upgrades wait for each other. On MariaDB, where DDL cannot be rolled back, an interrupted upgrade continues
+    when it is run again. Raises :class:`LedgerUnavailable`, :class:`ConfigError` (server too old) and
+    :class:`SchemaOutdated` (tables of another program).
     """
     from alembic import command
 
@@ -176,10 +176,10 @@ def _migrate(database: Database, move: Callable[[AlembicConfig, str], None], rev
 
 @contextmanager
 def _exclusive(connection: Connection) -> Iterator[None]:
-    """Excludes other changes of the schema during the block. On SQLite the write transaction suffices."""
+    """Excludes other schema changes during the block; on SQLite the write transaction does so."""
     if connection.dialect.name == "postgresql":
         # Bound to the transaction, not the session: works behind a pooler, and is released however the process ends.
-        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # altering a large table takes long
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # altering a large table takes a long time
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})")
         yield
     elif connection.dialect.name == "mariadb":
@@ -191,7 +191,7 @@ def _exclusive(connection: Connection) -> Iterator[None]:
 
 @contextmanager
 def _named_lock(connection: Connection) -> Iterator[None]:
-    # Altering a large table takes long and first waits for its metadata lock, for a limited time.
+    # Altering a large table takes a long time; before that, it waits for the metadata lock, for a limited time.
     driver: Any = connection.connection.driver_connection
     timeout, driver._read_timeout = driver._read_timeout, None
     connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_LOCK_S}, max_statement_time = 0")
@@ -243,7 +243,7 @@ def _made_repeatable(statement: str) -> str:
 
 
 def _refuse_unknown(at: str | None, database: Database) -> None:
-    """Raises :class:`SchemaOutdated` for a revision from which no migration leads to this version's."""
+    """Raises :class:`SchemaOutdated` for a revision from which no migration leads to that of this version."""
     from alembic.script import ScriptDirectory
 
     if at in _UNRELEASED:
@@ -261,12 +261,12 @@ def _refuse_unknown(at: str | None, database: Database) -> None:
 
 
 def _shown(database: Database) -> str:
-    # Without the query, which may hold a password too.
+    # Without the query, which may contain a password, too.
     return database.url.set(query={}).render_as_string(hide_password=True)
 
 
 def check(database: Database) -> None:
-    """Raises :class:`SchemaOutdated`, with the command to run, unless the schema has the needed version."""
+    """Raises :class:`SchemaOutdated`, with the command to run, unless the schema has the required version."""
     at, needed = current(database), head()
     if at == needed:
         return
@@ -278,7 +278,7 @@ def check(database: Database) -> None:
 
 
 def ensure(database: Database) -> None:
-    """:func:`check`, but creates the schema in an empty SQLite file: the first start needs no command."""
+    """As :func:`check`, but creates the schema in an empty SQLite file, so that the first start needs no command."""
     if database.is_sqlite and current(database) is None:
         with database.read() as connection:
             empty = not sa.inspect(connection).get_table_names()

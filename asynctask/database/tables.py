@@ -1,8 +1,8 @@
 """The tables. Times are integers: microseconds since 1970-01-01 UTC; JSON is text.
 
-Look-ups use nullable columns that are usually NULL (``due_at``, ``problem``, ``process``), with partial indexes where the
-database has them. No index contains ``status``: on PostgreSQL every outcome would rewrite it. There are no foreign keys on
-events and tallies (they cost a third of the load rate); ``doctor`` looks for orphans.
+Lookups use nullable columns that are usually NULL (``due_at``, ``problem``, ``process``), with partial indexes on databases
+that have them. No index contains ``status``, because on PostgreSQL every outcome would rewrite it. Events and tallies have
+no foreign keys, which cost a third of the load rate; ``doctor`` finds orphans.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ tasks: Final = Table(
     Column("session", String(255)),
     Column("state", String(16), nullable=False),
     Column("state_reason", String(255)),
-    # An explicit retry opens a generation. It closes once, when it is sealed and every row is terminal.
+    # An explicit retry opens a generation. A generation closes once, when it is sealed and every row is terminal.
     _count("generation", 1),
     _count("generation_sealed", 0),
     _count("version", 1),
     _count("slots", 1),
-    # Knobs. parallel NULL: no limit, with an interval 1.
+    # Knobs. parallel NULL: no limit; with an interval: 1.
     Column("parallel", Integer),
     Column("interval_s", Float, nullable=False, server_default=text("0")),
     Column("start_at", BigInteger),  # nothing begins before
@@ -77,10 +77,10 @@ tasks: Final = Table(
     _count("chunk_size", 1),
     Column("options", Json),  # retry, timeout, ... as submitted, JSON
     _count("next_seq"),  # the pointer: rows with a smaller seq have been lent once
-    # Rounds of a Task with an interval: when the last one began, and its jobs (JSON: from, to: seq; again: ids).
+    # The last round of a Task with an interval: when it began, and its jobs (JSON: from, to: seq; again: ids).
     Column("round_at", BigInteger),
     Column("round_jobs", Json),
-    # Split: its source, its progress, and its lease.
+    # The split: its source, its progress, and its lease.
     Column("split_state", String(16), nullable=False),
     Column("split_reason", String(1024)),
     Column("split_source", Json),
@@ -93,13 +93,13 @@ tasks: Final = Table(
     _count("created"),  # items
     _count("created_jobs"),
     _count("rejected"),
-    # Cancel or retry in progress: which rows are updated, and how far.
+    # A cancel or retry in progress: which rows it updates, and how far it has come.
     Column("turning", String(16)),
     Column("turn_statuses", String(64)),
     Column("turn_chosen", Json),  # of a retry: {"digests": [...] or null, "left": number of rows or null}; NULL: all
     _count("turn_cursor"),
     Column("resubmit_of", BigInteger),
-    _count("mended"),  # rows that finished in corrected Tasks which are purged; those that are kept are summed when read
+    _count("mended"),  # rows that finished in correcting Tasks that are purged; others are summed when read
     Column("idempotency_key", String(255)),
     Column("body_digest", String(64)),
     Column("origin", String(255)),  # the uploaded file's name
@@ -108,16 +108,16 @@ tasks: Final = Table(
     Column("updated_at", BigInteger, nullable=False),
     Column("closed_at", BigInteger),
     Column("finished_at", BigInteger),
-    # Where the index has the Task, see asynctask.core.readiness.
+    # The hints, see asynctask.core.readiness.
     Column("ready", Integer),
     Column("due_next", BigInteger),
-    # Session: its key; the key again while the Task holds the session; priority and place in the line while it waits.
+    # The session: its key; the key again while the Task holds it; priority and place in the line while the Task waits.
     Column("session_key", String(32)),
     Column("session_holder", String(32)),
     Column("session_waits", Integer),
     _count("session_place"),
     Column("callbacks", Json),  # [{name, worker, queue, args}], as submitted
-    Column("key_field", String(255)),  # of its items; '*': each worker's own; NULL: no job has a key
+    Column("key_field", String(255)),  # the key field of its items; '*': each worker's own; NULL: no job has a key
     UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
     _partial("ix_tasks_open", "finished_at", "id", where="finished_at IS NULL"),
     _partial("ix_tasks_ready", "queue", "ready", "id", where="ready IS NOT NULL"),
@@ -159,9 +159,9 @@ events: Final = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("started_at", BigInteger),
     Column("finished_at", BigInteger),
-    Column("callback_of", BigInteger),  # without a Task: the one whose callback it is
-    Column("line", BigInteger),  # digest of its key: those of one line run one after the other
-    Column("stopping", Integer, nullable=False, server_default=text("0")),  # 1: a user asked to stop it
+    Column("callback_of", BigInteger),  # without a Task: the Task whose callback it is
+    Column("line", BigInteger),  # digest of its key: Events of one line run one after the other
+    Column("stopping", Integer, nullable=False, server_default=text("0")),  # 1: a user requested its stop
     Column("marks", Json),  # of a slice: the outcomes of its items, one letter each; NULL: all are open
     UniqueConstraint("job_id", name="uq_events_job_id"),
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
@@ -170,16 +170,16 @@ events: Final = Table(
     _partial("ix_events_process", "process", where="process IS NOT NULL"),
 )
 
-# An outcome lengthens a row, and PostgreSQL writes a new version: on the same page it needs no change of any index.
+# An outcome lengthens a row, of which PostgreSQL writes a new version: on the same page, no index must change.
 _FILLFACTOR: Final[Any] = DDL("ALTER TABLE events SET (fillfactor = 35)")  # type: ignore[no-untyped-call]
 listen(events, "after_create", _FILLFACTOR.execute_if(dialect="postgresql"))
 
-# A borrow moves the pointer of a Task; the new version of its row stays on the same page.
+# A borrow moves the pointer of a Task: the new version of the row stays on the same page.
 _TASKS_FILLFACTOR: Final[Any] = DDL("ALTER TABLE tasks SET (fillfactor = 50)")  # type: ignore[no-untyped-call]
 listen(tasks, "after_create", _TASKS_FILLFACTOR.execute_if(dialect="postgresql"))
 
-# A range of a Task's Events that one process holds; process NULL: given back, and free for the next borrow. A loan has no
-# clock: it ends with its last outcome, or with its process. asked: a user stopped one of its jobs at this time.
+# A range of a Task's Events that one process holds; process NULL: a free loan, for the next borrow. A loan does not expire:
+# it ends with its last outcome, or with its process. asked: when a user stopped one of its jobs.
 loans: Final = Table(
     "loans",
     metadata,
@@ -204,7 +204,7 @@ places: Final = Table(
     Index("ix_places_process", "process"),
 )
 
-# The queues that people paused.
+# The queues that users have paused.
 queues: Final = Table(
     "queues",
     metadata,
@@ -212,15 +212,15 @@ queues: Final = Table(
     Column("paused", Integer, nullable=False, server_default=text("0")),
 )
 
-# The open Events that have a key, each with its place in the line of that key. A table of its own: its rows are narrow, and
-# the Events without a key pay for no index.
+# The open Events with a key, each with its place in the line of that key. A separate table has narrow rows, and Events
+# without a key need no index.
 key_places: Final = Table(
     "key_places",
     metadata,
     Column("event_id", Key, primary_key=True, autoincrement=False),
     Column("line", BigInteger, nullable=False),
-    Column("place", BigInteger, nullable=False),  # the smaller first, then the smaller event_id
-    # In the order of digests, in which the keys of a list of serial numbers lie side by side.
+    Column("place", BigInteger, nullable=False),  # the smallest first; of equal ones the smallest event_id
+    # In the order of digests, in which the keys of a list of serial numbers are adjacent.
     Index("ix_key_places_line", "line", "place", "event_id"),
 )
 
@@ -249,8 +249,8 @@ task_rejects: Final = Table(
     Column("cells", Json),
 )
 
-# The rows of corrected lists. An accepted one takes the row that it corrects, which no other Task and no retry runs then. A
-# purged Task leaves NULL: its id may be given again.
+# The rows of corrected lists. An accepted row takes the row that it corrects, which no other Task and no retry runs then.
+# The id of a purged Task becomes NULL, because it may be used again.
 resubmitted_rows: Final = Table(
     "resubmitted_rows",
     metadata,
@@ -258,7 +258,7 @@ resubmitted_rows: Final = Table(
     Column("task_id", BigInteger),  # the corrected Task
     Column("number", BigInteger, nullable=False),  # in the row-number column: the row in the first Task's list
     Column("row", BigInteger, nullable=False),  # in the corrected list
-    Column("of_task", BigInteger),  # where the row ended badly
+    Column("of_task", BigInteger),  # the Task in which the row failed, was refused or cancelled
     Column("of_row", BigInteger, nullable=False),
     Column("taken", Integer),  # 1; NULL: it was refused
     UniqueConstraint("task_id", "number", name="uq_resubmitted_rows_number"),
@@ -266,7 +266,7 @@ resubmitted_rows: Final = Table(
     Index("ix_resubmitted_rows_row", "task_id", "row"),
 )
 
-# Each corrected Task with the one that it corrects, the one that this corrects, and so on.
+# Each correcting Task with its ancestors: the Task that it corrects, the Task that the former corrects, and so on.
 task_ancestors: Final = Table(
     "task_ancestors",
     metadata,
@@ -304,7 +304,7 @@ task_errors: Final = Table(
     Column("sample_row", BigInteger),
 )
 
-# The callbacks that were queued. Found by the Task here, not by an index of events, which every item would pay for.
+# The queued callbacks by Task; an index on events would cost every item.
 task_callbacks: Final = Table(
     "task_callbacks",
     metadata,
@@ -348,8 +348,8 @@ processes: Final = Table(
     Column("started_at", BigInteger, nullable=False),
     Column("beat_at", BigInteger, nullable=False),
     Column("lease_until", BigInteger, nullable=False),
-    Column("held_at", BigInteger),  # since when its supervisor has no sign of life: job code holds its interpreter
-    Column("held_jobs", Json),  # and the Events whose jobs it began last
+    Column("held_at", BigInteger),  # since when its supervisor gets no pulse, because job code holds its interpreter
+    Column("held_jobs", Json),  # then, the Events whose jobs it began last
     _count("concurrency"),
     _count("busy"),
     Column("rss", BigInteger),
@@ -370,7 +370,7 @@ duties: Final = Table(
 )
 
 
-# The last write of each connection, where a server does not know the status of a transaction (MariaDB).
+# The last write of each connection, on servers that do not report the status of a transaction (MariaDB).
 write_marks: Final = Table(
     "write_marks",
     metadata,
@@ -383,12 +383,12 @@ write_marks: Final = Table(
 def full_metadata() -> MetaData:
     """The tables with the options of each database: conditions of indexes, storage engines, lengths of texts.
 
-    For creating or comparing a schema. Kept apart, because the first such option makes SQLAlchemy load the whole dialect,
-    and other processes do not need all three.
+    For creating or comparing a schema. The options are separate because the first one makes SQLAlchemy load the whole
+    dialect, and other processes do not need all three dialects.
     """
     from sqlalchemy.dialects.mysql import LONGTEXT
 
-    loans.dialect_kwargs.update(sqlite_autoincrement=True)  # the id of a loan that ended is never given again
+    loans.dialect_kwargs.update(sqlite_autoincrement=True)  # the id of an ended loan is never used again
     for table in metadata.tables.values():
         # Names are compared byte for byte, as on other databases; MariaDB's default is case-insensitive.
         table.dialect_kwargs.update(

@@ -1,1 +1,1 @@
-"""From the ledger to foreign queues: the demand, the dispatcher, and jobs on their way."""
+"""Dispatch of jobs from the ledger to foreign queues: the demand, the dispatcher, and its outbox."""

@@ -1,4 +1,4 @@
-"""Where knobs, pause, resume, cancel and retry take effect: in the ledger, then on what waits in Redis for others."""
+"""Pause, resume, cancel, retry and knobs: applied to the ledger, then to copies in Redis for workers in other languages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from asynctask.ledger.tasks import try_close
 from asynctask.logs import get_logger
 
 _CHANGE_FOR_S = 0.5
-"""Seconds for which the caller of a cancel or a retry changes rows itself."""
+"""Seconds for which the caller of a cancel or a retry updates rows itself."""
 
 
 class Control:
-    """Pause, resume, cancel, retry and knobs; accepted with or without living workers, and while the broker is unavailable.
+    """Pause, resume, cancel, retry and knobs; accepted without living workers, and while the broker is unavailable.
 
-    Worker processes look for a pause, a cancel and changed knobs at what they borrowed, and engines at Begin. From Redis,
-    where workers in other languages take jobs, those of the Task are withdrawn.
+    Worker processes apply them when they check their borrowed jobs, and engines at Begin. Jobs of the Task in Redis, for
+    workers in other languages, are withdrawn.
     """
 
     def __init__(self, ledger: Ledger, broker: Broker | None) -> None:
@@ -30,22 +30,22 @@ class Control:
         self._log = get_logger("asynctask.control")
 
     def pause(self, task_id: int, who: str = "") -> bool:
-        """Starts no more jobs. Raises :class:`Conflict` if the Task has ended."""
+        """Pauses a Task, which starts no more jobs. Raises :class:`Conflict` if it has ended."""
         changed = control.pause(self._ledger, task_id, who=who)
         self.withdrawn(task_id)
         return changed
 
     def resume(self, task_id: int, who: str = "") -> bool:
-        """Starts jobs again."""
+        """Resumes a Task, which starts jobs again. Raises :class:`Conflict` as :func:`asynctask.ledger.control.resume`."""
         return control.resume(self._ledger, task_id, who=who)
 
     def cancel(self, task_id: int, who: str = "") -> bool:
-        """Starts no more jobs, and cancels open rows: here for half a second, the rest by the maintenance of any
-        process."""
+        """Cancels a Task, which starts no more jobs. Cancels its open rows for half a second; the maintenance of any
+        process cancels the rest."""
         changed = control.cancel_task(self._ledger, task_id, who=who)
-        # Without the broker, maintenance does all of it: it would not return for copies of cancelled rows.
+        # If the broker is unavailable, maintenance does all: otherwise copies of cancelled rows would never be withdrawn.
         if self.withdrawn(task_id) and self.change_rows(task_id):
-            try_close(self._ledger, task_id)  # without a living worker or web process, nobody else would
+            try_close(self._ledger, task_id)  # without a living worker or web process, no other process would
         return changed
 
     def retry(
@@ -63,13 +63,13 @@ class Control:
         return changed
 
     def update(self, task_id: int, changes: dict[str, Any], who: str = "") -> None:
-        """Changes knobs. Copies in the broker under the old ones are withdrawn and dispatched again."""
+        """Sets knobs. Copies in the broker are withdrawn, and dispatched again under the new knobs."""
         control.update(self._ledger, task_id, changes, who=who)
         if set(changes) & {"parallel", "interval", "priority"}:
             self.withdrawn(task_id)
 
     def withdrawn(self, task_id: int) -> bool:
-        """Removes the Task's waiting copies from Redis; False if it does not answer now."""
+        """Removes the Task's waiting copies from Redis; False if Redis does not answer now."""
         try:
             while self._broker is not None and (keys := self._broker.withdraw(task_id, BATCH)):
                 control.give_back_copies(self._ledger, keys)
@@ -80,7 +80,7 @@ class Control:
         return True
 
     def change_rows(self, task_id: int, seconds: float = _CHANGE_FOR_S) -> bool:
-        """Updates rows of a cancel or retry for this long; returns whether it is done."""
+        """Updates rows of a cancel or retry for at most ``seconds``; returns whether none is left."""
         until = self._ledger.clock.monotonic() + seconds
         while more := control.change_rows(self._ledger, task_id):
             if self._ledger.clock.monotonic() > until:

@@ -1,7 +1,7 @@
-"""How many jobs may lie in each foreign queue, and whose turn it is.
+"""Demand: how many jobs each foreign queue can use, and from which Task the next ones come.
 
-A queue has one job for each idle thread of its processes, and as many as its processes end in the next moment
-(``ahead_s``), measured in the queue itself: what was pushed and has left it.
+A queue gets one job for each idle thread of its processes, and as many as its processes end in the next ``ahead_s``
+seconds. The rate is measured at the queue itself: jobs that were pushed and have left it.
 """
 
 from __future__ import annotations
@@ -16,98 +16,99 @@ from asynctask.clock import Clock
 from asynctask.ledger.lending import Alone, Offer
 
 LEAST_S: Final = 0.05
-"""Shortest time over which a rate is measured."""
+"""Shortest time, in seconds, over which a rate is measured."""
 
-LOOK_S: Final = 1.0
+SAMPLE_S: Final = 1.0
 """Seconds after which a rate is measured, however few jobs have left the queue."""
 
 STALE_S: Final = 1.0
-"""A queue not looked at for this long has no known rate. Above the seconds between two passes of a leader."""
+"""Seconds after its last measurement from which a queue has no known rate. Above the seconds between two passes of a
+leader."""
 
-DRY: Final = 2
-"""Factor of the rate of a queue that is found empty: its processes could use more."""
+WHEN_EMPTY: Final = 2
+"""Factor for the rate of a queue that is empty now: its processes could use more."""
 
-ALWAYS_DRY: Final = 4
-"""The same, if it was empty whenever it was looked at: it may be a list's beginning."""
+ALWAYS_EMPTY: Final = 4
+"""Factor for the rate of a queue that was empty at each pass of the sample: maybe the beginning of a list."""
 
 _MOST_OWED: Final = 100
-"""Largest number of jobs that a queue owes to larger priorities, so that a debt that could not be paid is not paid all at
-once."""
+"""Largest number of jobs that a queue owes to larger priorities, so that a long unpaid debt is not paid all at once."""
 
 
 @dataclass(slots=True)
 class Threads:
-    """The threads of the processes that work a queue, and those of them that are not known to run a job."""
+    """The number of threads of the processes that work a queue, and of those not known to run a job."""
 
     all: int = 0
     idle: int = 0
 
     def add(self, count: int, busy: int) -> None:
-        """Adds those of a process."""
+        """Adds the threads of a process."""
         self.all += count
         self.idle += max(0, count - busy)
 
 
 @dataclass(slots=True)
-class _Look:
-    """A queue since a moment: its threads, the idle ones then, what lies there now, and how many jobs have left since."""
+class _Sample:
+    """A sample of a queue since one time (monotonic): its threads, the idle ones at the beginning, the jobs that wait at
+    the latest measurement, and the jobs that have left since."""
 
     since: float
     latest: float
     threads: int
     idle: int
-    lies: int
+    waiting: int
     left: int = 0
-    is_dry: bool = True  # it was empty at each look
+    was_empty: bool = True  # at every measurement
 
 
 class Rates:
     """The jobs per second that end in each queue.
 
-    Jobs that idle threads took at once say nothing: they may take hours. Nor do as many as there are threads: they may have
-    ended in one moment, however long they took.
+    Jobs that idle threads took at once do not count: they may take hours. A sample of no more jobs than threads does not
+    count before :data:`SAMPLE_S`: they may have ended at the same time, however long they took.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._looks: dict[str, _Look] = {}
+        self._samples: dict[str, _Sample] = {}
         self._rates: dict[str, float] = {}
 
     def measure(self, queue: str, waits: int) -> float:
-        """The rate of a queue in which ``waits`` jobs are now; 0 if it is unknown."""
-        now, look = self._clock.monotonic(), self._looks.get(queue)
-        if look is None or now - look.latest > STALE_S:
-            self._looks.pop(queue, None)
+        """The rate of a queue in which ``waits`` jobs wait now, in jobs per second; 0 if it is unknown."""
+        now, sample = self._clock.monotonic(), self._samples.get(queue)
+        if sample is None or now - sample.latest > STALE_S:
+            self._samples.pop(queue, None)
             self._rates.pop(queue, None)
             return 0.0
-        look.left += look.lies - waits
-        look.lies, look.latest, look.is_dry = waits, now, look.is_dry and waits == 0
-        ended, passed = max(0, look.left - look.idle), now - look.since
-        if passed >= LOOK_S or (passed >= LEAST_S and ended > look.threads):
-            seen = ended / passed * (1 if waits else ALWAYS_DRY if look.is_dry else DRY)
-            # Up at once, down slowly: a look is short.
+        sample.left += sample.waiting - waits
+        sample.waiting, sample.latest, sample.was_empty = waits, now, sample.was_empty and waits == 0
+        ended, passed = max(0, sample.left - sample.idle), now - sample.since
+        if passed >= SAMPLE_S or (passed >= LEAST_S and ended > sample.threads):
+            seen = ended / passed * (1 if waits else ALWAYS_EMPTY if sample.was_empty else WHEN_EMPTY)
+            # Rises at once and falls slowly, because a sample is short.
             self._rates[queue] = max(seen, (seen + self._rates.get(queue, 0.0)) / 2)
-            # Who takes a job from now on has ended another: no idle thread.
-            self._looks[queue] = _Look(now, now, look.threads, 0, waits, is_dry=waits == 0)
+            # A thread that takes a job from now on has ended another one, so no thread counts as idle.
+            self._samples[queue] = _Sample(now, now, sample.threads, 0, waits, was_empty=waits == 0)
         return self._rates.get(queue, 0.0)
 
     def known(self, queue: str) -> bool:
-        """Whether jobs of a queue end."""
+        """Whether jobs of a queue are known to end."""
         return self._rates.get(queue, 0.0) > 0
 
-    def is_any_dry(self) -> bool:
-        """Whether a queue was empty at each look."""
-        return any(look.is_dry for look in list(self._looks.values()))
+    def is_any_empty(self) -> bool:
+        """Whether a queue was empty at every measurement of its sample."""
+        return any(sample.was_empty for sample in list(self._samples.values()))
 
-    def note(self, queue: str, lies: int, has: Threads) -> None:
-        """So many jobs lie in a queue after a pass."""
+    def note(self, queue: str, waiting: int, has: Threads) -> None:
+        """Notes that ``waiting`` jobs wait in a queue after a pass, and the threads that work it."""
         now = self._clock.monotonic()
-        look = self._looks.setdefault(queue, _Look(now, now, has.all, has.idle, lies))
-        look.lies, look.latest, look.threads = lies, now, has.all
+        sample = self._samples.setdefault(queue, _Sample(now, now, has.all, has.idle, waiting))
+        sample.waiting, sample.latest, sample.threads = waiting, now, has.all
 
 
 def wanted(threads: Mapping[str, Threads], waiting: Mapping[str, int], rates: Rates, ahead_s: float) -> dict[str, int]:
-    """How many more jobs each queue can use. A foreign queue has no priorities, so all that wait in it count."""
+    """How many more jobs each queue can use. A foreign queue has no priorities, so all jobs that wait in it count."""
     found = {}
     for queue, its in threads.items():
         waits = waiting.get(queue, 0)
@@ -117,10 +118,10 @@ def wanted(threads: Mapping[str, Threads], waiting: Mapping[str, int], rates: Ra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkSource:
-    """Jobs of a Task, as it was offered, or (``offer`` None) all single jobs of a queue and priority.
+    """The jobs of an offered Task, or (``offer`` None) all single jobs of a queue and priority.
 
-    ``group``: those that share alike, an owner's Tasks together, or each by itself (``key``). ``get`` takes up to so many
-    jobs, and returns how many it got.
+    ``group``: sources of one group share one turn: those of an owner, or each source alone (``key``). ``get`` takes up to
+    the given number of jobs, and returns how many it got.
     """
 
     queue: str
@@ -132,22 +133,22 @@ class WorkSource:
 
     @property
     def task_id(self) -> int | None:
-        """The Task; None of single jobs."""
+        """The Task's id; None for single jobs."""
         return None if self.offer is None else self.offer.task_id
 
 
 class Shares:
-    """The turns of those that want jobs at the same time: the one that was served longest ago is next.
+    """The turns of sources that want jobs at the same time: the source that was served longest ago is next.
 
-    A newcomer begins beside the one that is next, so it neither waits for all others nor goes before those that wait.
-    ``by_owner``: the owners of Tasks share alike, not the Tasks.
+    A new source starts level with the next one, so it neither waits for all others nor overtakes those that wait.
+    ``by_owner``: the owners of Tasks get equal shares, instead of the Tasks.
     """
 
     def __init__(self, *, by_owner: bool = False) -> None:
         self.by_owner = by_owner
         self._turn = 0
-        self._served: dict[Hashable, int] = {}  # the turn in which each was served last
-        self.last: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that was served last
+        self._served: dict[Hashable, int] = {}  # the turn in which each key or group was served last
+        self.last: dict[tuple[str, int], int] = {}  # (queue, priority) -> the Task that was served last
 
     def sources(
         self,
@@ -156,8 +157,8 @@ class Shares:
         of_task: Callable[..., int],
         of_single: Callable[..., int],
     ) -> list[WorkSource]:
-        """The sources of what was found, single jobs first; forgets those that want nothing any more. ``of_task`` gets jobs
-        of an offer, ``of_single`` of a list of single jobs, from which it removes them."""
+        """The sources for these offers and single jobs, single jobs first; forgets sources that want no more jobs.
+        ``of_task`` gets jobs of an offer, ``of_single`` those of a list of single jobs, from which it removes them."""
         single: dict[tuple[str, int], list[Alone]] = defaultdict(list)
         for job in alone:
             single[job.queue, job.priority].append(job)
@@ -174,7 +175,7 @@ class Shares:
         return found
 
     def next(self, sources: Sequence[WorkSource]) -> WorkSource:
-        """The source whose turn it is: of the group that was served longest ago, the one that was. Of equals the first."""
+        """The next source: in the group that was served longest ago, the source that was; of equals, the first."""
         group = self._first(each.group for each in sources)
         by_key = {each.key: each for each in sources if each.group == group}
         return by_key[self._first(by_key)]
@@ -185,7 +186,7 @@ class Shares:
         return min(keys, key=lambda key: self._served.setdefault(key, least))
 
     def served(self, source: WorkSource) -> None:
-        """It got jobs."""
+        """Notes that a source got jobs."""
         self._turn += 1
         self._served[source.group] = self._served[source.key] = self._turn
         if source.task_id is not None:
@@ -193,21 +194,21 @@ class Shares:
 
 
 class Credit:
-    """What each queue owes to jobs of larger priorities, a ``share`` of its jobs; without it they would wait as long as
-    there are smaller priorities."""
+    """How many jobs each queue owes to larger priorities: a ``share`` of its jobs, so that these do not wait for as long as
+    there are jobs of smaller priorities."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._owed: dict[str, float] = defaultdict(float)
 
     def owed(self, queue: str) -> int:
-        """How many jobs of larger priorities go next, whatever waits at the smallest."""
+        """How many jobs of larger priorities go next, before those of the smallest."""
         return int(self._owed[queue] + 1e-6)  # the sum of ten tenths is a little less than one
 
     def note(self, queue: str, sent: int, behind: int) -> None:
-        """Counts jobs dispatched while others waited; ``behind`` of these were not of the smallest priority."""
+        """Counts jobs dispatched while others waited; ``behind`` of them had larger priorities than the smallest."""
         self._owed[queue] = min(_MOST_OWED, max(0.0, self._owed[queue] + self._share * sent - behind))
 
     def forget(self, queue: str) -> None:
-        """Clears the debt: nobody waits behind others."""
+        """Clears the debt, because no jobs wait behind others."""
         self._owed.pop(queue, None)

@@ -1,11 +1,11 @@
 """The dispatcher: moves jobs from the ledger to foreign queues, a few at a time, under each Task's knobs.
 
-A foreign queue is an attached engine's, or one of Redis that workers in another language work. The dispatcher borrows jobs
-as a worker process does, pushes them, and hands them over to the queue (:mod:`asynctask.ledger.foreign`). It pushes only as
-many as will be used soon. So a knob takes effect within a second, the engine's broker stays small, and losing it loses
-nothing. The application's own worker processes borrow for themselves.
+A foreign queue belongs to an attached engine, or is a queue of Redis for workers in another language. The dispatcher
+borrows jobs as a worker process does, pushes them, and hands them over to the queue (:mod:`asynctask.ledger.foreign`). It
+pushes only as many as will be used soon. So a knob takes effect within a second, the engine's broker stays small, and
+losing the broker loses no job. The application's own worker processes borrow for themselves.
 
-:class:`Dispatcher` says when a pass runs, and who leads; :class:`DispatchPass` is what one does.
+:class:`Dispatcher` decides when a pass runs, and which process leads; :class:`DispatchPass` runs one pass.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from asynctask.logs import get_logger
 from asynctask.sidekiq.copies import PushFilter
 
 SHORTEST_S: Final = 0.05
-"""Seconds between two passes, at least. Small Tasks submitted meanwhile wait for the next pass."""
+"""Shortest time, in seconds, between two passes. Small Tasks submitted meanwhile wait for the next pass."""
 
 ACTIVE_S: Final = 0.2
-"""Seconds between two passes of a leader, at most: the jobs of each pass have to last longer."""
+"""Longest time, in seconds, between two passes of a leader; the jobs of each pass must last longer."""
 
 IDLE_S: Final = 1.0
 """Seconds until the next check whether another process still leads."""
 
 QUIET_S: Final = 10.0
-"""Seconds until the next pass with nothing left to dispatch; a notification ends the pause, but one may be lost."""
+"""Seconds until the next pass when no job is left to dispatch; a notification ends the pause, but one may be lost."""
 
 MOST_BORROWED: Final = 1_000
-"""Jobs of one borrow."""
+"""Largest number of jobs in one borrow."""
 
 
 class Dispatcher:
-    """One dispatcher; any number may run, in any process, and one suffices. A program without a foreign queue (no engine,
-    no Redis) makes no query by it.
+    """A dispatcher. Any number may run, in any process, and one suffices. In a program without a foreign queue (no engine,
+    no Redis) it makes no queries.
 
-    Each process runs a pass when it is notified that something is ready. What is left then, because there is more than the
-    workers can use, is dispatched by one leader for each engine, pass after pass until nothing is left; when it dies,
-    another process leads within a second.
+    Each process runs a pass when it is notified of ready jobs. If more jobs are ready than the workers can use, one leader
+    per engine dispatches the rest, pass after pass until none is left; when the leader dies, another process leads within a
+    second.
 
-    Arguments: ``waker`` ends a wait when the ledger has something new. ``ahead_s``: seconds of work that wait in a queue.
-    ``outgoing`` filters what is pushed. ``engines``: the attached engines by name; one whose broker does not answer delays
-    nothing else. ``fair_by_owner``: the owners of Tasks of one priority share alike, not the Tasks. ``background_share``:
-    the share of the jobs that is of larger priorities while smaller ones wait.
+    Arguments: ``waker`` ends a wait when the ledger has new jobs. ``ahead_s``: seconds of work that wait in a queue.
+    ``outgoing`` filters the jobs to push. ``engines``: the attached engines by name; an engine whose broker does not answer
+    does not delay others. ``fair_by_owner``: the owners of Tasks of one priority get equal shares, instead of the Tasks.
+    ``background_share``: the share of larger priorities among the jobs while smaller ones wait.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Dispatcher:
             expect=self._note_due,
         )
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
-        self._leaderships: dict[str | None, leases.Leadership] = {}  # by engine; None: of the own broker
+        self._leaderships: dict[str | None, leases.Leadership] = {}  # by engine; None: the own broker
         self._waker = waker
         self._stopped = threading.Event()
         self._users = 0
@@ -101,14 +101,14 @@ class Dispatcher:
         self._next_at = 0.0  # when the next pass of a leader begins
         self._due: int | None = None
         self.passes = 0
-        self.dispatched = 0  # jobs pushed by these passes
+        self.dispatched = 0  # number of jobs pushed
         self._log = get_logger("asynctask.dispatcher")
 
     # -- the thread
 
     def start(self) -> None:
-        """Runs passes in its own thread until each :meth:`start` has had its :meth:`stop`. Only in a process that is
-        registered: what others borrow and do not push at once is taken back."""
+        """Runs passes in its own thread until :meth:`stop` was called as often as :meth:`start`. Only in a registered
+        process: jobs that an unregistered one borrows and does not push at once are taken back."""
         with self._users_lock:
             self._users += 1
             if self._users > 1:  # a web server and a worker in one process
@@ -118,7 +118,7 @@ class Dispatcher:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, unless another caller started it too, and gives back what is not pushed."""
+        """Ends the thread, unless another caller has started it too, and gives back the jobs that are not pushed."""
         with self._users_lock:
             self._users = max(0, self._users - 1)
             if self._users:
@@ -129,7 +129,7 @@ class Dispatcher:
                 self._thread.join(10)
 
     def attach(self, ledger: Ledger) -> None:
-        """Sets the ledger that the process of an engine is registered in, if that is not the application's; before
+        """Sets the ledger with the identity of an engine's process, if that is not the application's; called before
         :meth:`start`."""
         self._ledger = ledger
         self.queues.attach(ledger)
@@ -140,28 +140,28 @@ class Dispatcher:
         return self._is_shared or bool(self._engines)
 
     def nudge(self) -> None:
-        """Runs a pass soon, because something changed."""
+        """Runs a pass soon, because jobs or knobs have changed."""
         self._nudged = True
         self._waker.wake()
 
     def ended(self) -> None:
-        """A job of this process has ended, and no other runs here: if this process leads, and a queue was empty at each
-        look, its workers may wait for more."""
-        if self.queues.rates.is_any_dry() and any(each.held for each in list(self._leaderships.values())):
+        """Called when a job of this process has ended and no other runs here: if this process leads, and a queue was empty
+        at every measurement, its workers may wait for more jobs."""
+        if self.queues.rates.is_any_empty() and any(each.held for each in list(self._leaderships.values())):
             self.nudge()
 
     def is_led_elsewhere(self, engine: str | None) -> bool:
-        """Whether another process, as far as this one knows, dispatches what is left for an engine."""
+        """Whether another process, as far as this one knows, leads the dispatch to an engine."""
         leadership = self._leaderships.get(engine)
         return leadership is not None and leadership.elsewhere
 
     def expect(self, at: int) -> None:
-        """Schedules a pass at this time (microseconds; the past: now), when something is due."""
+        """Schedules a pass for this time (microseconds; if past, now), when a job is due."""
         if self._note_due(at):
             self._waker.wake()
 
     def _note_due(self, at: int) -> bool:
-        """The same from the dispatcher's own thread; returns whether that is news."""
+        """Notes a due time, from the dispatcher's own thread; returns whether it is earlier than any known one."""
         is_news = self._due is None or at < self._due
         if is_news:
             self._due = at
@@ -194,7 +194,7 @@ class Dispatcher:
         return at is not None and at <= self._ledger.now()
 
     def _step(self) -> float:
-        """Runs a pass if there is a reason. Returns the seconds until the next, as far as known."""
+        """Runs a pass if one is due. Returns the seconds until the next one, as far as known."""
         if not self.serves:
             return QUIET_S
         now = self._ledger.clock.monotonic()
@@ -202,12 +202,12 @@ class Dispatcher:
         leads = any(each.held for each in self._leaderships.values()) and now >= self._next_at
         if not (self._nudged or due or leads):
             return min(self._go_on(), self._until_due())
-        if now < self._pass_at + SHORTEST_S:  # one pass for all that come together
+        if now < self._pass_at + SHORTEST_S:  # one pass for all notifications of this time
             return self._pass_at + SHORTEST_S - now
         self._nudged, self._due = False, None
         pushed = self.run_pass()
         self._expect_next()
-        # From start to start, because the jobs last no longer if a pass is slow.
+        # Counted from start to start, because a slow pass does not make the jobs last longer.
         self._next_at = now + (self._pause_s if pushed else ACTIVE_S)
         return min(self._go_on(), self._until_due())
 
@@ -218,14 +218,14 @@ class Dispatcher:
             self._note_due(at)
 
     def _go_on(self) -> float:
-        """Acquires, renews or ends leadership by what is left. Returns the wait until the next pass."""
+        """Acquires or renews leadership if jobs are left, else ends it. Returns the seconds until the next pass."""
         wait = QUIET_S
         for engine in self.queues.left | self._leaderships.keys():
             leadership = self._leadership(engine)
             if engine not in self.queues.left:
                 if leadership.held:
                     leadership.resign()
-                    self._nudged = True  # others may have left work to this process until now
+                    self._nudged = True  # other processes may have left work to this one meanwhile
                     wait = 0.0
             elif (others_s := leadership.acquire(least_s=ACTIVE_S)) is None:
                 wait = min(wait, max(0.0, self._next_at - self._ledger.clock.monotonic()))
@@ -239,7 +239,7 @@ class Dispatcher:
         return self._leaderships[engine]
 
     def _until_due(self) -> float:
-        """Seconds until the next round that has a time."""
+        """Seconds until the next scheduled pass."""
         quiet = self._pass_at + QUIET_S - self._ledger.clock.monotonic()
         return max(0.0, quiet if self._due is None else min(quiet, (self._due - self._ledger.now()) / SECOND))
 
@@ -258,16 +258,16 @@ class Dispatcher:
         return pushed
 
     def _leads(self, engine: str | None) -> bool:
-        """Whether this pass dispatches what is more than wanted: one process at a time does, because no pass knows what
-        others have borrowed and not pushed."""
+        """Whether this pass dispatches to queues with more ready jobs than wanted: only the leader does, because a pass
+        does not know what other processes have borrowed and not pushed."""
         return self._leadership(engine).acquire(least_s=ACTIVE_S, anew=True) is None
 
 
 class DispatchPass:
-    """What a pass does: it settles what is on its way, asks how many jobs each queue can use, borrows and pushes them.
+    """A pass: settles the jobs on their way, computes how many more each queue can use, borrows and pushes them.
 
-    Arguments: as of :class:`Dispatcher`; ``leads`` says whether this process dispatches to an engine what is more than
-    wanted; ``expect`` is called with the time (microseconds) of the next round of a Task.
+    Arguments as in :class:`Dispatcher`; ``leads`` returns whether this process leads the dispatch to an engine; ``expect``
+    is called with the time (microseconds) of the next round of a Task.
     """
 
     def __init__(
@@ -293,22 +293,22 @@ class DispatchPass:
         self._shares = Shares(by_owner=fair_by_owner)
         self._credit = Credit(background_share)
         self.rates = Rates(ledger.clock)
-        self.names: Collection[str] = ()  # the queues that the last pass found at work
-        self.left: set[str | None] = set()  # the engines for which the last pass left something
+        self.names: Collection[str] = ()  # queues that processes worked at the last pass
+        self.left: set[str | None] = set()  # engines for which the last pass left jobs
         self._log = get_logger("asynctask.dispatcher")
         self.attach(ledger)
 
     def attach(self, ledger: Ledger) -> None:
-        """Sets the ledger, as the process that dispatches."""
+        """Sets the ledger, with the identity of the process that dispatches."""
         self._ledger = ledger.under(foreign.pusher(ledger.identity))
 
     def leave(self) -> None:
-        """Gives back what is not pushed."""
+        """Gives back the jobs that are not pushed."""
         for outbox in self._outboxes.values():
             outbox.leave()
 
     def run(self) -> int:
-        """Runs one; returns the number of jobs pushed. Raises :class:`Unavailable`."""
+        """Runs one pass; returns the number of jobs pushed. Raises :class:`Unavailable`."""
         pushed = self._settle() + self._part(self._dispatch)
         if self._router.is_any_away():
             self._expect(self._ledger.now() + micros(AWAY_S))
@@ -322,7 +322,7 @@ class DispatchPass:
         return self._outboxes[engine]
 
     def _settle(self) -> int:
-        """Pushes and hands over what is borrowed. What an engine's broker does not take now went back to the ledger."""
+        """Pushes and hands over the borrowed jobs. Jobs that an engine's broker does not accept now are given back."""
         pushed = 0
         for engine, outbox in self._outboxes.items():
             try:
@@ -344,8 +344,8 @@ class DispatchPass:
     def _threads(self) -> dict[str, Threads]:
         """The threads of the queues that this process reaches.
 
-        Of processes in other languages so many are busy as they report; of engines, whose heartbeats are too seldom, as
-        many as Events name them: those of jobs that run longer than a tenth of a second.
+        Processes in other languages report how many are busy. Heartbeats of engines are too rare for that: there the Events
+        that name the process are counted, which are the jobs that run for longer than a tenth of a second.
         """
         with self._ledger.database.read() as connection:
             rows = [row for row in performing(connection, self._ledger.now()) if is_engine(str(row["identity"]))]
@@ -382,7 +382,7 @@ class DispatchPass:
         }
         for queue in room:
             self.rates.note(queue, waiting.get(queue, 0) + sent.get(queue, 0), threads[queue])
-        # A Task whose round was borrowed is not left over: it set the time of its next one.
+        # A Task whose round was borrowed leaves no jobs: the time of its next round is scheduled.
         left = {job.queue for job in alone} | {offer.queue for offer in offers if not offer.has_rounds}
         self.left |= {engine_of(queue) for queue in left}
         return sum(sent.values())
@@ -393,16 +393,16 @@ class DispatchPass:
         with self._ledger.database.read() as connection:
             offers = lending.pick(connection, self._ledger, threads.keys(), after=self._shares.last)
             paused = lending.paused_queues(connection)
-            # Jobs for a queue that nobody works stay in the ledger, and delay nothing else.
+            # Jobs for a queue that no process works stay in the ledger, and delay no others.
             using = {queue for queue, its in threads.items() if its.idle or self.rates.known(queue)}
             now, busy = self._ledger.now(), threads.keys() - using - paused
-            # Nothing notifies when such a queue can use them, so somebody leads.
+            # No notification arrives when a busy queue can use them, so a leader runs passes.
             self.left = {engine_of(job.queue) for job in lending.alone_due(connection, now, busy, limit=1)}
             return offers, lending.alone_due(connection, now, using - paused)
 
     def _open(self, room: Mapping[str, int], offers: Sequence[Offer], alone: Sequence[Alone]) -> set[str]:
-        """The queues of which more may be ready than is wanted. Of the others every job is wanted, and concurrent passes
-        push each of these once."""
+        """The queues for which more jobs may be ready than are wanted. For the others every job is wanted, and concurrent
+        passes push each of these once."""
         ready: dict[tuple[str, int], float] = defaultdict(float)
         read: dict[str, int] = defaultdict(int)
         for job in alone:
@@ -414,8 +414,8 @@ class DispatchPass:
         return full | {queue for (queue, _), count in ready.items() if count > room.get(queue, 0)}
 
     def _dispatch_queue(self, room: int, queue: str, sources: list[WorkSource]) -> int:
-        """Dispatches priorities in order, before them what the queue owes to larger ones; sources of one priority share
-        alike."""
+        """Dispatches priorities in order, after the jobs that the queue owes to larger ones; sources of one priority get
+        equal shares."""
         sent, smallest = 0, min(each.priority for each in sources)
         share = max(1, room // len({each.group for each in sources if each.priority == smallest}))
         if all(each.priority == smallest for each in sources):
@@ -456,7 +456,7 @@ class DispatchPass:
         return 0
 
     def _send_alone(self, jobs: list[Alone], count: int, at: int | None) -> int:
-        """Removes what it claims from ``jobs``; skips those that another dispatcher took meanwhile."""
+        """Claims jobs and removes them from ``jobs``; skips those that another dispatcher has taken meanwhile."""
         sent = 0
         while jobs and sent < count:
             part = jobs[: count - sent]

@@ -1,4 +1,4 @@
-"""Jobs that a dispatcher has borrowed, until they are pushed to a foreign queue and handed over.
+"""The outbox: the jobs that a dispatcher has borrowed, until they are pushed to a foreign queue and handed over.
 
 A queue of an engine has the engine's name as a prefix, as in ``celery/emails``; no queue of the own broker has a slash.
 """
@@ -30,7 +30,7 @@ _UNKNOWN_S: Final = 5.0
 """Seconds after which a job that this process could not push is dispatched again, by any process."""
 
 
-# -- where it goes
+# -- the queues of engines, and the own broker
 
 AWAY_S: Final = 1.0
 """Seconds for which an engine's broker that did not answer is not queried again."""
@@ -47,34 +47,35 @@ def own_name(queue: str) -> str:
 
 
 class EngineQueues(Protocol):
-    """The queues of one engine, by the names of :func:`engine_queue`.
+    """The queues of one engine, under the names of :func:`engine_queue`.
 
     Every method may raise :class:`~asynctask.errors.BrokerUnavailable`.
     """
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """What it can perform as this process knows it, by name: a live mapping, to which more may be added. The merge of
-        exports is not in it, because only the close of an export calls it."""
+        """The workers that the engine can perform, by name, as this process knows them: a live mapping, to which more may
+        be added. It lacks the merge of exports, which only the close of an export calls."""
         ...
 
     def push(self, copies: Sequence[Copy]) -> None:
-        """Pushes jobs to their queues under their ids. If it raises, any of them may be on their queues: they are pushed
+        """Pushes jobs to their queues under their ids. If it raises, any of them may be in their queues: they are pushed
         again, and the ledger counts the outcome of one copy only."""
         ...
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        """How many jobs wait in each of these queues; at least 0 for each."""
+        """How many jobs wait in each of these queues; every queue has an entry."""
         ...
 
     def may_hold(self, queue: str, worker: str) -> bool:
-        """Whether idle workers of this queue may hold jobs of this worker that they have not begun, because of a rate limit
-        for example."""
+        """Whether idle workers of this queue may hold jobs of this worker that they have not begun, for example because of
+        a rate limit."""
         ...
 
 
 class Router:
-    """Pushes, counts and looks for copies by the owner of their queue. Without a broker, only engines have foreign queues.
+    """Pushes, counts and searches copies at the engine or broker of their queue. Without a broker, only engines have
+    foreign queues.
 
     ``engines``: the attached engines by name; more may be attached at any time.
     """
@@ -99,7 +100,7 @@ class Router:
             raise
 
     def reaches(self, queue: str) -> bool:
-        """Whether this process can push to a queue: its engine is attached here, and its broker answered last time."""
+        """Whether this process can push to a queue: its engine is attached here, and the engine's broker answered last."""
         engine = engine_of(queue)
         if engine is None:
             return self._broker is not None
@@ -110,7 +111,8 @@ class Router:
         return any(self._clock.monotonic() < until for until in self._away_until.values())
 
     def knows(self, queue: str, worker: str) -> bool:
-        """Whether this process's engine of a queue has this worker (``*``: several); one of another release may have it."""
+        """Whether the engine of a queue, as attached to this process, has this worker (``*``: several). Another release of
+        the program may have it."""
         engine = self._engines.get(engine_of(queue) or "")
         return engine is None or worker == "*" or worker in engine.workers
 
@@ -144,11 +146,11 @@ class Router:
         self._log.retrying("engine_away", engine=engine, error=str(error))
 
     def held(self, keys: Mapping[Key, tuple[str, str]], busy: Collection[str]) -> set[Key]:
-        """Which of these copies, with the queue and the worker of each, are held somewhere. ``busy``: queues whose workers
+        """Which of these copies, with the queue and the worker of each, are held or may be. ``busy``: queues whose workers
         perform jobs.
 
         An engine does not list its jobs. It may hold any copy while its queue is not empty or a worker of that queue is
-        busy; an engine that is not attached here, or does not answer, may hold all.
+        busy; an engine that is not attached here, or does not answer, may hold all of them.
         """
         own = {key for key, (queue, _) in keys.items() if engine_of(queue) is None}
         held = self._broker.holds(own) if own and self._broker is not None else set()
@@ -167,20 +169,20 @@ class Router:
         return self._counted(engine, [queue]).get(queue, 1) == 0
 
     def _gives(self, queue: str, worker: str) -> bool:
-        """Whether idle workers of an engine's queue hold no jobs of this worker."""
+        """Whether idle workers of an engine's queue never hold jobs of this worker that have not begun."""
         return not self._engines[engine_of(queue) or ""].may_hold(queue, worker)
 
 
-# -- what is on its way
+# -- jobs on their way
 
 
 class Outbox:
-    """Jobs that this process has borrowed for the queues of one engine, or of the own broker, until they are pushed and
-    handed over. They leave it only to the queues, or back to the ledger.
+    """The jobs that this process has borrowed for the queues of one engine, or of the own broker, until they are pushed and
+    handed over. From here they go only to the queues, or back to the ledger.
 
-    Arguments: ``holder``: the name under which the ledger has what lies in those queues; ``push`` puts copies on them;
-    ``outgoing`` applies the client middleware; ``control`` withdraws what was pushed of a Task that was paused or
-    cancelled, or got another priority, meanwhile.
+    Arguments: ``holder``: the holder name of those queues in the ledger; ``push`` puts copies on the queues; ``outgoing``
+    applies the client middleware; ``control`` withdraws pushed copies of a Task that was paused or cancelled, or got
+    another priority, meanwhile.
     """
 
     def __init__(
@@ -196,13 +198,13 @@ class Outbox:
         self._put = push
         self._outgoing = outgoing
         self._control = control
-        self._copies: list[Copy] = []  # borrowed, and not pushed
+        self._copies: list[Copy] = []  # borrowed and not pushed
         self._loans: list[Loan] = []
-        self._claimed: dict[int, Key] = {}  # by the id of the Event
+        self._claimed: dict[int, Key] = {}  # by the Event's id
         self._limited: Counter[int] = Counter()  # jobs of Tasks with a limit
-        self._priorities: dict[int, int | None] = {}  # of the Tasks
-        self._refused: dict[Key, str] = {}  # copies that cannot be pushed, and why
-        self._unknown: dict[Key, str] = {}  # those that another process may be able to push
+        self._priorities: dict[int, int | None] = {}  # by Task
+        self._refused: dict[Key, str] = {}  # copies that cannot be pushed, with the reason
+        self._unknown: dict[Key, str] = {}  # copies that another process may be able to push, with the reason
         self._log = get_logger("asynctask.dispatcher")
 
     def add(
@@ -214,8 +216,8 @@ class Outbox:
         limited: bool = False,
         at: int | None = None,
     ) -> None:
-        """Adds borrowed jobs; of a Task, which may have a limit. ``now``: a time (microseconds) before the borrow, which
-        looked at the Task; ``at``: a priority instead of their own."""
+        """Adds borrowed jobs; ``task_id``: their Task, ``limited``: it has a limit. ``now``: a time (microseconds) before
+        the borrow, which read the Task; ``at``: a priority that replaces their own."""
         self._loans += [loan for loan, _ in found.loans]
         self._claimed.update((job.event_id, (job.job_id, job.attempt)) for job in found.claimed)
         if limited and task_id is not None:
@@ -229,12 +231,12 @@ class Outbox:
                 self._refuse((job.job_id, job.attempt), error)
 
     def settle(self) -> int:
-        """Pushes what is borrowed and hands it over. Returns the number pushed. Raises :class:`Unavailable`; if it is an
-        engine's broker that does not answer, everything is back in the ledger.
+        """Pushes the borrowed jobs and hands them over. Returns the number pushed. Raises :class:`Unavailable`; if an
+        engine's broker does not answer, all jobs are given back before.
 
-        Redis lists what it holds, and its workers in other languages perform any copy: it is handed over first, so that
-        nothing is pushed twice, and the search for lost jobs finds what never arrived. An engine's workers drop a copy
-        whose attempt is over: it is pushed first, so that nothing waits for that search.
+        Jobs for Redis are handed over first: its workers in other languages perform any copy, so none may be pushed twice;
+        and Redis lists its jobs, so the search for lost jobs finds those that never arrived. Jobs for an engine are pushed
+        first: its workers drop a copy whose attempt is over, and so no job must wait for that search.
         """
         if not (self._loans or self._claimed):
             return 0
@@ -251,7 +253,7 @@ class Outbox:
         if self._is_listed:
             for task_id in foreign.changed_tasks(self._ledger, tasks):
                 if self._control.withdrawn(task_id):
-                    try_close(self._ledger, task_id)  # of a cancelled Task: there may be no worker that would
+                    try_close(self._ledger, task_id)  # a cancelled Task may have no worker that closes it
         return pushed
 
     @property
@@ -264,14 +266,14 @@ class Outbox:
         self._loans, self._claimed, self._limited = [], {}, Counter()
 
     def leave(self) -> None:
-        """Gives everything back; what the ledger does not take now is recovered with this process."""
+        """Gives all jobs back; if the ledger is unavailable, they are recovered with this process."""
         try:
             self._give_back()
         except Unavailable as error:
             self._log.warning("outbox_not_given_back", error=str(error))
 
     def _give_back(self) -> None:
-        """What is not handed over goes back; a copy of it that was pushed nevertheless is dropped at Begin."""
+        """Gives back jobs that are not handed over; if a copy was pushed nevertheless, Begin drops it."""
         if self._loans:
             lending.give_back(self._ledger, [(loan, loan.low) for loan in self._loans])
         if self._claimed:
@@ -293,7 +295,7 @@ class Outbox:
         return copies
 
     def _sift(self, copies: Sequence[Copy], act: PushFilter) -> list[Copy]:
-        """The copies that pass ``act``. If it fails, each half is tried, so that one bad copy does not keep the others."""
+        """The copies that pass ``act``. If it raises, each half is tried, so that one bad copy does not stop the others."""
         try:
             return list(act(copies))
         except Unavailable:
@@ -316,8 +318,8 @@ class Outbox:
         self._refused[key] = clean(f"it cannot be put on its queue: {type(error).__name__}: {error}")
 
     def _give_up(self) -> None:
-        """Ends copies that no broker accepts in ``error``, and returns to the ledger for a while those that this process
-        cannot push; keeps them until the ledger has recorded that."""
+        """Ends jobs in ``error`` whose copies no broker accepts, and defers those that this process cannot push; keeps both
+        until the ledger has recorded that."""
         if not self._refused and not self._unknown:
             return
         try:
@@ -326,6 +328,6 @@ class Outbox:
             discard(self._ledger, self._refused)
         except Unavailable:
             raise
-        except Exception:  # maintenance finds it lost and dispatches it again
+        except Exception:  # maintenance finds the job lost, and dispatches it again
             self._log.exception("copies_not_discarded", count=len(self._refused) + len(self._unknown))
         self._refused, self._unknown = {}, {}

@@ -968,6 +968,8 @@ class CeleryEngine(Engine):
             beside.expect(self._arrival(worker, request.id, request.request_dict, delivery, *payload[:2]))
 
     def _child_made(self, **_: Any) -> None:
+        if self._recording is None:  # the pool solo says so of the worker itself, which is set up later
+            return
         with suppress(RecordingGone):  # the worker is about to end; meanwhile its jobs go back
             self.start()
 

@@ -1,10 +1,10 @@
 """The basis of the ledger's functions: the :class:`Ledger`, JSON text, messages, and locks on Tasks' rows.
 
-Background work (dispatcher, recorder, maintenance) does not wait long for the row of a Task (:func:`try_lock`): one that a
-session at the database's prompt, or a stopped process, keeps locked would delay every other Task. What it could not do it
-retries later, from :class:`LockedTasks` or by maintenance. A user's call waits without limit
-(:func:`asynctask.ledger.tasks.lock`). One statement locks several rows in the order of their ids and skips locked ones.
-SQLite has one writer at a time and no row locks.
+Background work (dispatcher, recorder, maintenance) waits only briefly for the row of a Task (:func:`try_lock`): a row that
+an interactive database session or a stopped process keeps locked must not delay other Tasks. Skipped updates are retried
+later, from :class:`LockedTasks` or by maintenance. A user's call waits without limit (:func:`asynctask.ledger.tasks.lock`).
+One statement locks several rows in the order of their ids and skips locked ones. SQLite has one writer at a time and no row
+locks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from asynctask.database.tables import as_dict, duties, tasks
 from asynctask.messages import Catalogue
 
 MAX_SLOTS = 32
-"""Slots of ``task_tallies`` of a large Task: the number of processes that count without contention."""
+"""Slots of ``task_tallies`` of a large Task: as many processes can count without contention."""
 
 ERROR_SLOTS = 2
-"""Slots of ``task_errors``: few, because failures come in few flushes and every poll sums all slots."""
+"""Slots of ``task_errors``: few, because few flushes contain failures and every poll sums all slots."""
 
 SLOTS_FROM = 1_000
 """Number of items from which a Task has more than one slot."""
@@ -45,13 +45,13 @@ PATIENCE_S: Final = 0.1
 """Seconds that :func:`try_lock` waits. Above the duration of this program's transactions."""
 
 AGAIN_S: Final = 1.0
-"""Seconds after a wait in vain in which this process does not wait again. Above :data:`PATIENCE_S`."""
+"""Seconds after a failed wait in which this process does not wait for that row again. Above :data:`PATIENCE_S`."""
 
 
 class LockedTasks:
-    """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
+    """The Tasks whose rows this process found locked by other transactions, and the updates that it must retry.
 
-    Kept in memory only: if the process ends, maintenance finds them (:func:`asynctask.ledger.doctor.mend`).
+    Kept in memory only: if the process ends, maintenance makes the updates (:func:`asynctask.ledger.doctor.mend`).
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class LockedTasks:
             return task_id not in self._in_vain or now >= self._again_at
 
     def waited(self, task_id: int, now: float, *, had: bool) -> None:
-        """Notes at ``now`` (monotonic) that the row was locked (``had``) or that the wait failed."""
+        """Notes at ``now`` (monotonic) whether this process got the row's lock (``had``) or the wait failed."""
         with self._lock:
             if had:
                 self._in_vain.discard(task_id)
@@ -81,7 +81,7 @@ class LockedTasks:
             self._hints.update(task_ids)
 
     def keep_session(self, key: str) -> None:
-        """Keeps a session that may be free for its next Task, because the row of the first Task in its line is locked."""
+        """Keeps a session that may be free for its next Task, whose row is locked."""
         with self._lock:
             self._sessions.add(key)
 
@@ -102,10 +102,10 @@ class LockedTasks:
 class Ledger:
     """The ledger of one process.
 
-    ``identity`` names the process in leases and ``events.process`` and selects its slot of the sharded counters, so that
-    processes do not contend for one hot row; empty for a caller that is no process. ``time`` is the database's clock, the
-    source of all times in the ledger. ``held``: rows locked by other transactions. ``closed`` is called with the id of a
-    Task that this process has closed, after the commit; it must not block.
+    ``identity`` names the process in leases and ``events.process``, and selects its slot of the sharded counters, so that
+    processes do not contend for one hot row; empty for a caller that is not a process. ``time`` is the database's clock,
+    the source of all times in the ledger. ``held``: rows locked by other transactions. ``closed`` is called with the id of
+    a Task that this process has closed, after the commit; it must not block.
     """
 
     database: Database
@@ -134,7 +134,7 @@ class Ledger:
         return self.identity or None
 
     def slot(self, slots: int) -> int:
-        """The slot that this process counts in, of a Task with ``slots`` slots."""
+        """The slot in which this process counts, for a Task with ``slots`` slots."""
         return self._seed % max(1, slots)
 
     def error_slot(self, slots: int) -> int:
@@ -172,11 +172,11 @@ def stamp(at: int, status: str, message: str, attempt: int, row: int | None = No
 T = TypeVar("T")
 
 BATCH: Final = 1_000
-"""Rows of one statement, or of one transaction that holds SQLite's only write lock."""
+"""Most rows of one statement, or of one transaction that holds SQLite's only write lock."""
 
 
 def chunks(values: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
-    """Lists of at most ``size``, as they are asked for."""
+    """The values in lists of at most ``size``, made as they are consumed."""
     rest = iter(values)
     while part := list(islice(rest, size)):
         yield part
@@ -191,7 +191,7 @@ PURGING: Final = "purge"
 _t = tasks.c
 _ONE: Final = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _FREE: Final = _ONE.with_for_update(skip_locked=True)
-# Limits this one statement; innodb_lock_wait_timeout has whole seconds only.
+# A limit for this statement only; innodb_lock_wait_timeout has whole seconds.
 _LOCK_MARIADB: Final = sa.text(
     "SET STATEMENT max_statement_time = :patience FOR SELECT tasks.* FROM tasks WHERE id = :task_id FOR UPDATE"
 )
@@ -221,7 +221,7 @@ def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, 
 
 
 def _wait(connection: Connection, task_id: int) -> Any:
-    """Waits for the lock in its queue, for a bounded time: polling would starve where transactions follow each other."""
+    """Waits in the lock's queue for a bounded time; polling would starve while transactions follow each other."""
     if connection.dialect.name == "mariadb":
         return connection.execute(_LOCK_MARIADB, {"task_id": task_id, "patience": PATIENCE_S}).first()
     with connection.begin_nested():
@@ -233,7 +233,7 @@ def _wait(connection: Connection, task_id: int) -> Any:
 
 
 def lock_now(connection: Connection, task_id: int) -> dict[str, Any] | None:
-    """As :func:`try_lock`, without a wait: a borrower whose Task is locked looks at another one."""
+    """As :func:`try_lock`, without a wait: a borrower tries another Task instead."""
     row = connection.execute(_ONE if connection.dialect.name == "sqlite" else _FREE, {"task_id": task_id}).first()
     return None if row is None else as_dict(row)
 
@@ -256,7 +256,7 @@ def _make_duty(connection: Connection, name: str) -> None:
 
 @repeatable
 def all_free(ledger: Ledger, task_ids: Collection[int], act: Callable[[Connection, list[int]], object]) -> list[int]:
-    """:func:`each_free` without a wait: calls ``act`` on the rows that are free now, and returns their Tasks."""
+    """As :func:`each_free`, without a wait: calls ``act`` on the rows that are free now; returns the Tasks of these."""
     if not task_ids:
         return []
     with ledger.database.write() as connection:
@@ -267,10 +267,10 @@ def all_free(ledger: Ledger, task_ids: Collection[int], act: Callable[[Connectio
 
 
 def each_free(ledger: Ledger, task_ids: Collection[int], act: Callable[[Connection, list[int]], object]) -> list[int]:
-    """Calls ``act`` on these Tasks' rows, locked: all that are free in one transaction, the others one by one.
+    """Locks these Tasks' rows and calls ``act`` on them: all that are free in one transaction, the others one by one.
 
-    ``act`` gets the connection and the ids of the locked rows; again for the same ids if the transaction is retried.
-    Returns the Tasks whose rows another transaction holds; nothing was done for them.
+    ``act`` gets the connection and the ids of the locked rows, and the same ids again if the transaction is retried.
+    Returns the Tasks whose rows another transaction holds, for which ``act`` was not called.
     """
     free = all_free(ledger, task_ids, act)
     return [task_id for task_id in sorted(set(task_ids).difference(free)) if not _one_free(ledger, task_id, act)]
@@ -304,17 +304,17 @@ def is_held(ledger: Ledger, task_id: int) -> bool:
         return not _lock_free(connection, [task_id])  # outside a transaction: the lock ends with the statement
 
 
-# -- rows of a list, as a split hands them over
+# -- rows of a list, as a split produces them
 
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """An accepted item, or a slice of several ``items``: its params as JSON text, and its row in the list, or its first and
-    last.
+    """An accepted item, or a slice of several ``items``: its params as JSON text, and its row in the list, or the first and
+    the last row.
 
-    ``worker_name`` and ``options`` (JSON text): of an item for another worker than the Task's. ``key``: its key field and
-    value. ``number``: of the row that it corrects, see :mod:`asynctask.ledger.corrections`. ``compared``: the values of the
-    fields that its list compares, JSON-ready.
+    ``worker_name`` and ``options`` (JSON text): set if the item is for another worker than the Task's. ``key``: its key
+    field and value. ``number``: that of the row that it corrects, see :mod:`asynctask.ledger.corrections`. ``compared``:
+    the values of the fields that its list compares, JSON-ready.
     """
 
     params: str
@@ -335,7 +335,7 @@ class NewItem:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """One rejected row: its problems (``{column, code, message, value}``) and its cells, JSON-ready; ``number`` as of a
+    """One rejected row: its problems (``{column, code, message, value}``) and its cells, JSON-ready; ``number`` as in
     :class:`NewItem`."""
 
     row: int

@@ -1,4 +1,4 @@
-"""Control of a Task: pause, resume, cancel, retry, and its knobs. None needs a running worker."""
+"""Control of a Task: pause, resume, cancel, retry, and its knobs. No function here needs a running worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLICE = 10_000
 """Largest number of rows that one transaction updates; fewer on SQLite, where it holds the only write lock."""
 
 _SQLITE_SLICE = 500
-"""The same on SQLite."""
+"""Largest number of rows that one transaction updates on SQLite."""
 
 _ENDED = ("failed", "error", "cancelled")
 _COLUMNS = {"interval": "interval_s"}
@@ -36,7 +36,7 @@ _COLUMNS = {"interval": "interval_s"}
 
 @repeatable
 def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Stops the start of jobs until resumed; running jobs continue. Idempotent; returns whether it changed anything.
+    """Pauses a Task: no job starts until it is resumed; running jobs continue. Idempotent; returns whether it was changed.
 
     Raises :class:`Conflict` if the Task has ended.
     """
@@ -53,7 +53,7 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 @repeatable
 def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Lets a paused Task start jobs again. Idempotent; returns whether it changed anything.
+    """Resumes a paused Task, which starts jobs again. Idempotent; returns whether it was changed.
 
     Raises :class:`Conflict` if the Task has ended, or if more items failed than it tolerates: it would pause itself again.
     """
@@ -113,9 +113,9 @@ def retry(
     """Opens a new generation that runs the selected terminal rows again; :func:`change_rows` reopens them afterwards. Of a
     slice, only the selected items run again.
 
-    ``statuses``: of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of the group
-    that has this message; ``limit``: at most this many rows, in the order of the list. Rows that a corrected list took are
-    left out. Returns False if there is no such row. Raises :class:`Conflict` if the state forbids it or all such rows were
+    ``statuses``: some of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of the
+    group with this message; ``limit``: at most this many rows, in the order of the list. Leaves out rows that a corrected
+    list took. Returns False if there is no such row. Raises :class:`Conflict` if the state forbids it or all such rows were
     taken, :class:`InputError` for a status that cannot be retried or an invalid limit.
     """
     chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
@@ -126,7 +126,7 @@ def retry(
         raise InputError(f"limit must be a number of rows, at least 1, not {limit!r}", code="invalid_option")
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        task_rows.check_reopenable(task)  # a Conflict even if there is no such row
+        task_rows.check_reopenable(task)  # raises Conflict even if there is no such row
         digests = None if message is None else _groups_with(connection, task_id, message)
         taken = corrections.count_taken(connection, task_id)
         if connection.execute(_to_reopen(task_id, chosen, digests, but_taken=taken > 0).limit(1)).first() is None:
@@ -143,7 +143,7 @@ def retry(
 
 
 def _groups_with(connection: Connection, task_id: int, message: str) -> list[str]:
-    """The digests of the Task's groups of failures with this message."""
+    """The digests of the Task's failure groups with this message."""
     if not is_storable(message):
         return []
     found = sa.select(_g.digest).where(_g.task_id == task_id, _g.message == message).distinct().order_by(_g.digest)
@@ -158,8 +158,8 @@ def _to_reopen(
     *,
     but_taken: bool = False,
 ) -> Any:
-    """The jobs (id, seq, number of items) of the next slice of rows, in their order: of a retry those that have an item to
-    reopen. ``but_taken``: without those whose only item a corrected list took."""
+    """A query for the next slice of jobs to reopen, as (id, seq, number of items), in their order: those with an item that
+    a retry selects. ``but_taken``: without jobs whose only item a corrected list took."""
     has_one = sa.or_(sa.false(), *(_e[f"n_{status}"] > 0 for status in statuses if status in _ENDED))
     of_slice = (_e["items"] > 1) & _e.status.in_(_ENDED) & has_one
     found = sa.select(_e.id, _e.seq, _e["items"]).where(_e.task_id == task_id, _e.seq > after).order_by(_e.seq)
@@ -174,9 +174,7 @@ def _to_reopen(
 @repeatable
 def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = "") -> dict[str, Any]:
     """Sets knobs, as :func:`asynctask.lists.options.checked_knobs` returns them. Returns the Task's columns before the
-    change.
-
-    A Task that paused itself is resumed if its failures are tolerated now.
+    change. Resumes a Task that paused itself if its failures are tolerated now.
 
     Raises :class:`Conflict` if the Task has ended, and for the start time of one that has started.
     """
@@ -201,7 +199,7 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
             progress.measure_anew(connection, task_id, ledger.now())
         if task["finished_at"] is None and {"parallel", "interval_s", "priority", "start_at"} & set(values):
             notify(connection)
-        both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # what it was, and is
+        both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # old and new value
         if "start_at" in both:
             both["start_at"] = [rfc3339(task["start_at"]), rfc3339(values["start_at"])]
         task_rows.log(connection, ledger, task_id, "changed", both, who)
@@ -213,11 +211,11 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
     return task
 
 
-# -- turning rows in slices
+# -- cancelling and reopening rows in slices
 
 
 def changing_tasks(connection: Connection) -> list[tuple[int, str]]:
-    """Tasks with rows left to update, and the action (``cancel``, ``retry``)."""
+    """Tasks with rows left to update, as (id, action), where the action is ``cancel`` or ``retry``."""
     statement = sa.select(_t.id, _t.turning).where(_t.finished_at.is_(None), sa.or_(_t.turning.is_not(None), _WAS_FREED))
     return [(int(i), str(turning or "cancel")) for i, turning in connection.execute(statement.order_by(_t.id))]
 
@@ -227,14 +225,12 @@ _WAS_FREED: Final = (
     & _t.closed_at.is_(None)
     & sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
 )
-"""A cancelled Task with a loan that its holder gave back while its rows were updated, or later."""
+"""Cancelled Tasks with a free loan: its holder gave it back during the update of the rows, or later."""
 
 
 def change_rows(ledger: Ledger, task_id: int) -> bool | None:
     """Updates the next slice of rows of a cancel or retry. Returns whether rows are left; None if another transaction holds
-    the Task's row.
-
-    Any process may call it at any time: the cursor moves in the transaction of the rows.
+    the Task's row. Any process may call it at any time, because the cursor moves in the transaction of the rows.
     """
     more, applied = _change_rows(ledger, task_id)
     if any(each.record is not None and each.record.line is not None for each in applied):
@@ -281,13 +277,13 @@ def _change_rows(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change
 def _change_end(task: dict[str, Any]) -> dict[str, Any]:
     done: dict[str, Any] = {"turning": None, "turn_statuses": None, "turn_chosen": None}
     if task["turning"] == "cancel":
-        # All rows are terminal or held now; if the pointer stayed, a later retry would pass them twice.
+        # All rows are terminal or held now. If the pointer did not move, a later retry would pass them twice.
         return {**done, "next_seq": task["created_jobs"]}
     return {**done, "generation_sealed": 1}
 
 
 _WAITS: Final = sa.exists().where(*IN_LOAN, UNHELD)
-"""Whether a row waits in a free loan: its holder gave it back after the pass had left it to the holder."""
+"""Whether a row waits in a free loan: the update left the row to its holder, which gave it back afterwards."""
 
 
 def _chosen_items(
@@ -337,7 +333,7 @@ def _row_change(
     if task["turning"] == "cancel":
 
         def cancel_at_rest(record: EventRecord) -> Transition | None:
-            """What a process holds is cancelled by that, or keeps its outcome."""
+            """Leaves a held row to its process, which cancels it or records its outcome."""
             return cancel(record.row) if at_rest(record.row, lending.is_lent(lent, record.seq)) else None
 
         return Change(event_id, cancel_at_rest)
@@ -353,8 +349,8 @@ def _row_change(
 
 
 def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> None:
-    """Returns rows to waiting, or cancels them, whose copies (job id, attempt) were removed from a foreign queue
-    before they ran."""
+    """Makes rows wait again, or cancels them with their Task, whose copies (job id, attempt) were removed from a foreign
+    queue before they ran."""
     attempts = dict(copies)
     for part in chunks(list(attempts)):
         with ledger.database.read() as connection:

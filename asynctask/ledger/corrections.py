@@ -1,7 +1,7 @@
-"""Corrected lists: rows of a Task that ended badly, submitted again with ``resubmit_of``.
+"""Corrected lists: rows of a Task that failed, were refused or cancelled, submitted again with ``resubmit_of``.
 
-An accepted row takes the one that it corrects: neither another list nor a retry runs that again, and its outcome is in the
-new Task. All who take or retry a row lock the row of the Task where it ended; a unique index enforces it.
+An accepted row takes the row that it corrects: no other list and no retry runs that row again, and its outcome is in the
+new Task. To take or retry a row, a transaction locks the row of the Task in which it ended; a unique index enforces this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asynctask.ledger.base import PURGING, NewItem, Reject, loads
 from asynctask.ledger.events import read_events, rows_of, total_counts
 
 MOST_CORRECTIONS: Final = 200
-"""Largest number of lists that correct one Task, directly or indirectly. Progress sums over them."""
+"""Largest number of lists that correct one Task, directly or indirectly, because its progress sums over them."""
 
 _TAKEN: Final = "already_resubmitted"
 
@@ -30,18 +30,19 @@ _t, _e, _r, _a, _x = tasks.c, events.c, resubmitted_rows.c, task_ancestors.c, it
 
 
 def ancestors(connection: Connection, task_id: int) -> list[int]:
-    """The Task that this one corrects, the one that that corrects, and so on."""
+    """The ids of the Task that this one corrects, of the Task that the former corrects, and so on."""
     return [int(i) for (i,) in connection.execute(sa.select(_a.ancestor_id).where(_a.task_id == task_id))]
 
 
 def lock_all(connection: Connection, task_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The rows of these Tasks, locked in the order of their ids, without missing ones."""
+    """The columns of these Tasks by id, locked in the order of their ids; Tasks that do not exist are left out."""
     found = sa.select(tasks).where(_t.id.in_(task_ids)).order_by(_t.id).with_for_update()
     return {int(row.id): as_dict(row) for row in connection.execute(found)}
 
 
 def may_be_corrected(connection: Connection, task_id: int) -> list[int]:
-    """The Task and its ancestors, locked, for a list that corrects it. Raises :class:`NotFound`, :class:`Conflict`."""
+    """The ids of the Task and its ancestors, locked, for a list that corrects it. Raises :class:`NotFound`, and
+    :class:`Conflict` if it cannot be corrected."""
     ids = [*ancestors(connection, task_id), task_id]
     if (task := lock_all(connection, ids).get(task_id)) is None or task["turning"] == PURGING:
         raise NotFound(f"there is no Task {task_id}")
@@ -55,7 +56,7 @@ def may_be_corrected(connection: Connection, task_id: int) -> list[int]:
 def find_corrected(
     connection: Connection, parent: Mapping[str, Any], numbers: Collection[int]
 ) -> tuple[dict[int, tuple[int, int]], dict[int, dict[str, Any]]]:
-    """The rows of a Task (its columns) that these numbers correct: for each its Task and row there, or a problem.
+    """The rows of a Task (its columns) that these numbers correct: for each number its (Task, row), or a problem.
 
     A number is the row in the list of the first Task, as in the reports of all Tasks that correct it.
     """
@@ -64,7 +65,7 @@ def find_corrected(
         named = (_r.task_id == parent_id) & batches.among(connection, _r.number, list(numbers))
         own = connection.execute(sa.select(_r.number, _r.row, _r.of_task, _r.of_row, _r.taken).where(named))
         origins = {
-            # A row that this Task refused still belongs to the other.
+            # A row that this Task refused still belongs to the other Task.
             number: (parent_id, row) if taken or of_task is None else (of_task, of_row)
             for number, row, of_task, of_row, taken in own
         }
@@ -89,12 +90,12 @@ def find_corrected(
 
 
 def row_problem(code: str, text: str, params: dict[str, Any], value: Any) -> dict[str, Any]:
-    """A problem of a row as the ledger keeps it, for translation."""
+    """A problem of a row as the ledger stores it, for translation."""
     return {"column": None, "code": code, "value": value, "text": text, "params": params}
 
 
 def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) -> set[int]:
-    """Those of these rows of a Task that failed, were refused or cancelled."""
+    """Those of these rows of a Task that failed, were refused, or were cancelled."""
     failed = (_x.task_id == task_id) & batches.among(connection, _x.row, list(rows))
     refused = (task_rejects.c.task_id == task_id) & batches.among(connection, task_rejects.c.row, list(rows))
     found = set(connection.execute(sa.select(_x.row).where(failed)).scalars())
@@ -114,7 +115,7 @@ def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) ->
 
 
 def originals(connection: Connection, origins: Collection[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-    """The items of these rows, (Task, row), that failed, were refused or cancelled, as they were submitted."""
+    """The items as submitted of those of these rows, (Task, row), that failed, were refused, or were cancelled."""
     found: dict[tuple[int, int], Any] = {}
     for task_id in {task_id for task_id, _ in origins}:
         rows = [row for of_task, row in origins if of_task == task_id]
@@ -136,8 +137,8 @@ def originals(connection: Connection, origins: Collection[tuple[int, int]]) -> d
 
 
 def _seq_from(connection: Connection, task_id: int, row: int) -> int:
-    """The number of the first job whose row is not before ``row``, by bisection: rows ascend with it, and no index has
-    them."""
+    """The ``seq`` of the first job whose row is not before ``row``, by bisection: rows ascend with ``seq``, and no index
+    covers rows."""
     low, high = 0, int(connection.execute(sa.select(_t.created_jobs).where(_t.id == task_id)).scalar() or 0)
     while low < high:
         middle = (low + high) // 2
@@ -153,11 +154,9 @@ def take_rows(
     items: Sequence[NewItem],
     rejects: Sequence[Reject],
 ) -> tuple[list[NewItem], list[Reject]]:
-    """Takes the rows that these items correct, and keeps the numbers of refused ones. Items that correct nothing become
-    rejects.
-
-    ``above``: the ancestors of the Task, locked. Raises :class:`InputError` if a row of a strict list became refused since
-    the check.
+    """Takes the rows that these items correct, and records the numbers of refused ones. Items that correct no row become
+    rejects. ``above``: the ancestors of the Task, locked. Raises :class:`InputError` if a row of a strict list became
+    refused since the check.
     """
     parent, task_id = above.get(task["resubmit_of"]), task["id"]
     if parent is None or parent["turning"] == PURGING:
@@ -179,7 +178,7 @@ def take_rows(
             params = {"number": number, "first": first[number]}
             problem = row_problem("duplicate_row", "resubmit.twice", params, number)
         first.setdefault(number, each.row)
-        if problem is None or problem["code"] == _TAKEN:  # the report shows its number, and who sends it again learns why
+        if problem is None or problem["code"] == _TAKEN:  # the report shows the number, also with the problem
             takes = problem is None and isinstance(each, NewItem)
             new.append((task_id, number, each.row, *origins[number], 1 if takes else None))
         if isinstance(each, Reject):
@@ -196,7 +195,7 @@ def take_rows(
 
 
 def any_taken(connection: Connection, task_id: int, event_id: int | None = None) -> bool:
-    """Whether lists that correct a Task have taken any row of it; of one Event, if given."""
+    """Whether a list that corrects a Task has taken any row of it, or of the one Event, if given."""
     found = sa.select(_r.id).where(_r.of_task == task_id, _r.taken == 1).limit(1)
     if event_id is not None:
         found = found.where(sa.exists().where(_e.id == event_id, _r.of_row.between(_e.first_row, _e.last_row)))
@@ -204,18 +203,18 @@ def any_taken(connection: Connection, task_id: int, event_id: int | None = None)
 
 
 def taken_between(connection: Connection, task_id: int, first_row: int, last_row: int) -> set[int]:
-    """The rows of a Task between two rows that lists that correct it have taken."""
+    """The rows of a Task from ``first_row`` to ``last_row`` that correcting lists have taken."""
     found = sa.select(_r.of_row).where(_r.of_task == task_id, _r.taken == 1, _r.of_row.between(first_row, last_row))
     return {int(row) for row in connection.execute(found).scalars()}
 
 
 def count_taken(connection: Connection, task_id: int) -> int:
-    """How many rows of a Task were taken by lists that correct it."""
+    """How many rows of a Task correcting lists have taken."""
     found = sa.select(sa.func.count()).where(_r.of_task == task_id, _r.taken == 1)
     return int(connection.execute(found).scalar_one())
 
 
 def not_taken(task_id: int) -> Any:
-    """The condition on ``events`` of a Task that no list has taken any of its rows."""
+    """The condition on ``events`` of a Task that no list has taken any row of the Event."""
     its_row = _r.of_row.between(_e.first_row, _e.last_row)
     return ~sa.exists().where(_r.of_task == task_id, its_row, _r.taken == 1)

@@ -63,7 +63,7 @@ _REPAIRABLE = ("counts", "errors", "corrections")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A deviation: a stable ``code``, the Task that it concerns, a description, whether it was repaired."""
+    """A deviation: a stable ``code``, the Task that it concerns, a description, and whether it was repaired."""
 
     code: str
     task_id: int | None
@@ -72,11 +72,11 @@ class Finding:
 
 
 def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | None = None, who: str = "") -> list[Finding]:
-    """Examines every Task (or these), and looks for orphans.
+    """Examines these Tasks, or without ``task_ids`` every Task, and searches for orphans.
 
-    ``repair`` corrects the counts, the list and groups of failures, and the records of corrected lists, by the rows, and
-    mends loans and places. A Task may run meanwhile: it is read in one snapshot, and the differences found are added.
-    ``who``: for the logs of the repaired Tasks. Raises LedgerUnavailable.
+    ``repair``: corrects the counts, the list and groups of failures, and the records of corrected lists by the rows, and
+    repairs loans and places. A Task may run meanwhile: it is read in one snapshot, and the differences found are added.
+    ``who``: the author in the logs of the repaired Tasks. Raises LedgerUnavailable.
     """
     named = task_ids is not None
     if task_ids is None:
@@ -88,16 +88,16 @@ def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | N
             findings += _examine_task(ledger, task_id, repair, who)
         except NotFound:
             if named:
-                raise  # else it was purged meanwhile
+                raise  # otherwise the Task was purged meanwhile
     return findings + _loans(ledger, repair, task_ids if named else None) + _orphans(ledger)
 
 
 @dataclass(frozen=True, slots=True)
 class _Examined:
-    """The result for one Task: ``missing`` from its counts, and ``created`` from its numbers of jobs and items.
+    """The result for one Task: what is ``missing`` from its counts, and from its numbers of ``created`` jobs and items.
 
-    Concurrent changes move rows and counts alike, so the differences stay the same until another doctor repairs them, which
-    ``repairs`` shows.
+    Concurrent changes move rows and counts alike, so the differences stay the same until another doctor repairs them; that
+    changes ``repairs``.
     """
 
     findings: list[Finding]
@@ -118,7 +118,7 @@ def _examine_task(ledger: Ledger, task_id: int, repair: bool, who: str) -> list[
 
 @repeatable
 def _repair_task(ledger: Ledger, task_id: int, examined: _Examined, who: str) -> bool:
-    """Adds what is missing. False if another doctor repaired the Task since the read."""
+    """Adds the missing counts. False if another doctor has repaired the Task since the read."""
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         if _repairs(connection, task_id) != examined.repairs:
@@ -208,7 +208,7 @@ def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> li
     wanted = said & set(due)
     if MERGE in said and closed:  # the others are queued after it, by its outcome
         followed = task["finished_at"] is not None or len(queued) > 1
-        follow = {"on_complete", *({"on_success", "on_failure"} & set(queued))}  # a merge that failed may succeed later
+        follow = {"on_complete", *({"on_success", "on_failure"} & set(queued))}  # a failed merge may succeed later
         wanted = {MERGE, *(said & follow)} if followed else {MERGE}
     wrong = [f"{name} was not queued" for name in sorted(wanted - set(queued))]
     wrong += [f"{name} was queued and does not follow" for name in sorted(set(queued) - wanted)]
@@ -219,7 +219,7 @@ def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> li
 
 
 def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examined: _Examined, who: str) -> None:
-    # Added, not set: outcomes committed since the read have moved the counts.
+    # Added, not set, because outcomes committed since the read have moved the counts.
     move_counts(connection, {(task["id"], 0): examined.missing}, ledger.now())
     jobs, items = examined.created
     values = {"created_jobs": _t.created_jobs + jobs, "created": _t.created + items, "version": _t.version + 1}
@@ -228,7 +228,8 @@ def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examin
 
 
 def _errors(connection: Connection, task_id: int) -> list[Finding]:
-    """Compares items that ended failed or error with their lines, and the lines with the groups."""
+    """Compares items that ended ``failed`` or ``error`` with the lines of ``item_errors``, and the lines with the
+    groups."""
     failed = sa.select(sa.func.coalesce(sa.func.sum(_e.n_failed + _e.n_error), 0)).where(_e.task_id == task_id)
     ended = int(connection.execute(failed).scalar_one())
     lines = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id)).scalar_one()
@@ -248,7 +249,7 @@ def _ended(task_id: int) -> Any:
 
 
 def _stray(task_id: int) -> Any:
-    """Lines that disagree with the end of their Event, and all but the last line of an Event; slices aside."""
+    """Lines that disagree with the end of their Event, and all but the last line of an Event; without slices."""
     last = item_errors.alias("last")
     later = sa.exists().where(last.c.event_id == _x.event_id, last.c.id > _x.id)
     wrong = sa.or_(later, ~sa.exists().where(_e.id == _x.event_id, _e.status == _x.status, _ended(task_id)))
@@ -256,7 +257,7 @@ def _stray(task_id: int) -> Any:
 
 
 def _wrong_slices(connection: Connection, task_id: int) -> dict[int, list[dict[str, Any]]]:
-    """The missing or wrong lines of each slice whose lines disagree with its items: all that it must have."""
+    """For each slice whose lines disagree with its items: all lines that it must have."""
     of_slice = (_e.task_id == task_id) & (_e["items"] > 1)
     c = item_errors.c
     lines: dict[int, list[tuple[int, str]]] = {}
@@ -330,7 +331,7 @@ def _line(event: Any) -> dict[str, Any]:
 
 
 def _rebuild_groups(connection: Connection, task_id: int) -> None:
-    """Adds the difference between lines and groups, in one statement, because lines are still written."""
+    """Adds the difference between lines and groups, in one statement because other processes write lines meanwhile."""
     c = task_errors.c
     lines = (
         sa.select(_x.digest.label("digest"), sa.func.count().label("n")).where(_x.task_id == task_id).group_by(_x.digest)
@@ -369,7 +370,7 @@ def _group(connection: Connection, task_id: int, digest: str, count: int) -> dic
 
 
 def _ancestry(connection: Connection, task: dict[str, Any]) -> tuple[set[int], set[int]]:
-    """The ancestors of a corrected Task that are not recorded as such, and recorded ones that are none."""
+    """The ancestors of a corrected Task that are not recorded, and the recorded ones that are not ancestors."""
     c, above, at = task_ancestors.c, set[int](), task["resubmit_of"]
     while at is not None and at not in above:
         found = connection.execute(sa.select(_t.resubmit_of).where(_t.id == at)).one_or_none()
@@ -382,7 +383,7 @@ def _ancestry(connection: Connection, task: dict[str, Any]) -> tuple[set[int], s
 
 
 def _no_item(connection: Connection, task_id: int) -> list[int]:
-    """The ids of those rows taken by a corrected list that have no item of it: both ascend, so they are read in step."""
+    """The ids of rows that a corrected list took without an item of its own; both ascend, so they are read in step."""
     found: list[int] = []
     after, low = -1, 0
     while True:
@@ -401,7 +402,8 @@ def _no_item(connection: Connection, task_id: int) -> list[int]:
 
 
 def _corrections(connection: Connection, task: dict[str, Any], items: int) -> list[Finding]:
-    """Compares the rows that a corrected list took with its items, and its ancestors, whose ``mended`` it counts for."""
+    """Compares the rows that a corrected list took with its items, and its recorded ancestors, whose ``mended`` it raises,
+    with the actual ones."""
     task_id = task["id"]
     taken = (_o.task_id == task_id) & (_o.taken == 1)
     count = connection.execute(sa.select(sa.func.count()).where(taken)).scalar_one()
@@ -453,11 +455,11 @@ _FEW_PLACES: Final = (
 
 
 def _loans(ledger: Ledger, repair: bool, task_ids: Sequence[int] | None) -> list[Finding]:
-    """Loans of one Task that overlap, rows that no borrow reaches, holders that are registered nowhere, and processes that
-    run more jobs of a Task than they have places.
+    """Finds loans of one Task that overlap, rows that no borrow reaches, holders that are not registered, and processes
+    that run more jobs of a Task than they have places.
 
-    ``repair``: such rows are due from now on, under a new attempt, so that whoever held them cannot end them; the places
-    become as many as the jobs that run.
+    ``repair``: makes such rows due under a new attempt, so that their holder cannot end them, and sets the places to the
+    number of running jobs.
     """
     with ledger.database.snapshot() as connection:
         overlaps = connection.execute(_OVERLAPS).all()
@@ -492,7 +494,7 @@ def _loans(ledger: Ledger, repair: bool, task_ids: Sequence[int] | None) -> list
 
 
 def _take_loan(ledger: Ledger, loan_id: int) -> None:
-    """Takes a loan from whoever has it: its rows are due from now on, under a new attempt."""
+    """Takes a loan from its holder, and makes its rows due under a new attempt."""
     with ledger.database.read() as connection:
         found = connection.execute(sa.select(_l.process).where(_l.id == loan_id)).one_or_none()
     if found is not None:
@@ -500,7 +502,7 @@ def _take_loan(ledger: Ledger, loan_id: int) -> None:
 
 
 def _unreached(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) -> list[Change]:
-    """Makes rows due that nothing reaches, read again under the locks of their Tasks."""
+    """Makes rows due that no hint or loan reaches, after reading them again under the locks of their Tasks."""
     named = batches.among(connection, _e.id, list(event_ids))
     for task_id in sorted(connection.execute(sa.select(_e.task_id).where(named).distinct()).scalars()):
         task_rows.lock(connection, int(task_id))
@@ -518,7 +520,7 @@ def _add_places(ledger: Ledger, whose: Sequence[tuple[int, str]]) -> None:
                 connection.execute(places.update().where(its).values(n=int(runs)))
 
 
-# -- what maintenance mends: what a process left that ended between two transactions
+# -- repairs by maintenance, after a process has ended between two transactions
 
 _OTHERS: Final = tasks.alias("others")
 _FREE_LOAN: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
@@ -531,14 +533,14 @@ _UNSETTLED: Final = (
         sa.or_(
             _t.ready.is_(None)
             & ((_t.created_jobs > _t.next_seq) | _FREE_LOAN)
-            # With a round: its jobs began later, or somebody wrote the interval.
+            # With a round: its jobs began later, or a user changed the interval in the row.
             & (_t.due_next.is_(None) | (_t.interval_s <= 0) | (_t.due_next > _t.round_at + _t.interval_s * SECOND))
             & (_t.start_at.is_(None) | _t.due_next.is_(None) | (_t.due_next > _t.start_at)),
             sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED)),
         )
     )
 )
-"""Tasks whose hints say less than there is to start."""
+"""Tasks whose hints hide jobs that may start."""
 
 _FREE_SESSIONS: Final = (
     sa.select(_t.session_key)
@@ -558,7 +560,7 @@ _STALLED_HOLDERS: Final = (
         sa.func.sum(_y.working + _y.stopped) == 0,
     )
 )
-"""Holders that only wait for retries, by their counts, while others wait for the session."""
+"""Holders of a session whose jobs all wait for retries, by their counts, while other Tasks wait for the session."""
 
 _STANDING_LINES: Final = (
     sa.select(_e.line)
@@ -566,7 +568,7 @@ _STANDING_LINES: Final = (
     .select_from(tasks.join(events, _e.task_id == _t.id))
     .where(_t.finished_at.is_(None), _t.key_field.is_not(None), _e.due_at == BLOCKED, sessions.ASKING[-1] == _e.id)
 )
-"""Lines of keys in which an Event waits for its turn although it has come."""
+"""Lines of keys in which an Event is blocked although its turn has come."""
 
 _UNREACHABLE: Final = (
     sa.select(_t.id)
@@ -576,14 +578,14 @@ _UNREACHABLE: Final = (
     .group_by(_t.id)
     .having(sa.func.sum(_y.enqueue) > 0)
 )
-"""Tasks with open items that no hint and no loan reaches; a claim may."""
+"""Tasks with open items without a hint or a loan that leads to them; a claim may hold them."""
 
 _HAS_UNHELD: Final = sa.exists().where(_e.task_id == sa.bindparam("of"), _e.seq < sa.bindparam("high"), UNHELD)
 
 
 def mend(ledger: Ledger, limit: int = 1_000) -> int:
-    """Mends what a process left that ended between two transactions; of each kind at most ``limit``, so that a later call
-    does the rest. Returns how much it found. Raises LedgerUnavailable."""
+    """Repairs hints, sessions, lines and loans after a process has ended between two transactions: at most ``limit`` of
+    each kind, the rest at a later call. Returns how many it found. Raises LedgerUnavailable."""
     return sum(_mend(ledger, statement.limit(limit), act) for statement, act in _MENDED)
 
 
@@ -600,7 +602,8 @@ def _each(act: Callable[[Ledger, Any], object]) -> Callable[[Ledger, list[Any]],
 
 @repeatable
 def _free_unreachable(ledger: Ledger, task_id: int) -> None:
-    """Makes all that the pointer of a Task has passed a free loan: what is over or held is left out when it is read."""
+    """Makes the whole range that a Task's pointer has passed a free loan; a borrow skips rows that have ended or are
+    held."""
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         if task is None or connection.execute(_UNREACHABLE.where(_t.id == task_id)).first() is None:
@@ -641,13 +644,13 @@ def _orphans(ledger: Ledger) -> list[Finding]:
     ]
 
 
-# -- readiness: whether this process can write what it is given
+# -- readiness: whether this process can store submissions
 
 RESERVE_BYTES: Final = 16 * 1024 * 1024
-"""Free space below which a file system counts as full: for a list, and for SQLite's log between two checkpoints."""
+"""Free bytes below which a file system counts as full: room for a list, and for SQLite's log between two checkpoints."""
 
 FRESH_S: Final = 3.0
-"""How long a result is cached: frequent checks must not write each time."""
+"""Seconds for which a result is cached, so that frequent checks do not write each time."""
 
 
 class NotWritable(Unavailable):
@@ -670,9 +673,8 @@ class Readiness:
         self._log = get_logger("asynctask.readiness")
 
     def check(self) -> None:
-        """Raises :class:`NotWritable` if the database accepts no write, or a file system that is written to is full.
-
-        A server's own disk is not visible; a committed transaction proves that it is writable.
+        """Raises :class:`NotWritable` if the database accepts no write, or a file system to which this process writes is
+        full. A database server's disk is not visible here; a committed transaction proves that it is writable.
         """
         with self._lock:
             if self._ledger.clock.monotonic() >= self._fresh_until:
@@ -697,7 +699,7 @@ class Readiness:
 
     @repeatable
     def _write(self) -> None:
-        """Inserts and deletes a row in one transaction, which writes pages and leaves nothing behind."""
+        """Inserts and deletes a row in one transaction, which writes pages and leaves no row."""
         owner = self._ledger.ids.jids(1)[0]
         with self._ledger.database.write(marked=False) as connection:
             at = self._ledger.now() // 1_000_000
@@ -706,7 +708,7 @@ class Readiness:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Bytes that this user may still write there; None if unknown."""
+    """Bytes that this user may still write in ``folder``; None if unknown."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

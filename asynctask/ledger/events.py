@@ -1,4 +1,4 @@
-"""The one function through which every Event changes: compare-and-set, messages and counts in one transaction."""
+"""Every change of an Event: :func:`apply` writes compare-and-set, messages and counts in one transaction."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp
 from asynctask.messages import append
 
 MAX_GROUPS = 100
-"""Groups of failure messages kept for one Task; further ones are counted under "other"."""
+"""Largest number of groups of failure messages of one Task; further ones are counted under "other"."""
 
 ITEMS: Final = "items"
-"""``problem`` of an open slice of which an item has failed."""
+"""``problem`` of an open slice with a failed item."""
 
 PLACES_EACH: Final = 1 << 20
-"""Places in the line of a key from those of one Task's jobs to those of the next one's; between them come jobs that run
-again after their end: more would have to run again in one line before the next Task with keys."""
+"""Distance between the places of one Task's jobs and those of the next Task in the line of a key. The places between are
+for jobs that run again after their end; more than this in one line would overlap the next Task with keys."""
 
 RESUMABLE: Final = "stopped"
-"""``problem`` of a stopped Event: the index finds those that may be started again."""
+"""``problem`` of a stopped Event, by which an index finds the Events that may be started again."""
 
 
 _e, _t, _l = events.c, tasks.c, loans.c
@@ -48,8 +48,8 @@ IS_OPEN: Final = _e.status.in_([str(Status.ENQUEUE), str(Status.WORKING)])
 """Whether an Event waits or runs."""
 
 UNHELD: Final = IS_OPEN & _e.due_at.is_(None) & _e.process.is_(None)
-"""Whether an open Event waits for no time, and names no process: only a loan that it lies in holds it. One in ``working``
-is one that a program outside has recorded so: it stays the holder's."""
+"""Whether an open Event waits for no time and names no process, so that only a loan can hold it. If it is ``working``, an
+outside program has recorded that, and the loan's holder keeps it."""
 
 _ROUND_AT = sa.case((_t.interval_s > 0, _t.round_at))
 _READ = (
@@ -73,7 +73,7 @@ _KEPT = ("result", "checkpoint", "marks", "params", "options", "worker_name", "q
 
 _GUARD = ("id", "attempt", "status")
 
-_STATUSES = {str(status): status for status in Status}  # a dict look-up is cheaper than calling the enumeration
+_STATUSES = {str(status): status for status in Status}  # a dict lookup is cheaper than calling the enumeration
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Failure:
 
 
 class Note(NamedTuple):
-    """A message for ``added_messages``; ``at`` (microseconds) is None for the time of writing; ``row``: of its item in a
+    """A message for ``added_messages``. ``at``: microseconds, None for the time of writing; ``row``: that of its item in a
     slice."""
 
     status: str
@@ -98,10 +98,10 @@ class Note(NamedTuple):
 class EventRecord:
     """One Event as read: the row for the transition functions, and the other columns that decisions and records need.
 
-    ``round_at``: of a Task with an interval, when the jobs of its last round may start. ``callback_of``: the Task whose
-    callback it is. ``line``: of those with a key, see :mod:`asynctask.ledger.sessions`. ``knobs``: those of its Task that
-    determine when its jobs start. ``created_at``: when it was made, or sent again after its end. ``is_resent``: a job of a
-    Task that has sent itself again, see :func:`asynctask.arrivals.send_itself`.
+    ``round_at``: when the jobs of the last round of a Task with an interval may start (microseconds). ``callback_of``: the
+    Task whose callback it is. ``line``: of an Event with a key, see :mod:`asynctask.ledger.sessions`. ``knobs``: its Task's
+    priority, ``parallel`` and interval. ``created_at``: when it was created, or sent again after its end (microseconds).
+    ``is_resent``: a job of a Task that has sent itself again, see :func:`asynctask.arrivals.send_itself`.
     """
 
     id: int
@@ -126,13 +126,13 @@ class EventRecord:
 
     @property
     def is_lone(self) -> bool:
-        """Whether it belongs to no Task, neither as a job nor as a callback. An attached engine keeps its lone jobs, the
-        ledger all others."""
+        """Whether it belongs to no Task, neither as a job nor as a callback. An attached engine keeps its own lone jobs;
+        the ledger keeps all others."""
         return self.task_id is None and self.callback_of is None
 
 
 def untouched(record: EventRecord) -> bool:
-    """Whether nothing was written since the Event was lent or dispatched: no message, no process, one item."""
+    """Whether nothing was written since the Event was lent or dispatched, and it has one item."""
     row = record.row
     return (
         row.status is Status.ENQUEUE
@@ -148,9 +148,9 @@ def untouched(record: EventRecord) -> bool:
 
 
 def last_start(record: EventRecord) -> int | None:
-    """Start of its last attempt that began (microseconds), as far as known; ``started_at`` is that of the first.
+    """Start of the last attempt that began (microseconds), as far as known; ``started_at`` is that of the first attempt.
 
-    Messages have whole milliseconds, so the start was at most one later.
+    Messages have whole milliseconds: the result is rounded up, and at most one millisecond late.
     """
     began = [(each["attempt"], each["at"]) for each in loads(record.messages) or [] if each.get("status") == "working"]
     if not began:
@@ -162,13 +162,13 @@ def last_start(record: EventRecord) -> int | None:
 
 
 def has_begun(record: EventRecord) -> bool:
-    """Whether its present attempt is known to have begun: its first message is of that moment."""
+    """Whether the current attempt is known to have begun, which writes its first message."""
     return any(each["attempt"] == record.row.attempt for each in loads(record.messages) or [])
 
 
 def problem_of(transition: Transition, failure: Failure | None) -> str | None:
     """The ``problem`` column: the code of the failure, for a transition that ends ``failed`` or ``error``;
-    :data:`RESUMABLE` for one that stops; :data:`ITEMS` for an open slice of which an item has failed."""
+    :data:`RESUMABLE` for one that stops; :data:`ITEMS` for an open slice with a failed item; else None."""
     if transition.after.status is Status.STOPPED:
         return RESUMABLE
     if transition.after.status not in PROBLEM:
@@ -178,14 +178,14 @@ def problem_of(transition: Transition, failure: Failure | None) -> str | None:
 
 @dataclass(slots=True, kw_only=True)
 class Write(ABC):
-    """What is to be written of one Event, and what :func:`apply` made of it.
+    """A write of one Event, and its result.
 
-    If it wins, ``notes`` are added to ``added_messages``, with that of a cancel or a stop. ``values``: further columns to
-    set (:data:`_KEPT`, and ``started_at`` of an Event that has none, or None); ``failure``: for a transition that ends
-    ``failed`` or ``error``; ``failures``: the same of a slice's items, by index.
+    If the compare-and-set is won, ``notes`` are added to ``added_messages``, with the message of a cancel or a stop.
+    ``values``: further columns to set (:data:`_KEPT`; ``started_at`` only if the Event has none, or to None); ``failure``:
+    for a transition that ends ``failed`` or ``error``; ``failures``: the same for a slice's items, by index.
 
-    :func:`apply` sets ``transition``, None if the compare-and-set was lost, and ``record``, the Event as it is then, None
-    if it is gone.
+    :func:`apply` sets the result: ``transition``, None if the compare-and-set was lost, and ``record``, the Event after it,
+    None if the Event no longer exists.
     """
 
     event_id: int = field(kw_only=False)
@@ -198,7 +198,8 @@ class Write(ABC):
 
     @abstractmethod
     def decided(self, ledger: Ledger, record: EventRecord) -> Transition | None:
-        """The transition of the Event as read in the transaction; None to leave it (the compare-and-set is lost)."""
+        """The transition for the Event as read in the transaction; None leaves it as it is (the compare-and-set is
+        lost)."""
         ...
 
 
@@ -207,8 +208,8 @@ W = TypeVar("W", bound=Write)
 
 @dataclass(slots=True)
 class Change(Write):
-    """A change that a function decides, which must not refer to it: thousands of such reference cycles keep the garbage
-    collector busy."""
+    """A change that the function ``decide`` decides. ``decide`` must not refer to the change: thousands of such reference
+    cycles keep the garbage collector busy."""
 
     decide: Callable[[EventRecord], Transition | None]
 
@@ -217,7 +218,7 @@ class Change(Write):
 
 
 class StaleRead(TransactionConflict):
-    """An Event changed after it was read for an end. Nothing is written; the Event must be read again."""
+    """An Event changed after it was read. Nothing is written; the Event must be read again."""
 
     code = "seen_no_more"
 
@@ -241,7 +242,8 @@ def _record(found: Any) -> EventRecord:
 
 
 def read_events(connection: Connection, condition: Any, *, lock: bool = False) -> list[EventRecord]:
-    """Events that match a condition on the table, by id; with ``lock``, locked until the transaction ends."""
+    """The Events that match a condition on the table, in the order of ids; with ``lock``, locked until the transaction
+    ends."""
     if lock and connection.dialect.name != "sqlite":
         condition = batches.among(connection, _e.id, lock_events(connection, condition))
     return [_record(found) for found in batches.fetch(connection, _READ.where(condition).order_by(_e.id))]
@@ -257,8 +259,8 @@ _OF_JOBS: Final = batches.ByValues(_e.job_id, _READ.where)
 
 
 class Saved(NamedTuple):
-    """What earlier attempts of a job saved: the checkpoint (:class:`asynctask.job.Checkpoint`); of a slice the marks and
-    results."""
+    """The state that earlier attempts of a job saved: the checkpoint (:class:`asynctask.job.Checkpoint`), and for a slice
+    the marks and results."""
 
     checkpoint: str | None
     marks: str | None
@@ -270,7 +272,7 @@ _SAVED = (_e.id, _e.checkpoint, _e.marks, sa.case((_IS_SLICE, _e.result)))
 
 
 def read_saved(connection: Connection, event_ids: Sequence[int]) -> dict[int, Saved]:
-    """What these Events have saved, by id."""
+    """The saved state of these Events, by id; Events without any are left out."""
     chosen = batches.among(connection, _e.id, event_ids) & (_e.checkpoint.is_not(None) | _e.marks.is_not(None))
     return {int(i): Saved(*rest) for i, *rest in connection.execute(sa.select(*_SAVED).where(chosen))}
 
@@ -286,7 +288,7 @@ def rows_of(connection: Connection, record: EventRecord) -> Sequence[int | None]
 
 
 def read_stops(connection: Connection, event_ids: Sequence[int]) -> list[int]:
-    """Those of these running Events that should stop: stopped by a user, or their Task paused or cancelled."""
+    """Those of these running Events that should stop: a user stopped them, or paused or cancelled their Task."""
     held_back = (_e.stopping > 0) | _t.state.in_([str(State.PAUSED), str(State.CANCELLED)])
     found = sa.select(_e.id).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
     return [int(i) for (i,) in connection.execute(found.where(batches.among(connection, _e.id, event_ids), held_back))]
@@ -295,8 +297,8 @@ def read_stops(connection: Connection, event_ids: Sequence[int]) -> list[int]:
 def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
     """Locks the Events that match a condition, in the order of their ids, and returns the ids.
 
-    The rows must be read by a later statement: a locking read that waited does not re-read joined columns (the Task's
-    pointer), which may have moved meanwhile. Nor does this lock the Task's row.
+    A later statement must read the rows: a locking read that waited does not re-read joined columns, such as the Task's
+    pointer, which may have moved meanwhile. The Task's row is not locked.
     """
     return batches.locked(connection, sa.select(_e.id).where(condition).order_by(_e.id))
 
@@ -304,11 +306,11 @@ def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
 def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Sequence[Write] = ()) -> list[W]:
     """Writes every change whose decision still holds, and every end, in the caller's write transaction.
 
-    Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
-    what was read is decided on, and the UPDATE compares status and attempt again; what is not kept is deleted. Ends, of
-    Events that were :func:`untouched` when they were read without a lock before, come with ``record`` and ``transition``
-    and are only compared: all are written, or :class:`StaleRead` is raised. They set at most ``result`` and ``started_at``.
-    Returns the changes, each with its result. An Event may occur only once per call.
+    Events, their messages, the Task's counts and its grouped errors change together. For ``changes``, it reads the rows
+    under lock, calls :meth:`Write.decided`, and compares status and attempt again in the UPDATE; rows that are not to be
+    kept are deleted. ``ends`` are of Events that were :func:`untouched` when they were read before, without a lock. Each
+    has its ``record`` and ``transition``, and is only compared: all are written, or :class:`StaleRead` is raised. Ends set
+    at most ``result`` and ``started_at``. Returns the changes, each with its result. An Event may occur once per call.
     """
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()
@@ -317,11 +319,11 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     if ends:
         write_unread(connection, ledger, ends, moved, now)
     _move_in_lines(connection, [*changes, *ends])
-    # Lock order of every transaction: all events first, then their counters.
+    # Lock order of every transaction: all Events first, then their counters.
     _write_failures(connection, ledger, [*changes, *ends])
     move_counts(connection, moved, now)
     if any(_is_lone_and_due(each, now) for each in changes):
-        notify(connection)  # of Tasks, their hints say so
+        notify(connection)  # jobs of Tasks are announced by their hints
     return list(changes)
 
 
@@ -331,8 +333,8 @@ def _is_lone_and_due(change: Write, now: int) -> bool:
 
 
 def _move_in_lines(connection: Connection, changes: Sequence[Write]) -> None:
-    """Takes Events that end out of the lines of their keys; who is next, :func:`sessions.free` finds after the commit.
-    Those that run again after their end get the last places."""
+    """Removes Events that end from the lines of their keys; :func:`sessions.free` finds the next ones after the commit.
+    Events that run again after their end get the last places."""
     ended, again = list[int](), list[int]()
     for change in changes:
         if change.record is None or change.record.line is None or (transition := change.transition) is None:
@@ -363,8 +365,8 @@ _ENTER: Final = batches.ByValues(_e.id, _entered)
 
 
 def lock_order(connection: Connection) -> None:
-    """Lets no Task with keys come into being, and nothing come last in a line, until the transaction ends; call it before a
-    new Task has its id. So who sees a Task with keys sees all with smaller ids, and a later place is a larger one."""
+    """Keeps other transactions from creating a Task with keys, or appending to a line, until this one ends; call it before
+    a new Task has its id. So a reader that sees a Task with keys sees all with smaller ids, and places only grow."""
     lock_duty(connection, "key order")
 
 
@@ -402,8 +404,8 @@ _CHANGED: Final = "rows changed under their lock; the transaction is rolled back
 
 
 def _kept(connection: Connection, won: Sequence[Write]) -> Sequence[Write]:
-    """The changes of the rows that stay; deletes the others. All were read under the lock of this transaction, so their
-    status and attempt are as decided on."""
+    """The changes of the rows that are kept; deletes the other rows. All were read under the lock of this transaction, so
+    their status and attempt are still those of the decision."""
     gone = [each.event_id for each in won if each.transition is not None and not is_kept(each.transition.after)]
     if not gone:
         return won
@@ -422,7 +424,7 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
     assert transition.before is not None
     before, after = transition.before, transition.after
     notes = change.notes
-    # An attempt that came to its end, of a slice with cancelled items, or was recorded from outside, has its own.
+    # An attempt that ran to its end (a slice with cancelled items) or was recorded from outside has a message already.
     if transition.reason is Reason.CANCELLED and after.attempt > before.attempt:
         notes = [*notes, Note("cancelled", ledger.catalogue("cancelled"))]
     if after.status is Status.STOPPED:
@@ -462,19 +464,19 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
 
 
 def _added(messages: str | None, notes: Sequence[Note], attempt: int, now: int) -> str:
-    """``added_messages`` with these messages of an attempt."""
+    """``added_messages`` with these messages of an attempt appended."""
     new = [stamp(at or now, status, message, attempt, row) for status, message, at, row in notes]
     return dumps(append(loads(messages) or (), new))
 
 
 def _stopped_notes(ledger: Ledger, notes: Sequence[Note]) -> list[Note]:
-    """The messages of a job that a user stopped, in place of those about its next attempt."""
+    """The messages of a job that a user stopped, without those about a next attempt."""
     wrong = (Note("error", ledger.catalogue("interrupted")), Note("enqueue", ledger.catalogue("retry")))
     return [*(note for note in notes if note not in wrong), Note("stopped", ledger.catalogue("stopped"))]
 
 
 def group_of(failure: Failure, status: str) -> str:
-    """Digest of a failure's group: by code, whatever names the message contains; generic codes are grouped by message."""
+    """Digest of a failure's group: by code, because messages contain varying names; for generic codes, by message."""
     text = failure.message if failure.code in ("failed", "raised") else failure.code
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
 
@@ -501,7 +503,7 @@ def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Wr
 
 
 class _Failed(NamedTuple):
-    """An item that a transition ends as ``failed`` or ``error``. ``status``: its own, None for that of its job."""
+    """An item that a transition ends as ``failed`` or ``error``. ``status``: the item's own, None for its job's."""
 
     record: EventRecord
     transition: Transition
@@ -515,7 +517,7 @@ def _unexplained(transition: Transition) -> Failure:
 
 
 def _failed_items(connection: Connection, record: EventRecord, transition: Transition, change: Write) -> list[_Failed]:
-    """The items of a slice that end ``failed`` or ``error`` with this transition."""
+    """The items of a slice that this transition ends as ``failed`` or ``error``."""
     assert transition.before is not None
     found: list[_Failed] = []
     before, after = marks_of(transition.before), marks_of(transition.after)
@@ -605,7 +607,7 @@ def _known_groups(connection: Connection, task_ids: set[int]) -> dict[int, set[s
 def _forget_failures(
     connection: Connection, ledger: Ledger, reopened: Sequence[tuple[EventRecord, Sequence[int | None] | None]]
 ) -> None:
-    """Removes the failures of reopened Events: of a slice those of these rows, of another job all (None)."""
+    """Removes the failures of reopened Events: those of the given rows of a slice; all of another job (rows None)."""
     c = item_errors.c
     if ids := [record.id for record, rows in reopened if rows is None]:
         _forget(connection, ledger, [record for record, _ in reopened], c.event_id.in_(ids))
@@ -643,10 +645,10 @@ def _forget(connection: Connection, ledger: Ledger, reopened: Sequence[EventReco
 
 # -- fast path: ends of untouched Events
 #
-# Under load, most outcomes end Events that are untouched since dispatch, with equal values. The UPDATE compares the row
-# with the earlier read, so it is not read again; equal values are sent once per batch.
+# Under load, most outcomes end Events that are untouched since they were lent, and set equal values. The UPDATE compares
+# the row with the earlier read, so the row is not read again; equal values are sent once per batch.
 
-# untouched() as SQL. No other column that a decision depends on changes while this holds.
+# untouched() as SQL. While it holds, no other column changes on which a decision depends.
 # A CASE, because PostgreSQL may estimate plain conditions as selective and start from a scan of all rows that match them.
 _UNTOUCHED = (
     "CASE WHEN status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
@@ -658,7 +660,7 @@ _READ_GUARD: Final = ("id", "attempt")
 
 @dataclass(slots=True)
 class _EndBatch:
-    """Ends that write equal values: the common transition, and a row of the differing columns for each Event."""
+    """Ends that set equal values: the common transition, and for each Event a row of the columns that differ."""
 
     transition: Transition
     problem: str | None
@@ -669,13 +671,13 @@ class _EndBatch:
 def write_unread(
     connection: Connection, ledger: Ledger, ends: Sequence[Write], moved: dict[tuple[int, int], Delta], now: int
 ) -> None:
-    """Writes the ends of untouched Events, one UPDATE for each set of equal values.
+    """Writes the ends of untouched Events, with one UPDATE for each set of equal values.
 
-    Adds the changes of the counts to ``moved``. Raises :class:`StaleRead`.
+    Adds the changes of the counts to ``moved``. Raises :class:`StaleRead` if an Event has changed since it was read.
     """
     alike: dict[tuple[Any, ...], _EndBatch] = {}
     counted: dict[tuple[int | None, int, int], list[Any]] = {}
-    for end in sorted(ends, key=attrgetter("event_id")):  # the lock order everywhere
+    for end in sorted(ends, key=attrgetter("event_id")):  # the lock order of every transaction
         record, transition = end.record, end.transition
         assert record is not None
         assert transition is not None
@@ -717,8 +719,8 @@ def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None
 
 # -- the counts of a Task, sharded over slots so that processes do not contend for one hot row
 #
-# They move only in the transaction that changes the rows, by the deltas of asynctask.core.transitions. Lock order: events
-# first, then slots by (task_id, slot).
+# Counts change only in the transaction that changes the rows, by the deltas of asynctask.core.transitions. Lock order:
+# Events first, then slots by (task_id, slot).
 
 COUNTS: Final = tuple(Delta.__slots__)
 _TOTAL = sa.select(*[sa.func.coalesce(sa.func.sum(task_tallies.c[f]), 0) for f in COUNTS]).where(
@@ -727,7 +729,7 @@ _TOTAL = sa.select(*[sa.func.coalesce(sa.func.sum(task_tallies.c[f]), 0) for f i
 
 
 def move_counts(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: int) -> None:
-    """Adds deltas to counts, by (task id, slot). Every move raises the Task's version."""
+    """Adds deltas to counts, by (task id, slot). Each addition raises the Task's version."""
     rows = [
         {"task_id": task_id, "slot": slot, "version": 1, "updated_at": now, **{f: getattr(delta, f) for f in COUNTS}}
         for (task_id, slot), delta in sorted(deltas.items())

@@ -1,13 +1,14 @@
-"""Foreign queues as holders of loans and claims: what an engine's broker, or Redis for workers in other languages, has.
+"""Foreign queues as holders of loans and claims: the jobs in an engine's broker, or in Redis for workers in other
+languages.
 
-The dispatcher borrows in its own name, pushes, and hands over (:func:`hand_over`). From then on the jobs are the queue's
-(:func:`asynctask.ledger.lending.queue_holder`) until their workers begin them, which names those processes in the Events,
-or record them. Nobody tells the ledger when a loan of a queue is over: :func:`trim` looks. What a queue lost, maintenance
-finds by what the queue should hold (:func:`held_in_queues`), and makes due again.
+The dispatcher borrows in its own name, pushes, and hands over (:func:`hand_over`). From then on the queue holds the jobs
+(:func:`asynctask.ledger.lending.queue_holder`), until their workers begin them, which names those processes in the Events,
+or record them. No event ends a loan of a queue: :func:`trim` checks for it. Maintenance compares the jobs that a queue
+should hold (:func:`held_in_queues`) with the queue, and makes lost ones due again.
 
-The limit of a Task (``parallel``, or its rounds) holds here, too: a dispatcher takes places before it borrows
-(:func:`lease`), in its own name, and hands them over with the jobs. So the places of the queue and of every dispatcher
-count at least what is on its way, in the queue, or with its workers.
+The limit of a Task (``parallel``, or its rounds) applies here, too: a dispatcher takes places in its own name before it
+borrows (:func:`lease`), and hands them over with the jobs. So the places of the queue and of every dispatcher cover at
+least the jobs that are on the way, in the queue, or with its workers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _OF_HOLDER: Final = sa.select(
 
 
 def _held(found: Mapping[str, int], holder: str) -> int:
-    """How many jobs of a Task lie in a foreign queue, or with its workers. ``found``: the Task's
+    """How many jobs of a Task are in a foreign queue or with its workers. ``found``: the Task's
     :func:`~asynctask.ledger.lending.holders`."""
     return sum(count for name, count in found.items() if name == holder or ("@" in name and not has_places(name)))
 
@@ -57,39 +58,39 @@ _WORKING: Final = (
 
 
 def working(connection: Connection, processes: Collection[str]) -> dict[str, int]:
-    """How many jobs of each of these processes are known to be at work: those that run for longer than a moment."""
+    """How many jobs each of these processes is known to run: only jobs that run long are recorded."""
     return {str(name): int(count) for name, count in connection.execute(_WORKING, {"processes": sorted(processes)})}
 
 
 def engine_of(queue: str) -> str | None:
-    """The engine that a queue belongs to (``celery/emails``); None for a queue of the own broker."""
+    """The engine to which a queue belongs (``celery/emails``); None for a queue of the own broker."""
     engine, slash, _ = queue.partition("/")
     return engine if slash else None
 
 
-# -- who pushes
+# -- dispatchers as holders
 
 
 def pusher(identity: str) -> str:
-    """The holder of what the dispatcher of a process has borrowed and not handed over; the process itself may perform jobs,
-    and knows its own loans."""
+    """The holder name for jobs that the dispatcher of a process has borrowed and not handed over, apart from the loans of
+    the process itself, which may perform jobs."""
     return f"{identity}{PUSHER}"
 
 
 def process_of(holder: str) -> str:
-    """The process of a :func:`pusher`; any other holder as it is."""
+    """The process of a :func:`pusher`; any other holder unchanged."""
     return holder.removesuffix(PUSHER)
 
 
 def pushers(connection: Connection) -> set[str]:
-    """The dispatchers that have something now. What one has for longer than a push lasts was lost on its way: the answer to
-    its borrow never came."""
+    """The dispatchers that hold loans, claims or places now. If one does so for longer than a push lasts, the answer to its
+    borrow was lost."""
     named = [sa.select(column).where(column.like(f"%{PUSHER}")).distinct() for column in (_l.process, _e.process)]
     return {str(holder) for each in named for holder in connection.execute(each).scalars()}
 
 
 def end_empty(ledger: Ledger, holder: str) -> None:
-    """Ends those loans of a holder of which nothing waits any more. Raises LedgerUnavailable."""
+    """Ends the loans of a holder without a waiting job. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
         found = connection.execute(_OF_HOLDER, {"holder": holder}).all()
     if over := [int(row[0]) for row in found if row[4] is None]:
@@ -102,10 +103,10 @@ def end_empty(ledger: Ledger, holder: str) -> None:
 @repeatable
 def lease(ledger: Ledger, holder: str, task_id: int, want: int) -> int:
     """Takes places of a Task with a limit for up to ``want`` jobs that this process is about to borrow for a foreign queue,
-    beside those that it has borrowed and not handed over.
+    besides those that it has borrowed and not handed over. ``want`` 0 returns unneeded places.
 
-    Returns for how many: 0 if none is free, the Task may not start, or another transaction holds its row. Those that it
-    does not need go back with ``want`` 0. Raises LedgerUnavailable.
+    Returns for how many jobs: 0 if no place is free, the Task may not start, or another transaction holds its row. Raises
+    LedgerUnavailable.
     """
     with ledger.database.write() as connection:
         task = lock_now(connection, task_id)
@@ -125,9 +126,8 @@ def lease(ledger: Ledger, holder: str, task_id: int, want: int) -> int:
 
 
 def _settle_places(connection: Connection, holder: str, task_id: int, had: int | None, found: Mapping[str, int]) -> int:
-    """Sets the places of a queue, of a locked Task, to what it holds; returns them.
-
-    Only under the Task's lock, and only if nothing was handed over since they were read: they never fall below the truth.
+    """Sets the places of a queue, for a locked Task, to the number of jobs that it holds; returns them. Only under the
+    Task's lock, and if no job was handed over since the read, so that there are never fewer places than jobs.
     """
     count = _held(found, holder)
     return count if _set_places(connection, holder, task_id, had, count) else max(count, had or 0)
@@ -152,17 +152,17 @@ def _insert(connection: Connection, process: str, task_id: int, n: int) -> bool:
     return True
 
 
-# -- the way of what was borrowed
+# -- handing over, and the end of loans
 
 
 @repeatable
 def hand_over(
     ledger: Ledger, holder: str, loan_ids: Collection[int], event_ids: Collection[int], limited: Mapping[int, int]
 ) -> None:
-    """What this process borrowed lies in a foreign queue now: its loans and claims are the queue's, and so are its places.
+    """Makes a foreign queue the holder of these loans and claims of this process, and of its places for them.
 
-    ``limited``: the number of jobs of each Task with a limit. If this process dies before, recovery has all of it pushed
-    again under a new attempt. Raises LedgerUnavailable.
+    ``limited``: the number of jobs of each Task with a limit. If this process dies before, recovery makes all these jobs
+    due again under a new attempt. Raises LedgerUnavailable.
     """
     with ledger.database.write() as connection:
         if loan_ids:
@@ -182,8 +182,8 @@ def hand_over(
 
 
 def trim(ledger: Ledger, holder: str) -> None:
-    """Ends the loans of a foreign queue of which nothing waits any more, cuts the others to what does, and sets the places
-    of Tasks with a limit to what the queue and its workers hold. Raises LedgerUnavailable."""
+    """Ends the loans of a foreign queue without a waiting job, cuts the others to their waiting jobs, and sets the places
+    of Tasks with a limit to the number of jobs of the queue and its workers. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
         found = connection.execute(_OF_HOLDER, {"holder": holder}).all()
         had = {int(i): int(n) for i, n in connection.execute(sa.select(_p.task_id, _p.n).where(_p.process == holder))}
@@ -228,7 +228,7 @@ _RECALLED: Final = sa.select(_t.id, _t.state, _t.priority).where(_t.id.in_(sa.bi
 
 
 def changed_tasks(ledger: Ledger, pushed: Mapping[int, int | None]) -> list[int]:
-    """Those of these Tasks that may not start jobs any more, or have another priority than the one named for them."""
+    """Those of these Tasks that may no longer start jobs, or whose priority differs from the given one."""
     if not pushed:
         return []
     with ledger.database.read() as connection:
@@ -240,12 +240,12 @@ def changed_tasks(ledger: Ledger, pushed: Mapping[int, int | None]) -> list[int]
     ]
 
 
-# -- what a queue lost: jobs that it was handed, and lacks in two searches
+# -- lost copies: jobs that a queue should hold and that two searches did not find in it
 
 
 def held_in_queues(connection: Connection, holder: str, limit: int = 10_000) -> list[EventRecord]:
-    """Jobs that a foreign queue (:func:`asynctask.ledger.lending.queue_holder`) was handed and that are not known to have
-    begun, by id; of Tasks, and without one."""
+    """Jobs, of Tasks or without one, that a foreign queue (:func:`asynctask.ledger.lending.queue_holder`) holds and that
+    are not known to have begun, in the order of ids."""
     return _records(connection, holder, None, limit)
 
 
@@ -266,11 +266,11 @@ def _records(connection: Connection, holder: str, queues: Collection[str] | None
 
 
 def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
-    """Marks the jobs of Tasks that these queues of an engine were handed, of which a process died: it may have held any of
+    """Marks the jobs of Tasks in these queues of an engine after one of its processes died, which may have held any of
     them.
 
-    An engine does not report which, and delivers them again by itself. Without the mark, a job that ends its process before
-    its start is recorded would be delivered for ever; the start of a marked job is recorded first.
+    An engine does not report which jobs it held, and redelivers them by itself. The start of a marked job is recorded
+    before it runs; otherwise a job that kills its process before its start is recorded would be redelivered for ever.
     """
     named = {queue_holder(engine_of(queue)) for queue in queues}
     with ledger.database.read() as connection:
@@ -284,7 +284,7 @@ def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
 
 
 def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Change]:
-    """Returns rows, (event id, attempt), to the ledger that the foreign queue did not hold in two checks."""
+    """Makes rows (event id, attempt) due again whose copies were missing from the foreign queue in two checks."""
     attempts, note = dict(lost), Note("enqueue", ledger.catalogue("redispatched"))
 
     def decide(record: EventRecord) -> Transition | None:

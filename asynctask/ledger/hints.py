@@ -1,7 +1,7 @@
-"""Reads what decides the hints of a Task (:mod:`asynctask.core.readiness`), and writes them: :func:`settle`, and
-:func:`all_lent` of many Tasks at once.
+"""Computes and writes the hints of Tasks (:mod:`asynctask.core.readiness`): :func:`settle` for one, :func:`all_lent` for
+many.
 
-A new Task gets them in its insert, and one that has ended has none.
+A new Task gets its hints in its insert; a Task that has ended has none.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def in_session(task: Mapping[str, Any]) -> bool:
 
 
 def settle(connection: Connection, ledger: Ledger, task: dict[str, Any], **values: Any) -> Hints:
-    """Writes the hints of a Task, whose row the caller has locked, and ``values`` with them. ``task``: its columns now,
-    but for the hints, which are set in it."""
+    """Computes the hints of a Task whose row the caller has locked, writes them together with ``values``, and sets them in
+    ``task``, its current columns."""
     is_free, due = False, None
     if task["state"] in (State.SPLITTING, State.RUNNING, State.PAUSED):
         is_free, due = connection.execute(_FACTS, {"of": task["id"]}).one()
@@ -61,8 +61,8 @@ def settle(connection: Connection, ledger: Ledger, task: dict[str, Any], **value
 
 
 def write(connection: Connection, task: dict[str, Any], hints: Hints, now: int, **values: Any) -> None:
-    """Writes these hints of a locked Task, if they differ from those in ``task``, and ``values`` with them; notifies the
-    processes if it may start something that it could not before."""
+    """Writes these hints of a locked Task, if they differ from those in ``task``, together with ``values``; notifies the
+    processes if the Task may start jobs that it could not start before."""
     if values or (task["ready"], task["due_next"]) != hints:
         kept = {"ready": hints.ready, "due_next": hints.due_next}
         connection.execute(tasks.update().where(_t.id == task["id"]).values(**kept, **values))
@@ -72,7 +72,7 @@ def write(connection: Connection, task: dict[str, Any], hints: Hints, now: int, 
 
 
 def _is_news(task: Mapping[str, Any], hints: Hints, now: int) -> bool:
-    """Whether the Task may start something that it could not start before."""
+    """Whether the Task may start jobs that it could not start before."""
     if hints.ready is not None and (task["ready"] is None or hints.ready < task["ready"]):
         return True
     was = task["due_next"]
@@ -80,8 +80,8 @@ def _is_news(task: Mapping[str, Any], hints: Hints, now: int) -> bool:
 
 
 def all_lent(connection: Connection, task_ids: Collection[int], now: int) -> None:
-    """Moves the pointer of locked Tasks without a limit, a session or a due row behind their last job; they have nothing
-    more to start."""
+    """Moves the pointer of locked Tasks without a limit, a session or a due row behind their last job, and clears their
+    hints: they have no more jobs to start."""
     _ALL_LENT.execute(connection, task_ids, now=now)
 
 
@@ -96,8 +96,7 @@ _ALL_LENT: Final = batches.ByValues(
 
 
 def settle_free(ledger: Ledger, task_ids: Collection[int]) -> None:
-    """Settles the hints of these Tasks; keeps those whose rows another transaction holds for
-    :func:`asynctask.ledger.lending.catch_up`."""
+    """Settles the hints of these Tasks; postpones those of locked rows to :func:`asynctask.ledger.lending.catch_up`."""
 
     def act(connection: Connection, free: list[int]) -> None:
         chosen = sa.select(tasks).where(batches.among(connection, _t.id, free)).order_by(_t.id)
@@ -126,8 +125,8 @@ _ROUND: Final = sa.select(
 
 
 def round_of(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The last round of a Task: the ranges and the ids of its jobs, and how many more may start in it: a process takes as
-    many as it has threads, and others the rest."""
+    """The last round of a Task: the ranges and the ids of its jobs, and how many more may start in it, because several
+    processes may share a round."""
     return loads(task["round_jobs"]) or {"ranges": [], "again": [], "left": 0}
 
 
@@ -141,7 +140,8 @@ def opens_at(connection: Connection, task: Mapping[str, Any], now: int) -> int |
 
 
 def round_opens(connection: Connection, task: Mapping[str, Any], interval: int, now: int) -> int:
-    """When the next round of a locked Task may begin; reads the jobs of the last one only once its interval is over."""
+    """When the next round of a locked Task may begin (microseconds); reads the jobs of the last round only once its
+    interval is over."""
     began = task["round_at"]
     jobs = round_of(task)
     if jobs["left"]:

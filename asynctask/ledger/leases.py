@@ -1,8 +1,8 @@
-"""Leases of duties: work that one process leads for all, until others take over when it is gone.
+"""Leases of duties: work that one process, the leader, does for all, until another takes over after its end.
 
-A duty is a row of ``duties`` with its leader's identity. Dispatching is leased until ``held_until`` and renewed while there
-is work. Maintenance belongs to a registered process for as long as that process's own lease runs, so it costs nothing to
-hold; on the same machine the leader's death is seen at once.
+A duty is a row of ``duties`` with its leader's identity. The leader of dispatching holds it until ``held_until``, and
+renews it while there is work. The leader of maintenance holds it for as long as its process's own lease runs, so it needs
+no renewal; a process on the same machine detects the leader's death at once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ DISPATCH: Final = "dispatch"
 MAINTENANCE: Final = "upkeep"
 
 LEADER_LEASE_S: Final = 1.0
-"""Lease of the leader of the dispatching, renewed after half of it."""
+"""Seconds of the lease for dispatching, which the leader renews after half of it."""
 
 _NAME: Final = 16
-"""Characters of the name of a duty."""
+"""Largest number of characters of a duty's name."""
 
 
 def dispatch_to(engine: str | None) -> str:
-    """The duty of the leader who dispatches to an engine; None: to Redis. Of a long name it has a digest."""
+    """The name of the duty to dispatch to an engine (None: to Redis), with a digest in place of a long name."""
     if engine is None:
         return DISPATCH
     name = f"{DISPATCH}/{engine}"
@@ -48,7 +48,7 @@ _d, _t, _e, _p, _l, _n = duties.c, tasks.c, events.c, processes.c, loans.c, plac
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The leader of a duty: ``identity`` is None without one; ``process``: its registration, None if there is none."""
+    """The leader of a duty. ``identity``: None without a leader; ``process``: its registration, None if there is none."""
 
     identity: str | None
     process: Mapping[str, Any] | None = None
@@ -60,13 +60,13 @@ class Holder:
         return bool(self.process["lease_until"] <= now) or host.knows_dead(self.process)
 
     def is_dead(self, host: Host) -> bool:
-        """Whether it ran on this machine and is known to be gone."""
+        """Whether it ran on this machine and is known to be dead."""
         return self.process is not None and host.knows_dead(self.process)
 
 
 def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
-    """Acquires or renews a duty for ``for_s`` seconds. Returns None if this process holds it now, else until when another
-    process does (microseconds). Raises LedgerUnavailable."""
+    """Acquires or renews a duty for ``for_s`` seconds. Returns None if this process holds it now, else when the lease of
+    the holder ends (microseconds). Raises LedgerUnavailable."""
     now = ledger.now()
     taken = sa.select(_d.held_until).where(_d.name == name, _d.holder != ledger.identity, _d.held_until > now)
     with ledger.database.read() as connection:
@@ -79,7 +79,8 @@ def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
 
 @repeatable
 def _take(ledger: Ledger, name: str, may: Any, **values: Any) -> bool:
-    """Makes this process the holder of a duty if its row is as ``may`` says, or there is none. False if another won."""
+    """Makes this process the holder of a duty if the row meets the condition ``may`` or does not exist. False if another
+    process won."""
     values["holder"] = ledger.identity
     try:
         with ledger.database.write() as connection:
@@ -101,7 +102,7 @@ def _give_up(ledger: Ledger, name: str) -> None:
 
 
 def holder_of(ledger: Ledger, name: str) -> Holder:
-    """The leader of a duty that is bound to its process's lease."""
+    """The leader of a duty that is held for as long as its process's lease runs."""
     statement = (
         sa.select(_d.holder.label("of_duty"), processes)
         .select_from(duties.outerjoin(processes, _p.identity == _d.holder))
@@ -117,7 +118,7 @@ def holder_of(ledger: Ledger, name: str) -> Holder:
 
 
 class Leadership:
-    """Whether this process leads a duty, as far as it knows, and who else does."""
+    """This process's view of a duty: whether it leads, as far as it knows, or which other process does."""
 
     def __init__(self, ledger: Ledger, duty: str) -> None:
         self._ledger = ledger
@@ -135,14 +136,14 @@ class Leadership:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process leads, by what the last query said."""
+        """Whether another process leads, by the last query."""
         return not self.held and self._ledger.clock.monotonic() < self._elsewhere_until
 
     def acquire(self, *, least_s: float, anew: bool = False) -> float | None:
         """Acquires or renews the duty for :data:`LEADER_LEASE_S`. Raises LedgerUnavailable.
 
         Returns None if this process leads, else for how many seconds, at least ``least_s``, another does. ``anew``: queries
-        although another's lease runs, because it may have resigned.
+        even while another's lease runs, because that leader may have resigned.
         """
         now = self._ledger.clock.monotonic()
         if now < self._held_until - LEADER_LEASE_S / 2:
@@ -159,7 +160,7 @@ class Leadership:
         return left
 
     def take_over(self, host: Host) -> bool:
-        """Takes the duty, for as long as this process lives, if the leader is gone. Returns whether it leads.
+        """Takes the duty, for as long as this process lives, if the leader is dead. Returns whether this process leads.
 
         Raises LedgerUnavailable.
         """
@@ -171,11 +172,11 @@ class Leadership:
         return self.held
 
     def lose(self) -> None:
-        """Notes that another process took the duty over."""
+        """Notes that another process has taken over the duty."""
         self._held_until = 0.0
 
     def resign(self) -> None:
-        """Gives the duty up, so that the next process need not wait for the lease to expire."""
+        """Gives up the duty, so that the next leader does not wait for the lease to expire."""
         if not self.held:
             return
         self._held_until = 0.0
@@ -185,15 +186,15 @@ class Leadership:
             self._log.warning("duty_not_given_up", duty=self._duty, error=str(error))
 
 
-# -- whether maintenance has work: one statement, to keep an idle system idle
+# -- whether maintenance has work: one statement, so that an idle system stays idle
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work for the maintenance that one query found.
+    """The work for maintenance that one query found.
 
-    ``leads``: this process still leads; ``dead``: a lease expired; ``open``: a Task is open; ``alone``: a foreign queue has
-    claimed jobs; ``lost``: an unregistered process holds jobs or places; ``newest``: when the last process registered
+    ``leads``: this process still leads; ``dead``: a lease has expired; ``open``: a Task is open; ``alone``: a foreign queue
+    holds claimed jobs; ``lost``: an unregistered process holds jobs or places; ``newest``: when the last process registered
     (microseconds, None for none).
     """
 
@@ -226,7 +227,7 @@ _WORK = sa.select(
 
 
 def query_work(ledger: Ledger) -> Work:
-    """Queries the work for maintenance, in one statement. Raises LedgerUnavailable."""
+    """Queries in one statement whether maintenance has work. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
         found = connection.execute(_WORK, {"now": ledger.now()}).one()
     holder, dead, open_, alone, lost, newest = found

@@ -1,18 +1,18 @@
-"""Lending: a process borrows a range of a Task's Events, or claims single ones, in one transaction. Nobody else has them.
+"""Lending: a process borrows a range of a Task's Events, or claims single ones, in one transaction, and holds them alone.
 
-A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (``loans``), a **claim** the process that an
-Event names; :mod:`asynctask.core.transitions` has their rules. What lies beyond the pointer ``tasks.next_seq`` is borrowed
-under the lock of the Task's row, and what was given back, a free loan, before it. Claimed are rows with a ``due_at``
-(retries, what was recovered or given back one by one, jobs whose key has come free), and jobs without a Task. Loans of one
-Task never overlap. Of a loan of a Task with keys, those rows whose turn it is not wait with a ``due_at``, which takes them
-out of it.
+A **loan** is a range ``[low, high)`` of a Task's ``seq`` that a process holds (table ``loans``). A **claim** is the process
+that an Event names. :mod:`asynctask.core.transitions` has their rules. A borrow locks the Task's row; it takes free loans,
+the ranges that were given back, before the rows beyond the pointer ``tasks.next_seq``. Rows with a ``due_at`` are claimed:
+retries, jobs that were recovered or given back one by one, jobs whose key is free again; so are jobs without a Task. Loans
+of one Task never overlap. In a loan of a Task with keys, rows whose turn has not come get a ``due_at``, which removes them
+from the loan.
 
-A loan has no clock: it ends with its last outcome (:func:`end_loans`, in the outcome's transaction), is given back
+A loan does not expire: it ends with its last outcome (:func:`end_loans`, in the outcome's transaction), is given back
 (:func:`give_back`), or is recovered with its process (:func:`asynctask.ledger.processes.recover_events`). A foreign queue
-is a holder, too (:mod:`asynctask.ledger.foreign`).
+can hold loans, too (:mod:`asynctask.ledger.foreign`).
 
 The hints of a Task (:mod:`asynctask.core.readiness`) say whether it is worth a borrow. Writers of outcomes do not lock
-Tasks: they have the hints settled after their commit (:func:`announce`), and keep those of a locked row for later
+Tasks: they settle the hints after their commit (:func:`announce`), and postpone those of a locked row
 (:func:`catch_up`).
 """
 
@@ -46,13 +46,14 @@ from asynctask.ledger.events import IN_LOAN, IS_OPEN, UNHELD, Change, EventRecor
 from asynctask.logs import get_logger
 
 PAGE: Final = 100
-"""Tasks of a queue that one query reads."""
+"""Largest number of Tasks of a queue that one query reads."""
 
 MOST_OF_ROUND: Final = 10_000
-"""Jobs of one round of a Task with an interval: they are lent in one transaction."""
+"""Largest number of jobs of one round of a Task with an interval, which are lent in one transaction."""
 
 RECHECK_S: Final = 0.4
-"""Seconds between two checks of what a process has borrowed. Below half a second: no job begins by an older one."""
+"""Seconds between two checks of the jobs that a process has borrowed. Below the half second after which no job begins
+without a new check."""
 
 _t, _e, _l, _p, _q = tasks.c, events.c, loans.c, places.c, queues.c
 
@@ -64,8 +65,8 @@ class Offer:
     """A Task that may start jobs now.
 
     ``limit``: how many of its jobs may run at once, None for any number; ``left``: its jobs beyond the pointer;
-    ``is_plain``: a borrow at the pointer needs no other check than its state, and that of ``has_keys``: jobs of equal keys
-    run one after the other; ``options`` (JSON text) and ``slots`` are the Task's columns.
+    ``is_plain``: a borrow at the pointer needs no check but the state, and with ``has_keys`` the keys; ``has_keys``: jobs
+    of equal keys run one after the other; ``options`` (JSON text) and ``slots``: columns of the Task.
     """
 
     task_id: int
@@ -103,8 +104,8 @@ _OFFERED: Final = (
 
 
 class _Queries(NamedTuple):
-    """What :func:`pick` reads of a queue: the first ready Tasks, those that are due, those that are ready after a Task of a
-    priority, or after a priority, and the newest ready one of a priority."""
+    """The queries of :func:`pick` for a queue: the first ready Tasks; those that are due; the ready ones after a Task of
+    the same priority; the ready ones of larger priorities; the newest ready one of a priority."""
 
     ready: Any
     due: Any
@@ -119,7 +120,7 @@ def _queries(dialect: str, named: bool) -> _Queries:
     if named:
         may = sa.and_(may, sa.or_(_t.worker_name == "*", batches.among_given(dialect, _t.worker_name, "names")))
     found = sa.select(*_OFFERED).where(may).limit(sa.bindparam("count"))
-    # Otherwise MariaDB also reads the Tasks that are not ready.
+    # Without the hint MariaDB also reads the Tasks that are not ready.
     ready = found.with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb").order_by(_t.ready, _t.id)
     due = found.where(_t.due_next <= sa.bindparam("now"), _t.ready.is_(None), MAY).order_by(_t.priority, _t.id)
     same = _t.ready == sa.bindparam("priority")
@@ -144,11 +145,11 @@ def pick(
 ) -> list[Offer]:
     """The first Tasks that may start jobs in each of the queues ``names``, by priority, then in the order submitted.
 
-    ``workers``: only Tasks of these, and mixed ones; None: of all. Reads at most ``limit`` per queue, and where these are
-    all of them of one priority, as many that are ready at a larger one. Of the last priority for which there is no room for
-    every Task, those after the id that ``after`` names for (queue, priority) come first, so that all have their turn; where
-    it names none, those from ``place`` on, from 0 for the oldest to 1 for the newest, so that a thousand processes do not
-    all begin with the oldest. Tasks of paused queues, and those whose places are taken, are left out.
+    ``workers``: only Tasks of these workers, and mixed ones; None: all. Reads at most ``limit`` Tasks per queue; if these
+    all have one priority, also as many of larger ones. Where the last priority has more Tasks than fit, those after the id
+    in ``after[queue, priority]`` come first, so that each Task gets its turn. Without such an id, the Tasks from ``place``
+    on come first (0: the oldest, 1: the newest), so that a thousand processes do not all begin with the oldest. Leaves out
+    Tasks of paused queues, and Tasks whose places are taken.
     """
     dialect, found = connection.dialect.name, list[Offer]()
     given: dict[str, Any] = {"me": ledger.identity, "now": ledger.now(), "count": limit}
@@ -183,7 +184,7 @@ def _page(
         if after is None:
             oldest, newest = int(found[len(firm)][0]), int(read(queries.newest, priority=last)[0][0])
             after = oldest + int(place * (newest - oldest))
-        # Those after the last one that was served, then from the first on.
+        # The Tasks after the last one served, then from the first on.
         turned = read(queries.beyond, priority=last, after=after, count=count)
         found = firm + (turned + [row for row in found if row[2] == last and row[0] <= after])[:count]
     return found + (read(queries.lower, priority=last) if int(found[0][2]) == last else [])
@@ -194,9 +195,9 @@ def _page(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as the ledger has it when it is lent. ``params`` and ``options``: JSON text; ``row``: its row in the list;
-    ``items``: number of items, 0 of an untracked job; ``slots``: number of counter slots of its Task; ``seq``: its number
-    in the Task; ``line``: that of its key; ``started_at``: when it first began (microseconds), of claimed jobs."""
+    """A job as the ledger lends it. ``params`` and ``options``: JSON text; ``row``: its row in the list; ``items``: number
+    of items, 0 for an untracked job; ``slots``: number of counter slots of its Task; ``seq``: its number in the Task;
+    ``line``: the line of its key; ``started_at``: when it first began (microseconds), for claimed jobs."""
 
     event_id: int
     job_id: str
@@ -219,7 +220,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A range of a Task that this process holds. ``asked``: a user stopped one of its jobs, at that time."""
+    """A range of a Task that this process holds. ``asked``: when a user stopped one of its jobs (microseconds), else
+    None."""
 
     id: int
     task_id: int
@@ -230,9 +232,9 @@ class Loan:
 
 @dataclass(slots=True)
 class Borrowed:
-    """What a borrow gave: loans with their jobs, and claimed jobs. ``limit``: that of the Task at that moment, see
-    :class:`Offer`; ``is_locked``: another transaction holds the Task's row; ``next_at``: when its next round may begin
-    (microseconds), if that is later."""
+    """The result of a borrow: loans with their jobs, and claimed jobs. ``limit``: the Task's limit at the borrow, see
+    :class:`Offer`; ``is_locked``: another transaction holds the Task's row; ``next_at``: when the Task is worth the next
+    borrow (microseconds), for example for its next round; None if that is not known."""
 
     loans: list[tuple[Loan, list[Job]]] = field(default_factory=list)
     claimed: list[Job] = field(default_factory=list)
@@ -273,10 +275,11 @@ _FREE_LOANS: Final = (
     .limit(sa.bindparam("count"))
 )
 _MOST_FREE: Final = 100
-"""Free loans that one borrow takes."""
+"""Largest number of free loans that one borrow takes."""
 
-# A borrow that does not reach the end of the list changes no hint. One that may is made step by step: it reads whether a
-# free loan is there, after the lock. A statement that locks sees a newer row of the Task than of other tables.
+# A borrow that does not reach the end of the list changes no hint, and is one statement. One that may reach it takes
+# several: it reads the free loans after the lock, because a locking statement sees a newer row of the Task than of other
+# tables.
 _PLAIN: Final = (
     "id = :task_id AND state IN ('splitting', 'running') AND (session_key IS NULL OR session_holder IS NOT NULL)"
     " AND parallel IS NULL AND interval_s <= 0 AND tolerated_failures IS NULL"
@@ -287,7 +290,7 @@ _AT_POINTER_POSTGRESQL: Final = sa.text(
     " u AS (UPDATE tasks SET next_seq = t.high, started_at = coalesce(tasks.started_at, :now) FROM t WHERE tasks.id = t.id)"
     " INSERT INTO loans (task_id, low, high, process, at) SELECT id, low, high, :me, :now FROM t RETURNING id, low, high"
 )
-# One packet: with a round trip for each step under the lock, a hundred processes wait for the network.
+# One packet: with a round trip for each step under the lock, a hundred processes would wait for the network.
 _AT_POINTER_MARIADB: Final = sa.text(
     "BEGIN NOT ATOMIC DECLARE l BIGINT; DECLARE k BIGINT;"  # noqa: S608
     " DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;"
@@ -300,13 +303,12 @@ _AT_POINTER_MARIADB: Final = sa.text(
 
 
 def borrow(ledger: Ledger, offer: Offer, wanted: int, *, workers: Collection[str] | None = None) -> Borrowed:
-    """Borrows up to ``wanted`` jobs of a Task for this process: due ones first, then what was given back, then at the
-    pointer.
+    """Borrows up to ``wanted`` jobs of a Task for this process: due ones first, then free loans, then at the pointer.
 
-    Of a Task with an interval it takes what is left of its round, or begins the next one if its time has come. Limits are
-    kept by places (:func:`lease_places`). ``workers``: of a mixed Task, those that this process performs: what was put off
-    for want of its worker comes in the way of nothing else; None: all. Raises LedgerUnavailable; what is borrowed and never
-    arrives here is given back by the next check.
+    Of a Task with an interval it borrows the rest of the round, or begins the next round once that is due. Places keep
+    limits (:func:`lease_places`). ``workers``: of a mixed Task, due jobs of these workers only, so that deferred jobs of
+    other workers do not block them; None: all. Raises LedgerUnavailable; the next check gives back jobs that were borrowed
+    but never arrived here.
     """
     if wanted <= 0:
         return Borrowed()
@@ -324,7 +326,7 @@ def borrow(ledger: Ledger, offer: Offer, wanted: int, *, workers: Collection[str
         count = sum(len(jobs) for _, jobs in lent)
         if not offer.has_keys or not lent or count * 2 > wanted:
             return Borrowed(lent)
-        wanted -= count  # most of them wait for others: those after them may go
+        wanted -= count  # most of this range waits for other jobs: later ones may be ready
     names = sorted(workers) if workers is not None and offer.worker_name == "*" else None
     done = _borrow(ledger, offer, wanted, names)
     if done is None:
@@ -340,8 +342,8 @@ def borrow(ledger: Ledger, offer: Offer, wanted: int, *, workers: Collection[str
 
 
 def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
-    """One round trip. A second try after a lost answer borrows anew: what the first one borrowed is given back as
-    unknown."""
+    """Borrows in one round trip. A retry after a lost answer borrows another range; the next check gives back the first
+    one, which this process does not know."""
     statement = _AT_POINTER_POSTGRESQL if ledger.database.dialect == "postgresql" else _AT_POINTER_MARIADB
     given = {"task_id": task_id, "count": count, "me": ledger.identity, "now": ledger.now()}
     with ledger.database.write_alone() as connection:
@@ -349,7 +351,7 @@ def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
 
 
 def _have_wait(ledger: Ledger, lent: Sequence[Loan]) -> None:
-    """Has those jobs of these loans wait whose turn it is not, which takes them out of the loans."""
+    """Makes jobs of these loans wait whose turn has not come, which removes them from the loans."""
     blocked = sessions.block_lent(ledger, [(loan.task_id, loan.low, loan.high) for loan in lent])
     hints.settle_free(ledger, sessions.free(ledger, blocked))
 
@@ -367,11 +369,11 @@ def _borrow(ledger: Ledger, offer: Offer, wanted: int, names: Sequence[str] | No
 
 
 class _Borrow:
-    """A borrow from a locked Task, step by step in one transaction. ``names``: the workers of those that are due.
+    """A borrow from a locked Task, in one transaction. ``names``: only due jobs of these workers; None: all.
 
-    ``loans`` and ``claimed`` are what it lends; ``free``: those of the loans that were free before; ``left``: how many more
-    jobs may be lent; ``blocked``: lines of which a job waits for its turn from now on; ``is_idle``: the Task holds its
-    session, with nothing to lend.
+    ``loans`` and ``claimed``: what it lends; ``free``: those of ``loans`` that were free loans before; ``left``: how many
+    more jobs may be lent; ``blocked``: lines of the jobs that it made wait for their turn; ``is_idle``: the Task holds its
+    session, and has nothing to lend.
     """
 
     def __init__(self, connection: Connection, ledger: Ledger, task: dict[str, Any], names: Sequence[str] | None) -> None:
@@ -386,7 +388,7 @@ class _Borrow:
         self.result = Borrowed()
 
     def run(self, wanted: int) -> None:
-        """Asks the gates, lends, and settles the hints."""
+        """Checks the gates, lends, and settles the hints."""
         connection, task, gate = self.connection, self.task, None
         if not readiness.may_start(task["state"], hints.in_session(task)):
             hints.settle(connection, self.ledger, task)
@@ -418,7 +420,7 @@ class _Borrow:
         self.is_idle = task["session_holder"] is not None and not (self.loans or self.claimed) and found.ready is None
 
     def _noted(self, round_: Mapping[str, Any] | None, lent: int) -> dict[str, Any]:
-        """The columns of the Task that a borrow changes beside its pointer and its hints."""
+        """The columns of the Task that a borrow changes besides its pointer and its hints."""
         task = self.task
         if round_ is None and task["round_at"] is not None:
             return {"round_at": None, "round_jobs": None}
@@ -465,7 +467,7 @@ class _Borrow:
         self.left -= len(self.claimed)
 
     def _take_free(self) -> None:
-        """Takes free loans; cuts the last one, if that is larger than what is left to take."""
+        """Takes free loans; cuts the last one if it is larger than ``left``."""
         found = self.connection.execute(_FREE_LOANS, {"of": self.task["id"], "count": _MOST_FREE}).all()
         for i, low, high in found:
             cut = min(int(high), int(low) + self.left)
@@ -481,11 +483,11 @@ class _Borrow:
         self.loans += self.free
 
     def _pass(self, gate: sessions.KeysGate) -> None:
-        """Moves the pointer of a Task with keys for up to ``left`` jobs whose turn it is, and lends what it passes; the
-        others wait for their turn, which takes them out of the loan.
+        """Moves the pointer of a Task with keys past up to ``left`` jobs whose turn has come, and lends that range; the
+        other rows in it are made to wait, which removes them from the loan.
 
-        It passes rows that have to wait only while the Task has too few jobs that go: where there are enough, the turn of
-        those at the pointer comes while these run, and to pass one costs four updates.
+        It passes rows that have to wait only while too few jobs may go. If enough may go, the turn of the rows at the
+        pointer comes while those run; and each row that is made to wait costs four updates.
         """
         low, created, count = int(self.task["next_seq"]), int(self.task["created_jobs"]), self.left
         if low >= created or ((self.claimed or self.free) and not gate.goes):
@@ -510,7 +512,8 @@ class _Borrow:
         self._lend_at_pointer(high, going)
 
     def _lend_at_pointer(self, high: int, count: int) -> None:
-        """Moves the pointer, and lends what it passes, if any of these are jobs to perform (``count``)."""
+        """Moves the pointer to ``high``, and lends the range that it passes if ``count`` of its jobs are to be
+        performed."""
         if count:
             self.loans.append(self._insert_loan(self.task["next_seq"], high))
             self.left -= count
@@ -526,20 +529,20 @@ class _Borrow:
 
 
 _SOON: Final = 400_000
-"""Microseconds until a Task with keys is looked at again while one that was submitted earlier is being split."""
+"""Microseconds until the next borrow from a Task with keys, while an earlier Task is being split."""
 
 _LEAST_PASSED: Final = 256
-"""Rows that are read at once to find jobs whose turn it is. Below :data:`_MOST_PASSED`."""
+"""Smallest number of rows read at once to find jobs whose turn has come. Below :data:`_MOST_PASSED`."""
 
 _MOST_PASSED: Final = 2_000
-"""Rows that the pointer of a Task with keys passes in one borrow, if hardly any has its turn."""
+"""Most rows that the pointer of a Task with keys passes in one borrow, unless more jobs are wanted."""
 
 
 def _tolerated(connection: Connection, task: Mapping[str, Any], wanted: int) -> int:
-    """As many as may be lent of a locked Task with tolerated failures.
+    """How many of ``wanted`` jobs may be lent of a locked Task with tolerated failures.
 
-    What is lent is read before what failed: writers of outcomes do not lock the Task, and each statement sees what is
-    committed by then. So one that ends meanwhile counts twice; the other way round it would not count at all.
+    Reads the number of lent jobs before that of failures: writers of outcomes do not lock the Task, and each statement sees
+    what is committed by then. A job that fails in between counts twice; in the other order it would not count at all.
     """
     room = wanted
     for exactly in (False, True):
@@ -556,9 +559,9 @@ def _of_loans(count: Any) -> Any:
 
 
 _LENT_AT_MOST: Final = _of_loans(_l.high - _l.low)
-# Not a join, which may read all Events of the Task.
+# No join: the database might read all Events of the Task for it.
 _LENT_OPEN: Final = _of_loans(sa.select(sa.func.count()).where(*IN_LOAN, UNHELD).correlate(loans).scalar_subquery())
-# The Task comes by a function: by its index, every Event of it would be read for the few that name a process.
+# The function keeps the index of ``task_id`` out: by it, every Event of the Task would be read for the few with a process.
 _CLAIMED: Final = (
     sa.select(_e.process, sa.func.count())
     .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
@@ -568,28 +571,28 @@ _CLAIMED: Final = (
 
 
 def holders(connection: Connection, task_id: int, *, exactly: bool = False) -> Counter[str]:
-    """Who holds jobs of a Task by loans and claims, and how many at most. ``exactly``: without those of its loans that have
-    ended, which costs a read of their ranges: one long job must not count for all that were lent with it."""
+    """The processes that hold jobs of a Task by loans and claims, with the largest number that each may hold. ``exactly``:
+    without jobs of loans that have ended, so that one long job does not count for its whole loan; reads the ranges."""
     found = Counter[str]()
     for each in (_LENT_OPEN if exactly else _LENT_AT_MOST, _CLAIMED):
         found.update({str(process): int(count) for process, count in connection.execute(each, {"of": task_id})})
     return found
 
 
-# -- small Tasks, borrowed many per transaction: one by one, each costs as many statements and commits as a large one
+# -- small Tasks, many per transaction: alone, each would cost as many statements and commits as a large one
 
 _SMALL_JOBS: Final = 20
-"""Most jobs of a small Task: it is borrowed whole. Far below what a process borrows for :data:`RECHECK_S`."""
+"""Most jobs of a small Task, which is borrowed whole. Far fewer than a process borrows for :data:`RECHECK_S`."""
 
 
 def is_small(offer: Offer) -> bool:
-    """Whether a Task may be borrowed whole, with others."""
+    """Whether a Task may be borrowed whole, together with others."""
     return offer.is_plain and not offer.has_keys and 0 < offer.left <= _SMALL_JOBS and offer.worker_name != "*"
 
 
 def borrow_small(ledger: Ledger, offers: Sequence[Offer]) -> dict[int, Borrowed]:
-    """Borrows all jobs of those of these small Tasks that are still as they were offered, by their ids; :func:`borrow`
-    handles the rest. Raises LedgerUnavailable."""
+    """Borrows all jobs of these small Tasks; returns what was borrowed, by Task id. Leaves out Tasks that have changed
+    since their offer, which :func:`borrow` handles. Raises LedgerUnavailable."""
     lent = _borrow_small(ledger, [offer.task_id for offer in offers])
     if not lent:
         return {}
@@ -607,7 +610,7 @@ def _borrow_small(ledger: Ledger, task_ids: Sequence[int]) -> list[Loan]:
     with ledger.database.write() as connection:
         free: Sequence[Any] = _SMALL.execute(connection, sorted(task_ids)).all()
         found = {int(i): (int(low), int(high)) for i, low, high in free}
-        if found:  # after the lock, as of a borrow that reaches the end of the list
+        if found:  # after the lock, as in a borrow that reaches the end of the list
             for task_id in _WITH_FREE.execute(connection, list(found)).scalars().all():
                 del found[int(task_id)]
         if not found:
@@ -648,7 +651,7 @@ _OF_LOANS: Final = batches.ByValues(
 
 
 def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Job]]:
-    """The jobs of a loan, read after its commit: only then is nothing of it written by others any more."""
+    """The jobs of a loan, read after its commit: from then on no other process writes them."""
     with ledger.database.read() as connection:
         found = batches.fetch_small(connection, _RANGE, {"of": loan.task_id, "low": loan.low, "high": loan.high})
     # The ids of a Task's Events ascend with ``seq``.
@@ -656,7 +659,7 @@ def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Jo
 
 
 def _job(offer: Offer, row: Sequence[Any]) -> Job:
-    """The job of a row of :data:`_LENT`."""
+    """The job in a row of the columns :data:`_LENT`."""
     i, job_id, attempt, retries, worker, queue, params, options, created_at, first_row, items, seq, line = row
     return Job(
         i, job_id, offer.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
@@ -665,7 +668,7 @@ def _job(offer: Offer, row: Sequence[Any]) -> Job:
 
 
 def read_jobs(ledger: Ledger, event_ids: Sequence[int]) -> list[Job]:
-    """These jobs, as claimed."""
+    """Reads these jobs, as far as this process has claimed them, in the order of ``seq``."""
     statement = (
         sa.select(
             _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
@@ -699,8 +702,9 @@ _CLAIM: Final = batches.ByValues(
 
 
 def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], where: Any = None) -> list[int]:
-    """Applies :func:`~asynctask.core.transitions.claim` to those of these Events that wait and nobody has locked, in one
-    statement: it changes no column but the two, and of the counts only ``retrying``."""
+    """Applies :func:`~asynctask.core.transitions.claim` to those of these Events that wait and are not locked; returns
+    their ids. One UPDATE serves all: a claim changes only ``process`` and ``due_at``, and of the counts only
+    ``retrying``."""
     if not event_ids:
         return []
     free = _TO_CLAIM.execute(connection, event_ids).scalars().all()
@@ -711,9 +715,9 @@ def _claim(connection: Connection, ledger: Ledger, event_ids: Sequence[int], whe
     rows = connection.execute(found.where(chosen if where is None else chosen & where).order_by(_e.id)).all()
     moved: dict[tuple[int, int], Delta] = {}
     for _, task_id, attempt, due_at, retries, items, *done, slots in rows:
-        turn = claim(Row(Status.ENQUEUE, attempt, due_at, retries, 0, True, items, *done), ledger.identity)
+        transition = claim(Row(Status.ENQUEUE, attempt, due_at, retries, 0, True, items, *done), ledger.identity)
         if task_id is not None and due_at is not None:
-            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta)
+            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(transition.delta)
     ids = [int(row[0]) for row in rows]
     if ids:
         if _CLAIM.execute(connection, ids, me=ledger.identity).rowcount != len(ids):
@@ -729,7 +733,7 @@ _QUEUE: Final = sa.func.coalesce(_e.queue, "default")
 
 @cache
 def _alone(dialect: str, named: bool) -> tuple[Any, Any]:
-    # Longer options that do not begin with a priority belong to a job that another program pushed, which has none.
+    # Options without a priority in their first 255 characters are those of a foreign job, which has none.
     found = (
         sa.select(_e.id, _QUEUE, sa.func.substr(_e.options, 1, 255))
         .where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now"), _QUEUE.in_(sa.bindparam("queues", expanding=True)))
@@ -751,11 +755,11 @@ class Alone:
 def alone_due(
     connection: Connection, now: int, names: Collection[str], *, workers: Collection[str] | None = None, limit: int = 1_000
 ) -> list[Alone]:
-    """Jobs without a Task that are due in these queues, in the order of their due times. ``workers``: only of these; None:
-    tracked ones of any, for a foreign queue, where untracked ones are never pushed.
+    """Jobs without a Task that are due in these queues, in the order of their due times. ``workers``: only jobs of these;
+    None: tracked jobs of any worker, for a foreign queue, to which untracked jobs are never pushed.
 
-    If more than ``limit`` are due, the first and the last ``limit``: an urgent job that came last is seen behind any number
-    of others, without reading all of them.
+    If more than ``limit`` are due, returns the first and the last ``limit``: so an urgent job that arrived last is found
+    behind any number of others, without reading all of them.
     """
     if not names or (workers is not None and not workers):
         return []
@@ -774,7 +778,7 @@ _PRIORITY_FIRST: Final = re.compile(r'\{"priority":(-?[0-9]{1,10})[,}]')
 
 
 def options_priority(options: str | None) -> int:
-    """The priority in the options, or in their beginning if they begin with it; 0 for an invalid one, which is reported
+    """The priority in a job's options, or in their beginning, if that contains it; 0 for an invalid one, which is reported
     when the job is made."""
     if options is not None and (first := _PRIORITY_FIRST.match(options)) is not None:
         return int(first[1])
@@ -785,7 +789,8 @@ def options_priority(options: str | None) -> int:
 
 
 def claim_alone(ledger: Ledger, event_ids: Sequence[int]) -> list[Job]:
-    """Claims those of these jobs without a Task that are still due and nobody else claims now. Raises LedgerUnavailable."""
+    """Claims those of these jobs without a Task that are due and that no other process is claiming. Raises
+    LedgerUnavailable."""
     claimed = _claim_due(ledger, event_ids)
     return read_jobs(ledger, claimed) if claimed else []
 
@@ -817,8 +822,8 @@ _FIRST: Final = sa.select(
 
 
 def first_due(connection: Connection, names: Collection[str]) -> int | None:
-    """When there may first be something to borrow or to claim, in one statement: an idle process asks no more. 0 if a Task
-    of these queues is ready; None if nothing waits at all."""
+    """When a job may be borrowed or claimed at the earliest; 0 if a Task of these queues is ready, None if no job waits.
+    One statement: it is all that an idle process queries."""
     found = connection.execute(_FIRST, {"queues": sorted(names)}).one()
     return min((int(at) for at in found if at is not None), default=None)
 
@@ -830,7 +835,7 @@ _END: Final = batches.ByValues(_l.id, lambda its: loans.delete().where(its, _l.p
 
 
 def end_loans(connection: Connection, ledger: Ledger, ids: Collection[int]) -> None:
-    """Ends loans of this process of which nothing is left, in the transaction of their last outcomes."""
+    """Deletes loans of this process whose jobs have all ended, in the transaction of their last outcomes."""
     if ids:
         _END.execute(connection, sorted(ids), me=ledger.identity)
 
@@ -843,11 +848,11 @@ def end_empty(ledger: Ledger, ids: Collection[int]) -> None:
 
 
 def give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> list[bool]:
-    """Gives back what this process has not begun of its loans: of each the jobs from a ``seq`` on. They are free loans
-    then, which the next borrow takes; no Event is written. Other processes are notified.
+    """Gives back the end of each of these loans: the jobs from a ``seq`` on, which this process has not begun. They become
+    free loans, which the next borrow takes; no Event is written. Notifies other processes.
 
-    Returns for each whether this process still held it, and holds what it did not give back: one that was declared dead
-    must not free what recovery has made due. Raises LedgerUnavailable.
+    Returns for each loan whether this process still held it: a process that was declared dead must not free jobs that
+    recovery has made due. Raises LedgerUnavailable.
     """
     given = _give_back(ledger, parts)
     hints.settle_free(ledger, {loan.task_id for loan, _ in parts})
@@ -867,7 +872,7 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> dict[int, b
                 connection.execute(
                     loans.insert(), {"task_id": loan.task_id, "low": seq, "high": loan.high, "process": None, "at": now}
                 )
-            else:  # an earlier try may have cut it, and its answer was lost
+            else:  # an earlier attempt may have cut the loan, and its answer was lost
                 cut = sa.select(_l.id).where(_l.id == loan.id, _l.process == ledger.identity, _l.high == seq)
                 had = connection.execute(cut).first() is not None
             given[n] = had
@@ -876,8 +881,8 @@ def _give_back(ledger: Ledger, parts: Sequence[tuple[Loan, int]]) -> dict[int, b
 
 
 def unclaim(ledger: Ledger, claims: Mapping[int, int]) -> None:
-    """Gives back held Events (id -> attempt) that nobody begins: the answer to their claim was lost, or their copies were
-    taken out of a foreign queue. An attempt that waits for no ``due_at`` has the holder that it had. Raises
+    """Gives back claimed Events (id -> attempt) that nobody will begin: the answer to their claim was lost, or their copies
+    were removed from a foreign queue. The same attempt without a ``due_at`` still has the same holder. Raises
     LedgerUnavailable."""
 
     def decide(record: EventRecord) -> Transition | None:
@@ -891,8 +896,8 @@ def unclaim(ledger: Ledger, claims: Mapping[int, int]) -> None:
 
 @repeatable
 def leave(ledger: Ledger) -> set[int]:
-    """Frees every loan and place of this process, which ends normally and performs nothing any more. Claimed jobs are given
-    back one by one before. Returns the Tasks."""
+    """Frees every loan and place of this process, which ends normally; its claimed jobs were given back before. Returns the
+    ids of the Tasks."""
     with ledger.database.write() as connection:
         own = _l.process == ledger.identity
         found = {int(i) for (i,) in connection.execute(sa.select(_l.task_id).where(own).distinct())}
@@ -905,30 +910,32 @@ def leave(ledger: Ledger) -> set[int]:
 
 
 class Holding(Protocol):
-    """By what a process holds a job: its loan, or its claim."""
+    """The right by which a process holds a job: its loan, or its claim."""
 
     def ended(self) -> None:
-        """The job has ended for this process: recorded, or given back by itself."""
+        """Notes that the job has ended for this process: it is recorded, or given back alone."""
         ...
 
     def ending(self, count: int) -> int | None:
-        """The id of the loan if it ends with ``count`` more of its jobs, in a transaction that is about to be committed."""
+        """The loan's id if it ends with ``count`` more of its jobs, whose transaction is about to be committed; else
+        None."""
         ...
 
 
 def ending(held: Iterable[Holding | None]) -> list[int]:
-    """The loans that end with one job each of these, in a transaction that is about to be committed."""
+    """The ids of the loans that end with one job for each entry, in a transaction that is about to be committed."""
     ends = Counter(each for each in held if each is not None)
     return [loan_id for each, count in ends.items() if (loan_id := each.ending(count)) is not None]
 
 
-# -- what a process holds, checked again and again
+# -- the periodic check of the jobs that a process holds
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTask:
-    """A Task of which a process holds jobs: what may keep them from beginning. ``places``: those of this process, None if
-    it has none; ``is_paused``: its queue is."""
+    """The values of a Task that decide whether jobs of it that a process holds may begin. ``places``: those of this
+    process, None if it has none; ``is_paused``: the Task's queue is paused; ``knobs``: priority, ``parallel`` and
+    interval."""
 
     state: str
     in_session: bool
@@ -960,9 +967,8 @@ _HELD_TASKS: Final = batches.ByValues(
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What :func:`check` read. ``claims``: the claimed Events that have not begun, as far as the ledger knows, with their
-    attempts; ``stopping``: those of them that a user stopped; ``working``: the Events that have begun, with their
-    attempts."""
+    """The result of :func:`check`. ``claims``: the claimed Events that have not begun by the ledger (id -> attempt);
+    ``stopping``: those of them that a user stopped; ``working``: the Events that have begun, as (id, attempt)."""
 
     loans: Mapping[int, Loan]
     claims: Mapping[int, int]
@@ -973,8 +979,8 @@ class Check:
 
 
 def check(ledger: Ledger, task_ids: Collection[int]) -> Check:
-    """What the ledger says of this process's loans and of these Tasks, of which it holds jobs; and the paused queues.
-    Raises LedgerUnavailable."""
+    """Reads this process's loans and claims, these Tasks and those of its loans, and the paused queues. Raises
+    LedgerUnavailable."""
     with ledger.database.read() as connection:
         held = {int(row[0]): Loan(*row) for row in connection.execute(_HELD_LOANS, {"me": ledger.identity})}
         named = connection.execute(_HELD_CLAIMS, {"me": ledger.identity}).all()
@@ -999,8 +1005,8 @@ def stopping(ledger: Ledger, event_ids: Collection[int]) -> set[int]:
 
 
 @repeatable
-def heard(ledger: Ledger, held: Collection[Loan]) -> None:
-    """This process has stopped what users stopped in these loans until they were read."""
+def acknowledge_stops(ledger: Ledger, held: Collection[Loan]) -> None:
+    """Acknowledges that this process has stopped the jobs that users stopped in these loans before the loans were read."""
     with ledger.database.write() as connection:
         for each in held:
             same = (_l.id == each.id) & (_l.process == ledger.identity) & (_l.asked == each.asked)
@@ -1008,7 +1014,7 @@ def heard(ledger: Ledger, held: Collection[Loan]) -> None:
 
 
 def ask(connection: Connection, ledger: Ledger, task_id: int, seq: int) -> bool:
-    """Whether a row of a locked Task lies in a loan that a process holds; tells that process that a user stopped it."""
+    """If a process holds the loan of a row of a locked Task, notes there that a user stopped it; whether one does."""
     held = loans.update().where(_l.task_id == task_id, _l.process.is_not(None), _l.low <= seq, _l.high > seq)
     return bool(connection.execute(held.values(asked=ledger.now())).rowcount)
 
@@ -1020,7 +1026,7 @@ def lent_ranges(connection: Connection, task_id: int) -> list[tuple[int, int]]:
 
 
 def is_lent(ranges: Iterable[tuple[int, int]], seq: int | None) -> bool:
-    """Whether a row lies in one of these ranges. One without a Task counts as lent: an engine keeps it."""
+    """Whether a row lies in one of these ranges. A row without a Task counts as lent: an engine holds it."""
     return seq is None or any(low <= seq < high for low, high in ranges)
 
 
@@ -1028,8 +1034,8 @@ def is_lent(ranges: Iterable[tuple[int, int]], seq: int | None) -> bool:
 
 
 class PlacesLease(NamedTuple):
-    """The answer to :func:`lease_places`. ``places``: of this process, None for a Task without a limit; ``is_locked``:
-    another transaction holds the Task's row, and nothing was changed."""
+    """The result of :func:`lease_places`. ``places``: those of this process, None for a Task without a limit;
+    ``is_locked``: another transaction holds the Task's row, and nothing was changed."""
 
     places: int | None
     is_locked: bool = False
@@ -1037,11 +1043,11 @@ class PlacesLease(NamedTuple):
 
 @repeatable
 def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds: bool = True) -> PlacesLease:
-    """Sets this process's places of a Task to ``want``, as far as they are free; it keeps at least ``running``, the jobs of
-    it that run here and until the answer.
+    """Sets this process's places of a Task to ``want``, as far as they are free, but at least to ``running``: the number of
+    the Task's jobs that run here now or may begin before the answer.
 
-    ``holds``: it holds jobs of the Task; then it has a row of 0 places, too: that says that it knows of the limit, and no
-    other process gets a place before everybody does. Raises LedgerUnavailable.
+    ``holds``: this process holds jobs of the Task. It then gets a row even with 0 places, which states that it knows the
+    limit: no process gets a place before all holders know it. Raises LedgerUnavailable.
     """
     with ledger.database.write() as connection:
         task = lock_now(connection, task_id)
@@ -1071,15 +1077,15 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
 PLACES: Final = sa.select(_p.process, _p.n).where(_p.task_id == sa.bindparam("of"))
 
 
-# -- foreign queues, as holders
+# -- foreign queues as holders
 
 QUEUE_HOLDER: Final = "queue/"
 AFTER_QUEUE_HOLDERS: Final = "queue0"
-"""The names of foreign queues as holders begin with the first, and sort before the second: an index finds them."""
+"""Holder names of foreign queues begin with QUEUE_HOLDER and sort before AFTER_QUEUE_HOLDERS, so an index finds them."""
 
 
 def queue_holder(engine: str | None) -> str:
-    """The holder of what lies in the queues of an engine; None: in Redis, for workers in other languages."""
+    """The holder name for jobs in the queues of an engine; None: in Redis, for workers in other languages."""
     return f"{QUEUE_HOLDER}{engine or 'redis'}"
 
 
@@ -1089,12 +1095,12 @@ def is_queue_holder(holder: str) -> bool:
 
 
 PUSHER: Final = "+d"
-"""How the names of dispatchers as holders end (:func:`asynctask.ledger.foreign.pusher`)."""
+"""Suffix of the holder names of dispatchers (:func:`asynctask.ledger.foreign.pusher`)."""
 
 
 def has_places(holder: str) -> bool:
-    """Whether a holder of jobs has places of its own: a worker process, or a dispatcher. Those of an engine's processes
-    are among the places of their queue."""
+    """Whether a holder of jobs has places of its own: a worker process or a dispatcher has; the processes of an engine use
+    the places of their queue."""
     return not is_queue_holder(holder) and ("@" not in holder or holder.endswith(PUSHER))
 
 
@@ -1106,13 +1112,13 @@ def paused_queues(connection: Connection) -> frozenset[str]:
     return frozenset(str(name) for name in connection.execute(sa.select(_q.name).where(_q.paused > 0)).scalars())
 
 
-# -- what committed outcomes make possible
+# -- after the commit of outcomes
 
 
 def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
-    """Settles what committed changes of Events made possible; call it after their transaction.
+    """Settles hints, lines and sessions after changes of Events; call it after their commit.
 
-    Returns when the first of their jobs is due (microseconds; the past: now), None if none is. Does not wait for locked
+    Returns when the first of their jobs is due (microseconds; if past, now), None if none is. Does not wait for locked
     rows of Tasks.
     """
     due: list[int] = []
@@ -1136,14 +1142,14 @@ def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
     try:
         woken = sessions.free(ledger, lines) if lines else set()
         _announce(ledger, waits | woken, ended)
-    except LedgerUnavailable as error:  # the changes are committed; maintenance finds missing hints
+    except LedgerUnavailable as error:  # the changes are committed; maintenance restores the hints
         get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
         return None
     return min([*due, *([0] if woken else [])], default=None)
 
 
 def change(ledger: Ledger, make: Callable[[Connection], Sequence[Change]]) -> list[Change]:
-    """Writes the changes that ``make`` returns, in a transaction of their own, and settles what they make possible.
+    """Writes the changes that ``make`` returns, in a transaction of their own; then calls :func:`announce`.
 
     ``make`` is called again if the transaction is repeated. Raises LedgerUnavailable.
     """
@@ -1170,14 +1176,14 @@ _WATCHED: Final = sa.select(
 
 
 def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
-    """``waits``: Tasks of which a row waits with a ``due_at`` now; ``ended``: others of which rows ended or began."""
+    """``waits``: Tasks with rows that now wait with a ``due_at``; ``ended``: Tasks with rows that ended or began."""
     rounds, holders = set[int](), list[int]()
     if both := sorted(waits | ended):
         with ledger.database.read() as connection:
             found = [row for part in chunks(both) for row in connection.execute(_WATCHED, {"ids": part})]
         if tolerant := [int(row.id) for row in found if row.tolerated_failures is not None]:
             task_rows.pause_failing(ledger, tolerant)
-        # The next round counts from the start of the last job of this one.
+        # The interval to the next round counts from the start of the last job of this round.
         rounds = {int(row.id) for row in found if row.interval_s > 0}
         holders = [
             int(row.id)
@@ -1190,7 +1196,8 @@ def _announce(ledger: Ledger, waits: set[int], ended: set[int]) -> None:
 
 
 def catch_up(ledger: Ledger) -> None:
-    """Retries the hints and promotions that this process kept because a Task's row was locked. Raises LedgerUnavailable."""
+    """Retries the hints and promotions that this process postponed because a Task's row was locked. Raises
+    LedgerUnavailable."""
     kept, keys = ledger.held.take()
     try:
         hints.settle_free(ledger, kept)
@@ -1204,8 +1211,8 @@ def catch_up(ledger: Ledger) -> None:
 
 
 def rejoin(ledger: Ledger) -> int:
-    """Puts Tasks that have something to start, and stand beside the line of their session, at its end: their retry is due
-    now, or something went wrong. Returns their number."""
+    """Returns Tasks with something to start that left the line of their session (their retry is due, or an error kept them
+    out) to its end. Returns their number."""
     now = ledger.now()
     with ledger.database.read() as connection:
         found = [int(i) for i in connection.execute(sessions.ASIDE.limit(1_000), {"now": now}).scalars()]

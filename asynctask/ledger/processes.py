@@ -1,4 +1,4 @@
-"""Processes, their leases and figures, and recovery of a dead process's jobs."""
+"""Registered processes, their leases and figures, and the recovery of a dead process's jobs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ LOST = "LOST"
 
 
 def engine_identity(engine: str, host: str, pid: int, nonce: str) -> str:
-    """The identity of a process of an attached engine; its prefix is the engine whose queue holds its jobs."""
+    """The identity of a process of an attached engine, with the engine as its prefix."""
     return f"{engine[:8]}@{host[:30].replace('@', '_')}:{pid}:{nonce}"
 
 
 def is_engine(identity: str) -> bool:
-    """Whether a process belongs to an attached engine, by its name, which outlives its registration."""
+    """Whether a process belongs to an attached engine, by its identity, which is known after the registration's end,
+    too."""
     return "@" in identity
 
 
@@ -50,7 +51,7 @@ def engine_of(identity: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine of this process, as far as needed to tell whether another process on it lives."""
+    """This process's machine, as far as needed to determine whether another process on it is alive."""
 
     name: str
     boot_id: str  # of the boot and the pid namespace, within which a pid is meaningful
@@ -66,7 +67,7 @@ class Host:
         return cls(name, boot)
 
     def started(self, pid: int) -> int | None:
-        """Start time of process ``pid`` of this machine, in kernel ticks; None if there is none, or a zombie."""
+        """Start time of process ``pid`` of this machine, in kernel ticks; None if there is none or it is a zombie."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
@@ -75,7 +76,7 @@ class Host:
         return None if fields[0] in ("Z", "X") else int(fields[19])
 
     def knows_dead(self, process: Mapping[str, Any]) -> bool:
-        """Whether a registered process ran on this machine, where its pid is visible, and is gone."""
+        """Whether a registered process ran on this machine, where its pid is visible, and has ended."""
         return self._sees(process) and self.started(int(process["pid"])) != int(process["pid_started"])
 
     def knows_alive(self, process: Mapping[str, Any]) -> bool:
@@ -83,7 +84,7 @@ class Host:
         return self._sees(process) and self.started(int(process["pid"])) == int(process["pid_started"])
 
     def _sees(self, process: Mapping[str, Any]) -> bool:
-        """Whether its pid is visible here: containers may share a host's name and boot without sharing pids."""
+        """Whether the pid is visible here: containers may share a host's name and boot, but not its pids."""
         return bool(self.boot_id) and process["hostname"] == self.name and process["boot_id"] == self.boot_id
 
 
@@ -112,7 +113,7 @@ def register(
     try:
         with ledger.database.write() as connection:
             ledger.database.forget_marks(connection)
-            notify(connection)  # others must know it before it can die
+            notify(connection)  # other processes must know this one before it can die
             now_read = _now_if_due(connection, ledger)
             connection.execute(processes.insert().values(values))  # last: the lease runs from here
     except exc.IntegrityError:
@@ -126,15 +127,15 @@ def register(
 def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
     """Heartbeat: renews this process's lease, updates its columns, and reads the database's time if due.
 
-    Returns the signal left for it (``TSTP``, ``TERM``), or :data:`LOST` if another process declared it dead: then it must
-    begin nothing more under this identity.
+    Returns the signal stored for this process (``TSTP``, ``TERM``), or :data:`LOST` if another process declared it dead:
+    then it must begin no more jobs under this identity.
     """
-    # Unmarked: repeating a renewal is correct if the answer to its commit is lost.
+    # Unmarked: if the answer to its commit is lost, a renewal may be repeated.
     with ledger.database.write(marked=False) as connection:
         if renewed := _beat(connection, ledger, lease_s, values, _p.signal.is_(None)):
             left, now = None, _now_if_due(connection, ledger)
     if not renewed:
-        # Marked: a signal is consumed, so a repeat after a lost answer would not find it.
+        # Marked: this consumes the signal, so a repeat after a lost answer would not find it.
         with ledger.database.write() as connection:
             own = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
             found = connection.execute(own).one_or_none()
@@ -147,8 +148,7 @@ def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
 
 
 def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mapping[str, Any], where: Any) -> bool:
-    """Stamped with the database's time after all locks are held, so that a renewal that waited is not outdated when
-    written."""
+    """Writes a renewal with the database's time after all locks are held, so that it is not outdated after a wait."""
     now = database_now(ledger.database.dialect)
     renewed = {**values, "beat_at": now, "lease_until": now + micros(lease_s), "held_at": None}
     own = processes.update().where(_p.identity == ledger.identity, where)
@@ -156,26 +156,26 @@ def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mappin
 
 
 def _now_if_due(connection: Connection, ledger: Ledger) -> Reading | None:
-    """The database's time if this process should read it again, else None."""
+    """The database's time if it is due to be read again, else None."""
     return read_time(connection, ledger.clock) if ledger.time.is_old() else None
 
 
 BEATEN_S: Final = 1.5
-"""A process whose own heartbeat is no older than this is not held."""
+"""Seconds: a process with a heartbeat of its own that is no older is not held."""
 
 
 @repeatable
 def renew(database: Database, identities: Mapping[str, Sequence[int]], *, lease_s: float) -> None:
     """Renews the leases of living processes whose interpreters are held, on behalf of their supervisor, and notes that they
-    are: others take over what these have not begun (:func:`stalled`). ``identities``: each with the Events whose jobs it
-    began last, as far as its supervisor knows.
+    are held: other processes take over the jobs that these have not begun (:func:`stalled`). ``identities``: each process
+    with the Events whose jobs it began last, as far as its supervisor knows.
 
-    A process declared dead stays dead. Raises LedgerUnavailable.
+    A process that was declared dead stays dead. Raises LedgerUnavailable.
     """
     may_live = sa.or_(_p.signal.is_(None), _p.signal != LOST)
     with database.write(marked=False) as connection:
         now = database_now(database.dialect)
-        # One that has just beaten runs again, though its supervisor does not know it yet.
+        # A process with a recent heartbeat runs again, although its supervisor does not know it yet.
         held = sa.case((_p.beat_at < now - micros(BEATEN_S), sa.func.coalesce(_p.held_at, now)), else_=_p.held_at)
         for identity, begun in sorted(identities.items()):
             values = {"lease_until": now + micros(lease_s), "held_at": held, "held_jobs": dumps(list(begun))}
@@ -184,19 +184,19 @@ def renew(database: Database, identities: Mapping[str, Sequence[int]], *, lease_
 
 @repeatable
 def signal(ledger: Ledger, identity: str, name: str) -> bool:
-    """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process, which obeys at its next heartbeat. False if
-    unknown."""
+    """Stores a signal (``TSTP`` quiet, ``TERM`` stop) for a process, which obeys at its next heartbeat. False if the
+    process is unknown."""
     with ledger.database.write() as connection:
         there = (_p.identity == identity) & sa.or_(_p.signal.is_(None), _p.signal != LOST)  # LOST must not be replaced
         return connection.execute(processes.update().where(there).values(signal=name)).rowcount == 1
 
 
 class Sightings:
-    """Since when this process has seen the leases of others unchanged.
+    """Since when this process has seen the leases of other processes unchanged.
 
-    A renewal is stamped before its commit, and becomes visible later, after a wait for a lock or for a disk: its lease may
-    have expired by then, although its process lives. So an expired lease counts only after it was seen, unrenewed, for the
-    duration of a lease.
+    The time of a renewal is set before its commit, which may wait for a lock or a disk: the lease may have expired when the
+    renewal becomes visible, although its process is alive. So an expired lease counts only after it was seen unrenewed for
+    the duration of a lease.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -204,7 +204,7 @@ class Sightings:
         self._seen: Mapping[str, tuple[int, int]] = {}  # identity -> the end of its lease, since when (boot clock)
 
     def note(self, found: Sequence[Mapping[str, Any]]) -> None:
-        """Takes a list of all registered processes, read just now."""
+        """Takes note of all registered processes, as just read."""
         at, before = self._ledger.clock.boottime(), self._seen
         seen: dict[str, tuple[int, int]] = {}
         for process in found:
@@ -214,7 +214,7 @@ class Sightings:
         self._seen = seen
 
     def has_ended(self, process: Mapping[str, Any]) -> bool:
-        """Whether a process had a whole lease to renew it, as seen by this process, and did not."""
+        """Whether a process has not renewed its expired lease for the duration of a lease, as seen by this process."""
         seen = self._seen.get(str(process["identity"]))
         if seen is None or seen[0] != process["lease_until"] or seen[0] > self._ledger.now():
             return False
@@ -223,10 +223,10 @@ class Sightings:
 
 @repeatable
 def condemn(ledger: Ledger, host: Host, identity: str, sightings: Sightings) -> bool:
-    """Declares a process dead if :func:`is_dead`, so that it cannot renew any more. Returns False if it lives.
+    """Declares a process dead if :func:`is_dead`, so that it can no longer renew its lease. Returns False if it is alive.
 
-    Must precede the recovery of its jobs: a process that came back between recovery and :func:`forget` would continue under
-    an identity that nobody watches.
+    Call it before the recovery of the process's jobs: otherwise a process that continues between recovery and
+    :func:`forget` would run under an identity that no process watches.
     """
     with ledger.database.write() as connection:
         found = connection.execute(
@@ -242,7 +242,7 @@ def condemn(ledger: Ledger, host: Host, identity: str, sightings: Sightings) -> 
 
 @repeatable
 def give_up(ledger: Ledger) -> None:
-    """Ends this process's work under its identity; others recover the jobs that it still holds at once."""
+    """Ends this process's work under its identity; other processes recover its remaining jobs at once."""
     with ledger.database.write() as connection:
         own = processes.update().where(_p.identity == ledger.identity)
         connection.execute(own.values(lease_until=0, signal=LOST))
@@ -251,7 +251,7 @@ def give_up(ledger: Ledger) -> None:
 
 @repeatable
 def leave(ledger: Ledger) -> None:
-    """Removes this process, which ended normally; if it still holds jobs, others recover these at once."""
+    """Removes this process, which ends normally; if it still holds jobs, other processes recover these at once."""
     with ledger.database.write() as connection:
         own = _p.identity == ledger.identity
         held = (c.process == ledger.identity for c in (_e, _l, _n))
@@ -263,7 +263,7 @@ def leave(ledger: Ledger) -> None:
 
 
 def unknown_workers(connection: Connection) -> set[str]:
-    """Processes that Events, loans or places name, and that are registered nowhere."""
+    """Processes that Events, loans or places name, and that are not registered."""
     found: set[str] = set()
     for column in (_e.process, _l.process, _n.process):
         named = sa.select(column).where(column.is_not(None), ~sa.exists().where(_p.identity == column)).distinct()
@@ -275,8 +275,8 @@ def unknown_workers(connection: Connection) -> set[str]:
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """Removes a process that ended normally, or (``dead``) one whose jobs have been recovered.
 
-    For a dead one, its leases of splits end too, so others take them over at once. One that ended normally may live on in
-    part: a program with a worker inside continues submitting its items.
+    For a dead one, its leases of splits end, too, so that other processes take these over at once. A process that ended
+    normally may still split lists: a program that contained a worker continues to submit items.
     """
     if dead:
         _end_splits(ledger, identity)
@@ -285,7 +285,7 @@ def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
 
 
 def _end_splits(ledger: Ledger, identity: str) -> None:
-    """Skips Tasks whose rows another transaction holds: those leases expire by themselves, usually earlier."""
+    """Ends the leases of a process's splits. Skips locked Tasks, whose leases expire by themselves, usually earlier."""
     its = (_t.split_by == identity) & _t.finished_at.is_(None)
     with ledger.database.read() as connection:
         found = [int(i) for i in connection.execute(sa.select(_t.id).where(its)).scalars()]
@@ -296,7 +296,7 @@ def _end_splits(ledger: Ledger, identity: str) -> None:
     each_free(ledger, found, act)
 
 
-# -- who is there
+# -- registered processes
 
 
 def list_processes(connection: Connection) -> list[dict[str, Any]]:
@@ -304,24 +304,23 @@ def list_processes(connection: Connection) -> list[dict[str, Any]]:
     return [as_dict(row) for row in connection.execute(sa.select(processes).order_by(_p.started_at, _p.identity))]
 
 
-# Without `info`, which only people read, because the dispatcher queries often.
+# Without `info`, which is only displayed, because the dispatcher queries often.
 _PERFORMING = sa.select(*(column for column in _p if column.key != "info")).where(
     _p.concurrency > 0, _p.lease_until > sa.bindparam("now")
 )
 
 
 def performing(connection: Connection, now: int) -> list[dict[str, Any]]:
-    """Processes with a valid lease that perform jobs: workers, and those of attached engines."""
+    """The columns of processes with a valid lease that perform jobs: workers, and those of attached engines."""
     return [as_dict(row) for row in connection.execute(_PERFORMING, {"now": now})]
 
 
 def is_dead(host: Host, process: Mapping[str, Any], sightings: Sightings) -> bool:
-    """Whether a registered process is gone.
-
-    On this machine by its pid, at once. Elsewhere by its lease (:meth:`Sightings.has_ended`).
+    """Whether a registered process is dead: on this machine by its pid, at once; elsewhere by its lease
+    (:meth:`Sightings.has_ended`).
     """
     if process["signal"] == LOST:
-        return True  # declared dead, by another or itself; the recovery may be unfinished
+        return True  # declared dead, by another process or itself; the recovery may be unfinished
     if host.knows_alive(process):
         return False
     return host.knows_dead(process) or sightings.has_ended(process)
@@ -334,8 +333,8 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
     """Recovers the Events of a dead process: those that name it, those of its loans, and those whose copies it held. Its
     loans and places end.
 
-    ``copies``: (job id, attempt) as a foreign queue lists them; attempt 0 is a job of another program, which may have an
-    Event since it was fetched. Idempotent, because the attempt rises.
+    ``copies``: (job id, attempt) as a foreign queue lists them; attempt 0 is a foreign job, which may have got an Event
+    when it was fetched. Idempotent, because the attempt rises.
     """
     applied: list[Change] = []
     attempts = dict(sorted(copies))  # of two copies of a job, the later attempt
@@ -353,23 +352,22 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
 
 
 def recover_job(ledger: Ledger, event_id: int) -> None:
-    """Recovers one Event held by this process, which records for others, after only the process that performed the job
-    died."""
+    """Recovers one Event held by this process, which records for others, after the process that performed the job died."""
     lending.change(ledger, lambda connection: [_recovery(ledger, event_id, ledger.identity)])
 
 
 def stalled(connection: Connection) -> list[str]:
-    """Worker processes of the own runtime whose interpreters are held, as their supervisors say. An old heartbeat does not
-    say so: it may be the database that did not answer."""
+    """The identities of worker processes of the own runtime whose interpreters are held, by their supervisors' reports. An
+    old heartbeat is no proof, because the database may not have answered."""
     found = sa.select(_p.identity).where(_p.concurrency > 0, _p.held_at.is_not(None), _p.signal.is_(None))
     held = [str(identity) for identity in connection.execute(found.order_by(_p.identity)).scalars()]
     return [identity for identity in held if not is_engine(identity)]
 
 
 def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
-    """Makes the jobs of a stalled process that are not known to run due again, under a new attempt; its places are as many
-    as its jobs that run. What its supervisor knows that it began is recorded as ``working``. What it had ended and not
-    recorded, and short jobs that it had begun, run again. Returns the changes."""
+    """Makes the jobs of a stalled process that are not known to run due again, under a new attempt, and reduces its places
+    to its running jobs. Jobs that its supervisor knows to have begun are recorded as ``working``. Jobs that it had ended
+    and not recorded, and short jobs that it had begun, run again. Returns the changes."""
     with ledger.database.read() as connection:
         begun = frozenset(loads(connection.scalar(sa.select(_p.held_jobs).where(_p.identity == identity))) or ())
     its = partial(take, ledger, identity=identity, begun=begun)
@@ -390,10 +388,10 @@ def take_unbegun(ledger: Ledger, identity: str) -> list[Change]:
 def take(
     ledger: Ledger, event_id: int, *, process: str | None, identity: str | None = None, begun: Collection[int] = ()
 ) -> Change:
-    """Takes a row from whoever held it, by a loan (``process`` None) or by its name: it is due again, under a new attempt.
+    """Takes a row from its holder, by a loan (``process`` None) or by ``process``: it is due again, under a new attempt.
 
-    It may run there: whoever begins it next records that before, and what has begun is not taken a second time. What
-    ``identity`` has ``begun`` is recorded so.
+    The job may run at the old holder: the next process records ``working`` before it begins, and a job in ``working`` is
+    not taken again. Jobs that ``identity`` has ``begun`` are recorded as ``working`` instead.
     """
 
     def decide(record: EventRecord) -> Transition | None:
@@ -428,7 +426,7 @@ def _shrink_places(ledger: Ledger, identity: str) -> None:
 
 
 def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[int], Change]) -> list[Change]:
-    """Ends the loans of a process, each with the changes of the Events that it holds by them."""
+    """Ends the loans of a process, each together with the changes of its Events."""
     with ledger.database.read() as connection:
         its = sa.select(_l.id).where(_l.process == identity).order_by(_l.id)
         found = [int(i) for i in connection.execute(its).scalars()]
@@ -436,7 +434,7 @@ def _end_its_loans(ledger: Ledger, identity: str, make: Callable[[int], Change])
 
 
 def end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]) -> list[Change]:
-    """Ends a loan part by part, see :func:`_end_part`, and settles what that makes possible."""
+    """Ends a loan part by part, see :func:`_end_part`, and announces the changes."""
     applied, is_left = list[Change](), True
     while is_left:
         changes, is_left = _end_part(ledger, identity, loan_id, make)
@@ -449,11 +447,11 @@ def end_whole(ledger: Ledger, identity: str | None, loan_id: int, make: Callable
 def _end_part(
     ledger: Ledger, identity: str | None, loan_id: int, make: Callable[[int], Change]
 ) -> tuple[list[Change], bool]:
-    """The next part of a loan: it goes, or becomes shorter, in the transaction of its Events. Returns whether some of it is
-    left. ``identity`` None: a free loan."""
+    """Ends the next part of a loan: deletes or shortens it, in the transaction of the part's Events. Returns the changes,
+    and whether a rest is left. ``identity`` None: a free loan."""
     with ledger.database.write() as connection:
         its = _l.process.is_(None) if identity is None else _l.process == identity
-        # Locked before its Events: a holder that gives it back meanwhile waits, and finds it gone.
+        # Lock the loan before its Events: a holder that gives it back meanwhile waits, and then does not find it.
         locked = for_update(connection, sa.select(_l.task_id, _l.low, _l.high).where(_l.id == loan_id, its))
         loan = connection.execute(locked).one_or_none()
         if loan is None:
@@ -483,7 +481,8 @@ def _end_places(ledger: Ledger, identity: str) -> None:
 
 
 def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[int]]:
-    """Ids per transaction. Those at work come first and together: the suspects among them depend on each other."""
+    """Ids of Events per transaction. Those in ``working`` come first and together, because their recovery depends on each
+    other."""
     held: set[int] = set()
     with ledger.database.read() as connection:
         for start in range(0, len(jids), 1000):
@@ -502,8 +501,8 @@ def _recovery(
     attempts: Mapping[str, int] = MappingProxyType({}),
     at_work: Mapping[int, Row] = MappingProxyType({}),
 ) -> Change:
-    """The recovery of an Event that a dead process held: by its name, or as a copy of one of these ``attempts``;
-    ``identity`` None: by a loan, and nothing was written of it. ``at_work``: what was ``working`` in that process."""
+    """The recovery of an Event that a dead process held: by ``identity``, or as a copy of one of these ``attempts``;
+    ``identity`` None: by a loan, without a write. ``at_work``: the rows that were ``working`` in that process."""
 
     def decide(record: EventRecord) -> Transition | None:
         row = record.row
@@ -515,7 +514,7 @@ def _recovery(
         if transition is not None and identity is not None and is_engine(identity) and record.is_lone:
             transition = held_elsewhere(
                 transition
-            )  # the engine keeps its lone jobs, and redelivers those of a dead process
+            )  # the engine keeps its lone jobs, and redelivers those of a dead process by itself
         return transition
 
     change = Change(event_id, decide)
@@ -523,7 +522,7 @@ def _recovery(
 
 
 def _recovered(ledger: Ledger, change: Change, record: EventRecord, beside: Sequence[Row]) -> Transition | None:
-    """The transition, with its messages and its failure in ``change``."""
+    """The recovery's transition; sets its messages and its failure in ``change``."""
     row = record.row
     transition = recover(row, record.task_state, now=ledger.now(), beside=beside)
     if transition is not None:
@@ -536,7 +535,7 @@ def _recovered(ledger: Ledger, change: Change, record: EventRecord, beside: Sequ
 def _notes(ledger: Ledger, transition: Transition) -> list[Note]:
     say = ledger.catalogue
     if transition.reason is Reason.CANCELLED or transition.before is None or transition.before.status is not Status.WORKING:
-        return []  # it may never have begun, so no message about a lost worker
+        return []  # no message about a lost worker, because the job may never have begun
     lost = [Note("error", say("worker_lost"))]
     if transition.reason is Reason.POISON:
         return [*lost, Note("error", say("poison", str(transition.after.deaths)))]

@@ -1,4 +1,4 @@
-"""The progress object of a Task, by one statement whose cost does not grow with the Task, and samples for its rate."""
+"""The progress object of a Task, read by one statement whose cost does not grow with the Task; and samples for the rate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOP_ERRORS = 5
 _ERROR_FIELDS = ("count", "digest", "message", "status", "job")
 
 
-# -- the progress object, which Python, the command line and the API return; the API's document is made of these
+# -- the progress object, which Python, the command line and the API return; the API's schema is generated from these types
 
 
 class Split(TypedDict):
@@ -65,7 +65,7 @@ class Counts(TypedDict):
 
 
 class Done(TypedDict):
-    """How many items have ended, the rate, and the forecast of the end."""
+    """The number of items that have ended, the rate, and the estimated time to the end."""
 
     done: int
     remaining: int
@@ -97,7 +97,7 @@ class TopError(TypedDict):
 
 
 class CallbackState(TypedDict):
-    """A callback; with a job once its generation has closed with the outcome that triggers it."""
+    """A callback; it has a job once its generation has closed with the outcome that triggers it."""
 
     name: Literal["merge", "on_complete", "on_success", "on_failure"]
     worker: str
@@ -150,12 +150,12 @@ class Progress(TypedDict):
 def _next_due(chosen: Any, lookup: str) -> Any:
     """When the next job of a Task is due, as a subquery that uses the index on each database.
 
-    ``lookup``: ``each`` correlates per Task; MariaDB would read every due row for that, so it gets ``one`` for a single
+    ``lookup``: ``each`` correlates per Task. MariaDB would read every due row for that; so there it is ``one`` for a single
     Task, evaluated before planning, or ``many``: a loose index scan, if the table has statistics.
     """
     is_due = _e.due_at.is_not(None)
     if lookup == "each":
-        # Not min(): where statistics are old, PostgreSQL may read every due row for it.
+        # Not min(): with old statistics, PostgreSQL may read every due row for it.
         soonest = sa.select(_e.due_at).where(_e.task_id == _t.id, is_due).order_by(_e.due_at).limit(1)
         return soonest.scalar_subquery()
     if lookup == "one":
@@ -165,7 +165,7 @@ def _next_due(chosen: Any, lookup: str) -> Any:
     return sa.select(due.c.due_at).where(due.c.of_task == _t.id).scalar_subquery()
 
 
-# Texts are neither grouped nor sorted: MariaDB would write a temporary table to disk for each poll.
+# Texts are neither grouped nor sorted, because MariaDB would write a temporary table to disk for each poll.
 _TEXT_SLOT = sa.func.min(sa.case((_x.message != "", _x.slot)))
 _FAILED = sa.func.sum(_x["count"])
 
@@ -184,7 +184,7 @@ def _sums(of_these: Any) -> Any:
 
 
 def _queued(dialect: str) -> Any:
-    """The callbacks of the Task's generation that were queued, as a subquery: a JSON text of [name, job id, status]."""
+    """A subquery for the queued callbacks of the Task's generation: a JSON text of [name, job id, status]."""
     own = (_c.task_id == _t.id) & (_c.generation == _t.generation)
     listed = batches.json_list(dialect, (_c.name, _c.job_id, _e.status, sa.case((_c.name == MERGE, _e.result))))
     joined = task_callbacks.outerjoin(events, _e.job_id == _c.job_id)
@@ -192,8 +192,8 @@ def _queued(dialect: str) -> Any:
 
 
 def _corrections(dialect: str) -> Any:
-    """The Tasks that correct this one, or correct those, as a subquery: a JSON text of [id, the Task that it corrects,
-    state, finished items, its version, version of its counts]."""
+    """A subquery for the Tasks that correct this one, directly or indirectly: a JSON text of [id, the Task that it
+    corrects, state, finished items, its version, the version of its counts]."""
     other, n = tasks.alias("other"), task_tallies.alias("n")
     sums = [
         sa.select(sa.func.sum(column)).where(n.c.task_id == other.c.id).correlate(other).scalar_subquery()
@@ -211,8 +211,9 @@ _LENT: Final = (
     .correlate(tasks)
     .scalar_subquery()
 )
-# The Task comes by a function: by its index, all its rows would be read for the few that processes hold. Both ends of the
-# range: PostgreSQL expects a third of all rows of an open one before it has analyzed the table, and reads all of it.
+# The function keeps the index of ``task_id`` out: by it, all rows of the Task would be read for the few that processes
+# hold. The range has both ends: before it has analyzed the table, PostgreSQL expects an open range to match a third of all
+# rows, and reads the whole table.
 _NAMED: Final = (
     sa.select(sa.func.count())
     .select_from(events)
@@ -315,11 +316,9 @@ def _of_many(dialect: str) -> sa.Select[Any]:
 
 @cache
 def _statement(dialect: str, *, one: bool) -> tuple[Any, list[str]]:
-    """The statement, whose cost does not depend on a Task's size (a few index look-ups and at most 32 slots), and its
-    column names.
-
-    On a server a row is packed into one value: the driver takes longer over the descriptions of so many columns than the
-    server takes to answer.
+    """The statement, whose cost does not depend on a Task's size (a few index lookups and at most 32 slots), and its column
+    names. On a server each row is packed into one value, because the driver takes longer for the descriptions of so many
+    columns than the server for the answer.
     """
     found = _of_one(dialect) if one else _of_many(dialect)
     names = [str(column.key) for column in found.selected_columns]
@@ -336,7 +335,7 @@ def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[d
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
-    """The progress objects of these Tasks, newest first, by one statement; unknown ids are left out."""
+    """The progress objects of these Tasks, newest first, read by one statement; unknown ids are left out."""
     found: dict[int, dict[str, Any]] = {}
     task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}
@@ -359,9 +358,8 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
 
 
 def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The progress object of a Task just created with all its items; None for one of a session, which may wait in it.
-
-    ``row``: its columns as written.
+    """The progress object of a Task that was just created with all its items; None for a Task of a session, for which it
+    may wait. ``row``: the Task's columns as written.
     """
     if row["session"] is not None:
         return None
@@ -376,7 +374,7 @@ _NEW_TASK: dict[str, Any] = {
     "round_at": None, "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
     "queued_callbacks": None, "corrections": None, "mended": 0, "lent": 0, "named": 0, "turning": None,
 }  # fmt: skip
-"""Columns that a new Task has by default."""
+"""Default values of a new Task's other columns."""
 
 
 _DONE: Final = ("finish", "failed", "error", "cancelled")
@@ -385,7 +383,7 @@ _DONE: Final = ("finish", "failed", "error", "cancelled")
 def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     counts = {name: int(row[f"n_{name}"] or 0) for name in _COUNTS}
     total = sum(counts.values())
-    # What a retry is about to reopen has not ended in its generation, though its rows still say so.
+    # Rows that a retry is about to reopen have not ended in its generation, although they still have their old status.
     reopened = str(row["turn_statuses"]).split(",") if row["turning"] == "retry" else ()
     done = sum(counts[name] for name in _DONE if name not in reopened)
     rate = _rate(row, done, now)
@@ -437,7 +435,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "result": _result(row),
         "resubmit_of": row["resubmit_of"],
         "resubmitted_by": sorted(i for i, of, state, *_ in corrections if of == row["id"] and state != State.REJECTED),
-        # A row is taken by one list at a time and never after it finished, so the sum counts each once.
+        # One list at a time takes a row, and none after it finished, so the sum counts each row once.
         "mended": row["mended"] + sum(int(finish or 0) for _, _, _, finish, *_ in corrections),
         "generation": row["generation"],
         "version": int(row["version"] + (row["n_version"] or 0) + sum(own + int(n or 0) for *_, own, n in corrections)),
@@ -451,7 +449,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
 
 
 def _callbacks(row: dict[str, Any]) -> list[CallbackState]:
-    """The Task's callbacks; ``job_id`` and ``status`` are of the job that was queued in its generation, if one was."""
+    """The Task's callbacks; ``job_id`` and ``status`` are those of the job queued in the current generation, if any."""
     if row["callbacks"] is None:
         return []
     queued = row["queued_callbacks"] or []
@@ -465,7 +463,7 @@ def _callbacks(row: dict[str, Any]) -> list[CallbackState]:
 
 
 def _result(row: dict[str, Any]) -> ExportResult | None:
-    """The result of an export's merge in the current generation; None before, and for other Tasks."""
+    """The result of an export's merge in the current generation; None before the merge, and for other Tasks."""
     queued = row["queued_callbacks"] or []
     for name, _, status, result in orjson.loads(queued) if isinstance(queued, str) else queued:
         if name == MERGE and status == Status.FINISH:
@@ -477,14 +475,14 @@ def _result(row: dict[str, Any]) -> ExportResult | None:
 
 
 def percent(done: int, total: int) -> float | None:
-    """Floored to two decimals; 100 only when nothing remains; None without items."""
+    """The percentage, floored to two decimals; 100 only when no item remains; None without items."""
     if total == 0:
         return None
     return 100.0 if done >= total else math.floor(done * 10_000 / total) / 100
 
 
 def _in_flight(row: dict[str, Any]) -> int:
-    """How many jobs run or are about to: what processes hold, as far as it is open, within the limit."""
+    """How many jobs run or are about to: open jobs that processes hold, at most the limit."""
     not_due = int(row["n_enqueue"] or 0) - int(row["n_retrying"] or 0) + int(row["n_working"] or 0)
     held = min(int(row["lent"]) + int(row["named"]), not_due)
     limit = at_once(row["parallel"], interval_of(row["interval_s"]))
@@ -504,7 +502,7 @@ def _reason(row: dict[str, Any], counts: dict[str, int]) -> str | None:
 
 
 def _rate(row: dict[str, Any], done: int, now: int) -> float | None:
-    """Items per second over the last 30 s; over the Task's whole time if it is closed or has no sample yet."""
+    """Items per second over the last 30 s; over the Task's whole time if it is closed or has no sample."""
     measured = _measured(row, done, now)
     return None if measured is None else round(measured[0], 1)
 
@@ -521,8 +519,8 @@ def _measured(row: dict[str, Any], done: int, now: int) -> tuple[float, float] |
 
 
 def _eta_s(row: dict[str, Any], done: int, remaining: int, retrying: int, now: int) -> float | None:
-    """Seconds until nothing remains: at the current rate, or by the rounds, if these are the limit. Items that wait for a
-    retry begin when the next one is due."""
+    """Estimated seconds until no item remains: by the current rate, or by the rounds if these are the limit. Items that
+    wait for a retry begin when the next one is due."""
     pause_s = max(0, (row["next_due_at"] or now) - now) / SECOND if retrying else 0.0
     rate, seconds = _measured(row, done, now) or (0.0, 0.0)
     by_rate = max(remaining / rate, pause_s + retrying / rate) if rate > 0 else None
@@ -541,14 +539,14 @@ def _eta_s(row: dict[str, Any], done: int, remaining: int, retrying: int, now: i
 
 
 def eta_by_rounds(left: int, most: int, interval_s: float, to_next_s: float) -> float:
-    """Seconds until the last round begins that ``left`` items need, at most ``most`` each; the first begins in
+    """Seconds until the last round begins that ``left`` items need, with at most ``most`` items each; the first begins in
     ``to_next_s`` seconds."""
     return to_next_s + (math.ceil(left / most) - 1) * interval_s if left > 0 else 0.0
 
 
 def are_late(done: float, seconds: float, most: int, interval_s: float) -> bool:
-    """Whether fewer items ended in these ``seconds`` than the rounds of that time had; the last two rounds may still
-    run."""
+    """Whether fewer items (``done``) ended in these ``seconds`` than the rounds of that time had, without the last two
+    rounds, which may still run."""
     rounds = math.floor(seconds / interval_s) - 2
     return rounds > 0 and done < 0.8 * rounds * most
 
@@ -560,7 +558,7 @@ def _poll_after(state: str, over: bool) -> int:
 
 
 _AT_ONCE: Final = 50
-"""Progress objects that one statement reads: the messages in each may have 50,000 characters."""
+"""Number of progress objects that one statement reads, because the messages in each may have 50,000 characters."""
 
 
 def progress_page(
@@ -601,19 +599,19 @@ def progress_page(
 
 
 class Changed(NamedTuple):
-    """A Task that has changed: its mark now, and its progress object; None, None: it was removed."""
+    """A Task that has changed: its current mark and its progress object; both None if it was removed."""
 
     mark: str | None
     progress: dict[str, Any] | None
 
 
 _MARKS_AT_ONCE: Final = 500
-"""Tasks whose marks are read by one statement."""
+"""Number of Tasks whose marks one statement reads."""
 
 
 @cache
 def _marks(dialect: str) -> Any:
-    """What a progress object depends on but the time, for several Tasks."""
+    """A query for the marks of several Tasks: all values on which a progress object depends, except the time."""
     chosen: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
     moved = sa.select(_n.task_id.label("of_task"), sa.func.sum(_n.version).label("n_version"))
     sums = moved.where(_n.task_id.in_(chosen)).group_by(_n.task_id).subquery("sums")
@@ -625,10 +623,10 @@ def _marks(dialect: str) -> Any:
 
 
 def changed(connection: Connection, known: Mapping[int, str | None], now: int) -> dict[int, Changed]:
-    """The Tasks of ``known`` whose mark is another one now.
+    """The Tasks of ``known`` (id -> mark) whose mark has changed.
 
-    The cost is one statement without a progress object for up to 500 Tasks, and :func:`progress` of those that changed. The
-    marks are read first: a progress object is at least as new as its mark.
+    The cost is one cheap statement for up to 500 Tasks, and :func:`progress` of the changed ones. The marks are read first,
+    so a progress object is at least as new as its mark.
     """
     ids, found = list(known), dict[int, Changed]()
     for start in range(0, len(ids), _MARKS_AT_ONCE):
@@ -655,8 +653,8 @@ def unsampled(connection: Connection, now: int, every_s: float) -> bool:
 
 
 def measure_anew(connection: Connection, task_id: int, now: int) -> None:
-    """Restarts the measurement of a Task's rate: earlier values, under other knobs or while paused, do not predict its
-    end."""
+    """Restarts the measurement of a Task's rate: earlier values, under other knobs or while it was paused, do not predict
+    its end."""
     done = sa.func.coalesce(sa.func.sum(_n.finish + _n.failed + _n.error + _n.cancelled), 0)
     problems = sa.func.coalesce(sa.func.sum(_n.failed + _n.error), 0)
     n_done, n_problems = connection.execute(sa.select(done, problems).where(_n.task_id == task_id)).one()

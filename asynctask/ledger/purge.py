@@ -1,8 +1,8 @@
 """Purge: removes Tasks that ended long ago, with their rows and files, and jobs without a Task.
 
-A Task is marked first, in ``turning``: from then on no query finds it, and nothing can reopen it. Its rows are removed in
-slices, one short transaction each, then its file, and the Task's own row last; so the next purge continues an interrupted
-one.
+A Task is first marked in ``turning``: from then on no query finds it, and no function can reopen it. Its rows are removed
+in slices, in one short transaction each, then its file, and the Task's own row last; so the next purge can continue an
+interrupted one.
 """
 
 from __future__ import annotations
@@ -42,26 +42,24 @@ ENDED: Final = (State.FINISHED, State.CANCELLED, State.REJECTED)
 """The states of a Task that may be purged."""
 
 SLICE: Final = 1_000
-"""Rows of one transaction: some ten milliseconds."""
+"""Largest number of rows of one transaction, which takes some ten milliseconds."""
 
 REST: Final = 9
 """Pause after a slice, as a multiple of its duration."""
 
 MOST_TASKS: Final = 100
-"""Tasks that are removed together."""
+"""Largest number of Tasks that are removed together."""
 
 _t, _e, _x, _r, _l, _c = tasks.c, events.c, item_errors.c, task_rejects.c, task_log.c, task_callbacks.c
 _o, _a, _n = resubmitted_rows.c, task_ancestors.c, task_tallies.c
-# Their number does not grow with the items.
+# Tables whose number of rows does not grow with the items.
 _SMALL: Final = (task_tallies, task_errors, task_samples, task_callbacks, loans, places)
 
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """What to remove: Tasks that ended before ``before`` (microseconds), filtered by ``owner`` and ``states``; without
-    these filters, jobs without a Task too.
-
-    Raises :class:`InputError` for a state in which a Task has not ended.
+    """A selection to purge: Tasks that ended before ``before`` (microseconds), filtered by ``owner`` and ``states``;
+    without these filters, also jobs without a Task. Raises :class:`InputError` for a state in which a Task has not ended.
     """
 
     before: int
@@ -77,12 +75,12 @@ class Old:
 
     @property
     def with_jobs(self) -> bool:
-        """Whether jobs without a Task are removed too."""
+        """Whether jobs without a Task are removed, too."""
         return not self.states and self.owner is None
 
     @property
     def tasks(self) -> Any:
-        """The condition of its Tasks, including those that an earlier purge left incomplete."""
+        """The condition on its Tasks, including those that an earlier purge left incomplete."""
         found = (_t.finished_at < self.before) & (_t.turning.is_(None) | (_t.turning == PURGING))
         if self.states:
             found &= _t.state.in_([str(state) for state in self.states])
@@ -90,7 +88,7 @@ class Old:
 
     @property
     def jobs(self) -> Any:
-        """The condition of its jobs without a Task; callbacks go with theirs."""
+        """The condition on its jobs without a Task; callbacks are removed with their Task instead."""
         ended = _e.status.not_in([str(status) for status in OPEN]) & (_e.finished_at < self.before)
         return _e.task_id.is_(None) & _e.callback_of.is_(None) & ended
 
@@ -106,12 +104,12 @@ class Purged:
     jobs: int = 0
 
     def as_json(self) -> dict[str, int]:
-        """JSON-ready."""
+        """The numbers, JSON-ready."""
         return asdict(self)
 
 
 def count_old(connection: Connection, old: Old) -> Purged:
-    """How much a purge would remove. An upload and the files of an export count as one file each, wherever they are."""
+    """How much a purge would remove. An upload counts as one file, and so do all files of an export, wherever they are."""
     number = sa.func.count
     files = number(_t.split_source) + number(sa.case((_t.callbacks.contains(f'"name":"{MERGE}"'), 1)))
     columns = number(), sa.func.sum(_t.created_jobs), sa.func.sum(_t.rejected), files
@@ -134,8 +132,8 @@ class Purge:
     remove_file: Callable[[dict[str, Any]], bool]
     remove_export: Callable[[str], bool] = lambda export: False
     removed: Purged = field(default_factory=Purged)
-    _after: int = 0  # Tasks up to this id are removed, or locked by others
-    _batch: list[int] = field(default_factory=list)  # marked Tasks whose rows are removed now
+    _after: int = 0  # Tasks up to this id are removed, or locked by other transactions
+    _batch: list[int] = field(default_factory=list)  # marked Tasks whose rows are being removed
     _tasks_over: bool = False
     _log: Any = field(default_factory=lambda: get_logger("asynctask.purge"))
 
@@ -158,7 +156,7 @@ class Purge:
         return gone > 0
 
     def rested_step(self) -> bool:
-        """:meth:`step`, and a pause of :data:`REST` times as long: other writers keep nine tenths of the time."""
+        """:meth:`step`, then a pause :data:`REST` times as long, so that other writers keep nine tenths of the time."""
         clock = self.ledger.clock
         began = clock.monotonic()
         more = self.step()
@@ -167,7 +165,7 @@ class Purge:
         return more
 
     def _mark(self) -> list[int]:
-        """Marks the next Tasks, oldest first; those whose rows another transaction holds are left to a later purge."""
+        """Marks the next Tasks, oldest first; leaves those with locked rows to a later purge."""
         found = sa.select(_t.id).where(self.old.tasks, _t.id > self._after).order_by(_t.id).limit(MOST_TASKS)
         with self.ledger.database.read() as connection:
             ids = [int(i) for (i,) in connection.execute(found)]
@@ -178,7 +176,7 @@ class Purge:
         marked: list[int] = []
 
         def act(connection: Connection, free: list[int]) -> None:
-            # Again under the lock: a retry may have reopened one.
+            # Check again under the lock, because a retry may have reopened a Task.
             its = self.old.tasks & _t.id.in_(free)
             connection.execute(tasks.update().where(its).values(turning=PURGING, version=_t.version + 1))
             marked.extend(int(i) for (i,) in connection.execute(sa.select(_t.id).where(its)))
@@ -203,9 +201,7 @@ class Purge:
         for source in kept:
             try:
                 self.removed.files += self.remove_file(source)
-            except (
-                OSError
-            ) as error:  # the Task is removed all the same; the log names the file for somebody who may remove it
+            except OSError as error:  # the Task is removed nevertheless; the log names the file, for an administrator
                 self._log.warning("file_not_removed", name=source.get("name"), error=str(error))
         self._exports()
         self.removed.tasks += _delete_tasks(self.ledger, self._batch)
@@ -231,7 +227,7 @@ def _delete_events(ledger: Ledger, task_ids: Sequence[int], which: Any) -> int:
         gone = len(ids)
         if not ids and task_ids:
             called = sa.select(_c.job_id).where(_c.task_id.in_(task_ids))
-            callbacks = sa.select(_e.id).where(_e.job_id.in_(called), _e.callback_of.is_not(None))  # a few for each Task
+            callbacks = sa.select(_e.id).where(_e.job_id.in_(called), _e.callback_of.is_not(None))  # a few per Task
             ids = [int(i) for (i,) in connection.execute(callbacks)]
         if ids:
             connection.execute(item_errors.delete().where(batches.among(connection, _x.event_id, ids)))
@@ -244,15 +240,15 @@ def _delete_rejects(ledger: Ledger, task_ids: Sequence[int]) -> int:
     with ledger.database.write() as connection:
         found = sa.select(_r.task_id, _r.row).where(_r.task_id.in_(task_ids)).order_by(_r.task_id, _r.row).limit(SLICE)
         keys = connection.execute(found).all()
-        for task_id, last in dict(map(tuple, keys)).items():  # the last row of each
+        for task_id, last in dict(map(tuple, keys)).items():  # the last row of each Task
             connection.execute(task_rejects.delete().where(_r.task_id == task_id, _r.row <= last))
     return len(keys)
 
 
 @repeatable
 def _forget_corrected(ledger: Ledger, task_ids: Sequence[int]) -> int:
-    """Deletes one slice of what these Tasks corrected, or of what corrected them. The records that the Task at the other
-    end needs stay: that a row was taken, and its number."""
+    """Deletes one slice of the records of rows that these Tasks corrected, or that corrected them. Keeps what the Task at
+    the other end needs: that a row was taken, and its number."""
     with ledger.database.write() as connection:
         its = _o.task_id.in_(task_ids) | _o.of_task.in_(task_ids)
         found = connection.execute(sa.select(_o.id, _o.task_id, _o.of_task, _o.taken).where(its).limit(SLICE)).all()
@@ -297,7 +293,7 @@ def _delete_tasks(ledger: Ledger, task_ids: Sequence[int]) -> int:
 
 
 def _keep_mended(connection: Connection, task_ids: Sequence[int]) -> None:
-    """Adds the counts of these corrected Tasks to those that they correct, which otherwise sum them from their rows."""
+    """Adds the finished items of these Tasks to ``mended`` of the Tasks that they correct, which summed them until now."""
     left = (_a.task_id.in_(task_ids)) & (_a.ancestor_id.not_in(task_ids))
     counted_for = sa.select(_a.ancestor_id, _a.task_id).where(left).order_by(_a.ancestor_id)
     for ancestor, task_id in connection.execute(counted_for).all():

@@ -59,8 +59,7 @@ from asynctask.messages import SECRET, is_storable, masked
 _t, _e, _x, _n, _l, _s = tasks.c, events.c, task_errors.c, task_tallies.c, loans.c, task_samples.c
 
 Take = Callable[[Iterator[Any]], list[Any]]
-"""What becomes of the rows of a page: ``list``, or a reader that ends the page by its size. The rows are read as it takes
-them."""
+"""Consumes the rows of a page: ``list``, or a reader that ends the page at a size. Rows are read as they are consumed."""
 
 
 # -- Events
@@ -84,7 +83,7 @@ class JobProgress(TypedDict):
 
 
 class ListedEvent(TypedDict):
-    """The record of one job, in a list; of a job of several items, once for each item."""
+    """The record of one job in a list; for a job of several items, one record per item."""
 
     id: int
     job_id: str
@@ -116,13 +115,13 @@ class ListedEvent(TypedDict):
 
 
 def loads_shown(text: str | None) -> Any:
-    """The value of the JSON text of a job's arguments as people see it; None for None."""
+    """A job's arguments from their JSON text, as they are displayed; None for None."""
     value = loads(text)
     return value if text is None or SECRET not in text else masked(value)
 
 
 def _event_object(row: dict[str, Any]) -> dict[str, Any]:
-    """An Event as Python, the command line and the API return it."""
+    """An Event's record, as Python, the command line and the API return it."""
     messages = loads(row["added_messages"]) or []
     blocked = row["due_at"] == BLOCKED
     place = loads(row["checkpoint"]) or {}
@@ -180,10 +179,9 @@ _TEXTS: Final = (_e.params, _e.options, _e.added_messages, _e.result, _e.checkpo
 def _item_objects(
     row: dict[str, Any], statuses: Collection[str], failures: Mapping[tuple[int, int | None], Failure]
 ) -> Iterator[dict[str, Any]]:
-    """An Event as :func:`_event_object`, once for each of its items with one of these statuses (none: all).
-
-    An item of a slice has the messages of its job and of its own row, and why it failed (``failures``): as its last message
-    and, as a code, its ``problem``.
+    """The record of an Event (:func:`_event_object`) for each of its items with one of these statuses; without statuses,
+    for each item. The record of a slice's item has the messages of its job and of its own row. If it failed (``failures``),
+    its last message is the reason, and its ``problem`` the code.
     """
     found = _event_object(row)
     if row["items"] == 1:
@@ -210,7 +208,7 @@ class _Item(NamedTuple):
 
 
 def _items(row: Mapping[str, Any]) -> list[_Item]:
-    """The items of an Event; ``row``: its columns, ``params`` may be None where they were not read."""
+    """The items of an Event; ``row``: its columns, in which ``params`` is None if it was not read."""
     params, result = loads_shown(row["params"]), loads(row["result"])
     if row["items"] == 1:
         return [_Item(row["first_row"], row["status"], params, result)]
@@ -247,8 +245,8 @@ def event_page(
     after_row: int | None = None,
     limit: int = 100,
 ) -> Iterator[dict[str, Any]]:
-    """The items of a Task by the id of their Event and their row; with ``statuses``, only those. Behind the Event
-    ``after``, or within it behind ``after_row``. They are read as they are consumed."""
+    """The records of a Task's items, in the order of their Events' ids and their rows, read as they are consumed.
+    ``statuses``: only items with one of these; ``after``: behind that Event, or within it behind ``after_row``."""
     left, is_last = limit, False
     while left > 0 and not is_last:
         with database.read() as connection:
@@ -273,7 +271,7 @@ def event_page(
 
 
 def _listed(task_id: int, statuses: Collection[str], after: int | None, after_row: int | None) -> Any:
-    """The Events of a page, in order: their ids, how many items they have, and how many of the wanted ones."""
+    """A query for the Events of a page, in order: id, number of items, and number of items with the wanted statuses."""
     ended = [_e[f"n_{status}"] for status in statuses if str(status) not in OPEN]
     is_open = [str(status) for status in statuses if str(status) in OPEN]
     over = _e.n_finish + _e.n_failed + _e.n_error + _e.n_cancelled
@@ -320,7 +318,7 @@ def jobs_page(
 
 
 def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list[dict[str, Any]]:
-    """Failures of a Task grouped by message, most frequent first, with sample rows."""
+    """The failures of a Task grouped by message, most frequent first, with up to ``samples`` sample rows each."""
     statement = (
         sa.select(
             _x.digest,
@@ -351,7 +349,7 @@ def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list
 
 
 def log(database: Database, task_id: int, limit: int = 1_000) -> Iterator[dict[str, Any]]:
-    """The actions on a Task and their authors, latest first, read as they are consumed."""
+    """The actions on a Task with their authors, latest first, read as they are consumed."""
     c = task_log.c
     with database.read() as connection:
         newest = sa.select(c.id).where(c.task_id == task_id).order_by(c.id.desc()).limit(limit)
@@ -368,15 +366,15 @@ _PAGE_BYTES = 2_000_000
 
 
 def _page_size(page: Sequence[Any]) -> int:
-    """Number of rows of the next page, from the size of this one: the size of rows varies a thousandfold, and a page's
-    memory is bounded."""
+    """Number of rows of the next page, from the size of this one, to bound a page's memory: rows vary a thousandfold in
+    size."""
     size = sum(len(cell) for row in page for cell in row.values() if isinstance(cell, str))
     return max(10, min(_PAGE, _PAGE_BYTES * len(page) // max(size, 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRow:
-    """An item as a report shows it, with the id of its Event. ``params`` is None where it was not asked for."""
+    """An item as a report shows it, with the id of its Event. ``params`` is None if it was not requested."""
 
     id: int
     seq: int
@@ -391,9 +389,8 @@ class EndedRow:
 def rows_by_status(
     database: Database, task_id: int, statuses: Collection[str], *, params: bool = True
 ) -> Iterator[EndedRow]:
-    """Items of a Task in row order for a report.
-
-    Each page is its own read: a slow reader must not keep a transaction open.
+    """The items of a Task with these statuses, in row order, for a report. Each page is read in a transaction of its own,
+    so that a slow consumer keeps none open.
     """
     after, size = -1, _FIRST_PAGE
     columns: list[Any] = [
@@ -422,7 +419,7 @@ def rows_by_status(
 
 
 def failures_by_row(connection: Connection, event_ids: Collection[int]) -> dict[tuple[int, int | None], str]:
-    """The final message of each item, by Event and row."""
+    """The final message of each failed item, by Event and row."""
     return {place: failure.message for place, failure in _failures(connection, event_ids).items()}
 
 
@@ -435,14 +432,11 @@ def _failures(connection: Connection, event_ids: Collection[int]) -> dict[tuple[
 def rejects(
     database: Database, task_id: int, *, after: int = 0, limit: int | None = None, cells: bool = True
 ) -> Iterator[Reject]:
-    """Rows refused before queueing, in row order.
-
-    Without ``cells``, the largest part, these are None.
-    """
+    """The rejected rows of a Task, in row order. Without ``cells``, the largest part, the rows' cells are None."""
     c = task_rejects.c
     statement = sa.select(c.row, c.errors, c.cells if cells else sa.null().label("cells")).where(c.task_id == task_id)
     texts = (c.errors, c.cells) if cells else (c.errors,)
-    measured = _PAGE if limit is None else MEASURED  # a page may end early, and what it leaves is measured in vain
+    measured = _PAGE if limit is None else MEASURED  # a page may end early: do not measure many rows that are not read
     after, left = in_range(after), limit
     while left is None or left > 0:
         size = _PAGE if left is None else min(_PAGE, left)
@@ -457,27 +451,26 @@ def rejects(
 
 
 def corrected_numbers(connection: Connection, task_id: int, first: int, last: int) -> dict[int, int]:
-    """Of the rows of a corrected list from ``first`` to ``last``: the numbers of those that they correct."""
+    """For the rows of a corrected list from ``first`` to ``last``: the numbers of the rows that they correct, by row."""
     c = resubmitted_rows.c
     found = sa.select(c.row, c.number).where(c.task_id == task_id, c.row.between(first, last))
     return {int(row): int(number) for row, number in connection.execute(found)}
 
 
-# -- lists of the ledger's jobs, the counterpart of the sets in Redis, which contain only untracked ones
+# -- lists of the ledger's jobs, the counterpart of the sets in Redis, which contain only untracked jobs
 #
 # =============  ====================================================================================================
-# ``retry``      ``enqueue`` with ``due_at``, after at least one retry; of untracked jobs, which wait in their queue then,
-#                only until it has come
-# ``schedule``   ``enqueue`` with ``due_at`` in the future, without a retry
-# ``dead``       ``error``
-# =============  ====================================================================================================
+# ``retry``      ``enqueue`` with ``due_at``, after at least one retry; untracked jobs only until ``due_at``, from which
+# they wait in their queue ``schedule``   ``enqueue`` with ``due_at`` in the future, without a retry ``dead``
+# ``error`` =============
+# ====================================================================================================
 
 RETRY: Final = "retry"
 SCHEDULE: Final = "schedule"
 DEAD: Final = "dead"
 
 COUNTED: Final = 100_000
-"""The most that are counted, to bound the cost on a long list."""
+"""Largest number of jobs that are counted, to bound the cost on a long list."""
 
 _BATCH: Final = 500  # limits how long SQLite's only write lock is held
 
@@ -508,8 +501,8 @@ def _order(set_name: str) -> tuple[Any, Any]:
 def listed_ids(
     connection: Connection, set_name: str, now: int, *, offset: int = 0, limit: int = 100, text: str | None = None
 ) -> list[tuple[int, int]]:
-    """(when it is due or died, Event id) of jobs of a list: first due first, or last dead first; with ``text``, those with
-    it in their id, worker, parameters or options (no wildcards), among the first 100,000."""
+    """The jobs of a list as (when it is due or died, Event id): the first due one first, or the last dead one first.
+    ``text``: only jobs with it in their id, worker, parameters or options (no wildcards), among the first 100,000."""
     listed: Any = _SEARCHED.where(in_list(set_name, now)).order_by(*_order(set_name))
     c: Any = _e
     if text is not None:
@@ -535,21 +528,21 @@ def count(connection: Connection, set_name: str, now: int) -> int:
 
 
 def find(connection: Connection, where: Any, job_ids: Sequence[str]) -> dict[str, int]:
-    """job id -> Event id, of those of these jobs that are in a list (:func:`in_list`) or queue (:func:`in_queue`)."""
+    """Those of these jobs that are in a list (:func:`in_list`) or queue (:func:`in_queue`), as job id -> Event id."""
     named = among(connection, _e.job_id, list(job_ids))
     found = connection.execute(sa.select(_e.job_id, _e.id).where(named, where))
     return {str(job_id): int(i) for job_id, i in found}
 
 
 def has_queue(connection: Connection, queue: str) -> bool:
-    """Whether a Task, or a waiting job without a Task, is of this queue."""
+    """Whether a Task, or a waiting job without a Task, has this queue."""
     waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
     of_task, alone = sa.select(_t.id).where(_t.queue == queue), sa.select(_e.id).where(waits, _e.queue == queue)
     return any(connection.execute(found.limit(1)).first() is not None for found in (of_task, alone))
 
 
 def performers(connection: Connection, event_ids: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """Event id -> the worker and the queue of its job. Not of untracked jobs, of which nobody says who performs them."""
+    """Event id -> the worker and the queue of its job; without untracked jobs."""
     queue = sa.func.coalesce(_e.queue, _t.queue)
     found = sa.select(_e.id, _NAME, queue).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
     rows = connection.execute(found.where(among(connection, _e.id, list(event_ids)), _e["items"] > 0))
@@ -557,37 +550,35 @@ def performers(connection: Connection, event_ids: Iterable[int]) -> dict[int, tu
 
 
 def ids(connection: Connection, where: Any, *, after: int, limit: int) -> list[int]:
-    """Event ids of a list or queue by id, after ``after``: to visit all of it once."""
+    """The Event ids of a list or queue in the order of ids, after ``after``, to visit each once."""
     found = sa.select(_e.id).where(where, _e.id > after).order_by(_e.id).limit(limit)
     return [int(i) for (i,) in connection.execute(found)]
 
 
 def engines(connection: Connection, event_ids: Collection[int]) -> dict[int, str]:
-    """Event id -> the other program that alone can run its job again, for those of these Events that have one.
-
-    The dispatcher pushes lone jobs to the queues of attached engines, whose names have a slash.
+    """Event id -> the other program that alone can run the job again, for those of these Events that have one. Jobs for the
+    queues of attached engines, whose names have a slash, are not among them: the dispatcher pushes these.
     """
     kept = _e.options.like(f'{{"{ENGINE}":%') & sa.func.coalesce(_e.queue, "").not_like("%/%")
     found = connection.execute(sa.select(_e.id, _e.options).where(among(connection, _e.id, list(event_ids)), kept))
     return {int(i): str(loads(options)[ENGINE]) for i, options in found}
 
 
-# -- the backlog: what could start now, if there were workers enough
+# -- the backlog: the jobs that could start now, with enough workers
 
 MOST_TASKS: Final = 10_000
-"""Open Tasks that are counted, the oldest first."""
+"""Largest number of open Tasks that are counted, the oldest first."""
 
-_MOST_OVERDUE: Final = 10_000  # jobs of Tasks whose time has come and that nobody has claimed yet
+_MOST_OVERDUE: Final = 10_000  # counted jobs of Tasks that are due and not claimed
 
 
 @dataclass(slots=True)
 class Backlog:
     """The jobs that wait in a queue for one worker at one priority, and may start now.
 
-    ``waiting``: jobs that have not begun as far as the ledger knows, lent or not; ``of_tasks``: at most how many of them
-    are of Tasks, and lie in a foreign queue; ``oldest_at``: when the one that has been ready for
-    longest was made or came due, in microseconds, None if unknown; ``limited``: (waiting, ``parallel``) of each Task with a
-    limit, included in ``waiting``.
+    ``waiting``: jobs that have not begun as far as the ledger knows, lent or not; ``of_tasks``: the largest possible number
+    of them that are of Tasks and in a foreign queue; ``oldest_at``: since when the oldest has been ready (microseconds,
+    None if unknown); ``limited``: (waiting, ``parallel``) of each Task with a limit, included in ``waiting``.
     """
 
     queue: str
@@ -599,7 +590,7 @@ class Backlog:
     limited: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, waiting: int, at: int | None) -> None:
-        """Adds jobs, the oldest of ``at``."""
+        """Adds jobs, of which the oldest is ready since ``at``."""
         self.waiting += waiting
         if at is not None and (self.oldest_at is None or at < self.oldest_at):
             self.oldest_at = at
@@ -610,12 +601,12 @@ def _tallied(value: Any) -> Any:
 
 
 def _lent(which: Any) -> Any:
-    """The jobs of a Task's loans, ended ones included."""
+    """A subquery for the number of jobs in a Task's loans, including ended ones."""
     its = sa.select(sa.func.coalesce(sa.func.sum(_l.high - _l.low), 0)).where(_l.task_id == _t.id, which)
     return its.scalar_subquery()
 
 
-# Look-ups by an index for each Task, whatever the planner knows of the tables: a join might read all Events.
+# Lookups by an index for each Task, whatever the planner's statistics: a join might read all Events.
 _FIRST: Final = (
     sa.select(_e.created_at)
     .where(_e.task_id == _t.id, _e.seq == sa.case((_t.next_seq < _t.created_jobs, _t.next_seq), else_=_t.created_jobs - 1))
@@ -630,7 +621,7 @@ _COULD_START: Final = (
         _lent((_l.process >= lending.QUEUE_HOLDER) & (_l.process < lending.AFTER_QUEUE_HOLDERS)).label("queued"),
         _FIRST.label("first_at"),
     )
-    .with_hint(tasks, "FORCE INDEX (ix_tasks_open)", "mariadb")  # else it may read the finished Tasks, too
+    .with_hint(tasks, "FORCE INDEX (ix_tasks_open)", "mariadb")  # otherwise it may read finished Tasks, too
     .where(_t.finished_at.is_(None), lending.MAY)
     .order_by(_t.id)
     .limit(MOST_TASKS)
@@ -639,7 +630,7 @@ _ALONE_FIRST: Final = (
     sa.select(
         sa.func.coalesce(_e.queue, "default").label("queue"),
         sa.func.coalesce(_e.worker_name, "").label("worker"),
-        # Of longer ones the beginning, which names the priority; those of a job that another program pushed have none.
+        # The beginning, which contains the priority; foreign jobs have none.
         sa.func.substr(_e.options, 1, 255).label("options"),
         _e.due_at,
     )
@@ -654,12 +645,12 @@ _ALONE_WAITING: Final = sa.select(
 
 
 def backlog(connection: Connection, now: int) -> list[Backlog]:
-    """The jobs that could start now, by queue, priority and worker: of Tasks that may start some, and jobs without a Task
-    that are due and not lent.
+    """The jobs that could start now, by queue, priority and worker: those of Tasks that may start jobs, and jobs without a
+    Task that are due and not lent.
 
     Counts the oldest 10,000 open Tasks by their counters, the first 100,000 jobs without a Task, and the first 10,000 due
-    retries. Later jobs, and those of paused Tasks and of Tasks that wait for their session, do not count. A job that runs
-    for less than a tenth of a second may count as waiting, because its start is not written.
+    retries. Jobs due later, and jobs of Tasks that are paused or wait for their session, do not count. A job that runs for
+    less than a tenth of a second may count as waiting, because its start is not recorded.
     """
     found: dict[tuple[str, int, str], Backlog] = {}
 
@@ -676,7 +667,7 @@ def backlog(connection: Connection, now: int) -> list[Backlog]:
         if waiting <= 0:
             continue
         there = group(row.queue, row.worker_name, int(row.priority))
-        # Rows of a later generation were made long before they could start.
+        # Rows of a later generation were created long before they could start.
         times = [at for at in (due.since, row.first_at if row.left > 0 or not row.is_again else None) if at is not None]
         there.add(waiting, min(times, default=None))
         there.of_tasks += max(0, queued)
@@ -694,7 +685,7 @@ def open_tasks(connection: Connection) -> dict[str, int]:
 
 
 class _Due(NamedTuple):
-    """Jobs of a Task whose time has come: how many; the items of those that are retries; since when the first waits."""
+    """The due jobs of a Task: their number, the number of items of retries among them, and since when the first is due."""
 
     jobs: int
     retries: int
@@ -705,11 +696,11 @@ _NONE_DUE: Final = _Due(0, 0, None)
 
 
 def _jobs_of(row: Any, due: _Due, held: Counter[str], in_loans: int) -> tuple[int, int]:
-    """How many jobs of a Task could start, and at most how many of them lie in a foreign queue. ``held``: of its Events
-    that name a process, the number by status.
+    """How many jobs of a Task could start, and the largest possible number of them in a foreign queue. ``held``: the number
+    of its Events that name a process, by status.
 
-    The counters of outcomes count items. If each job has one item they suffice; of slices, the jobs are those that the
-    pointer has not reached, those in loans (``in_loans``) that have not begun, and those that are claimed or due again.
+    The counters of outcomes count items, which suffice if each job has one. For slices, the jobs are those that the pointer
+    has not reached, those in loans (``in_loans``) that have not begun, and those that are claimed or due again.
     """
     items, queued = int(row.waiting) + due.retries, int(row.queued)
     if not row.in_slices:
@@ -718,7 +709,7 @@ def _jobs_of(row: Any, due: _Due, held: Counter[str], in_loans: int) -> tuple[in
 
 
 def _waiting_in_loans(connection: Connection, task_ids: Sequence[int]) -> dict[int, int]:
-    """Of these Tasks, the jobs in loans, given back ones included, that are not known to have begun."""
+    """Task -> number of jobs in its loans, including free loans, that are not known to have begun."""
     if not task_ids:
         return {}
     waits = (_e.status == Status.ENQUEUE) & _e.due_at.is_(None) & _e.process.is_(None)
@@ -728,7 +719,7 @@ def _waiting_in_loans(connection: Connection, task_ids: Sequence[int]) -> dict[i
 
 
 def _held(connection: Connection) -> dict[int, Counter[str]]:
-    """Task -> number of its Events in processes by status; at most as many as there are threads."""
+    """Task -> number of its Events that name a process, by status; these are few, at most as many as there are threads."""
     held: dict[int, Counter[str]] = defaultdict(Counter)
     found = sa.select(_e.task_id, _e.status).where(_e.process.is_not(None)).limit(COUNTED)
     for task_id, status in connection.execute(found):
@@ -738,7 +729,7 @@ def _held(connection: Connection) -> dict[int, Counter[str]]:
 
 
 def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[int, _Due]:
-    """Of these Tasks, those with due jobs."""
+    """The due jobs of these Tasks, by Task; Tasks without any are left out."""
     if not task_ids:
         return {}
     first = (
@@ -771,8 +762,8 @@ _BLOCKED: Final = sa.select(_e.id).where(_OF_TASK, _e.due_at == BLOCKED).limit(1
 
 
 def put_off(connection: Connection, task_id: int, now: int) -> list[str]:
-    """Why the next jobs of a Task were put off: the last messages of the first 20, each once. A job that waits for a retry
-    is not put off."""
+    """Why the next jobs of a Task were deferred: the last messages of the first 20, each once. A job that waits for a retry
+    is not deferred."""
     rows = connection.execute(_PUT_OFF, {"task_id": task_id, "now": now}).scalars()
     said = [loads(messages) for messages in rows]
     return list(dict.fromkeys(str(each[-1].get("message", "")) for each in said if each))
@@ -787,8 +778,8 @@ def retried_for(connection: Connection, task_id: int) -> tuple[str, int] | None:
 
 
 def due_later(connection: Connection, task_id: int, after: int) -> int | None:
-    """The earliest time after ``after`` (microseconds) until which a job of a Task waits that has never been retried: a
-    clock was ahead when it was given back."""
+    """The earliest ``due_at`` after ``after`` (microseconds) of a job of a Task that was never retried: a clock was ahead
+    when the job was given back."""
     waits = (_e.task_id == task_id) & (_e.due_at > after) & (_e.due_at < BLOCKED) & (_e.retries == 0)
     found = connection.execute(sa.select(sa.func.min(_e.due_at)).where(waits, _e.status == Status.ENQUEUE)).scalar()
     return None if found is None else int(found)
@@ -804,7 +795,7 @@ def ended_rows(connection: Connection, task_id: int, since: int) -> bool:
 
 
 def is_blocked(connection: Connection, task_id: int) -> bool:
-    """Whether a job of a Task waits for earlier ones of its key."""
+    """Whether a job of a Task waits for earlier jobs of its key."""
     return connection.execute(_BLOCKED, {"task_id": task_id}).first() is not None
 
 
@@ -812,10 +803,8 @@ def is_blocked(connection: Connection, task_id: int) -> bool:
 
 
 def act_on_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: str = "") -> int:
-    """Makes waiting jobs run now (``restart``), cancels them (``delete``) or ends them in error (``kill``); returns how
-    many.
-
-    Skips jobs that do not wait any more, and those of another program.
+    """Makes waiting jobs due now (``restart``), cancels them (``delete``) or ends them in ``error`` (``kill``); returns how
+    many. Skips jobs that no longer wait, and those of another program.
     """
     done = 0
     for part in chunks(list(dict.fromkeys(event_ids)), _BATCH):
@@ -836,8 +825,8 @@ def _act_on_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str
 
 
 def _lock_tasks(connection: Connection, event_ids: Collection[int]) -> None:
-    """Locks the rows of the Tasks of these Events: the pointer does not pass one of them, nor is one claimed, between the
-    read and the write."""
+    """Locks the rows of these Events' Tasks, so that between the read and the write no Event is claimed or passed by the
+    pointer."""
     its = sa.select(_e.task_id).where(among(connection, _e.id, list(event_ids)), _e.task_id.is_not(None)).distinct()
     for task_id in sorted(connection.execute(its).scalars().all()):
         task_rows.lock(connection, int(task_id))
@@ -869,7 +858,7 @@ def _kill_change(ledger: Ledger, event_id: int) -> Change:
 def cancel_removed(ledger: Ledger, keys: Sequence[tuple[str, int]], *, who: str = "") -> int:
     """Cancels the items of copies, (job id, attempt), that a user removed from a foreign queue; returns how many.
 
-    Call it after the removal, when no process can be running them. Skips items that the ledger knows to be elsewhere.
+    Call it after the removal, when no process can run them. Skips items that another holder has by the ledger.
     """
     attempts = dict(keys)
     done = 0
@@ -892,7 +881,7 @@ def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, 
 
 
 def cancel_resting(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
-    """Cancels a job that waits in the ledger and that nobody holds. False if a process has it, or it has ended."""
+    """Cancels a job that waits in the ledger without a holder. False if a process holds it, or it has ended."""
     return bool(_after_commit(ledger, _cancel_resting(ledger, event_id, who)))
 
 
@@ -911,8 +900,8 @@ def _cancel_resting(ledger: Ledger, event_id: int, who: str) -> list[Change]:
 
 
 def holder(connection: Connection, event_id: int) -> str | None:
-    """The process or the foreign queue that holds a job, by a claim or a loan; an empty text for a lone job whose engine
-    keeps it; None for one that nobody holds."""
+    """The process or the foreign queue that holds a job, by a claim or a loan; an empty text for a lone job that its engine
+    keeps; None for a job without a holder."""
     of_loan = sa.select(_l.process).where(*IN_LOAN, _l.process.is_not(None))
     found = sa.select(_e.task_id, _e.due_at, _e.process, of_loan.limit(1).scalar_subquery()).where(
         _e.id == event_id, IS_OPEN
@@ -925,7 +914,7 @@ def holder(connection: Connection, event_id: int) -> str | None:
 
 
 def lenders(connection: Connection, records: Collection[EventRecord]) -> dict[int, str]:
-    """Who holds the loans in which these Events lie, by the ids of the Events; of those in a loan of nobody none."""
+    """The holders of the loans in which these Events lie, by the Events' ids; Events outside a held loan are left out."""
     of_tasks = {record.task_id for record in records if record.task_id is not None}
     if not of_tasks:
         return {}
@@ -942,7 +931,7 @@ def lenders(connection: Connection, records: Collection[EventRecord]) -> dict[in
 
 
 def is_queue(holder: str) -> bool:
-    """Whether a holder is a foreign queue, or a dispatcher that has pushed to one and not handed over yet."""
+    """Whether a holder is a foreign queue, or a dispatcher that may have pushed to one and not handed over yet."""
     return lending.is_queue_holder(holder) or foreign.process_of(holder) != holder
 
 
@@ -957,7 +946,7 @@ def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], acti
 
 
 def _after_commit(ledger: Ledger, applied: Sequence[Change]) -> int:
-    """Follows a committed change with the dispatcher's hints, and closes Tasks that it ended."""
+    """Announces committed changes, and closes the Tasks that they ended; returns the number of changes."""
     lending.announce(ledger, applied)
     won = [each for each in applied if each.transition is not None and each.record is not None]
     over = [each.record for each in won if each.record and each.transition and each.transition.after.status in TERMINAL]
@@ -970,8 +959,8 @@ def _after_commit(ledger: Ledger, applied: Sequence[Change]) -> int:
 
 
 def ask_stop_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
-    """Stops a job that nobody holds, or asks its process to stop it. False if there is nothing to do: it is stopped or has
-    ended, or was asked before. Raises :class:`OtherEngine` for a job that another program keeps."""
+    """Stops a job without a holder, or requests its process to stop it. False if it is stopped, has ended, or has this
+    request already. Raises :class:`OtherEngine` for a job that another program keeps."""
     return bool(_after_commit(ledger, _ask_stop(ledger, event_id, who)))
 
 
@@ -996,7 +985,7 @@ def _refuse_elsewhere(connection: Connection, event_id: int) -> None:
 
 
 def stop_removed(ledger: Ledger, event_id: int, attempt: int) -> bool:
-    """Stops a job whose copy of this attempt was removed from its queue, so that nothing can run it."""
+    """Stops a job whose copy of this attempt was removed from its queue, so that no process can run it."""
 
     def decide(seen: EventRecord) -> Transition | None:
         waits = seen.row.attempt == attempt and seen.row.status is Status.ENQUEUE and seen.row.due_at is None
@@ -1032,17 +1021,17 @@ def _change_one(
 
 
 def dead_tasks(connection: Connection, now: int, *, limit: int = 1_000) -> list[tuple[int, int]]:
-    """Tasks with jobs that ended in error, and how many."""
+    """Tasks with jobs that ended in ``error``, as (Task id, number of these jobs)."""
     found = sa.select(_e.task_id, sa.func.count()).where(in_list(DEAD, now), _e.task_id.is_not(None))
     return [(int(i), int(n)) for i, n in connection.execute(found.group_by(_e.task_id).order_by(_e.task_id).limit(limit))]
 
 
 def retry_one(ledger: Ledger, event_id: int, *, who: str = "", refused_too: bool = False) -> bool:
-    """An explicit retry of one job that ended in error, in a new generation of its Task; of a callback, in the same.
+    """Retries one job that ended in ``error``, in a new generation of its Task; a callback in the same generation.
 
-    ``refused_too``: also one that ended ``failed``, without a Task. A lone job of an attached engine waits in the ledger
-    until the dispatcher pushes it to its queue. Returns False if it did not end so. Raises :class:`Conflict` if the Task's
-    state forbids it or the ledger does not have the job's arguments, and :class:`OtherEngine` for a job of another program.
+    ``refused_too``: also a job without a Task that ended ``failed``. A lone job of an attached engine waits in the ledger
+    until the dispatcher pushes it to its queue. Returns False if the job has another status. Raises :class:`Conflict` if
+    the Task's state forbids it or the ledger lacks the job's arguments, :class:`OtherEngine` for a job of another program.
     """
     applied = _retry_one(ledger, event_id, who, refused_too)
     lending.announce(ledger, applied)
@@ -1069,13 +1058,13 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
                 raise Conflict("its arguments were not kept, so it cannot run again: push a new job")
             return apply(connection, ledger, [change])
         task = task_rows.lock(connection, int(task_id))
-        # Only an explicit retry leaves ``error``, and it holds the Task's row: this status cannot change.
+        # Only an explicit retry leaves ``error``, and needs the lock of the Task's row: this status cannot change.
         status = connection.execute(sa.select(_e.status).where(_e.id == event_id)).scalar()
         if status != Status.ERROR:
             return []
         if corrections.any_taken(connection, task["id"], event_id):
             raise Conflict("its row was corrected and sent again with another Task; retry that one")
-        # Sealed at once: its one row is turned in this transaction.
+        # Sealed at once, because its one row is reopened in this transaction.
         task_rows.open_generation(connection, ledger, task, generation_sealed=1)
         applied = apply(connection, ledger, [change])
         _log(connection, ledger, applied, "retried", who)
@@ -1092,9 +1081,8 @@ def _retry_callback(connection: Connection, ledger: Ledger, task_id: int, event_
 
 @repeatable
 def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Runs the failed callbacks of the Task's generation again. Returns False while they run.
-
-    Raises :class:`Conflict` if the Task is not closed, or no callback of it has failed.
+    """Runs the failed callbacks of the Task's generation again. Returns False while they run. Raises :class:`Conflict` if
+    the Task is not closed, or none of its callbacks has failed.
     """
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
@@ -1116,9 +1104,8 @@ def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 def reopen_callbacks(
     connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
 ) -> list[Change]:
-    """Reopens these callbacks of a locked Task; if it was done, it waits for them again.
-
-    Raises :class:`Conflict` for one of an earlier generation.
+    """Reopens these callbacks of a locked Task; a finished Task waits for them again. Raises :class:`Conflict` for a
+    callback of an earlier generation.
     """
     now = ledger.now()
 
@@ -1143,13 +1130,13 @@ def reopen_callbacks(
 # -- untracked jobs of a program without Redis
 #
 # Rows of ``events`` without an item (:func:`asynctask.core.transitions.is_kept`), which are claimed, recovered, retried and
-# recorded as single tracked jobs are. Nobody finds one by its id. One in ``error`` is an entry of the dead list.
+# recorded like single tracked jobs, but are not found by their ids. Those in ``error`` form the dead list.
 
 LISTED: Final = 100_000
-"""Jobs of a queue that are put in their order for a page, the oldest ones."""
+"""Largest number of jobs of a queue, the oldest ones, that are sorted for a page."""
 
 _AHEAD: Final = 1_000
-"""The oldest jobs of a queue, among which the next one is looked for, as a borrow does."""
+"""Number of the oldest jobs of a queue among which the next one is chosen, as in a borrow."""
 
 _QUEUE: Final[Any] = sa.func.coalesce(_e.queue, "default")
 IS_ALONE: Final = _e.task_id.is_(None)
@@ -1160,8 +1147,8 @@ _HEAD: Final = sa.func.substr(_e.options, 1, 64)  # the priority comes first
 
 @dataclass(frozen=True, slots=True)
 class UntrackedQueue:
-    """A queue in which untracked jobs wait: how many of each worker, since when the oldest (microseconds), and the worker
-    of the next."""
+    """A queue in which untracked jobs wait: their number by worker, since when the oldest waits (microseconds), and the
+    worker of the next one."""
 
     name: str
     workers: Mapping[str, int]
@@ -1204,8 +1191,8 @@ def untracked_length(connection: Connection, queue: str, now: int) -> int:
 def untracked_page(
     connection: Connection, queue: str, now: int, *, offset: int, limit: int, newest: bool = False
 ) -> list[tuple[int, int]]:
-    """(id, priority) of a page of the untracked jobs that wait in a queue, the next to run first; ``newest``: the last one
-    first. Of more than :data:`LISTED` jobs, only the oldest are in order."""
+    """A page of the untracked jobs that wait in a queue, as (id, priority), in the order in which they run; ``newest``: the
+    reverse. Of more than :data:`LISTED` jobs, only the oldest are sorted."""
     waiting = (
         sa.select(_e.due_at, _e.id, _HEAD).where(_WAITS_UNTRACKED, queue == _QUEUE).order_by(_e.due_at, _e.id).limit(LISTED)
     )
@@ -1235,10 +1222,8 @@ def _delete_dead(ledger: Ledger, event_ids: Sequence[int]) -> int:
 
 
 def other_language(connection: Connection, queue: str, now: int) -> str | None:
-    """The identity of a living process in another language, which only records here, that works this queue of the own
-    broker.
-
-    The queues of attached engines have a prefix (``celery/emails``), so their processes never match.
+    """The identity of a living process in another language that works this queue of the own broker, and only records here.
+    Processes of attached engines never match, because their queues have a prefix (``celery/emails``).
     """
     found = (p for p in processes.performing(connection, now) if _only_records(p, queue))
     return next((str(process["identity"]) for process in found), None)
@@ -1257,7 +1242,7 @@ def _only_records(process: Mapping[str, Any], queue: str) -> bool:
 
 @repeatable
 def pause_queue(ledger: Ledger, name: str, paused: bool) -> bool:
-    """Pauses a queue, or lets it go on: no process begins a job of it meanwhile. Returns whether that changed anything."""
+    """Pauses a queue, of which no process begins a job then, or resumes it. Returns whether it was changed."""
     with ledger.database.write() as connection:
         was = connection.execute(sa.select(queues.c.paused).where(queues.c.name == name)).scalar()
         if bool(was) is paused:
@@ -1287,12 +1272,12 @@ _SOURCES: Final = (
 
 
 def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[int, str, Any]]:
-    """The next Tasks by id that store where their list is: (id, state of the split, source)."""
+    """The next Tasks by id with a stored list: (id, state of the split, source of the list)."""
     rows = connection.execute(_SOURCES, {"after": after, "count": limit})
     return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
 
 
-# -- exports: what the merge was told when the Task was submitted, and which shards there are
+# -- exports: the parameters of the merge, and the shards
 
 
 def _merge_said(callbacks: Any) -> dict[str, Any] | None:
@@ -1304,7 +1289,7 @@ def _merge_said(callbacks: Any) -> dict[str, Any] | None:
 
 
 def export_of(connection: Connection, task_id: int) -> dict[str, Any] | None:
-    """The parameters of an export's merge; None for another Task."""
+    """The parameters of an export's merge; None for a Task that is not an export."""
     return _merge_said(connection.execute(sa.select(tasks.c.callbacks).where(tasks.c.id == task_id)).scalar())
 
 
@@ -1322,7 +1307,7 @@ def shard_of(connection: Connection, job_id: str) -> tuple[int | None, dict[str,
 
 
 def shards(connection: Connection, task_id: int) -> tuple[list[int], list[int]]:
-    """The numbers of the shards that ended well, and of the others, in order."""
+    """The numbers of the shards that ended in ``finish``, and of the others, in order."""
     found = connection.execute(sa.select(_e.seq, _e.status).where(_e.task_id == task_id).order_by(_e.seq)).all()
     done = [int(seq) for seq, status in found if status == Status.FINISH]
     return done, [int(seq) for seq, status in found if status != Status.FINISH]

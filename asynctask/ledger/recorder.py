@@ -1,4 +1,4 @@
-"""Group commit: the outcomes of all threads of a process are written together, one transaction per flush."""
+"""Group commit: the recorder writes the outcomes of all threads of a process together, one transaction per flush."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ from asynctask.ledger.tasks import candidates, close_small, try_close, try_finis
 from asynctask.logs import get_logger
 
 LINGER_S = 0.005
-"""How long an outcome waits for those of other running jobs. A commit takes about a fifth of it, and holds the lock."""
+"""Seconds for which an outcome waits for those of other running jobs. A commit takes about a fifth of this."""
 
 LONG_LINGER_S = 0.03
-"""The same while jobs lie ready: no thread waits for what the outcome makes possible. Each flush costs a worker process
-some milliseconds of its processor, however few outcomes it has."""
+"""The same while jobs are ready: no thread waits for the consequences of an outcome. A flush costs some milliseconds of CPU
+time, however few outcomes it has."""
 
 _MAX_BATCH = 500
-"""Outcomes of one flush."""
+"""Largest number of outcomes of one flush."""
 
 _READS = 100
-"""Flushes that read every Event first, after a :class:`StaleRead`: jobs that record something while they run come in
-bursts."""
+"""Number of flushes after a :class:`StaleRead` that read every Event first: jobs that record something while they run come
+in bursts."""
 
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
-"""Seconds from one try of a failed flush to the next."""
+"""Seconds before each retry of a failed flush."""
 
 
 class Kind(Enum):
-    """What becomes of an attempt: the edge of :data:`~asynctask.core.states.EVENT_EDGES` that its record takes."""
+    """The kind of an outcome: the edge of :data:`~asynctask.core.states.EVENT_EDGES` that the Event takes."""
 
-    WORKING = Status.WORKING, Reason.STARTED  # it has begun, or saved its place
+    WORKING = Status.WORKING, Reason.STARTED  # it has begun, or saved a checkpoint
     FINISH = Status.FINISH, Reason.RETURNED
     FAILED = Status.FAILED, Reason.REFUSED
     RAISED = Status.ERROR, Reason.RAISED
     TIMEOUT = Status.ERROR, Reason.TIMEOUT
     DISCARDED = Status.ERROR, Reason.DISCARDED  # given up outside its code
     RETRY = Status.ENQUEUE, Reason.RETRY  # another attempt follows at ``retry_at``
-    INTERRUPTED = Status.ENQUEUE, Reason.INTERRUPTED  # another attempt follows at once, and no retry is spent
+    INTERRUPTED = Status.ENQUEUE, Reason.INTERRUPTED  # another attempt follows at once, and no retry is used
     GIVEN_BACK = Status.ENQUEUE, Reason.GIVEN_BACK  # it has not begun here
-    CANCELLED = Status.CANCELLED, Reason.CANCELLED  # the same, and its Task is cancelled
+    CANCELLED = Status.CANCELLED, Reason.CANCELLED  # it has not begun here, and its Task is cancelled
 
     status: Status
     reason: Reason
@@ -74,15 +74,15 @@ class Kind(Enum):
         self.status = status
         self.reason = reason
         self.may_wait = status is Status.ENQUEUE  # the row waits again, unless its Task is cancelled
-        self.figure = str(reason if self.may_wait else status)  # as the figures count it
+        self.figure = str(reason if self.may_wait else status)  # the name under which the figures count it
 
 
 class Stage(IntEnum):
-    """How far the record of an attempt has come. It only rises.
+    """How far the record of an attempt has come; it only rises.
 
-    The first try of an end compares the row with the Event as read before (``UNREAD``), any other reads it first. If the
-    answer to a commit is lost, it may be written (``DOUBTFUL``), so it stands only for the attempt that it names. ``DONE``:
-    committed or given up; never flushed again.
+    ``UNREAD``: the flush compares the row with the Event as read before. ``READ``: it reads the Event first. ``DOUBTFUL``:
+    the answer to a commit was lost, so the outcome may be written already, and is valid only for the attempt that it names.
+    ``DONE``: committed or given up; never flushed again.
     """
 
     UNREAD = 0
@@ -95,12 +95,12 @@ class Stage(IntEnum):
 class Outcome(Write):
     """The record of one attempt of one Event.
 
-    ``kind``: what became of it; ``retry_at`` (microseconds): when its next attempt may begin. ``then`` is called after the
-    commit with whether the compare-and-set was won; only then may the job's copy be acknowledged. ``elsewhere``: another
-    engine holds the job's copies. They carry no fence, so the open Event's current attempt is meant, and a further attempt
-    waits in that engine's queue, not in the ledger. ``stage``: in ``UNREAD``, ``record`` is the untouched Event as read at
-    Begin. ``loan``: the loan or claim that its job was borrowed with, if this ends the job for this process. ``marks``: the
-    outcomes of a slice's items. ``worker`` and ``seconds``, for the figures: the job's worker, and how long it ran.
+    ``kind``: how the attempt ended; ``retry_at`` (microseconds): when the next attempt may begin. ``then`` is called after
+    the commit with whether the compare-and-set was won; only then may the job's copy be acknowledged. ``elsewhere``:
+    another engine holds the job's copies. They carry no fence, so the outcome is for the open Event's current attempt, and
+    a further attempt waits in that engine's queue, not in the ledger. ``stage``: in ``UNREAD``, ``record`` is the untouched
+    Event as read at Begin. ``loan``: the loan or claim of the job, if this outcome ends it for this process. ``marks``: the
+    outcomes of a slice's items. ``worker`` and ``seconds``, for the figures: the job's worker, and how long the job ran.
     """
 
     attempt: int
@@ -120,17 +120,17 @@ class Outcome(Write):
         if row.status not in (Status.ENQUEUE, Status.WORKING) or (is_fenced and row.attempt != self.attempt):
             return None
         after = row if self.marks is None else stepped(row, self.marks)
-        if (transition := self._turn(ledger, after, record.task_state)) is None:
+        if (transition := self._transition(ledger, after, record.task_state)) is None:
             return None
         transition = transition._replace(before=row)
         return held_elsewhere(transition) if self.elsewhere else transition
 
-    def _turn(self, ledger: Ledger, row: Row, state: str | None) -> Transition | None:
+    def _transition(self, ledger: Ledger, row: Row, state: str | None) -> Transition | None:
         kind = self.kind
         if kind is Kind.WORKING:
             return self._working(ledger, row, state)
         if kind is Kind.CANCELLED or (kind.may_wait and state == State.CANCELLED):
-            return cancel(row)  # no job of a cancelled Task starts again; the messages keep what happened
+            return cancel(row)  # no job of a cancelled Task starts again; the messages tell what happened
         if kind is Kind.GIVEN_BACK:
             return give_back(row, state, now=ledger.now())
         return outcome(row, kind.status, kind.reason, retry_at=self.retry_at, now=ledger.now())
@@ -140,17 +140,17 @@ class Outcome(Write):
             return take_over(row, ledger.holder)
         if row.status is Status.ENQUEUE:
             if row.watched and not self.elsewhere and state in (State.PAUSED, State.CANCELLED):
-                # It was to begin with this commit, and its Task was held back meanwhile.
+                # It was to begin with this commit, but its Task was paused or cancelled meanwhile.
                 return give_back(row, state, now=ledger.now())
             return working(row, ledger.holder)
-        if row.process is None and not self.elsewhere:  # a program outside has recorded it
+        if row.process is None and not self.elsewhere:  # an outside program has recorded ``working``
             return take_over(row, ledger.holder)
         if row.process != ledger.holder:
             return None
         if "checkpoint" in self.values or self.marks is not None:
             return saved(row)
         if "started_at" in self.values and self.stage is not Stage.DOUBTFUL and not self.elsewhere:
-            return Transition(row, row, Reason.RECORDED)  # a suspect of a round: it was committed before it began
+            return Transition(row, row, Reason.RECORDED)  # a suspect of a round: ``working`` was committed before it began
         return None
 
 
@@ -158,12 +158,11 @@ class Recorder:
     """The group commit of one process.
 
     :meth:`put` never blocks on the database. A thread flushes the outcomes that arrived during the previous flush and the
-    next ``linger_s()`` seconds (0: no other job runs): a lone outcome is written at once, a burst hundreds at a time.
-    While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
-    nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
-    time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count committed
-    outcomes. ``closes_at_once``: a Task that may have ended is closed as soon as no job runs, however recent the last
-    check.
+    next ``linger_s()`` seconds (0: no other job runs): a single outcome is written at once, a burst hundreds at a time.
+    While the ledger does not answer, outcomes wait in memory, :attr:`healthy` is false, and the runtime begins no new jobs.
+    The thread survives every exception, and flushes uncommitted outcomes again. ``on_due`` is called with the time
+    (microseconds; if past, now) at which a job that the outcomes made due may begin. ``figures`` count committed outcomes.
+    ``closes_at_once``: a Task that may have ended is closed as soon as no job runs, however recent the last check.
     """
 
     def __init__(
@@ -197,16 +196,16 @@ class Recorder:
         self._thread.start()
 
     def put(self, outcomes: Sequence[Outcome]) -> None:
-        """Accepts outcomes. They are committed soon; then each one's ``then`` is called."""
+        """Accepts outcomes, which are committed soon; then calls the ``then`` of each."""
         with self._condition:
             self._pending.extend(outcomes)
-            # Wakes the thread for the first outcome and for enough; a wake-up for each costs more than the flush.
+            # Wake the thread for the first outcome and for a full batch; a wake-up for each costs more than the flush.
             if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH or _is_awaited(outcomes):
                 self._condition.notify_all()
 
     @property
     def healthy(self) -> bool:
-        """Whether outcomes can be recorded: the last flush succeeded, and the thread, if started, lives."""
+        """Whether outcomes can be recorded: the last flush succeeded, and the thread, if started, is alive."""
         return self._flushes and (self._thread is None or self._thread.is_alive())
 
     @property
@@ -245,7 +244,7 @@ class Recorder:
                 else:
                     self._closer.check_if_due()
             except Exception as error:
-                left = self._give_back(batch or [])
+                left = self._requeue(batch or [])
                 self._flushes = not self._pending
                 if isinstance(error, Unavailable):
                     self._log.warning("ledger_away", error=str(error), outcomes=left, tried=tries + 1)
@@ -256,15 +255,15 @@ class Recorder:
                 tries += 1
 
     def commit(self, batch: Sequence[Outcome]) -> None:
-        """Flushes a batch; halves one that the ledger refuses until each refused outcome is alone. Raises
-        LedgerUnavailable; what is committed then is ``DONE``."""
+        """Flushes a batch. If the ledger refuses it, halves it until each refused outcome is alone. Raises
+        LedgerUnavailable; outcomes that were committed before are ``DONE``."""
         try:
             self.flush(batch)
         except Unavailable:
             raise
         except Exception as error:
             left = [each for each in batch if each.stage is not Stage.DONE]
-            if not left:  # the failure came after the commit
+            if not left:  # the error occurred after the commit
                 raise
             if len(left) == 1:
                 self._record_refused(left[0], error)
@@ -277,7 +276,7 @@ class Recorder:
     def _record_refused(self, each: Outcome, error: Exception) -> None:
         """Records as much as possible of an outcome that the ledger refuses."""
         self._log.exception("outcome_refused", event_id=each.event_id, attempt=each.attempt, error=_brief(error))
-        if each.kind is Kind.WORKING:  # it did not begin by the ledger, and the waiting thread must not hang
+        if each.kind is Kind.WORKING:  # the ledger does not know that it began; the waiting thread must not hang
             self._notify(each, False)
         elif isinstance(error, TooLarge) and each.marks is None and "result" in each.values:
             note = Note("working", self._ledger.catalogue("not_kept", str(error)))
@@ -285,7 +284,7 @@ class Recorder:
             values = {name: value for name, value in each.values.items() if name != "result"}
             self.commit([replace(each, values=values, notes=notes, stage=max(each.stage, Stage.READ))])
         else:
-            # The outcome cannot be written; its end, with an unknown result, can.
+            # The outcome cannot be written as it is; an end with an unknown result can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
             failure = Failure("unrecordable", text)
             last = replace(each, kind=Kind.DISCARDED, retry_at=None, stage=Stage.READ, failure=failure, failures={})
@@ -298,11 +297,12 @@ class Recorder:
         except Unavailable:
             raise
         except Exception:
-            # The row accepts no write. Its copy stays unacknowledged and the log names it; the others go on.
+            # The row accepts no write. Its copy stays unacknowledged, and the log names it; other outcomes are not
+            # affected.
             self._log.exception("outcome_not_recorded", event_id=ended.event_id, attempt=ended.attempt)
 
     def _next_batch(self) -> list[Outcome] | None:
-        """The next batch, one outcome per Event; an empty one if a check for finished Tasks is due, None at the end."""
+        """The next batch, with one outcome per Event; empty if a check for finished Tasks is due, None at the end."""
         with self._condition:
             self._flushing = False
             self._condition.notify_all()
@@ -323,8 +323,8 @@ class Recorder:
     def _is_enough(self) -> bool:
         return len(self._pending) >= _MAX_BATCH or self._stopping
 
-    def _give_back(self, batch: Sequence[Outcome]) -> int:
-        """Puts the uncommitted outcomes of a batch back in front; returns their number."""
+    def _requeue(self, batch: Sequence[Outcome]) -> int:
+        """Puts the uncommitted outcomes of a batch back at the front of the queue; returns their number."""
         left = [each for each in batch if each.stage is not Stage.DONE]
         with self._condition:
             self._pending[:0] = left
@@ -336,10 +336,10 @@ class Recorder:
             return self._condition.wait_for(lambda: self._stopping, seconds)
 
     def flush(self, batch: Sequence[Outcome]) -> None:
-        """Commits outcomes of different Events, then notifies each. Checks for finished Tasks at once if no other job runs,
-        else at most once per pause of :class:`TaskCloser`. Raises LedgerUnavailable."""
+        """Commits outcomes of different Events, then calls the ``then`` of each. Checks for finished Tasks at once if no
+        other job runs, else at most once per pause of :class:`TaskCloser`. Raises LedgerUnavailable."""
         ends = self._record(batch)
-        for each in batch:  # first: these are committed, whatever fails from here on
+        for each in batch:  # first, because these are committed, whatever fails from here on
             each.stage = Stage.DONE
             if each.loan is not None:
                 each.loan.ended()
@@ -388,38 +388,38 @@ class Recorder:
             self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
     def due(self, at: int) -> None:
-        """Notes that something may be dispatched at this time (microseconds)."""
+        """Reports that a job may begin at this time (microseconds)."""
         self._on_due(at)
 
     def announce(self, applied: Sequence[Write]) -> None:
-        """Has the hints of what committed changes made possible settled.
+        """Settles the hints, lines and sessions after committed changes.
 
-        A lost compare-and-set is reported by the row as it is: its first try may have written that row although the answer
-        was lost. A superfluous hint does no harm.
+        A lost compare-and-set is announced with the row as it is now: an earlier attempt may have written that row, and its
+        answer was lost. A superfluous hint is harmless.
         """
         if (at := lending.announce(self._ledger, [_as_it_stands(each) for each in applied])) is not None:
             self._on_due(at)
 
 
 def _is_awaited(outcomes: Sequence[Outcome]) -> bool:
-    """Whether a thread may wait for one: a watched job begins once its ``working`` is committed."""
+    """Whether a thread may wait for one of these outcomes: a watched job begins once its ``working`` is committed."""
     return any(each.kind is Kind.WORKING for each in outcomes)
 
 
 def _is_won(each: Outcome) -> bool:
-    """Whether the record of an attempt counts; not if a job was given back that was to begin."""
+    """Whether the outcome was written; false for a ``working`` whose job was given back instead."""
     if each.transition is None:
         return False
     return each.kind is not Kind.WORKING or each.transition.after.status is Status.WORKING
 
 
 _NO_END: Final = (Kind.WORKING, Kind.GIVEN_BACK)
-"""What the figures do not count: it ends no attempt."""
+"""Kinds that the figures do not count, because they end no attempt."""
 
 
 def _is_plain(end: Outcome) -> bool:
-    """Whether nothing can wait for this end but the close of its Task: it is no failure, of which a Task may tolerate a
-    few, and belongs to no round and no key."""
+    """Whether only the close of its Task can wait for this end: it is not a failure (a Task may tolerate a few), and its
+    job belongs to no round and has no key."""
     record, transition = end.record, end.transition
     assert record is not None
     assert transition is not None
@@ -452,7 +452,7 @@ def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Outcome]:
     for each in ends:
         if (record := each.record) is not None:
             each.transition = ending(record.row, each.kind.status, each.kind.reason)
-    forget_read(wave)  # a second try must read them: this one may commit and its answer be lost
+    forget_read(wave)  # a retry must read them: this transaction may be committed and its answer lost
     if len(wave) == len(ends) == 1 and (record := ends[0].record) is not None and record.is_lone:
         _write_lone(ledger, ends[0])
         return ends
@@ -463,14 +463,15 @@ def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _write_lone(ledger: Ledger, end: Outcome) -> None:
-    """Commits the end of a lone job, which moves no counts: one statement, without the round trips of BEGIN and COMMIT."""
+    """Commits the end of a lone job, which changes no counts: one statement, without the round trips of BEGIN and
+    COMMIT."""
     try:
         with ledger.database.write_alone() as connection:
             apply(connection, ledger, [], [end])
     except StaleRead:
         raise
     except TransactionConflict:
-        end.stage = Stage.DOUBTFUL  # it may be committed, and only its answer lost
+        end.stage = Stage.DOUBTFUL  # it may be committed, and only the answer lost
         raise
 
 
@@ -478,16 +479,15 @@ write = repeatable(write_once)
 
 
 def forget_read(wave: Sequence[Outcome]) -> None:
-    """Makes the next try read the Events of these outcomes first."""
+    """Makes the next flush read the Events of these outcomes first."""
     for each in wave:
         if each.stage is Stage.UNREAD:
             each.stage = Stage.READ
 
 
 def already_recorded(ledger: Ledger, each: Outcome) -> bool:
-    """Whether an outcome that changed nothing is already in the ledger, because the answer to its first commit was lost.
-
-    Only ``working`` matters: every other outcome is the last of its attempt, and its copy is acknowledged anyway.
+    """Whether an outcome that lost its compare-and-set is in the ledger already, because the answer to its first commit was
+    lost. Only ``working`` matters: every other outcome is the last of its attempt, and its copy is acknowledged anyway.
     """
     record = each.record
     if each.kind is not Kind.WORKING or record is None or record.row.status is not Status.WORKING:
@@ -499,20 +499,20 @@ def already_recorded(ledger: Ledger, each: Outcome) -> bool:
 
 _MAX_PAUSE_S = 0.1  # the longest pause between two checks while other jobs run
 _PAUSE_FACTOR = 30  # the pause in multiples of the last check's duration
-_MAX_INLINE_JOBS = 20_000  # a larger Task is closed in a thread, because the query over its rows would delay outcomes
+_MAX_INLINE_JOBS = 20_000  # a larger Task is closed in a thread of its own: the query over its rows would delay outcomes
 
 
 class TaskCloser:
-    """Closes Tasks whose last job was recorded by this process. Maintenance finds those it misses.
+    """Closes Tasks whose last job this process recorded; maintenance closes the others.
 
-    ``on_due`` is called when a Task that waited for a close may be dispatched. Not thread-safe.
+    ``on_due`` is called with 0 after a close, because jobs that waited for it may begin. Not thread-safe.
     """
 
     def __init__(self, ledger: Ledger, on_due: Callable[[int], None]) -> None:
         self._ledger = ledger
         self._on_due = on_due
-        self._ended: set[int] = set()  # not checked yet
-        self._called: set[int] = set()  # the same, of those of which a callback ended
+        self._ended: set[int] = set()  # Tasks with ended jobs, not checked yet
+        self._called: set[int] = set()  # Tasks with ended callbacks, not checked yet
         self._check_at = 0.0  # time of the next check while other jobs run (monotonic clock)
         self._log = get_logger("asynctask.recorder")
 
@@ -568,7 +568,7 @@ class TaskCloser:
             return close_small(self._ledger, over) if over else []
         except LedgerUnavailable:
             raise
-        except Exception:  # one of them cannot be closed: closes each by itself
+        except Exception:  # one of them cannot be closed: close each alone
             self._log.exception("close_failed", tasks=len(over))
             return []
 
@@ -580,7 +580,7 @@ class TaskCloser:
 
     def _close_one(self, task_id: int) -> None:
         if self._try(try_close, task_id):
-            self._on_due(0)  # the next Task of its session may start, and its callbacks
+            self._on_due(0)  # its callbacks and the next Task of its session may start
 
     def _try(self, act: Callable[[Ledger, int], bool], task_id: int) -> bool:
         try:

@@ -1,17 +1,17 @@
 """Sessions and keys: Tasks, and items, that run one after the other.
 
-A session is a name within an owner. Its holder has the session's key in the unique column ``session_holder``, so of two
-processes that promote concurrently one loses the compare-and-set. The other Tasks wait in line, by ``session_waits`` (the
-priority) and ``session_place``. A Task with nothing left but jobs waiting for a retry leaves the session, and joins the
-line again, at its end, when the first of them is due.
+A session is a name within an owner. Its holder has the session's key in the unique column ``session_holder``, so if two
+processes promote concurrently, one loses the compare-and-set. The other Tasks wait in the line, by ``session_waits`` (the
+priority) and ``session_place``. A Task whose remaining jobs all wait for a retry leaves the session, and joins the line
+again, at its end, when the first of them is due.
 
 A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
-of it (``key_places``) until it has ended, and the first in a line goes. Nothing comes into a line before what may have been
-lent: the Tasks with keys are committed in the order of their ids (:func:`asynctask.ledger.events.lock_order`), an Event
-that runs again after its end comes last, and each waits while a list is split whose items come before it
-(:func:`asynctask.core.readiness.has_turn`). So whoever reads that an Event is the first of its line needs no lock.
+of that key (``key_places``) until it has ended; the first Event of a line may run. No Event is inserted before one that may
+have been lent: Tasks with keys are committed in the order of their ids (:func:`asynctask.ledger.events.lock_order`), an
+Event that runs again after its end gets the last place, and an Event waits while a list is split whose items come before it
+(:func:`asynctask.core.readiness.has_turn`). So reading that an Event is the first of its line needs no lock.
 
-An Event whose Task's pointer passed it before its turn waits with ``due_at``
+If a Task's pointer passes an Event before its turn, the Event waits with ``due_at``
 :data:`~asynctask.core.transitions.BLOCKED`, until :func:`free` finds that its turn has come.
 """
 
@@ -43,9 +43,8 @@ _OVER = (State.FINALIZING, State.FINISHED, State.REJECTED)
 
 
 def key_of(owner: str, session: str | None) -> str | None:
-    """The key of an owner's session, 32 hex digits; None without one.
-
-    Includes the owner, so that a name such as ``import`` does not make customers wait for each other.
+    """The key of an owner's session, 32 hex digits; None without a session. It includes the owner, so that a common name
+    such as ``import`` does not make different customers wait for each other.
     """
     if session is None:
         return None
@@ -53,7 +52,7 @@ def key_of(owner: str, session: str | None) -> str | None:
 
 
 def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int) -> dict[str, Any]:
-    """Further columns that a state change sets: the place in the session's line."""
+    """Further columns that a state change sets, for the place in the session's line."""
     if target in _OVER:
         return {"session_holder": None, "session_waits": None}
     if target in (State.PAUSED, State.CANCELLED):
@@ -81,8 +80,8 @@ def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> 
 def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
     """Gives a free session to the first Task in its line, in the caller's transaction. Returns that Task's id.
 
-    None if the session is held or nobody waits. If another transaction has locked the first Task's row, a later
-    ``lending.catch_up`` promotes it: no Task overtakes it.
+    None if the session is held or no Task waits. If another transaction has locked the first Task's row, a later
+    ``lending.catch_up`` promotes that Task: no other Task overtakes it.
     """
     if connection.execute(sa.select(_t.id).where(_t.session_holder == key)).first() is not None:
         return None
@@ -111,10 +110,10 @@ def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
 
 @contextmanager
 def _one_statement(connection: Connection) -> Iterator[None]:
-    """Wraps a statement that may violate a unique key, so that only it is rolled back.
+    """Wraps a statement that may violate a unique key, so that only this statement is rolled back.
 
-    PostgreSQL needs a savepoint for that. The others roll the statement back by themselves; on MariaDB a savepoint is gone
-    after a deadlock, and the error about it would hide the deadlock, which must be retried.
+    PostgreSQL needs a savepoint for that; other databases roll the statement back by themselves. On MariaDB a deadlock
+    removes savepoints, and the error about a missing one would hide the deadlock, which must be retried.
     """
     if connection.dialect.name != "postgresql":
         yield
@@ -125,7 +124,8 @@ def _one_statement(connection: Connection) -> Iterator[None]:
 
 @repeatable
 def step_aside(ledger: Ledger, task_id: int) -> bool:
-    """Takes a session from a Task with nothing left but jobs waiting for a retry, and promotes. Returns whether it did."""
+    """Takes the session from a Task whose remaining jobs all wait for a retry, and promotes the next Task. Returns whether
+    it did."""
     with ledger.database.write() as connection:
         row = try_lock(connection, ledger, task_id)
         if row is None:
@@ -152,14 +152,14 @@ def _waits_for_retries(connection: Connection, task: Mapping[str, Any], now: int
     if counts.working or counts.stopped or not counts.enqueue or connection.scalar(_IS_LENT, {"task_id": task["id"]}):
         return False
     due, waiting = connection.execute(_WAITING, {"task_id": task["id"]}).one()
-    return int(waiting or 0) == counts.enqueue and int(due) > now  # or its jobs wait for their keys
+    return int(waiting or 0) == counts.enqueue and int(due) > now  # otherwise jobs are ready, or wait for their keys
 
 
 _IS_LENT: Final = sa.select(sa.exists().where(_l.task_id == sa.bindparam("task_id")))
 _WAITING: Final = sa.select(
     sa.func.min(_e.due_at), sa.func.sum(_e["items"] - _e.n_finish - _e.n_failed - _e.n_error - _e.n_cancelled)
 ).where(_e.task_id == sa.bindparam("task_id"), _e.due_at.is_not(None))
-"""When the first of a Task's rows that wait is due, and how many items they have."""
+"""When the first of a Task's rows with a ``due_at`` is due, and the number of items of these rows."""
 
 
 _IS_FREE: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
@@ -171,11 +171,11 @@ ASIDE: Final = sa.select(_t.id).where(
     _t.session_waits.is_(None),
     sa.or_(_t.due_next <= sa.bindparam("now"), _t.created_jobs > _t.next_seq, _IS_FREE),
 )
-"""Tasks with something to start that neither hold their session nor wait for it."""
+"""Tasks with jobs to start that neither hold their session nor wait in its line."""
 
 
 def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
-    """Puts those of these Tasks that are :data:`ASIDE` at the end of their session's line, and promotes; in the caller's
+    """Appends those of these Tasks that are :data:`ASIDE` to their session's line, and promotes; in the caller's
     transaction, which has locked their rows."""
     aside = ASIDE.add_columns(_t.session_key).where(_t.id.in_(task_ids)).order_by(_t.id)
     for task_id, key in connection.execute(aside, {"now": now}).all():
@@ -194,10 +194,10 @@ def promote_alone(ledger: Ledger, key: str) -> bool:
 # -- keys: items with equal values of a field run one after the other
 
 _BY_LINE: Final = "FORCE INDEX (ix_key_places_line)"
-"""For MariaDB, which takes a line for a large part of a table that is new, and would read all of it for each line."""
+"""For MariaDB, which overestimates a line's share of a new table, and would read the whole table for each line."""
 
 _FREED: Final = 500
-"""Lines of one transaction that advances them."""
+"""Largest number of lines that one transaction advances."""
 
 _MIXED: Final = "*"
 """The worker's name of a Task of mixed jobs."""
@@ -210,7 +210,7 @@ _SPLITTING: Final = (
 
 
 def _asking(e: Any) -> tuple[Any, Any]:
-    """Of Events: the place of each, and who is the first of its line; see :class:`Asking`."""
+    """Columns for an Event: its place, and the first Event of its line; see :class:`Asking`."""
     o, w = key_places.alias("o"), key_places.alias("w")
     own = sa.select(o.c.place).where(o.c.event_id == e.c.id)
     first = sa.select(w.c.event_id).where(w.c.line == e.c.line).order_by(w.c.line, w.c.place, w.c.event_id).limit(1)
@@ -219,7 +219,7 @@ def _asking(e: Any) -> tuple[Any, Any]:
 
 
 def _at_pointer() -> Any:
-    """0 if the Event at the pointer of a Task waits for another of its line."""
+    """A query: 0 if the Event at the pointer of a Task waits for another one of its line."""
     p = events.alias("p")
     _, first = _asking(p)
     turn = sa.case((sa.func.coalesce(first, p.c.id) == p.c.id, 1), else_=0)
@@ -227,24 +227,23 @@ def _at_pointer() -> Any:
     return sa.select(turn).where(p.c.task_id == sa.bindparam("task_id"), p.c.seq == pointer)
 
 
-# One statement: among busy threads, each takes as long as many rows.
+# One statement, because among busy threads each statement takes as long as many rows.
 _GATE: Final = sa.select(_SPLITTING.scalar_subquery(), _at_pointer().scalar_subquery())
 
 
 def line_of(worker_name: str, key: str) -> int:
-    """The line of a worker's key: a digest of 64 bits. Two keys with the same digest wait for each other, which does no
-    harm.
+    """The line of a worker's key: a digest of 64 bits. Two keys with the same digest wait for each other, which is
+    harmless.
 
-    The first 40 bits are of all but the last two characters, so the keys of a list of serial numbers lie side by side in
-    the index: a hundred are in a page or two.
+    The first 40 bits digest all but the last two characters, so serial numbers are adjacent in the index: a hundred of them
+    fit a page or two.
     """
     group = hashlib.blake2b(f"{len(worker_name)}:{worker_name}{key[:-2]}".encode(), digest_size=5).digest()
     return int.from_bytes(group + hashlib.blake2b(key[-2:].encode(), digest_size=3).digest(), "big", signed=True)
 
 
 def add_places(connection: Connection, task_ids: Collection[int], *, low: int = 0) -> None:
-    """Gives the new Events of these Tasks, from ``seq`` ``low`` on, that have a key their places: in the order of the
-    Tasks, then of the list."""
+    """Inserts the places of new Events with a key, from ``seq`` ``low`` on: in the order of the Tasks, then of the list."""
     if task_ids:
         _ADD_PLACES.execute(connection, sorted(task_ids), low=low)
 
@@ -259,10 +258,10 @@ _ADD_PLACES: Final = batches.ByValues(
 
 
 class KeysGate(NamedTuple):
-    """What a Task with keys may do now.
+    """Whether a Task with keys may lend jobs now.
 
-    ``waits``: a Task that was submitted earlier is still being split, and its next items come before those of this one;
-    ``goes``: the Event at its pointer may have its turn; ``before``: as of :func:`asynctask.core.readiness.has_turn`.
+    ``waits``: an earlier Task is still being split, whose next items come before those of this one; ``goes``: the Event at
+    the pointer may have its turn; ``before``: as in :func:`asynctask.core.readiness.has_turn`.
     """
 
     waits: bool
@@ -271,7 +270,7 @@ class KeysGate(NamedTuple):
 
 
 def gate(connection: Connection, task_id: int, worker_name: str) -> KeysGate:
-    """The gate of a Task, which has keys. That it does not wait holds for ever."""
+    """The gate of a Task with keys. Once it does not wait, it never waits again."""
     splitting, turn = connection.execute(_GATE, {"task_id": task_id, "worker": worker_name}).one()
     if splitting is None:
         return KeysGate(False, turn != 0, None)
@@ -291,7 +290,7 @@ _PASSED: Final = (
 
 
 class Asking(NamedTuple):
-    """An Event that is to be lent: if it has a key, its ``line``, its ``place`` there, and the ``first`` of that line."""
+    """An Event to lend; if it has a key, its ``line``, its ``place`` there, and the ``first`` Event of that line."""
 
     id: int
     line: int | None
@@ -300,8 +299,8 @@ class Asking(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Events that are to be lent, by their turns: those that ``go``, by their lines those that ``wait`` for others, and
-    those that are ``early``: the first of their lines, while a list is split whose items come before them."""
+    """Events to lend, by their turns. ``go``: those that may be lent; ``wait``: those that wait for others, with their
+    lines; ``early``: those that are first in their lines, while a list is split whose items come before them."""
 
     go: set[int]
     wait: dict[int, int]
@@ -309,8 +308,8 @@ class Turns(NamedTuple):
 
 
 def turns(asking: Collection[Asking], before: int | None) -> Turns:
-    """The turns of these Events. In its transaction the caller lends those that go, and has the others
-    :func:`postpone`; after it, :func:`free` looks at the lines of those that wait. An Event without a key goes always."""
+    """The turns of these Events. In its transaction, the caller lends those that go, and calls :func:`postpone` for the
+    others; afterwards it calls :func:`free` for the lines of those that wait. An Event without a key always goes."""
     found = Turns(set(), {}, set())
     for each in asking:
         if each.line is None or has_turn(each.id, each.place or 0, each.first or each.id, before):
@@ -332,8 +331,8 @@ def goes(ledger: Ledger, task_id: int, worker_name: str) -> bool:
 def read_turns(
     connection: Connection, task_id: int, low: int, high: int, *, lock: bool = False
 ) -> tuple[list[tuple[int, int]], Turns]:
-    """Those Events of a Task with ``low <= seq < high`` as (seq, id), in order, and the turns of those that wait for none
-    yet, of a Task that does not wait. ``lock``: what is started meanwhile waits for the transaction."""
+    """The Events of a Task with ``low <= seq < high`` as (seq, id), in order, and the turns of those that do not wait yet;
+    for a Task whose gate does not wait. ``lock``: locks them, so that none is started before the transaction ends."""
     rows = batches.fetch_small(connection, _PASSED, {"of": task_id, "low": low, "high": high}, lock=lock)
     asked = [Asking(int(i), *rest) for i, _, asks, *rest in rows if asks]
     return sorted((int(seq), int(i)) for i, seq, *_ in rows), turns(asked, None)
@@ -341,7 +340,7 @@ def read_turns(
 
 @repeatable
 def block_lent(ledger: Ledger, ranges: Sequence[tuple[int, int, int]]) -> set[int]:
-    """Has the jobs wait whose turn it is not, in ranges (Task, low, high) that this process holds; returns their lines."""
+    """Makes jobs wait whose turn has not come, in ranges (Task, low, high) that this process holds; returns their lines."""
     blocked: set[int] = set()
     with ledger.database.write() as connection:
         for task_id, low, high in ranges:
@@ -366,8 +365,8 @@ _DUE: Final = batches.ByValues(
 
 
 def postpone(connection: Connection, event_ids: Collection[int], until: int) -> None:
-    """Makes these Events, which were to be lent, due at ``until`` (microseconds); :data:`BLOCKED`: when their turn comes.
-    Neither status nor counts change."""
+    """Makes these Events, which were to be lent, due at ``until`` (microseconds), or with :data:`BLOCKED` when their turn
+    comes. Neither status nor counts change."""
     if event_ids:
         _POSTPONE.execute(connection, sorted(event_ids), until=until)
 
@@ -383,10 +382,10 @@ _POSTPONE: Final = batches.ByValues(
 
 
 def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
-    """Lets lines go on in which Events have ended or were blocked, after the commit of that: the next ones are due now.
+    """Advances lines in which Events have ended or were blocked, after the commit of that: makes the next ones due.
 
-    Returns the Tasks of these. Whoever ends an Event takes it out of its line and then reads who is next; whoever blocks
-    one reads it afterwards, too: one of the two sees what both did.
+    Returns the Tasks of these. A process that ends an Event removes it from its line and then reads the next one; a process
+    that blocks an Event reads the line afterwards, too. So one of the two sees the changes of both.
     """
     woken: set[int] = set()
     for part in chunks(sorted(lines), _FREED):
@@ -399,7 +398,7 @@ def free(ledger: Ledger, lines: Collection[int]) -> set[int]:
 
 @repeatable
 def _unblock(ledger: Ledger, event_ids: Sequence[int]) -> set[int]:
-    """Makes those of these Events due that are blocked. Returns their Tasks."""
+    """Makes the blocked ones of these Events due. Returns their Tasks."""
     with ledger.database.write() as connection:
         woken = {int(i) for i in _LOCK_BLOCKED.execute(connection, sorted(event_ids)).scalars()}
         if woken:
@@ -418,7 +417,7 @@ _UNBLOCK: Final = batches.ByValues(
 
 
 def _blocked_first(connection: Connection, lines: Collection[int]) -> list[int]:
-    """The Events that wait in these lines although they are the first."""
+    """The Events that are blocked in these lines although they are the first."""
     heads = _heads_of(connection, lines)
     return [int(i) for (i,) in _BLOCKED.fetch(connection, sorted(heads))] if heads else []
 
@@ -440,13 +439,13 @@ def _heads(dialect: str) -> Any:
         f"SELECT w.event_id FROM key_places w{_hint(dialect)} WHERE w.line = d.line"  # noqa: S608
         " ORDER BY w.line, w.place, w.event_id LIMIT 1"
     )
-    # One text: among several threads, a row costs more than what it holds.
+    # One text, because among several threads fetching a row costs more than its content.
     columns = f"json_group_array(({head}))" if dialect == "sqlite" else f"({head})"
     return sa.text(f"SELECT {columns} FROM {_LINES[dialect]}")  # noqa: S608
 
 
 def _heads_of(connection: Connection, lines: Collection[int]) -> list[int]:
-    """The first Event of each line that has one. One index look-up a line."""
+    """The first Event of each line that has one, by one index lookup per line."""
     if not lines:
         return []
     dialect = connection.dialect.name

@@ -26,13 +26,13 @@ from asynctask.ledger.tasks import close_after, lock
 from asynctask.messages import clean
 
 ENGINE: Final = "engine"
-"""The option that names the engine that holds an Event's job; the only option of such an Event."""
+"""The option that names the engine which holds an Event's job; the only option of such an Event."""
 
 MAX_JOB_ID: Final = 64
-"""Characters of a job id."""
+"""Largest number of characters of a job id."""
 
 _ALONE: Final = 100
-"""Events that every database takes in one statement."""
+"""Number of Events that every database accepts in one statement."""
 
 _SHOWN: Final = 500
 
@@ -42,14 +42,14 @@ _e = events.c
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job that reaches the ledger: an engine fetched it, or a program sends it.
+    """A job that arrives at the ledger: an engine fetched it, or a program sends it.
 
     ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For a new
     Event: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text. ``sent_at`` (microseconds,
-    by the ledger): when this run of a lone job was sent, if its message says so. ``anew``: it was sent without an Event and
-    has not begun before: if the Event of its id has ended, it is another run. ``broken``: what its message says in place
-    of a valid attempt; nothing begins by it. ``is_tracked``: false of a job of which only the row remains that it needs to
-    be performed, see :func:`asynctask.core.transitions.is_kept`.
+    the ledger's clock): when this run of a lone job was sent, if its message contains that. ``anew``: it was sent without
+    an Event and has not begun before; if the Event of its id has ended, this is another run. ``broken``: the invalid
+    attempt in its message, with which no job begins. ``is_tracked``: false for an untracked job, which has only the row
+    that it needs to be performed, see :func:`asynctask.core.transitions.is_kept`.
     """
 
     job_id: str
@@ -72,11 +72,11 @@ def is_job_id(value: object) -> TypeGuard[str]:
 def enqueue(
     ledger: Ledger, jobs: Sequence[Arrival], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
 ) -> dict[str, int]:
-    """Creates stand-alone Events; skips ids that exist. Returns the time of those that it has created, in microseconds, by
-    job id.
+    """Creates stand-alone Events; skips ids that exist. Returns the creation times (microseconds) of the new ones, by job
+    id.
 
-    ``due_at`` (microseconds): when the dispatcher pushes them; None: they are in a queue already. ``options`` travel in
-    their payload (``retry``, ``priority``). Raises :class:`InputError` for values that the database cannot store.
+    ``due_at`` (microseconds): when they may begin; None: they are in a queue already. ``options``: members of their payload
+    (``retry``, ``priority``). Raises :class:`InputError` for values that the database cannot store.
     """
     check_event(None, Status.ENQUEUE, Reason.SUBMITTED)
     return _enqueue_all(ledger, jobs, due_at, options, ledger.now())
@@ -90,13 +90,13 @@ def send(
     options: Mapping[str, Any] | None = None,
     open_too: bool = False,
 ) -> dict[str, int | IdInUse]:
-    """As :func:`enqueue`, for jobs that a program sends: one under the id of a lone job that has ended opens its Event
-    again, as a new run with the new arguments.
+    """As :func:`enqueue`, for jobs that a program sends: a job under the id of a lone job that has ended reopens its Event,
+    as a new run with the new arguments.
 
-    Returns the error of each job that must not be sent, because its id is that of a job that is open, or belongs to a Task;
-    with ``open_too`` such a job is skipped, because an engine sends it by itself.
+    For a job that must not be sent, because its id is that of an open job or of a job of a Task, the result has an error
+    in place of the time; with ``open_too`` such a job is skipped, because an engine sends it by itself.
     """
-    now = ledger.now()  # the same in each try: it shows what an earlier one has written
+    now = ledger.now()  # the same in each attempt, to recognize what an earlier one has written
     found: dict[str, int | IdInUse] = {**_enqueue_all(ledger, jobs, due_at, options, now)}
     rest = [job for job in jobs if job.job_id not in found]
     return found | _send_again(ledger, rest, due_at, options, now, open_too) if rest else found
@@ -140,7 +140,7 @@ def _send_again(
             continue
         if (
             change.transition is not None or record.created_at == now
-        ):  # an earlier try has written it, and its answer was lost
+        ):  # an earlier attempt has written it, and its answer was lost
             sent[record.job_id] = now
         elif not open_too:
             sent[record.job_id] = _in_use(record)
@@ -182,8 +182,8 @@ def reopen(
     options: Mapping[str, Any] | None = None,
     is_new: Callable[[str | None], bool] = lambda options: True,
 ) -> bool:
-    """Opens the Event of a lone job that has ended, for a job under its id that has arrived without having been announced;
-    returns whether it did. ``is_new``: whether the job is another one than the Event's, by the Event's options."""
+    """Reopens the Event of a lone job that has ended, for a job that arrives under its id without an announcement; returns
+    whether it did. ``is_new``: from the Event's options, whether the arriving job is another one than the Event's."""
     with ledger.database.read() as connection:
         found = connection.execute(sa.select(_e.options).where(_e.job_id == job.job_id)).first()
     if found is None or not is_new(found.options):
@@ -253,7 +253,7 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
 
 
 def _is_changed(ledger: Ledger, applied: Sequence[Change], *, is_over: bool) -> bool:
-    """Whether something was changed; closes the Task of what is over."""
+    """Whether an Event was changed; closes the Tasks of Events that ended."""
     won = [each.record for each in applied if each.transition is not None and each.record is not None]
     for record in won if is_over else ():
         close_after(ledger, record)
@@ -269,7 +269,7 @@ def _find(connection: Connection, ledger: Ledger, job_id: str) -> int:
 
 
 def _is_lent(connection: Connection, event_id: int) -> bool:
-    """Whether an Event lies in a loan that a process holds; locks its Task's row, so that this does not change."""
+    """Whether an Event is in a loan that a process holds; locks its Task's row, so that this does not change."""
     task_id, seq = connection.execute(sa.select(_e.task_id, _e.seq).where(_e.id == event_id)).one()
     if task_id is None:
         return True
@@ -284,7 +284,7 @@ def _change(ledger: Ledger, event_id: int, wanted: Status, message: str, on_loan
         row = seen.row
         if row.status in TERMINAL:
             return None
-        if not row.items:  # an untracked job whose code records by itself is tracked from then on
+        if not row.items:  # an untracked job whose code records a status becomes tracked
             row, change.values = row._replace(items=1), {"items": 1}
         transition = recorded(row, wanted, on_loan=on_loan, now=ledger.now())
         return transition._replace(before=seen.row)
@@ -299,8 +299,8 @@ def end_elsewhere(
 ) -> bool:
     """Ends an open job in ``error`` that an attached engine gave up without running the middleware; returns whether it did.
 
-    ``why``: the reason shown; ``timeout_s``: the engine ended it over that limit, in seconds; ``lone_only``: leaves a job
-    or a callback of a Task, which the ledger dispatches again.
+    ``why``: the reason shown; ``timeout_s``: the time limit (seconds) over which the engine ended it; ``lone_only``: skips
+    jobs and callbacks of Tasks, which the ledger dispatches again.
     """
     error = JobTimeout(timeout_s) if timeout_s is not None else None
     reason, code = (Reason.TIMEOUT, "timeout") if error else (Reason.DISCARDED, "discarded")
@@ -325,8 +325,8 @@ def last_message_is(messages: str | None, text: str) -> bool:
 
 
 def put_off(ledger: Ledger, event_id: int, attempt: int, why: str, until: int) -> Change:
-    """The change that makes a job which cannot be performed where it was fetched wait in the ledger until ``until``
-    (microseconds), spending no retry. The message ``why`` is not repeated while it is the Event's last one."""
+    """The change that defers a job which cannot be performed where it was fetched: it waits in the ledger until ``until``
+    (microseconds), without using a retry. The message ``why`` is not repeated while it is the Event's last one."""
 
     def decide(record: EventRecord) -> Transition | None:
         if record.row.status is not Status.ENQUEUE or record.row.attempt != attempt:
@@ -340,12 +340,12 @@ def put_off(ledger: Ledger, event_id: int, attempt: int, why: str, until: int) -
 
 
 def put_off_elsewhere(ledger: Ledger, reasons: Mapping[tuple[str, int], str], until: int) -> None:
-    """The same for jobs that were put off outside the middleware: (job id, attempt) -> reason."""
+    """As :func:`put_off`, for jobs that were deferred outside the middleware: (job id, attempt) -> reason."""
     _change_each(ledger, reasons, lambda i, attempt, why: put_off(ledger, i, attempt, clean(why), until))
 
 
 def discard(ledger: Ledger, reasons: Mapping[tuple[str, int], str]) -> None:
-    """Ends jobs given up outside the middleware in ``error``: (job id, attempt) -> reason."""
+    """Ends jobs in ``error`` that were given up outside the middleware: (job id, attempt) -> reason."""
     _change_each(ledger, reasons, lambda i, attempt, why: _discarded(ledger, i, attempt, why))
 
 
@@ -360,11 +360,11 @@ def _change_each(ledger: Ledger, reasons: Mapping[tuple[str, int], str], made: C
 
 
 def send_from_ledger(ledger: Ledger, job_id: str, why: str, until: int) -> None:
-    """Makes a lone job that its engine holds wait in the ledger until ``until`` (microseconds), because a message of it
-    could not be used, and may have been its only one. The ledger sends it again, with the arguments of its Event; one whose
-    arguments are not kept ends in ``error``. ``why``: the message.
+    """Makes a lone job that its engine holds wait in the ledger until ``until`` (microseconds), because a message with the
+    job could not be used, and may have been the only one. The ledger sends it again, with the arguments of its Event; if
+    these are not kept, it ends in ``error``. ``why``: the message for the Event.
 
-    Leaves a job that is known to run. One that runs and is not known to yet ends by its own outcome, which needs no fence.
+    Skips a job that is known to run. A job that runs and is not known to ends by its own outcome, which needs no fence.
     """
     unbegun = _e.process.is_(None) | ((_e.process >= lending.QUEUE_HOLDER) & (_e.process < lending.AFTER_QUEUE_HOLDERS))
     waits = (_e.status == str(Status.ENQUEUE)) & unbegun & _e.due_at.is_(None)

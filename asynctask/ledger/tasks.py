@@ -1,4 +1,4 @@
-"""Tasks: creation, items added in slices, the split's lease, closing; :func:`change_state` alone changes a Task's state."""
+"""Tasks: creation, items added in slices, the split's lease, closing. Only :func:`change_state` changes a Task's state."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _LOCKED = _ONE.with_for_update()  # on SQLite the write transaction excludes others
 
 NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
-"""Columns of every new Event; those of a job of several items have ``items`` too."""
+"""Columns of every new Event; a job of several items also has ``items``."""
 
 MAX_SPLIT_TRIES = 10
-"""How many processes in a row may claim a split that makes no progress. Many: on a slow machine the next slice takes
-seconds, and a process may end in that time, or the database be away, for reasons of its own."""
+"""How many processes in a row may claim a split that makes no progress. The number is large because, on a slow machine, a
+slice takes seconds, in which a process may end or the database be unavailable for unrelated reasons."""
 
 
 class SplitLost(Exception):
@@ -80,9 +80,9 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A Task to be. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
+    """A Task to create. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
 
-    ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
+    ``source`` (JSON-ready): where a split is resumed from; None if it cannot be resumed."""
 
     worker_name: str
     queue: str
@@ -106,11 +106,12 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """A Task to be with its first slice: ``items`` are its jobs, ``rejects`` its rejected rows, ``cursor`` is its last row.
+    """A Task to create with its first slice: ``items`` are its jobs, ``rejects`` its rejected rows, ``cursor`` its last
+    row.
 
-    ``headers``: as of :class:`~asynctask.lists.rows.Names`. ``more``: False if it is the whole list, whose number of rows
-    is ``new.planned``. Without jobs such a Task is ``rejected``, and keeps no idempotency key, for a corrected list to use;
-    ``refused``: because the list is strict.
+    ``headers``: as in :class:`~asynctask.lists.rows.Names`. ``more``: False if the slice is the whole list, whose number of
+    rows is ``new.planned``. Such a Task without jobs is ``rejected``, and releases its idempotency key for a corrected
+    list; ``refused``: a rejected row of a strict list is the reason.
     """
 
     new: NewTask
@@ -124,8 +125,8 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A Task's columns outside the ledger. ``source`` is where its split resumes from; None if it cannot. ``headers``: as
-    of :class:`~asynctask.lists.rows.Names`; None if unknown."""
+    """The columns of a Task for callers outside the ledger. ``source``: where its split is resumed from, None if it cannot
+    be resumed; ``headers``: as in :class:`~asynctask.lists.rows.Names`, None if unknown."""
 
     id: int
     worker_name: str
@@ -148,8 +149,7 @@ class TaskRow:
 @dataclass(frozen=True, slots=True)
 class Made:
     """The result of :func:`create`. ``row``: the columns as written, for
-    :func:`~asynctask.ledger.progress.first_progress`; None if the Task was created before under the same idempotency
-    key."""
+    :func:`~asynctask.ledger.progress.first_progress`; None if the Task existed under the same idempotency key."""
 
     task_id: int
     created: bool
@@ -159,12 +159,11 @@ class Made:
 def create(ledger: Ledger, firsts: Sequence[First], *, lease_s: float) -> list[Made]:
     """Creates these Tasks with their first slices in one transaction, or none of them.
 
-    A Task without ``more`` rows is sealed when it becomes visible. Any other is in ``splitting``, and this process has the
-    lease of its split for ``lease_s`` seconds. One alone may have been submitted before: if the owner used its idempotency
-    key with the same body, that Task is returned, not ``created``. Raises :class:`InputError` (422) if it was used with
-    another body; :class:`NotFound` or :class:`Conflict` for a Task that cannot be corrected.
-
-    Several raise :class:`~sqlalchemy.exc.IntegrityError` if an idempotency key among them was used before.
+    A Task without ``more`` rows is sealed when it becomes visible. Any other is in ``splitting``, and this process holds
+    the lease of its split for ``lease_s`` seconds. If ``firsts`` is a single Task whose owner has used its idempotency key
+    with the same body, returns the existing Task, with ``created`` false. Raises :class:`InputError` (422) if the key was
+    used with another body; :class:`NotFound` or :class:`Conflict` for a Task that cannot be corrected; with several Tasks,
+    :class:`~sqlalchemy.exc.IntegrityError` if one of their idempotency keys was used.
     """
     try:
         return _insert(ledger, firsts, lease_s)
@@ -187,7 +186,7 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
     with ledger.database.write() as connection:
         parents = [each.new.resubmit_of for each in firsts]
         above = [[] if parent is None else corrections.may_be_corrected(connection, parent) for parent in parents]
-        if any(row["key_field"] is not None for row in rows):  # after its ancestors, whose rows may be locked for long
+        if any(row["key_field"] is not None for row in rows):  # after the ancestors, whose rows may be locked for long
             lock_order(connection)
         for row, (task_id,) in zip(rows, connection.execute(_INSERT, rows).all(), strict=True):
             row["id"] = int(task_id)
@@ -233,7 +232,7 @@ def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, An
         "split_state": "splitting", "split_by": ledger.identity, "split_until": now + micros(lease_s),
         "generation_sealed": 0, "closed_at": None, "finished_at": None,
     }  # fmt: skip
-    if not first.more:  # the Task is invisible between the two steps, so one statement takes both
+    if not first.more:  # the Task is invisible between the two transitions, so one statement makes both
         refused = Reason.ROWS_REJECTED if first.refused else Reason.NOTHING_ACCEPTED
         state, reason = (State.RUNNING, Reason.SEALED) if count else (State.REJECTED, refused)
         check_task(State.SPLITTING, state, reason)
@@ -244,13 +243,13 @@ def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, An
     if is_paused and row["state"] != State.REJECTED:
         check_task(row["state"], State.PAUSED, Reason.PAUSED)
         row |= {"state": State.PAUSED, "session_waits": None}
-    # In a session it gets its hints with its turn.
+    # A Task of a session gets its hints when it gets the session.
     gate = Gate(row["state"], new.priority, new.session is None, count > 0, opens=new.throttle.start_at)
     return row | readiness.hints(gate, now)._asdict()
 
 
 def _log_rows(first: First, task_id: int, now: int) -> list[tuple[Any, ...]]:
-    new = first.new  # its owner is a text of the client's: who submitted is ``who``
+    new = first.new  # ``new.owner`` is a text from the client; ``new.who`` is the submitter
     detail = {"title": new.title, "worker": new.worker_name, **({"owner": new.owner} if new.owner else {})}
     who = clean(new.who)[:255]
     acts = [("submitted", dumps(detail), who), *([("paused", None, who)] if new.throttle.paused else [])]
@@ -259,7 +258,7 @@ def _log_rows(first: First, task_id: int, now: int) -> list[tuple[Any, ...]]:
 
 
 def _write_rest(connection: Connection, ledger: Ledger, first: First, row: dict[str, Any]) -> None:
-    """Writes what few Tasks have: rejected rows, a released idempotency key, a session."""
+    """Writes the parts that few Tasks have: rejected rows, a released idempotency key, a session."""
     write_rejects(connection, row["id"], first.rejects)
     if row["state"] == State.REJECTED:
         if row["idempotency_key"] is not None:  # after the insert, which checks the key
@@ -269,13 +268,13 @@ def _write_rest(connection: Connection, ledger: Ledger, first: First, row: dict[
 
 
 def nothing_taken(reason: Reason, rejected: int) -> str:
-    """``state_reason`` of a Task of which no row was accepted and ``rejected`` rows were refused."""
+    """``state_reason`` of a Task without accepted rows, of which ``rejected`` rows were refused."""
     return str(reason) if reason is Reason.ROWS_REJECTED else "all_rejected" if rejected else "no_items"
 
 
 def first_answer(ledger: Ledger, new: NewTask) -> int:
-    """The Task that the owner submitted first under this idempotency key. Raises :class:`InputError` (422) if its body was
-    different, :class:`Conflict` if it is gone."""
+    """The id of the Task that the owner submitted first under this idempotency key. Raises :class:`InputError` (422) if its
+    body was different, :class:`Conflict` if the Task was removed."""
     chosen = (_t.owner == new.owner) & (_t.idempotency_key == new.idempotency_key)
     with ledger.database.read() as connection:
         first = connection.execute(sa.select(_t.id, _t.body_digest).where(chosen)).one_or_none()
@@ -328,7 +327,7 @@ def change_state(
     reason: Reason,
     **values: Any,
 ) -> bool:
-    """Changes a Task's state by compare-and-set on state and generation, along a legal edge. Nothing else does.
+    """Changes a Task's state by compare-and-set on state and generation, along a legal edge; no other code does so.
 
     ``task`` is the row as read; ``values`` are further columns to set. Returns whether the compare-and-set was won.
     """
@@ -350,7 +349,7 @@ def change_state(
 
 def check_reopenable(task: dict[str, Any]) -> None:
     """Raises :class:`Conflict` unless the Task's items may be retried: it runs, is finished, is cancelled and closed, or
-    paused itself because too many of them failed."""
+    paused itself because too many items failed."""
     if task["turning"] is not None:
         raise Conflict(f"Task {task['id']} still has rows to update ({task['turning']}); try again in a moment")
     over = task["state"] == State.CANCELLED and task["finished_at"] is not None
@@ -376,7 +375,7 @@ def open_generation(connection: Connection, ledger: Ledger, task: dict[str, Any]
 def log(
     connection: Connection, ledger: Ledger, task_id: int, action: str, detail: dict[str, Any] | None, who: str = ""
 ) -> None:
-    """Logs who did what to a Task."""
+    """Logs an action on a Task, with its details; ``who``: the requester."""
     row = {"task_id": task_id, "at": ledger.now(), "who": clean(who)[:255], "action": action}
     connection.execute(task_log.insert().values({**row, "detail": dumps(detail) if detail else None}))
 
@@ -395,17 +394,17 @@ def add_slice(
 ) -> int:
     """Adds one slice of items, with the split's progress and the counts, in one transaction.
 
-    The slice covers the source's rows after ``after``, up to ``cursor``, where a process that takes the split over goes on.
-    The jobs may begin during the split. ``headers``: the columns of all
-    rows up to ``cursor``, None if unknown. Returns the jobs created so far.
+    The slice covers the source's rows after ``after``, up to ``cursor``, from which a process that takes the split over
+    continues. The jobs may begin during the split. ``headers``: the columns of all rows up to ``cursor``, None if unknown.
+    Returns the number of jobs created so far.
 
     Raises :class:`SplitLost` if this process no longer holds the split, the Task was cancelled, or another splitter moved
-    the cursor meanwhile: one that slept may hold the lease again.
+    the cursor meanwhile (after which this process may hold the lease again).
     """
     jids = ledger.ids.jids(len(items))
     corrects = any(each.number is not None for rows in (items, rejects) for each in rows)
     with ledger.database.write() as connection:
-        # Ancestors have smaller ids, so they are locked first.
+        # Ancestors first: they have smaller ids.
         above = corrections.lock_all(connection, corrections.ancestors(connection, task_id)) if corrects else {}
         task = lock(connection, task_id)
         _check_split_held(ledger, task)
@@ -430,7 +429,7 @@ def add_slice(
 
 
 def _grown(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> dict[str, Any]:
-    """The columns of a Task after adding these jobs and rejected rows."""
+    """The columns of a Task that these jobs and rejected rows change."""
     created = task["created"] + items_of(items)
     return {
         "created_jobs": task["created_jobs"] + len(items),
@@ -466,8 +465,8 @@ def _add_jobs(
 def _insert_events(
     connection: Connection, new: Sequence[tuple[str, int, int, NewItem]], now: int, workers: Mapping[int, str]
 ) -> None:
-    """Inserts the Events of items: (job id, Task, number in the Task, item) each. ``workers``: the worker's name of each
-    Task."""
+    """Inserts the Events of items; each of ``new`` is (job id, Task id, number in the Task, item). ``workers``: the
+    worker's name of each Task."""
     rows: list[tuple[Any, ...]]
     rows = [
         (jid, task_id, seq, "enqueue", one.params, one.row, one.last_row or one.row, now) for jid, task_id, seq, one in new
@@ -521,12 +520,12 @@ def end_split(
     detail: dict[str, Any] | None = None,
     anyone: bool = False,
 ) -> None:
-    """Ends a split: from then on the generation closes once all its items are terminal. Raises :class:`SplitLost`.
+    """Ends a split: from then on the generation closes once all its items are terminal. Created jobs continue.
 
     ``reason``: ``SEALED``, the list is complete; ``ROWS_REJECTED``, rows of a strict list of ``planned`` rows were refused,
-    so nothing was accepted; ``SPLIT_FAILED``, it broke off, and the Task says ``why`` it is incomplete. Created jobs
-    continue. ``detail``: ``text`` and ``params`` of ``why``, for translation, and its ``errors``; kept in the Task's log.
-    ``anyone``: the caller is maintenance, which found the expired lease of a split that cannot be resumed.
+    so no row was accepted; ``SPLIT_FAILED``, the split broke off, and the Task shows ``why``. ``detail``: ``text`` and
+    ``params`` of ``why``, for translation, and its ``errors``; kept in the Task's log. ``anyone``: the caller is
+    maintenance, which found the expired lease of a split that cannot be resumed. Raises :class:`SplitLost`.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id) if anyone else lock(connection, task_id)
@@ -559,7 +558,7 @@ def _end_split(
         values["planned"] = task["created"] + task["rejected"] if planned is None else planned
     now = ledger.now()
     if task["created_jobs"] == 0 and task["state"] in (State.SPLITTING, State.PAUSED):
-        # Nothing to run and nothing to wait for: rejected.
+        # No job to run or to wait for: rejected.
         state_reason = why or nothing_taken(reason, task["rejected"])
         values |= {"closed_at": now, "finished_at": now, "state_reason": state_reason[:255]}
         change_state(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
@@ -577,7 +576,7 @@ def _end_split(
 
 @repeatable
 def refuse_submission(ledger: Ledger, task_id: int) -> None:
-    """Releases the idempotency key of a Task of which nothing was accepted, for a corrected upload."""
+    """Releases the idempotency key of a Task without accepted rows, for a corrected upload."""
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
         if task["created_jobs"] == 0:
@@ -599,8 +598,8 @@ def plan(ledger: Ledger, task_id: int, planned: int) -> None:
 def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> TaskRow | None:
     """Claims a split whose lease expired, or (``of``) takes it over from that process.
 
-    Returns the Task (resume after ``split_cursor``), or None if another process holds it. A split that
-    :data:`MAX_SPLIT_TRIES` processes claimed without progress probably killed them: it ends as failed.
+    Returns the Task (resume after ``split_cursor``), or None if another process holds the split. A split that
+    :data:`MAX_SPLIT_TRIES` processes claimed without progress ends as failed, because it probably killed them.
     """
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
@@ -630,7 +629,7 @@ def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
 
 @repeatable
 def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
-    """Removes the source of these Tasks, whose split has ended and whose list is not stored any more."""
+    """Removes the source of these Tasks, whose split has ended and whose list is no longer stored."""
     with ledger.database.write() as connection:
         over = _t.id.in_(task_ids) & (_t.split_state != "splitting")
         connection.execute(tasks.update().where(over).values(split_source=None))
@@ -643,7 +642,7 @@ _OPEN_ITEMS = _n.enqueue + _n.working + _n.stopped
 
 
 def tolerance_of(task: Mapping[str, Any]) -> Tolerance | None:
-    """The tolerance of a Task (its columns); None: everything, also if a user wrote an invalid value into the row."""
+    """The tolerance of a Task (its columns); None: no limit, or an invalid value that a user wrote into the row."""
     if task["tolerated_failures"] is None:
         return None
     try:
@@ -653,8 +652,8 @@ def tolerance_of(task: Mapping[str, Any]) -> Tolerance | None:
 
 
 def tolerated_left(connection: Connection, task: Mapping[str, Any]) -> int | None:
-    """How many more items of a Task (its columns) may fail before it pauses itself; negative: it is over its limit. None:
-    it has no limit, or none is known while the list is split."""
+    """How many more items of a Task (its columns) may fail before it pauses itself; negative: it is over its limit; None:
+    it has no limit, or the limit is not known while the list is split."""
     if (tolerance := tolerance_of(task)) is None:
         return None
     counts = total_counts(connection, task["id"])
@@ -669,7 +668,7 @@ def _known_total(task: Mapping[str, Any]) -> int | None:
 def pause_failing(ledger: Ledger, task_ids: Iterable[int] | None = None) -> list[int]:
     """Pauses those Tasks, of ``task_ids`` or of all, with more failed items than they tolerate; returns their ids.
 
-    A Task with rows left to update is left to maintenance: a retry takes the failures back.
+    A Task with rows left to update is left to maintenance, because a retry removes failures.
     """
     given = {} if task_ids is None else {"ids": list(task_ids)}
     with ledger.database.read() as connection:
@@ -697,7 +696,7 @@ def _failing(some: bool) -> Any:
 def _is_failing(task: Mapping[str, Any]) -> bool:
     tolerance = tolerance_of(task)
     left = None if tolerance is None else tolerance.left(int(task["failed"]), int(task["error"]), _known_total(task))
-    # With nothing left to start, it ends instead of waiting for a person.
+    # Without jobs left to start, it ends instead of waiting for a person.
     return left is not None and left < 0 and (int(task["open"]) > 0 or task["split_state"] == "splitting")
 
 
@@ -720,12 +719,12 @@ def _pause_failing(ledger: Ledger, task_id: int) -> bool:
 
 # -- closing: once per generation, after a flush or by maintenance
 #
-# Checked in a transaction after the one that commits outcomes, of callbacks too: inside it, concurrent processes would each
-# see the other's job open, and none would close. A Task whose row another transaction holds is left to maintenance.
+# Checked in a transaction after the one that commits outcomes (also those of callbacks): inside that one, concurrent
+# processes would each see the other's job open, and none would close the Task. Maintenance closes Tasks with locked rows.
 
 
 def candidates(connection: Connection, task_ids: Iterable[int] | None = None) -> dict[int, int]:
-    """Sealed, unclosed Tasks without an open item by their counts, of ``task_ids`` or of all: id -> number of jobs."""
+    """Sealed, unclosed Tasks without an open item by their counts, of ``task_ids`` or of all, as id -> number of jobs."""
     given = {} if task_ids is None else {"ids": list(task_ids)}
     return {int(i): int(jobs) for i, jobs in connection.execute(_candidates(bool(given)), given)}
 
@@ -747,7 +746,7 @@ def _candidates(some: bool) -> Any:
 
 @repeatable
 def try_close(ledger: Ledger, task_id: int) -> bool:
-    """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did."""
+    """Closes the Task's generation if no item is open by the counts and no row is. Returns whether this caller did."""
     with ledger.database.read() as connection:
         task = get(connection, task_id)
         if task["closed_at"] is not None or not _may_close(connection, task) or _open_rows(connection, task_id):
@@ -773,7 +772,7 @@ def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None
         connection.execute(tasks.update().where(_t.id == task["id"]).values(**over, version=_t.version + 1))
         sessions.release(connection, ledger, task)
     else:
-        # It paused itself while its last rows were in flight.
+        # The Task paused itself while its last rows were in flight.
         paused: dict[str, Any] = {"state_reason": None} if task["state_reason"] == Reason.TOO_MANY_FAILURES else {}
         change_state(connection, ledger, task, State.FINALIZING, Reason.CLOSED, closed_at=now, **paused)
         if not callbacks:
@@ -784,7 +783,7 @@ def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None
 
 
 def close_after(ledger: Ledger, record: EventRecord) -> None:
-    """Closes the Task, or ends its ``finalizing``, if this ended Event was the last that it waited for."""
+    """Closes the Task of this ended Event, or ends its ``finalizing``, if it waits for no other Event."""
     if record.task_id is not None:
         try_close(ledger, record.task_id)
     elif record.callback_of is not None:
@@ -802,13 +801,13 @@ def _open_rows(connection: Connection, task_id: int) -> bool:
     return connection.execute(found).first() is not None
 
 
-# -- small Tasks, closed many per transaction: one by one, each costs as many statements and commits as a large one
+# -- small Tasks, many per transaction: alone, each would cost as many statements and commits as a large one
 
 MOST_CLOSED: Final = 100
-"""Tasks of more jobs are closed one by one, to keep transactions short."""
+"""Most jobs of a small Task; larger ones are closed one by one, to keep transactions short."""
 
 _CLOSED_AT_ONCE: Final = 200
-"""Small Tasks of one transaction."""
+"""Largest number of small Tasks in one transaction."""
 
 _TO_CLOSE: Final = (
     _t.id, _t.state, _t.generation, _t.generation_sealed, _t.closed_at, _t.turning, _t.session_key, _t.callbacks,
@@ -821,8 +820,8 @@ _LOG: Final = task_log.insert()
 def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
     """Closes those of these Tasks that run, have no session, no callbacks, few jobs, and no open row; returns their ids.
 
-    ``task_ids``: found by :func:`candidates`, so no item is open by the counts. No row of a locked Task can be opened
-    again, so this transaction checks the rows. :func:`try_close` handles the rest.
+    ``task_ids``: from :func:`candidates`, so no item is open by the counts. No row of a locked Task can be reopened, so
+    this transaction checks the rows itself. :func:`try_close` handles the other Tasks.
     """
     with ledger.database.write() as connection:
         chosen = sorted(task_ids)[:_CLOSED_AT_ONCE]
@@ -834,7 +833,7 @@ def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
             del found[int(task_id)]
         if not found:
             return []
-        # They have no callbacks, so the step through finalizing ends in the same statement.
+        # They have no callbacks, so one statement passes through finalizing.
         check_task(State.RUNNING, State.FINALIZING, Reason.CLOSED)
         check_task(State.FINALIZING, State.FINISHED, Reason.CALLED_BACK)
         now = ledger.now()
@@ -876,10 +875,10 @@ _CLOSE: Final = batches.ByValues(_t.id, _closed)
 
 # -- callbacks: stand-alone Events, queued in the transaction that closes their generation
 #
-# The Task waits for them in ``finalizing``, or ``cancelled`` without ``finished_at``.
+# The Task waits for its callbacks in ``finalizing``, or in ``cancelled`` without ``finished_at``.
 
 CALLBACK_RETRIES: Final = 4
-"""Retries of a callback, so it is tried five times."""
+"""Retries of a callback, which is so performed at most five times."""
 
 _c = task_callbacks.c
 _CALLBACKS: Final = (
@@ -906,7 +905,7 @@ _CALLED_BACK: Final = (
 def _queue_callbacks(
     connection: Connection, ledger: Ledger, task: dict[str, Any], callbacks: Sequence[NewCallback]
 ) -> None:
-    """Writes a callback's Event for each of these, due now. Each is called with its arguments and the progress object."""
+    """Inserts an Event for each of these callbacks, due now. A callback gets its arguments and the progress object."""
     check_event(None, Status.ENQUEUE, Reason.SUBMITTED)
     now, task_id = ledger.now(), int(task["id"])
     queued = list(zip(ledger.ids.jids(len(callbacks)), callbacks, strict=True))
@@ -943,42 +942,42 @@ def _queue_callbacks(
 
 
 def called_back(connection: Connection) -> list[int]:
-    """Tasks that are closed and not done, without an open callback."""
+    """The ids of Tasks that are closed and not finished, without an open callback."""
     return [int(i) for (i,) in connection.execute(_CALLED_BACK)]
 
 
 def callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[str, int | None, str | None]]:
-    """The queued callbacks of the Task's generation: name, and id and status of the Event (None: it is gone)."""
+    """The queued callbacks of the Task's generation: name, and the Event's id and status (None: it no longer exists)."""
     found = connection.execute(_CALLBACKS, {"task_id": task["id"], "generation": task["generation"]})
     return [(name, event_id, status) for name, event_id, status in found]
 
 
 def _due_callbacks(connection: Connection, task: dict[str, Any], *, merge_failed: bool | None = None) -> list[NewCallback]:
-    """The callbacks that a closed generation queues. An export is merged first: its callbacks depend on whether that
-    failed, None while it is not known."""
-    said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
-    if merge_failed is None and (merge := [each for each in said if each.name == MERGE]):
+    """The callbacks that a closed generation queues: of an export first its merge (``merge_failed`` None), on whose failure
+    the others depend."""
+    known = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
+    if merge_failed is None and (merge := [each for each in known if each.name == MERGE]):
         return merge
     due = due_callbacks(task["state"], total_counts(connection, task["id"]))
-    return [each for each in said if each.name in (("on_complete", "on_failure") if merge_failed else due)]
+    return [each for each in known if each.name in (("on_complete", "on_failure") if merge_failed else due)]
 
 
 def change_state_unless_cancelled(
     connection: Connection, ledger: Ledger, task: dict[str, Any], target: State, reason: Reason, **values: Any
 ) -> None:
-    """As :func:`change_state`; a cancelled Task stays that, with these values."""
+    """As :func:`change_state`; but a cancelled Task stays cancelled, and only gets ``values``."""
     if task["state"] == State.CANCELLED:
-        said = {**values, "updated_at": ledger.now(), "version": _t.version + 1}
-        connection.execute(tasks.update().where(_t.id == task["id"]).values(said))
+        columns = {**values, "updated_at": ledger.now(), "version": _t.version + 1}
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(columns))
     else:
         change_state(connection, ledger, task, target, reason, **values)
 
 
 @repeatable
 def try_finish(ledger: Ledger, task_id: int) -> bool:
-    """Makes a closed Task done if all its callbacks have ended. Returns whether this caller did.
+    """Finishes a closed Task if all its callbacks have ended. Returns whether this caller did.
 
-    A callback that did not end in ``finish`` makes it ``callback_failed``.
+    If a callback did not end in ``finish``, the Task's reason is ``callback_failed``.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)

@@ -20,43 +20,43 @@ Middleware = Callable[[Worker, CurrentJob, str, Callable[[], Any]], Any]
 class Chain:
     """An ordered list of middleware. A class is instantiated for each job; a function or object is called as it is.
 
-    Adding an existing entry moves it. An entry that a call would not perform (``async def``, a generator function) raises
-    :class:`~asynctask.errors.ConfigError`.
+    Adding an existing entry moves it. An entry whose call would not run its body (``async def``, a generator function)
+    raises :class:`~asynctask.errors.ConfigError`.
     """
 
     def __init__(self) -> None:
         self._entries: tuple[Any, ...] = ()
 
     def add(self, middleware: Any) -> None:
-        """Appends it: nearest to the job."""
+        """Appends a middleware, nearest to the job."""
         self._entries = (*self._without(_checked(middleware)), middleware)
 
     def prepend(self, middleware: Any) -> None:
-        """Prepends it: farthest from the job."""
+        """Prepends a middleware, farthest from the job."""
         self._entries = (middleware, *self._without(_checked(middleware)))
 
     def insert_before(self, existing: Any, middleware: Any) -> None:
-        """Inserts it before ``existing``; at the front if that is missing."""
+        """Inserts a middleware before ``existing``; at the front if that is missing."""
         self._insert(existing, middleware, after=False)
 
     def insert_after(self, existing: Any, middleware: Any) -> None:
-        """Inserts it after ``existing``; at the end if that is missing."""
+        """Inserts a middleware after ``existing``; at the end if that is missing."""
         self._insert(existing, middleware, after=True)
 
     def remove(self, middleware: Any) -> None:
-        """Removes it, if it is there."""
+        """Removes a middleware, if it is in the chain."""
         self._entries = self._without(middleware)
 
     def exists(self, middleware: Any) -> bool:
-        """Whether it, or an instance of it, is in the chain."""
+        """Whether a middleware, or an instance of it, is in the chain."""
         return any(_is(entry, middleware) for entry in self._entries)
 
     def clear(self) -> None:
-        """Removes all."""
+        """Removes all middleware."""
         self._entries = ()
 
     def names(self) -> list[str]:
-        """The names, outermost first."""
+        """The names of the middleware, outermost first."""
         return [_name(entry) for entry in self._entries]
 
     def __iter__(self) -> Iterator[Any]:

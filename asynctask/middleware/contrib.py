@@ -32,10 +32,10 @@ class FlaskApp(Protocol):
 
 
 def sqlalchemy_cleanup(session: Session) -> Middleware:
-    """Cleans up the session after each job, so that no job sees what an earlier one in its thread left open.
+    """Cleans up the session after each job, so that no job sees the open transaction of an earlier one in its thread.
 
-    Arguments: ``session``, best a ``scoped_session``, whose ``remove()`` is called; a plain ``Session``, which only a
-    worker with one thread may share, is closed. Either rolls uncommitted work back; after an exception a rollback comes
+    Arguments: ``session``, preferably a ``scoped_session``, whose ``remove()`` is called; a plain ``Session``, which only a
+    worker with one thread may share, is closed. Both roll uncommitted work back; after an exception, a rollback is called
     first. A failed clean-up is logged and does not change the job's outcome.
 
     ``async def`` workers share one thread: give their ``scoped_session`` a ``scopefunc`` (``asyncio.current_task``), and
@@ -77,8 +77,8 @@ def flask_context(app: FlaskApp) -> Middleware:
 class LogContext:
     """Binds ``job_id``, ``task_id``, ``worker`` and ``attempt`` to structlog's context variables around each job.
 
-    With ``structlog.contextvars.merge_contextvars`` they are in every log line of the job, also in coroutines of ``async
-    def`` workers; earlier bindings are restored afterwards.
+    With ``structlog.contextvars.merge_contextvars`` every log line of the job has them, also in coroutines of ``async def``
+    workers; earlier bindings are restored afterwards.
     """
 
     def __call__(self, worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:

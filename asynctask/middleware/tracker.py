@@ -1,13 +1,13 @@
-"""The tracker: records the life of a job, for the middleware of any engine.
+"""The tracker: records the progress and outcome of a job, for the middleware of any engine.
 
 An engine (the own runtime, Dramatiq, ...) takes these steps for a job:
 
-1. :meth:`Tracker.borrowed` for what the ledger has lent, or :meth:`Tracker.begin` for what a queue gave
-(:class:`asynctask.arrivals.ArrivalTracker`): a :class:`Ticket` each, which says whether to run it. 2. :meth:`Tracker.start`
-with its :class:`Attempt` when the job is performed. 3. :meth:`Attempt.finish`, :meth:`Attempt.fail` or
-:meth:`Attempt.raised` with its :class:`Result`. Nothing is written yet. 4. :meth:`Tracker.settle` once the engine has
-decided on a retry: hands the outcome to the group commit, which calls ``then`` after the commit. Only then may the engine
-acknowledge the job.
+1. :meth:`Tracker.borrowed` for jobs that the ledger lent, or :meth:`Tracker.begin` for jobs from a queue
+(:class:`asynctask.arrivals.ArrivalTracker`); each returns :class:`Ticket` objects, which say whether to run the job.
+2. :meth:`Tracker.start` with the job's :class:`Attempt`, when it is performed. 3. :meth:`Attempt.finish`,
+:meth:`Attempt.fail` or :meth:`Attempt.raised` sets its :class:`Result`; nothing is written yet. 4. :meth:`Tracker.settle`,
+once the engine has decided on a retry, passes the outcome to the group commit, which calls ``then`` after the commit. Only
+then may the engine acknowledge the job.
 """
 
 from __future__ import annotations
@@ -49,34 +49,32 @@ from asynctask.messages import clean
 from asynctask.worker import Worker
 
 SAVE_S: Final = 0.2
-"""Shortest time between two saves of a running job's checkpoint. Each is a commit; after a kill the job repeats what it did
-since the last one."""
+"""Shortest time, in seconds, between two saves of a running job's checkpoint. Each save is a commit; after a kill the job
+repeats its work since the last one."""
 
 
 class AttemptLost(AsyncTaskError):
-    """The attempt of this thread is obsolete.
-
-    It belonged to another process or had ended when it was to begin; or the thread was abandoned while it performed, and
-    the outcome was recorded without it.
+    """The attempt of this thread is obsolete: it belonged to another process or had ended before it began; or the thread
+    was given up while it performed the job, and the outcome was recorded without it.
     """
 
     code = "attempt_lost"
 
 
-# -- what the ledger said of a job, and what came of it
+# -- tickets, results and attempts
 
 _NOTHING_SAVED: Final = Saved(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What the ledger said of a job when it lent it to this process, or when its copy arrived.
+    """What the ledger contained about a job when it lent the job to this process, or when the job's copy arrived.
 
-    ``record``: its Event, as far as it was read; ``verdict``: whether its attempt may be performed. ``elsewhere``: kept,
-    delivered and retried by its engine, without a fence. ``watched``: a process that held it died, so ``working`` is
-    committed before it begins. ``of_round``: its Task has an interval, which counts from its start. ``is_untouched``:
-    nothing was written of the Event, so its end may be compared with ``record``. ``loan``: the loan or the claim that it
-    was borrowed with. ``asked``: when the ledger was asked, on the monotonic clock. ``saved``: what earlier attempts saved.
+    ``record``: its Event, as far as it was read; ``verdict``: whether the attempt may be performed. ``elsewhere``: another
+    engine keeps, delivers and retries the job, without a fence. ``watched``: a process that held it died, so ``working`` is
+    committed before it begins. ``of_round``: its Task has an interval, which counts from its start. ``is_untouched``: the
+    Event is as it was lent or dispatched, so its end may be compared with ``record``. ``loan``: the job's loan or claim.
+    ``asked``: when the query was sent, on the monotonic clock. ``saved``: the state that earlier attempts saved.
     """
 
     record: EventRecord
@@ -104,7 +102,7 @@ class Ticket:
         callback_of: int | None = None,
         checkpoint: str | None = None,
     ) -> Ticket:
-        """One of which no more than this is known here."""
+        """A ticket made from these values alone, without a read of the Event."""
         row = Row(Status.ENQUEUE, attempt, retries=retries, deaths=deaths, reserved=True)
         record = EventRecord(
             event_id, job_id, task_id, None, row, None, None, None, "", "", None, 1, callback_of=callback_of
@@ -125,7 +123,7 @@ class Ticket:
 
     @property
     def attempt(self) -> int:
-        """The attempt that it is for: the fence of whatever is recorded of it."""
+        """The number of the attempt, which fences every record of it."""
         return self.record.row.attempt
 
     @property
@@ -143,7 +141,7 @@ class Ticket:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a process died under it: it runs alone."""
+        """Whether a process died while it held the job; it runs alone then."""
         return is_suspect(self.record.row)
 
     @property
@@ -153,12 +151,12 @@ class Ticket:
 
 
 NO_TICKET: Final = Ticket.made(Begin.RUN, "")
-"""That of a job which no Event records."""
+"""The ticket of a job that no Event records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of an attempt, before anybody decided on a retry.
+    """The result of an attempt, before the decision on a retry.
 
     ``text``: the function's result as JSON; ``notes``: messages about it; ``is_final``: another attempt would end in the
     same error.
@@ -175,13 +173,13 @@ _RETURNED: Final = Result(Kind.FINISH)  # shared, because most jobs return nothi
 
 
 class Phase(Enum):
-    """How far an attempt has come in this process. It only goes on, in this order."""
+    """How far an attempt has come in this process; it only advances, in this order."""
 
     LENT = "lent"  # it has not begun
-    BEGUN = "begun"  # it is performed
+    BEGUN = "begun"  # it is being performed
     NOTED = "noted"  # the recorder has its `working`
     LOST = "lost"  # the compare-and-set of `working` was lost: it is obsolete
-    SETTLED = "settled"  # the recorder has its outcome, or it has none: nothing more is recorded of it
+    SETTLED = "settled"  # the recorder has its outcome, or it has none: nothing more is recorded
 
 
 class SentRun(Protocol):
@@ -189,25 +187,25 @@ class SentRun(Protocol):
 
     @property
     def delay_s(self) -> float:
-        """It starts no sooner."""
+        """Seconds before which the run does not start."""
         ...
 
     def columns(self, *, is_lone: bool, tries: int) -> dict[str, Any]:
-        """The columns of the Event that change with it."""
+        """The columns of the Event that the next run changes."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt of a job in this process: what the ledger said of it, how far it has come, and what came of it.
+    """One attempt of a job in this process: its ticket, its phase and its result.
 
-    ``started_at`` is in microseconds, ``began`` and ``saved_at`` (its checkpoint) on the monotonic clock; ``slice``: its
-    items, if it has several; ``next_run``: the job has sent itself again.
+    ``started_at`` is in microseconds; ``began`` and ``saved_at`` (of its checkpoint) are on the monotonic clock; ``slice``:
+    its items, if it has several; ``next_run``: the job has sent itself again.
 
-    Two threads may end it: the one that performs it, and another that gives that one up; a third notes meanwhile that it
-    works. So ``phase`` changes under ``lock`` alone, which is held until the recorder has what the change says: of two that
-    settle it, the second finds it settled, and an outcome follows its `working` in the recorder. The performing thread sets
-    the result without the lock; whoever gives that thread up claims the attempt first.
+    Two threads may settle the attempt: the one that performs it, and another that gives that thread up; a third may record
+    `working` meanwhile. So ``phase`` changes only under ``lock``, which is held until the recorder has the corresponding
+    outcome: a second thread finds the attempt settled, and an outcome follows its `working` in the recorder. The performing
+    thread sets the result without the lock; a thread that gives it up claims the attempt first.
     """
 
     ticket: Ticket
@@ -222,19 +220,19 @@ class Attempt:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bind(self, job: CurrentJob) -> None:
-        """``job`` is what its code sees: the middleware finds the attempt there, and the job its checkpoint."""
+        """Attaches the job's context ``job``: the middleware finds the attempt in it, and the job's code its checkpoint."""
         self.job = job
         job.local[ATTEMPT] = self
         job.resume(self.ticket.saved.checkpoint)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is obsolete."""
+        """Whether the attempt is obsolete."""
         return self.phase is Phase.LOST
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is recorded of it."""
+        """Whether nothing more is recorded of the attempt."""
         return self.phase is Phase.SETTLED
 
     @property
@@ -252,11 +250,11 @@ class Attempt:
         """Whether another attempt would end in the same error."""
         return self.result is not None and self.result.is_final
 
-    # -- its result: the last one counts
+    # -- the result: the last one set counts
 
     def finish(self, result: Any, limit: int = 65_536) -> None:
-        """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes. Raises NotPerformed for a result
-        that contains work that nobody performs."""
+        """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes. Raises NotPerformed if the result
+        contains work that was not performed, such as a coroutine."""
         if result is None:
             self.result = _RETURNED
             return
@@ -264,11 +262,11 @@ class Attempt:
         self.result = Result(Kind.FINISH, None, kept, [Note("working", note)] if note else ())
 
     def fail(self, error: BaseException) -> None:
-        """The job refused, for a business reason."""
+        """The job refused its item, for a business reason."""
         self.result = Result(Kind.FAILED, refusal_of(error))
 
     def raised(self, error: BaseException) -> None:
-        """The job raised: an error, a timeout, an interruption."""
+        """The job raised an error, a timeout or an interruption."""
         if isinstance(error, JobTimeout):
             self.result = Result(Kind.TIMEOUT, Failure("timeout", str(error)))
         elif isinstance(error, JobInterrupted):
@@ -277,14 +275,14 @@ class Attempt:
             self.result = Result(Kind.RAISED, failure_of(error), is_final=isinstance(error, FinalError))
 
     def add_lines(self, lines: Sequence[str]) -> None:
-        """Adds lines, of a backtrace, to the message of the failure."""
+        """Appends lines of a backtrace to the message of the failure."""
         result = self.result
         if result is not None and result.failure is not None:
             text = "\n".join([result.failure.message, *lines])
             self.result = replace(result, failure=Failure(result.failure.code, text))
 
     def close(self) -> None:
-        """Breaks the reference cycle with its job, which would wait for the garbage collector: nothing more is said."""
+        """Breaks the reference cycle with ``job``, so that both are freed without the garbage collector."""
         if self.job is not None:
             self.job.local.pop(ATTEMPT, None)
 
@@ -294,39 +292,38 @@ Lent = TypeVar("Lent", Ticket, Ticket | None)
 
 
 class Running(Generic[T]):
-    """The jobs at work in this process, each once, by its identity.
+    """The jobs that run in this process, each once, by its identity.
 
-    The rule, by which nobody who asks misses a job or counts it twice:
+    These rules ensure that no reader misses a job or counts it twice:
 
-    - **Add, then ask.** Whoever performs a job adds it, and asks only then whether it may begin. Whoever wants nothing to
-      begin (a stop, a suspect that is to run alone) says so, and reads the set only then. So one of the two sees the other.
-    - **Record, then remove.** A job is removed by whoever ends it, after the recorder has its outcome, or because it has
-      none. Whoever wants to know that nothing is left (a stop, a process that leaves) reads this set first, and what the
-      recorder has afterwards: at any moment a job is in one of the two, or in both.
-    - **Once.** A job that is added again is the same one, and the first removal is the only one that counts, so whatever
-      follows the end of a job follows it once.
-    - **Copies are read.** A heartbeat, a check and a stop read a copy, and ask the jobs in it: nobody waits here for what
-      another thread does with a job.
+    - **Add, then check.** A thread that performs a job first adds it, then checks whether it may begin. A thread that wants
+      no job to begin (a stop, a suspect that is to run alone) first sets that state, then reads the set. So at least one of
+      the two sees the other.
+    - **Record, then remove.** The thread that ends a job removes it after the recorder has its outcome, or if it has none.
+      A thread that must know that no job is left reads this set first, then the recorder: a job is always in one.
+    - **Once.** Adding a job again changes nothing, and only the first removal counts, so the consequences of a job's end
+      happen once.
+    - **Copies are read.** A heartbeat, a check and a stop read a copy of the set: no thread waits here for another.
 
-    Each of these is one operation of a dict with numbers for keys, which no other thread can divide. A lock around it made
-    the threads of short jobs queue behind one that had lost the interpreter while it held the lock: an eighth of the rate.
+    Each operation is one atomic operation of a dict with integer keys. With a lock, the threads of short jobs waited for a
+    holder that had lost the interpreter, at an eighth of the throughput.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._jobs: dict[int, T] = {}
-        self._lock = threading.Lock()  # of the two below
-        self._since: float | None = None  # when the first of them was added
-        self._busy_s = 0.0  # until then
+        self._lock = threading.Lock()  # of the next two
+        self._since: float | None = None  # when the set became non-empty
+        self._busy_s = 0.0  # total before that
 
     def add(self, job: T) -> None:
-        """It is at work from now on."""
+        """Adds a job that begins to run."""
         self._jobs[id(job)] = job
         if self._since is None:
             self._count_time()
 
     def remove(self, job: T) -> bool:
-        """It is at work no more; False if it was not."""
+        """Removes a job that no longer runs; False if it was not in the set."""
         if self._jobs.pop(id(job), None) is None:
             return False
         if not self._jobs:
@@ -334,16 +331,16 @@ class Running(Generic[T]):
         return True
 
     def _count_time(self) -> None:
-        """The set has become empty, or is not any more."""
+        """Called when the set has become empty or non-empty."""
         with self._lock:
             now, since = self._clock(), self._since
             self._busy_s += 0.0 if since is None else now - since
-            self._since = None  # before the look at the set: who adds meanwhile comes here, too
+            self._since = None  # before the set is read: a thread that adds a job meanwhile calls this, too
             if self._jobs:
                 self._since = now
 
     def all(self) -> list[T]:
-        """Those at work now, in the order in which they were added."""
+        """The jobs in the set, in the order in which they were added."""
         return list(self._jobs.copy().values())
 
     def __len__(self) -> int:
@@ -351,14 +348,14 @@ class Running(Generic[T]):
 
     @property
     def busy_s(self) -> float:
-        """Total seconds in which at least one job was at work."""
+        """Total seconds in which at least one job ran."""
         with self._lock:
             return self._busy_s + (0.0 if self._since is None else self._clock() - self._since)
 
 
 class Tracker:
-    """Records the life of jobs in the ledger. For jobs that come through a foreign queue there is
-    :class:`asynctask.arrivals.ArrivalTracker`."""
+    """Records the progress and outcome of jobs in the ledger. :class:`asynctask.arrivals.ArrivalTracker` does so for jobs
+    from foreign queues."""
 
     def __init__(self, ledger: Ledger, recorder: Recorder) -> None:
         self._ledger = ledger
@@ -375,15 +372,15 @@ class Tracker:
     # -- 1. begin
 
     def begin(self, keys: Sequence[tuple[str, int | None]]) -> list[Ticket | None]:
-        """The tickets of jobs, by their ids and the fences in their copies (None: their engine keeps and retries them), in
-        order; None for a job without an Event. Raises LedgerUnavailable."""
+        """The tickets of jobs, in the order of ``keys``: each the job's id and the fence in its copy (None: its engine
+        keeps and retries it). None for a job without an Event. Raises LedgerUnavailable."""
         asked = self._ledger.clock.monotonic()
         records = self.read([job_id for job_id, _ in keys])
         tickets = [self._ticket(fence, records[job_id], asked) if job_id in records else None for job_id, fence in keys]
         return self._resumed(tickets)
 
     def _resumed(self, tickets: list[Lent]) -> list[Lent]:
-        """With what earlier attempts saved. An untouched Event has nothing, so most batches need no query."""
+        """The tickets with the saved state of earlier attempts; untouched Events have none: most batches need no query."""
         chosen = [each for each in tickets if each and not each.is_untouched and each.verdict is Begin.RUN]
         if not chosen:
             return tickets
@@ -392,8 +389,8 @@ class Tracker:
         return [replace(each, saved=saved[each.event_id]) if each and each.event_id in saved else each for each in tickets]
 
     def borrowed(self, jobs: Sequence[Job], loan: Holding, asked: float, *, of_round: bool = False) -> list[Ticket]:
-        """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin. Raises
-        LedgerUnavailable."""
+        """The tickets of jobs of a range that the ledger has just lent to this process; the loan replaces Begin. ``asked``:
+        when the borrow was sent, on the monotonic clock. Raises LedgerUnavailable."""
         tickets = [
             Ticket(
                 _as_lent(job),
@@ -427,13 +424,13 @@ class Tracker:
     # -- 2. start
 
     def start(self, attempt: Attempt) -> None:
-        """Marks the job as performed now. For a watched job, ``working`` is in the ledger when this returns.
+        """Marks the job as begun. For a watched job, ``working`` is in the ledger when this returns.
 
-        If the attempt is lost afterwards, acknowledge the job and do not perform it: it belongs to another process, or has
-        ended. Raises :class:`AttemptLost` if it was settled without the thread that is about to perform it.
+        If the attempt is lost afterwards, acknowledge the job without performing it: it belongs to another process, or has
+        ended. Raises :class:`AttemptLost` if another thread has given this one up and settled the attempt.
         """
         ticket = attempt.ticket
-        is_late = ticket.watched and ticket.of_round  # its start is that of its round: see below
+        is_late = ticket.watched and ticket.of_round  # the next round counts from its start: see below
         if not attempt.began:
             attempt.began = self._ledger.clock.monotonic()
         with attempt.lock:
@@ -450,19 +447,19 @@ class Tracker:
         self._note(attempt, done.set)
         done.wait()
         if is_late and not attempt.is_lost:
-            # The next round counts from here: the commit may have taken longer than the interval.
+            # The interval to the next round counts from here: the commit may have taken longer than the interval.
             with attempt.lock:
                 attempt.started_at = self._ledger.now()
             self._note(attempt)
 
     def save(self, attempt: Attempt) -> None:
-        """Records that the job has begun, and the current outcomes of a slice's items; in the ledger when this returns."""
+        """Records that the job has begun, and the outcomes of a slice's items so far; committed when this returns."""
         done = threading.Event()
         if self._note(attempt, done.set):
             done.wait()
 
     def _note(self, attempt: Attempt, done: Callable[[], None] | None = None) -> bool:
-        """Hands ``working`` to the recorder, with what the job has said and saved; False if it is settled."""
+        """Passes ``working`` to the recorder, with the job's new messages and checkpoint; False if it is settled."""
         with attempt.lock:
             if attempt.phase is Phase.SETTLED:
                 return False
@@ -470,13 +467,13 @@ class Tracker:
             return True
 
     def note_long(self, older_than_s: float) -> None:
-        """Records ``working`` of jobs that run for longer than this, once each, and unsaved checkpoints; called
+        """Records ``working`` of jobs that have run for longer than this, once each, and their unsaved checkpoints; called
         periodically."""
         now = self._ledger.clock.monotonic()
         for attempt in self.running.all():
             if attempt.began > now - older_than_s or attempt.result is not None or not _has_news(attempt, now):
                 continue
-            if attempt.lock.acquire(blocking=False):  # else it is settled at this moment
+            if attempt.lock.acquire(blocking=False):  # else another thread is settling it
                 try:
                     if attempt.phase is not Phase.SETTLED:
                         self._recorder.put([self._working(attempt)])
@@ -485,8 +482,8 @@ class Tracker:
                     attempt.lock.release()
 
     def ask_stops(self) -> None:
-        """Makes ``should_stop()`` true in the running jobs that a user stopped, or whose Task was paused or cancelled;
-        called periodically. Reads the ledger if a job runs that was recorded as ``working``. Raises LedgerUnavailable."""
+        """Makes ``should_stop()`` true in running jobs that a user stopped, or whose Task was paused or cancelled; called
+        periodically. Queries the ledger only about jobs recorded as ``working``. Raises LedgerUnavailable."""
         noted = {each.ticket.event_id: each for each in self.running.all() if each.phase is Phase.NOTED}
         if noted:
             with self._ledger.database.read() as connection:
@@ -496,7 +493,7 @@ class Tracker:
                     job.ask_stop()
 
     def _working(self, attempt: Attempt, done: Callable[[], None] | None = None) -> Outcome:
-        """The outcome that says it works. The caller holds the lock."""
+        """The ``working`` outcome of an attempt. The caller holds the attempt's lock."""
         ticket, notes = attempt.ticket, self._opening(attempt)
         if attempt.started_at is not None and attempt.phase is Phase.BEGUN:
             attempt.phase = Phase.NOTED
@@ -527,10 +524,9 @@ class Tracker:
         queue: str | None = None,
         then: Callable[[bool], None] | None = None,
     ) -> bool:
-        """Passes the outcome to the group commit. ``then`` is called after the commit, with whether it was won.
-
-        ``retry_at`` (microseconds): another attempt follows, in ``queue`` if that is given; ``discarded``: why the engine
-        gave the job up outside its code. Idempotent: False if it was settled before.
+        """Passes the outcome to the group commit. ``then`` is called after the commit, with whether the compare-and-set was
+        won. ``retry_at`` (microseconds): another attempt follows, in ``queue`` if that is given; ``discarded``: why the
+        engine gave the job up outside its code. Idempotent: False if the attempt was settled before.
         """
 
         def make() -> Outcome:
@@ -541,7 +537,8 @@ class Tracker:
         return self._end(attempt, make)
 
     def release(self, attempt: Attempt, then: Callable[[bool], None] | None = None, *, is_cancelled: bool = False) -> None:
-        """Returns a fetched job to the ledger unrun, or cancels it, with its Task or if ``is_cancelled``. Idempotent."""
+        """Gives a job that has not run back to the ledger; cancels it if its Task is cancelled or ``is_cancelled``.
+        Idempotent."""
         ticket = attempt.ticket
         kind = Kind.CANCELLED if is_cancelled or ticket.verdict is Begin.CANCEL else Kind.GIVEN_BACK
         outcome = Outcome(
@@ -551,14 +548,14 @@ class Tracker:
         self._end(attempt, lambda: outcome)
 
     def forget(self, attempt: Attempt, *, is_held: bool = True) -> None:
-        """Drops an attempt lost before it was performed: records nothing; its copy may be acknowledged. Idempotent.
-        ``is_held``: it was not given back with others of its loan."""
+        """Drops an attempt without a record; its copy may be acknowledged. ``is_held``: the job still counts for its loan,
+        because it was not given back with the end of the loan. Idempotent."""
         if self._end(attempt, lambda: None) and is_held and attempt.ticket.loan is not None:
             attempt.ticket.loan.ended()
 
     def _end(self, attempt: Attempt, make: Callable[[], Outcome | None]) -> bool:
-        """The one way in which an attempt ends here: the first thread settles it. It leaves those that run when the
-        recorder has its outcome, see :class:`Running`. False if it was settled before."""
+        """Settles an attempt; every attempt ends here. It is removed from ``running`` once the recorder has its outcome,
+        see :class:`Running`. False if it was settled before."""
         with attempt.lock:
             if attempt.phase is Phase.SETTLED:
                 return False
@@ -571,11 +568,9 @@ class Tracker:
         return True
 
     def put_off(self, attempts: Sequence[tuple[Attempt, str]], until: int) -> None:
-        """Makes fetched jobs that cannot be performed here wait in the ledger until ``until`` (microseconds), spending no
-        retry.
-
-        Each has a message with the reason, which is not repeated while it is the Event's last one. Committed on return, so
-        the copies may be acknowledged. Raises LedgerUnavailable.
+        """Defers jobs that cannot be performed here: they wait in the ledger until ``until`` (microseconds), without using
+        a retry. Adds the reason of each as a message, unless it is the Event's last one. Committed on return, so the copies
+        may be acknowledged. Raises LedgerUnavailable.
         """
         applied = self._put_off([(each.ticket, why) for each, why in attempts], until)
         for attempt, _ in attempts:
@@ -586,7 +581,7 @@ class Tracker:
     def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> list[Change]:
         with self._ledger.database.write() as connection:
             changes = [put_off(self._ledger, each.event_id, each.attempt, clean(why), until) for each, why in tickets]
-            notify(connection)  # other rows of the Task may be due already, so its hints are no news
+            notify(connection)  # the hints do not change, and thus notify nobody, if other rows of the Task are due already
             return apply(connection, self._ledger, changes)
 
     def outcome(
@@ -612,8 +607,8 @@ class Tracker:
         if retry_at is not None:
             retry_at = self._paused(ticket, retry_at)
             kind = kind if kind is Kind.INTERRUPTED else Kind.RETRY
-        is_unread = ticket.is_untouched and attempt.phase in _UNSAID
-        # No user watched a short job, and no attempt continues from it.
+        is_unread = ticket.is_untouched and attempt.phase in _NOT_NOTED
+        # Nobody watches a short job, and no attempt continues from its checkpoint.
         is_short = is_unread and result.kind is Kind.FINISH
         checkpoint = None if attempt.job is None or is_short else attempt.job.take_checkpoint()
         notes = self._opening(attempt) if attempt.started_at is not None else []
@@ -632,7 +627,7 @@ class Tracker:
         )  # fmt: skip
 
     def _paused(self, ticket: Ticket, retry_at: int) -> int:
-        """When another attempt follows."""
+        """When the next attempt may begin: at ``retry_at``, or later if the pause for its number of retries is longer."""
         asked_s = (retry_at - self._ledger.now()) / SECOND
         pause = pause_s(asked_s, ticket.retries)
         return self._ledger.now() + micros(pause) if pause > max(0.0, asked_s) else retry_at
@@ -644,10 +639,10 @@ class Tracker:
     def _outcome_of_slice(
         self, attempt: Attempt, part: Slice, retry_at: int | None, then: Callable[[bool], None] | None
     ) -> Outcome:
-        """The end of an attempt in which each item got its outcome, or waits for the next attempt."""
+        """The outcome of an attempt at a slice, in which each item has its outcome or waits for the next attempt."""
         ticket, say, news = attempt.ticket, self._ledger.catalogue, part.take()
         status = Status.ERROR if retry_at is not None else part.status
-        only = news.failures.get(0) if ticket.items == 1 else None  # of a batch of one item, its failure is that of the job
+        only = news.failures.get(0) if ticket.items == 1 else None  # the failure of a single item is that of the job
         notes = self._opening(attempt)
         if part.dropped:
             notes.append(
@@ -669,9 +664,9 @@ class Tracker:
         )  # fmt: skip
 
     def _opening(self, attempt: Attempt) -> list[Note]:
-        """What has not been said yet of an attempt that has begun: that, and its messages."""
-        says = attempt.started_at is not None and attempt.phase in _UNSAID
-        notes = [Note("working", self._working_text, attempt.started_at)] if says else []
+        """The messages of an attempt that are not recorded yet: that it has begun, and the job's own."""
+        is_new = attempt.started_at is not None and attempt.phase in _NOT_NOTED
+        notes = [Note("working", self._working_text, attempt.started_at)] if is_new else []
         if attempt.job is not None:
             notes += [Note("working", text, None, row) for text, row in attempt.job.take_messages()]
         return notes
@@ -692,8 +687,8 @@ class Tracker:
         return notes
 
 
-_UNSAID: Final = (Phase.LENT, Phase.BEGUN)
-"""Before the recorder has a ``working`` with the time of the start."""
+_NOT_NOTED: Final = (Phase.LENT, Phase.BEGUN)
+"""Phases before the recorder has a ``working`` with the time of the start."""
 
 _OF_SLICE: Final = {
     Status.FINISH: Kind.FINISH,
@@ -704,7 +699,7 @@ _OF_SLICE: Final = {
 
 
 def _as_lent(job: Job) -> EventRecord:
-    """The Event of a job that was borrowed, as far as the borrow read it."""
+    """The Event of a borrowed job, as far as the borrow read it."""
     is_first = job.attempt == 1 and job.retries == 0 and job.items == 1
     row = _FIRST if is_first else Row(Status.ENQUEUE, job.attempt, retries=job.retries, reserved=True, items=job.items)
     return EventRecord(
@@ -717,8 +712,8 @@ _FIRST: Final = Row(Status.ENQUEUE, reserved=True)
 
 
 def _has_news(attempt: Attempt, now: float) -> bool:
-    """Whether a long job has something to be written while it runs."""
-    if attempt.phase in _UNSAID:
+    """Whether a long job has something to record while it runs."""
+    if attempt.phase in _NOT_NOTED:
         return True
     if now - attempt.saved_at < SAVE_S:
         return False
@@ -728,7 +723,7 @@ def _has_news(attempt: Attempt, now: float) -> bool:
 
 
 def _columns(news: News, **columns: Any) -> dict[str, Any]:
-    """The columns that an outcome sets beside those of its transition."""
+    """The columns that an outcome sets besides those of its transition."""
     if news.results is not None:
         columns["result"] = news.results
     return {name: value for name, value in columns.items() if value is not None}
@@ -745,8 +740,8 @@ INTERRUPTED: Final = "interrupted"
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure of an item that raised this. A SystemExit is that of an engine that ends its process: one of job code is
-    a :class:`~asynctask.errors.JobExit`."""
+    """The failure of an item that raised ``error``. A SystemExit is from an engine that ends its process; one from job code
+    arrives as :class:`~asynctask.errors.JobExit`."""
     if isinstance(error, JobTimeout):
         return Failure("timeout", str(error))
     if isinstance(error, FinalError):
@@ -756,13 +751,13 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def refusal_of(error: BaseException) -> Failure:
-    """The failure of an item that the business refused with this."""
+    """The failure of an item that the business refused with ``error``."""
     return Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
 
 
 def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:
-    """A function's result as JSON text of at most ``limit`` bytes, and a message if it is not kept. Raises NotPerformed as
-    :func:`~asynctask.job.refuse_work` does, also for work inside the result."""
+    """A function's result as JSON text of at most ``limit`` bytes, and a message if it is not kept. Raises NotPerformed
+    like :func:`~asynctask.job.refuse_work`, also for work nested in the result."""
     if value is None:
         return None, None
     try:
@@ -785,8 +780,8 @@ def _plain(value: Any) -> Any:
     if callable(dump):
         return dump(mode="json")
     kind: Any = type(value)
-    says_nothing = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
-    if says_nothing or isinstance(value, set | frozenset | bytes):
+    has_no_text = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    if has_no_text or isinstance(value, set | frozenset | bytes):
         raise TypeError(f"{kind.__name__} is no JSON")
     return str(value)
 
@@ -798,9 +793,9 @@ ATTEMPT: Final = "asynctask.attempt"
 
 
 class TaskEventMiddleware:
-    """Records the start and the result of the job; stops a business refusal, re-raises everything else.
+    """Sets the start and the result of a tracked job; catches a business refusal, re-raises every other exception.
 
-    Writes nothing itself: the runtime around it first decides on a retry, then settles the attempt.
+    Writes nothing to the ledger: the runtime around it first decides on a retry, then settles the attempt.
     """
 
     def __init__(self, tracker: Tracker, max_result_bytes: int = 65_536) -> None:
@@ -814,7 +809,7 @@ class TaskEventMiddleware:
         self._tracker.start(attempt)
         try:
             result = call_next()
-        except AttemptLost:  # it does not belong to this thread any more
+        except AttemptLost:  # the attempt does not belong to this thread any more
             raise
         except BaseException as error:
             if worker.refuses(error) and not interrupted(job, error):

@@ -1,8 +1,8 @@
-"""The borrower: which jobs of the ledger this process gets, and how many.
+"""The borrower: the thread that decides which jobs of the ledger this process gets, and how many.
 
-One thread. It borrows about a third of a second of the process's own work, in the order of priorities; Tasks of one
-priority share alike (:class:`Picker`). What it got is made ready for the threads (:class:`Arrivals`). What becomes of it
-then is in :mod:`asynctask.runtime.recheck`.
+It borrows work for about a third of a second, in the order of priorities; Tasks of one priority get equal shares
+(:class:`Picker`). It makes the borrowed jobs ready for the threads (:class:`Arrivals`), and checks them from then on
+(:mod:`asynctask.runtime.recheck`).
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from asynctask.runtime.recheck import Recheck, Returns
 from asynctask.sidekiq.copies import PushFilter, tracked_copy
 
 AHEAD_S: Final = 0.33
-"""Seconds of work that a process borrows. Below the half second after which a job must not begin by an old word of the
-ledger; above the duration of a slow borrow many times over, since more is borrowed when a third is left."""
+"""Seconds of work that a process borrows. Less than the half second after which a job must not begin without a new check;
+many times the duration of a slow borrow, since the next borrow begins when a third is left."""
 
 LEAST: Final = 1 / 3
-"""Share of what was borrowed at which more is."""
+"""Share of the ready jobs that is left when the process borrows more."""
 
 MOST: Final = 2_000
-"""Jobs of one borrow: they are read and made ready in one go."""
+"""Largest number of jobs in one borrow: they are read and made ready in one step."""
 
 MOST_BYTES: Final = 16_000_000
-"""Characters of parameters of one borrow, by the average of the Task's jobs so far."""
+"""Largest number of characters of parameters in one borrow, by the average of the Task's jobs so far."""
 
 PART: Final = 200
-"""Jobs that are made ready at a time: threads begin the first while the others are made."""
+"""Jobs that are made ready at a time: threads begin the first ones while the rest are prepared."""
 
 IDLE_S: Final = 10.0
-"""Longest wait for a notification, for one may be lost; and seconds between two checks of a process without work, for a
-borrow whose answer was lost may be committed minutes later."""
+"""Longest wait for a notification, in seconds, because one may be lost; and seconds between two checks of a process without
+work, because a borrow whose answer was lost may be committed minutes later."""
 
 BUSY_S: Final = 0.05
-"""Pause while nothing may begin, or after nothing but locked Tasks was found. Below :data:`AHEAD_S`."""
+"""Pause, in seconds, while no job may begin, or after a borrow that found only locked Tasks. Below :data:`AHEAD_S`."""
 
 RUSH_S: Final = 0.02
-"""Longest random delay of an idle process after a notification of others, so that a hundred do not ask at once."""
+"""Longest random delay, in seconds, of an idle process after a notification, so that a hundred do not query at once."""
 
 
 class Borrower:
     """The thread that borrows for one process.
 
-    Arguments: ``unrecorded`` returns how many outcomes wait for the ledger; ``waker`` ends a wait when the ledger has
-    something new, or few jobs are ready.
+    Arguments: ``unrecorded`` returns how many outcomes wait for the ledger; ``waker`` ends a wait when the ledger has new
+    work, or few jobs are ready.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Borrower:
         self._waker = waker
         self._quiet = quiet
         self._unrecorded = unrecorded
-        self._is_unsure = False  # a step failed: the ledger may have lent what never arrived here
-        self._unbegun: Sequence[Execution] | None = None  # what had not begun when the process went quiet
-        self._returned = threading.Event()  # it went back
+        self._is_unsure = False  # a step failed: the ledger may have lent jobs that never arrived here
+        self._unbegun: Sequence[Execution] | None = None  # jobs that had not begun when the process went quiet
+        self._returned = threading.Event()  # those jobs were given back
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.borrower")
@@ -102,13 +102,13 @@ class Borrower:
         self._thread.start()
 
     def expect(self, at: int) -> None:
-        """Borrows at this time (microseconds; the past: now), when something is due."""
+        """Schedules a borrow for this time (microseconds; if it is past, now), when a job is due."""
         if self._picker.expect(at):
             self._waker.wake()
 
     def _run(self) -> None:
         tries = 0
-        while not self._ended.is_set():  # after the end, recovery finds what could not go back with this process
+        while not self._ended.is_set():  # after the end, recovery finds the jobs that could not be given back
             try:
                 pause = self._step()
                 tries = 0
@@ -128,7 +128,7 @@ class Borrower:
             self._quiet.wait(self._ledger.ids.random() * RUSH_S)
 
     def _step(self) -> float:
-        """Checks what is borrowed, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
+        """Checks the borrowed jobs, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
         now, pool = self._ledger.clock.monotonic(), self._pool
         self._returns.send()
         if empty := self._loans.take_empty():
@@ -146,7 +146,7 @@ class Borrower:
             next_check = self._recheck.at + lending.RECHECK_S
         if self._ledger.held.keeps:
             lending.catch_up(self._ledger)
-        if self._quiet.is_set():  # others begin what waits for the places of jobs that end here
+        if self._quiet.is_set():  # checks go on: they free the places of jobs that end here for other processes
             return lending.RECHECK_S
         if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return BUSY_S
@@ -158,15 +158,15 @@ class Borrower:
     # -- a process that is quiet, or ends
 
     def quiet(self, unbegun: Sequence[Execution]) -> None:
-        """Gives back what has not begun, in one transaction; the process begins nothing any more. While the ledger is away,
-        the thread tries again until :meth:`stop`."""
+        """Gives back the jobs that have not begun, in one transaction; the process begins no more jobs. While the ledger is
+        unavailable, the thread retries until :meth:`stop`."""
         self._unbegun = unbegun
         self._waker.wake()
         if self._thread not in (None, threading.current_thread()):
             self._returned.wait(5)
 
     def stop(self, *, is_idle: bool) -> None:
-        """Ends what is left; ``is_idle``: every outcome is recorded, so no loan holds anything. Raises Unavailable."""
+        """Ends the thread. ``is_idle``: every outcome is recorded, so loans and places are freed. Raises Unavailable."""
         self._ended.set()
         self._waker.wake()
         if self._thread is not None:
@@ -178,16 +178,17 @@ class Borrower:
 # -- which jobs, and how many
 
 _Turn = tuple[int, int]
-"""The turn of Tasks in one borrow: the place of their queue in its order, which is drawn by weights, and the priority."""
+"""The turn of Tasks in one borrow: the position of their queue in the order, which is drawn by weights, and the
+priority."""
 
 
 class Picker:
-    """Borrows as much as the process can use soon, of the Tasks whose turn it is.
+    """Borrows as much as the process can use soon, from the Tasks whose turn it is.
 
-    Arguments: ``order`` gives the queues in the order of the next borrow, ``is_strict`` whether that order comes before
-    priorities; ``workers`` are the names that this process performs; ``fair_by_owner``: the owners of Tasks of one priority
-    share alike, not the Tasks; ``has_share``: of the jobs that it begins, some are of larger priorities; ``on_borrowed``
-    counts jobs.
+    Arguments: ``order`` returns the queues in the order of the next borrow; ``is_strict``: that order precedes priorities;
+    ``workers`` returns the names that this process performs; ``fair_by_owner``: owners of Tasks of one priority get equal
+    shares, instead of the Tasks; ``has_share``: later ranks get a share of the threads; ``on_borrowed`` receives the number
+    of borrowed jobs.
     """
 
     def __init__(
@@ -213,21 +214,21 @@ class Picker:
         self._has_share = has_share
         self._on_borrowed = on_borrowed
         self._shares = Shares(by_owner=fair_by_owner)
-        self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # where among many Tasks this process begins
+        self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # in [0, 1): where among many Tasks this process begins
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
-        self._is_locked = False  # the last borrow found Tasks whose rows others had locked
+        self._is_locked = False  # the last borrow found Tasks whose rows other transactions had locked
 
     # -- when
 
     def expect(self, at: int) -> bool:
-        """Something is due at this time (microseconds); returns whether that is news."""
+        """Notes that a job is due at this time (microseconds); whether that is earlier than any time known before."""
         is_news = self._due is None or at < self._due
         if is_news:
             self._due = at
         return is_news
 
     def is_idle(self) -> bool:
-        """Whether this process performs nothing, and nothing waits for it."""
+        """Whether this process performs no job, and the ledger has none to lend to it now."""
         if self._pool.busy or len(self._pool.jobs):
             return False
         with self._ledger.database.read() as connection:
@@ -238,7 +239,7 @@ class Picker:
         return self._due is None or self._due > self._ledger.now()
 
     def pause_s(self) -> float:
-        """Seconds until the next borrow, after one that got nothing."""
+        """Seconds until the next borrow, after one that found no job."""
         if self._is_locked:
             return BUSY_S
         if self._due is None:
@@ -270,9 +271,9 @@ class Picker:
         return total
 
     def _lack(self) -> float:
-        """For how many seconds more this process could use work; 0 while it has enough."""
+        """Seconds of work that this process needs in addition; 0 while it has enough."""
         pool = self._pool
-        # What waits for a place keeps no thread busy.
+        # Jobs that wait for a place keep no thread busy.
         queued = sum(self._seconds(task_id, count) for task_id, count in pool.jobs.ready_by_task().items())
         if not pool.idle and (queued > AHEAD_S * LEAST or not pool.frees_threads):
             return 0.0
@@ -296,8 +297,8 @@ class Picker:
         return found
 
     def _borrow_rank(self, rank: Rank, sources: list[WorkSource], seconds: float, is_urgent: bool) -> tuple[int, float]:
-        """Borrows of the Tasks and single jobs of one rank in turn, for the same time of each; returns how many jobs, and
-        for how many seconds. ``is_urgent``: all threads take them next, not the idle ones alone."""
+        """Borrows from the Tasks and single jobs of one rank in turn, the same number of seconds from each. Returns how
+        many jobs, and how many seconds they take. ``is_urgent``: all threads take them next, not only the idle ones."""
         share = seconds / len({each.group for each in sources})
         total, used = self._borrow_small(rank, sources, seconds)
         while sources and used < seconds:
@@ -313,7 +314,7 @@ class Picker:
         return total, used
 
     def _borrow_small(self, rank: Rank, sources: list[WorkSource], seconds: float) -> tuple[int, float]:
-        """The same for those of small Tasks, many at once; what it lends is no source any more."""
+        """The same for small Tasks, many in one transaction; removes from ``sources`` those that were lent."""
         total, used, length, chosen = 0, 0.0, 0.0, dict[int, tuple[WorkSource, Offer]]()
         small = [(each, each.offer) for each in sources if each.offer is not None and lending.is_small(each.offer)]
         if len(small) < 2 or self._shares.by_owner:
@@ -321,7 +322,7 @@ class Picker:
         for source, offer in small:
             takes = offer.left * self._durations.of(offer.worker_name, AHEAD_S) / self._pool.concurrency
             length += offer.left * self._durations.size(offer.worker_name)
-            # Others may begin what would wait here.
+            # Leave what would wait here to other processes.
             if used + takes <= seconds * len(small) / len(sources) and length <= MOST_BYTES:
                 chosen[offer.task_id] = source, offer
                 used += takes
@@ -339,12 +340,12 @@ class Picker:
     # -- how many
 
     def _threads(self, is_urgent: bool) -> int:
-        """For how many threads jobs are borrowed, which take them next."""
+        """Number of threads that take the borrowed jobs next."""
         return self._pool.concurrency if is_urgent else self._pool.idle
 
     def _amount(self, task_id: int | None, seconds: float, is_urgent: bool) -> int:
-        """How many jobs of a Task last so long, at least one for each of these threads. Of a Task that is not known yet no
-        more, but one: its jobs may take hours, and others could begin them."""
+        """How many jobs of a Task take ``seconds``, at least one per thread. If the duration of its jobs is not known,
+        exactly one per thread: they may take hours, and other processes could begin them."""
         threads = self._threads(is_urgent)
         if not self._durations.knows(task_id):
             return max(1, threads)
@@ -352,7 +353,8 @@ class Picker:
         return min(max(1, threads, int(seconds / self._seconds(task_id, 1))), most)
 
     def _seconds(self, task_id: int | None, count: int) -> float:
-        """How long this process needs for so many jobs of a Task. Threads whose jobs take no time share one interpreter."""
+        """Seconds that this process needs for so many jobs of a Task. A job counts at least ``AHEAD_S / MOST``: threads
+        with very short jobs share one interpreter."""
         return count * max(self._durations.of(task_id, AHEAD_S) / self._pool.concurrency, AHEAD_S / MOST)
 
     def _borrow_of(self, offer: Offer, amount: int, rank: Rank, is_urgent: bool) -> int:
@@ -373,7 +375,7 @@ class Picker:
         places, used, waiting = jobs.places(offer.task_id)
         want = min(limit, max(places, used + max(1, self._threads(is_urgent))))
         if want > places:
-            # Until the answer, jobs may begin within the places that it has.
+            # Until the ledger answers, jobs may begin within the places that the Task has here.
             running, holds = max(places, used), bool(used or waiting)
             lease = lending.lease_places(self._ledger, offer.task_id, want, running, holds=holds)
             self._is_locked |= lease.is_locked
@@ -382,7 +384,7 @@ class Picker:
             jobs.limit(offer.task_id, places if places or holds else None)
             if lease.is_locked or lease.places is None:
                 return 0
-        if offer.has_rounds or not self._durations.knows(offer.task_id):  # of a round every job begins at once
+        if offer.has_rounds or not self._durations.knows(offer.task_id):  # all jobs of a round begin at once
             return max(0, places - used - waiting)
         ahead = max(places, int(AHEAD_S * places / self._durations.of(offer.task_id, AHEAD_S)))
         if used >= places and waiting > ahead * LEAST:
@@ -390,7 +392,7 @@ class Picker:
         return max(0, min(amount, ahead - waiting - max(0, used - places)))
 
     def _claim(self, alone: list[Alone], amount: int, rank: Rank, _is_urgent: bool) -> int:
-        """Claims single jobs in the order of the query, until it has enough; others claim at the same time."""
+        """Claims single jobs in the order of the query, until there are enough; other processes claim at the same time."""
         total = 0
         while alone and total < amount:
             part = alone[: amount - total]
@@ -402,12 +404,12 @@ class Picker:
         return total
 
 
-# -- what was borrowed becomes ready
+# -- borrowed jobs become ready
 
 
 class _Part(NamedTuple):
-    """Jobs of one loan, or claimed ones, that are not lined up yet. ``loan``: None of claimed ones; ``held``: by what this
-    process holds each, by their ids."""
+    """Jobs of one loan, or claimed ones, that are not lined up yet. ``loan``: None for claimed ones; ``held``: the loan or
+    claim by which this process holds each job, by job id."""
 
     rank: Rank
     jobs: Sequence[Job]
@@ -418,7 +420,7 @@ class _Part(NamedTuple):
 
 
 class Arrivals:
-    """Makes borrowed jobs ready for the threads. ``outgoing`` gives the client middleware, None without any."""
+    """Makes borrowed jobs ready for the threads. ``outgoing`` returns the client middleware, None if there is none."""
 
     def __init__(
         self,
@@ -441,9 +443,9 @@ class Arrivals:
         self._log = get_logger("asynctask.borrower")
 
     def lent(self, rank: Rank, offer: Offer, found: Borrowed, asked: float) -> int:
-        """Takes what a borrow gave; returns the number of jobs. Raises Unavailable."""
+        """Lines up the jobs of a borrow; returns their number. ``asked``: when the borrow began. Raises Unavailable."""
         if found.limit is not None and found.count:
-            self._pool.jobs.places(offer.task_id)  # if it got a limit since the query, its jobs wait for places
+            self._pool.jobs.places(offer.task_id)  # if the Task got a limit since the query, its jobs wait for places
         for loan, jobs in found.loans:
             own = self._loans.add(loan, len(jobs))
             for part in chunks(jobs, PART):
@@ -456,7 +458,7 @@ class Arrivals:
         return found.count
 
     def claimed(self, rank: Rank, jobs: Sequence[Job], asked: float) -> int:
-        """The same of jobs that were claimed one by one."""
+        """The same for jobs that were claimed one by one."""
         for part in chunks(jobs, PART):
             held = {job.job_id: self._loans.claim(job.event_id, job.attempt) for job in part}
             self._parts.append(_Part(rank, part, asked, False, None, held))
@@ -464,8 +466,8 @@ class Arrivals:
         return len(jobs)
 
     def line_up(self) -> None:
-        """Lines up what was borrowed. What fails while the ledger is away stays for the next step; a job that cannot be
-        lined up for another reason ends with it. Raises Unavailable."""
+        """Lines up the borrowed jobs. If the ledger is unavailable, the rest stays for the next step; a job that cannot be
+        lined up for another reason ends, with that reason. Raises Unavailable."""
         while self._parts:
             part = self._parts[0]
             try:
@@ -478,7 +480,7 @@ class Arrivals:
                 self._parts.popleft()
 
     def _not_lined_up(self, part: _Part, error: Exception) -> None:
-        """Ends the job that cannot be lined up; those beside it are tried one by one."""
+        """Ends the job that cannot be lined up; if there are several, each is tried alone first."""
         self._log.exception("jobs_not_lined_up", count=len(part.jobs))
         alone: list[_Part] = []
         if len(part.jobs) > 1:
@@ -492,7 +494,7 @@ class Arrivals:
         self._parts.extendleft(reversed(alone))
 
     def _line_up(self, part: _Part) -> None:
-        """Nothing raises once the first of its jobs may begin."""
+        """Lines up one part. Nothing raises once its first job may begin."""
         tickets: Sequence[Ticket | None]
         if part.loan is not None:
             tickets = self._tracker.borrowed(part.jobs, part.loan, part.asked, of_round=part.of_round)
@@ -512,10 +514,11 @@ class Arrivals:
                 (others if not execution.begins else unknown if execution.is_unknown else ready).append(execution)
         if unknown:
             put_off(self._tracker, unknown)
-            self._waker.wake()  # those behind them may be known: they are reached in larger steps, as if these took no time
+            # Jobs behind them may have a known worker: larger borrows reach those, as if these jobs took no time.
+            self._waker.wake()
             self._pool.durations.note(part.jobs[0].task_id, 0.0)
         for execution in others:
             self._pool.release(execution)
-        for job_id in by_id:  # those have ended, with the reason
+        for job_id in by_id:  # the client middleware has ended these
             part.held[job_id].ended()
         self._pool.line_up(ready)

@@ -1,10 +1,10 @@
 """Performing one job: execute it, decide what follows, settle it.
 
-Around the worker's function, from the outside in: the context of the job (``current_job()``), the middleware chain with the
-recording middleware innermost, the timeout, and the function on this thread or on the event loop.
+The layers around the worker's function, from the outside in: the context of the job (``current_job()``), the middleware
+chain with the recording middleware innermost, the timeout, and the call on this thread or on the event loop.
 
-The retry policy (:func:`decide`) is pure, and at the end of the module. The :class:`Hook` applies it to untracked jobs, and
-to those that other programs pushed.
+The retry policy (:func:`decide`) is pure and at the end of the module. The :class:`Hook` applies it to untracked and
+foreign jobs.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, Any] = {}
 
 MAX_UNRECORDED: Final = 5_000
-"""Outcomes that wait for the ledger, from which a process takes no more jobs."""
+"""Number of unrecorded outcomes above which a process takes no more jobs."""
 
 MAX_STACK = 20_000
-"""Largest number of logged characters of the stack of a job that raised; the end is kept, where the error is."""
+"""Largest number of logged characters of a job's traceback; the end, with the error, is kept."""
 
 
 class WorkerMissing(AsyncTaskError):
-    """A job that was put into a queue by hand names a worker that this process does not know."""
+    """A job that a person pushed into a queue names a worker that this process does not know."""
 
     code = "worker_missing"
 
 
 class Settler(Enum):
-    """Who settles a job: its own thread when the function has returned, or the one that gave that thread up."""
+    """Who settles a job: its own thread, once the function has returned, or another thread that gave its own thread up."""
 
     NOBODY = "nobody"  # the function runs, or has not begun
     ITS_THREAD = "its thread"
@@ -74,15 +74,15 @@ class Settler(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Execution(Attempt):
-    """One job in this process, from its borrow or fetch to its record: the one object that stands for it here.
+    """One job in this process, from its borrow or fetch to its record.
 
-    ``ticket`` is :data:`~asynctask.middleware.tracker.NO_TICKET` of a job that no Event records. ``thread`` performs it,
-    inside the function under ``watch``. ``is_recalled``: it may not begin any more. ``rank``: how urgent it is;
-    ``permits``: those of its Task, while it has one; ``is_over``: it needs none any more.
+    ``ticket`` is :data:`~asynctask.middleware.tracker.NO_TICKET` for a job that no Event records. ``thread`` performs the
+    job; ``watch`` guards it inside the function. ``is_recalled``: the job must not begin. ``rank``: how urgent it is;
+    ``permits``: those of its Task, while the job uses one; ``is_over``: the job needs no permit any more.
 
-    The first thread that claims it settles it, and changes ``settler`` under ``lock``; only its own thread takes its claim
-    back. The other leaves the job alone, and finds that out without the lock, which the first may hold: a stop waits for no
-    thread that settles.
+    The first thread that claims the job settles it, and sets ``settler`` under ``lock``; only the job's own thread may
+    withdraw its claim. A thread that finds the job claimed returns without taking the lock, which the claimant may hold:
+    so a stop never waits for a thread that settles.
     """
 
     job: CurrentJob
@@ -100,7 +100,7 @@ class Execution(Attempt):
     # -- who settles it
 
     def claim(self) -> bool:
-        """Whether its own thread, which asks, settles it; it may ask again. It claims before it sets a result."""
+        """Claims the job for its own thread, which calls this before it sets a result; whether it has it. Idempotent."""
         if self.watch is not None and self.watch.lost:
             return False
         if self.settler is Settler.NOBODY:
@@ -110,13 +110,13 @@ class Execution(Attempt):
         return self.settler is Settler.ITS_THREAD
 
     def waive(self) -> None:
-        """Its own thread enters the function (again): until it returns, others may give the thread up."""
+        """Withdraws the claim of the job's own thread, which enters the function: others may give the thread up now."""
         if self.settler is Settler.ITS_THREAD:
             with self.lock:
                 self.settler = Settler.NOBODY
 
     def give_up_thread(self) -> bool:
-        """Whether another thread, which asks once, settles it."""
+        """Claims the job for another thread, which calls this once; whether it has the claim."""
         if self.settler is Settler.NOBODY:
             with self.lock:
                 if self.settler is Settler.NOBODY:
@@ -126,7 +126,7 @@ class Execution(Attempt):
 
     @property
     def abandoned(self) -> bool:
-        """Whether its thread was given up, so that its further results do not count."""
+        """Whether its thread was given up; results of that thread do not count any more."""
         return self.settler is Settler.ANOTHER or (self.watch is not None and self.watch.lost)
 
     # -- what it is
@@ -138,7 +138,7 @@ class Execution(Attempt):
 
     @property
     def begins(self) -> bool:
-        """Whether Begin lets it run; an untracked job always runs."""
+        """Whether Begin permits it; an untracked job may always run."""
         return self.ticket.verdict is Begin.RUN
 
     @property
@@ -153,17 +153,17 @@ class Execution(Attempt):
 
     @property
     def loan(self) -> OwnLoan | None:
-        """The loan of a range in which it lies; None if it was claimed alone."""
+        """The loan whose range contains it; None if it was claimed alone."""
         return self.ticket.loan if isinstance(self.ticket.loan, OwnLoan) else None
 
     @property
     def seq(self) -> int:
-        """Its number in its Task; -1 without one."""
+        """Its number in its Task; -1 without a Task."""
         return -1 if self.ticket.record.seq is None else self.ticket.record.seq
 
     @property
     def asked(self) -> float:
-        """When the ledger was asked for it, on the monotonic clock."""
+        """When the query that read it from the ledger was sent, on the monotonic clock."""
         return self.ticket.asked
 
     @property
@@ -173,12 +173,12 @@ class Execution(Attempt):
 
     @property
     def task_id(self) -> int | None:
-        """The Task that it belongs to."""
+        """The id of its Task."""
         return self.copy.task_id
 
     @property
     def is_untracked(self) -> bool:
-        """Whether nobody tracks it: it came through a broker without an Event, or its row in the ledger is none."""
+        """Whether it has no Event: it came through a broker without one, or its row in the ledger has no items."""
         return not self.has_event or not self.ticket.items
 
     @property
@@ -189,8 +189,8 @@ class Execution(Attempt):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether this process does not know the worker of a job that the ledger keeps. False for a job that was put into a
-        queue by hand to be tracked: nobody has checked its name, and it ends in error."""
+        """Whether this process does not know the worker of a job of the ledger. False for a tracked job that a person
+        pushed into a queue: nobody has checked its worker's name, so the job ends in error."""
         return self.worker is None and self.copy.attempt > 0
 
     @property
@@ -204,14 +204,14 @@ class Execution(Attempt):
         return self.worker is not None and self.worker.use_task_event
 
     def conceal(self, args: Any) -> Any:
-        """The job's arguments for its Event; the secrets of an item are marked."""
+        """The job's arguments for its Event, with the secrets of its item concealed."""
         shape = None if self.worker is None else self.worker.shape
         if shape is None or not isinstance(args, list) or not args:
             return args
         return [shape.conceal(args[0]), *args[1:]]
 
 
-# -- what a copy becomes, whether the ledger lent its job or a broker gave it
+# -- from a copy, lent by the ledger or fetched from a broker, to an execution
 
 
 class Intake:
@@ -222,7 +222,7 @@ class Intake:
         self._quiet = quiet
 
     def execution(self, copy: Copy) -> Execution:
-        """The job of a copy, without a ticket. Raises ValueError for text that is no job."""
+        """The job of a copy, without a ticket. Raises ValueError if the copy's text is not a job."""
         payload = job_of(copy)
         local: dict[str, Any] = {}
         job = CurrentJob(
@@ -242,7 +242,7 @@ class Intake:
 
 
 def bind(execution: Execution, ticket: Ticket) -> None:
-    """Gives a job its ticket."""
+    """Attaches a ticket to a job."""
     execution.ticket = ticket
     execution.job.task_id = ticket.task_id
     execution.job.attempt = ticket.attempt
@@ -250,8 +250,8 @@ def bind(execution: Execution, ticket: Ticket) -> None:
 
 
 def put_off(tracker: Tracker, deferred: Sequence[Execution], seconds: float = 0.0) -> None:
-    """Makes tracked jobs of workers that this process does not know wait in the ledger for this long, without spending a
-    retry; then a process that knows them borrows them, as during a deploy. Raises :class:`Unavailable`."""
+    """Defers tracked jobs whose workers this process does not know: they wait in the ledger for ``seconds``, without using
+    a retry, for a process that knows their workers (as during a deploy). Raises :class:`Unavailable`."""
     names = sorted({job.name[:100] for job in deferred})
     get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
     until = tracker.now() + micros(seconds)
@@ -262,15 +262,14 @@ def _why_put_off(job: Execution) -> str:
     return f"Waiting for a worker: no process that took it knows {job.name[:200]!r}. Start one that registers it"
 
 
-# -- what the runtime has of a broker
+# -- the interface to a broker
 
 
 class Hook(Protocol):
-    """What a worker process does with a broker, and for other programs there, which push jobs, perform jobs, or show
-    processes. The runtime knows of them through this alone; :class:`asynctask.sidekiq.sharing.Sharing` is the one
-    implementation. Without a broker nothing is fetched.
+    """All that the runtime knows of a broker, and of the other programs that push jobs, perform jobs, or show processes
+    there. :class:`asynctask.sidekiq.sharing.Sharing` is the one implementation. Without a broker nothing is fetched.
 
-    ``quiet``: the process begins nothing more. ``ended``: a job ended, and whether it raised.
+    ``quiet``: the process begins no more jobs. ``ended``: a job has ended; ``failed``: it raised.
     """
 
     def start(self) -> None: ...
@@ -290,22 +289,22 @@ class Hook(Protocol):
         unrecorded: Callable[[], int],
         on_claimed: Callable[[int], None],
     ) -> None:
-        """Gives it what it needs to fetch jobs for ``pool``; before :meth:`start`. ``quiet`` is set when nothing begins any
-        more; ``order`` gives the queues in the order of the next fetch; ``unrecorded`` returns how many outcomes wait for
-        the ledger; ``on_claimed`` counts what was fetched."""
+        """Passes what the hook needs to fetch jobs for ``pool``; called before :meth:`start`. ``quiet`` is set when no more
+        jobs begin; ``order`` returns the queues in the order of the next fetch; ``unrecorded`` returns how many outcomes
+        wait for the ledger; ``on_claimed`` receives the number of fetched jobs."""
         ...
 
     def done(self, copy: Copy) -> None:
-        """The outcome of a fetched job is recorded, so its copy may be acknowledged."""
+        """Acknowledges a copy; the outcome of its job is recorded."""
         ...
 
     def put_back(self, copies: Sequence[Copy]) -> None:
-        """Returns copies to their queues; if the broker is away now, it does so when the broker is back. Raises
-        :class:`Unavailable`."""
+        """Returns copies to their queues. If the broker is unavailable, raises :class:`Unavailable`, and returns them once
+        it is available again."""
         ...
 
     def wake(self) -> None:
-        """A thread is idle, or what may be fetched has changed."""
+        """Wakes the fetcher: a thread is idle, or the set of queues to fetch from has changed."""
         ...
 
     def is_paused(self, queue: str) -> bool:
@@ -313,8 +312,7 @@ class Hook(Protocol):
         ...
 
     def ask_again(self, execution: Execution) -> bool:
-        """Whether a fetched tracked job that waited long may begin by what the ledger says now. Raises
-        :class:`Unavailable`."""
+        """Repeats Begin for a fetched tracked job that waited long; whether it may begin. Raises :class:`Unavailable`."""
         ...
 
     def holds_any(self) -> bool:
@@ -322,27 +320,27 @@ class Hook(Protocol):
         ...
 
     def decide(self, execution: Execution, error: BaseException, noise: float) -> Decision:
-        """What follows ``error`` in an untracked job, or in one that another program pushed; ``noise`` in [0, 1)."""
+        """Decides what follows ``error`` in an untracked or foreign job; ``noise`` is a number in [0, 1)."""
         ...
 
     def settle(
         self, execution: Execution, error: BaseException | None, decision: Decision, exhausted: Callable[[], object]
     ) -> None:
-        """Settles a job that no Event records and that did not return: moves its copy to where it waits, or acknowledges
-        it. ``exhausted`` tells its worker that no retry is left, and returns the answer. Raises :class:`Unavailable` for a
-        job whose thread was given up; else it tries again until the broker answers."""
+        """Settles a job without an Event that did not return: moves its copy to the retry or dead set, or acknowledges it.
+        ``exhausted`` calls the worker's ``retries_exhausted``, and returns its result. Retries until the broker answers;
+        but raises :class:`Unavailable` for a job whose thread was given up."""
         ...
 
     def is_kept(self, execution: Execution, decision: Decision, exhausted: Callable[[], object]) -> bool:
-        """Whether an untracked job without another retry is kept among the dead. ``exhausted`` as of :meth:`settle`."""
+        """Whether an untracked job that has no retry left is kept among the dead. ``exhausted`` as in :meth:`settle`."""
         ...
 
     def backtrace(self, execution: Execution, error: BaseException) -> Sequence[str]:
-        """The lines of the error that an untracked job wants to be kept, the innermost first."""
+        """The lines of the traceback that an untracked job asks to keep, the innermost first."""
         ...
 
     def bury(self, copy: Copy, now: int, reason: str | None = None) -> None:
-        """Moves a copy from this process's list to where people see it, with the reason. Raises :class:`Unavailable`."""
+        """Moves a copy from this process's list to the dead set, with the reason. Raises :class:`Unavailable`."""
         ...
 
     def ended(self, execution: Execution, failed: bool) -> None: ...
@@ -351,8 +349,8 @@ class Hook(Protocol):
 class Performer:
     """Performs jobs, each on the thread that calls :meth:`perform`.
 
-    Arguments: ``chain`` is the application's server middleware; ``fire`` calls its hooks: of ``death`` when no retry is
-    left, of ``error`` for every exception; ``on_hung`` is called for a job whose thread does not return.
+    Arguments: ``chain`` is the application's server middleware; ``fire`` calls the application's hooks: ``death`` when no
+    retry is left, ``error`` for every exception; ``on_hung`` is called for a job whose thread does not return.
     """
 
     def __init__(
@@ -382,8 +380,8 @@ class Performer:
 
     def perform(self, execution: Execution) -> None:
         """Performs a job to its end. Raises nothing that the job raised."""
-        # No variable there keeps the error: its traceback leads back to that frame, and what the job held would wait for
-        # the garbage collector.
+        # The error must not be in a variable of a frame of its traceback: that reference cycle would keep the job's objects
+        # alive until the garbage collector runs.
         contextvars.copy_context().run(lambda: self._end(execution, self.execute(execution)))
 
     def _end(self, execution: Execution, error: BaseException | None) -> None:
@@ -394,7 +392,7 @@ class Performer:
     # -- execute: context > middleware > timeout > function
 
     def execute(self, execution: Execution) -> BaseException | None:
-        """Runs the job; its result is in ``job.result``. Returns what it raised."""
+        """Runs the job, and puts its result into ``job.result``. Returns the exception that it raised."""
         execution.began = self._clock.monotonic()
         set_current_job(execution.job)
         try:
@@ -412,7 +410,7 @@ class Performer:
             self._run_slice(worker, execution)
             return
         if execution.has_event and execution.is_untracked:
-            self._tracker.start(execution)  # as of a slice: no middleware does
+            self._tracker.start(execution)  # as for a slice: no middleware does so
         call: Callable[[], Any] = partial(
             self._owned, execution, lambda: self._invoke(worker, execution, *arguments_of(execution.payload, worker.name))
         )
@@ -421,21 +419,21 @@ class Performer:
         job.result = performed(self._chain.invoke, worker, job, job.queue, call)
 
     def _owned(self, execution: Execution, call: Callable[[], Any]) -> Any:
-        """Calls, while this attempt counts and this thread has the job. A middleware may come here more than once."""
+        """Calls ``call`` if this attempt counts and this thread has the job. A middleware may do so more than once."""
         _check_counts(execution)
         execution.waive()
         try:
             return call()
         finally:
-            # Before a middleware sets a result: the thread that gave this one up has set it.
+            # Claim before a middleware sets a result: a thread that gave this one up has already set it.
             if not execution.claim():
                 raise AttemptLost(f"the thread of {execution.job.job_id} was given up")
 
     def _invoke(
         self, worker: Worker, execution: Execution, args: Sequence[Any], keywords: Mapping[str, Any] = _NOTHING
     ) -> Any:
-        """Calls the function on this thread or on the event loop, under its timeout. What a plain one returns to be
-        awaited goes there too, for the rest of that time."""
+        """Calls the function under its timeout: a coroutine function on the event loop, another on this thread. If the
+        latter returns an awaitable, the event loop awaits it for the rest of the timeout."""
         if worker.shape is not None and args:
             args = [worker.shape.revive(args[0]), *args[1:]]
         function = partial(worker.function, **keywords) if keywords else worker.function
@@ -464,7 +462,8 @@ class Performer:
     # -- slices: the function is called for each item, or once for all that are left
 
     def _run_slice(self, worker: Worker, execution: Execution) -> None:
-        """Performs the remaining items. Their outcomes are in ``slice``; raises what ends the attempt."""
+        """Performs the remaining items. Their outcomes are in ``slice``; raises only the exceptions that end the
+        attempt."""
         given, ticket = execution.payload["args"][0], execution.ticket
         if ticket.items == 1:
             given = {"rows": [[ticket.record.first_row or 1, 1]], "items": [given]}
@@ -522,8 +521,7 @@ class Performer:
             execution.job.give_batch(None)
 
     def _items_raised(self, execution: Execution, part: Slice, error: BaseException) -> None:
-        """Sets the outcome of the items passed to the function that it has not reported: the retry policy is called
-        once."""
+        """Sets the outcome of the items that the function received and has not reported; calls the retry policy once."""
         indexes = [index for index in part.hand if part.is_left(index)]
         part.hand = ()
         if execution.worker is not None and execution.worker.refuses(error):
@@ -531,13 +529,13 @@ class Performer:
                 part.fail(index, *_pair(refusal_of(error)))
             return
         if indexes:
-            delay = self.ask_policy(execution, error)
+            delay = self.apply_policy(execution, error)
             for index in indexes:
                 part.error(index, *_pair(failure_of(error)), delay)
 
-    def ask_policy(self, execution: Execution, error: BaseException) -> int | None:
-        """Microseconds until the retry of an item that raised this; None for no retry: then it is reported as a dead job
-        is."""
+    def apply_policy(self, execution: Execution, error: BaseException) -> int | None:
+        """Microseconds until the retry of an item that raised ``error``; None for no retry: the hooks of a dead job are
+        called then."""
         decision = self._policy(execution, error)
         self._report(execution, error, decision)
         if decision.follow is Follow.RETRY:
@@ -557,7 +555,7 @@ class Performer:
     # -- decide: finish, failed, retry, dead, discard, again, or drop
 
     def decide(self, execution: Execution, error: BaseException | None) -> Decision:
-        """Decides what follows an execution that raised this. Calls the worker's policy; records nothing."""
+        """Decides what follows an execution that raised ``error``. Calls the worker's policy; records nothing."""
         worker, job = execution.worker, execution.job
         if isinstance(error, AttemptLost):
             return Decision(Follow.DROP)
@@ -580,7 +578,7 @@ class Performer:
     # -- settle: the only exit
 
     def settle(self, execution: Execution, decision: Decision, error: BaseException | None) -> None:
-        """Records the outcome, and has the copy of a fetched job acknowledged after that."""
+        """Records the outcome; the copy of a fetched job is acknowledged after that."""
         if decision is _FINISH:
             self._hook.ended(execution, False)
             if execution.has_event:
@@ -623,8 +621,8 @@ class Performer:
             self._fire("death", execution.job, error)
 
     def _settle_row(self, execution: Execution, error: BaseException, decision: Decision) -> None:
-        """Records an untracked job of the ledger that raised: its row waits for the retry, is kept among the dead, or
-        goes."""
+        """Records an untracked job of the ledger that raised: its row waits for the retry, stays among the dead, or is
+        deleted."""
         execution.raised(error)
         if lines := self._hook.backtrace(execution, error):
             execution.add_lines(lines)
@@ -637,7 +635,7 @@ class Performer:
             self._tracker.release(execution, is_cancelled=True)
 
     def _exhausted(self, execution: Execution, error: BaseException) -> Any:
-        """Tells the worker that no retry is left; returns its answer."""
+        """Calls the worker's ``retries_exhausted``; returns its result."""
         worker = execution.worker
         if worker is not None and worker.retries_exhausted is not None:
             try:
@@ -655,25 +653,25 @@ class Performer:
             self._log.warning("job_raised", stack=_stack(error), **context)
         self._fire("error", error, context)
 
-    # -- threads that do not come back
+    # -- threads that do not return
 
     def _hung(self, execution: Execution) -> None:
-        """Settles the job without its thread, which did not return after the timeout was raised in it."""
+        """Settles a job whose thread has not returned although the timeout was raised in it."""
         worker = execution.worker
         seconds = worker.timeout if worker is not None else None
-        if execution.give_up_thread():  # otherwise the process ends, and has settled it
+        if execution.give_up_thread():  # otherwise the process is ending, and has settled the job
             self._settle_without_thread(execution, JobTimeout(seconds or 0.0))
         self._on_hung(execution)
 
     def interrupt(self, execution: Execution) -> None:
-        """Raises :class:`JobInterrupted` in its thread, if that is inside the worker's function."""
+        """Raises :class:`JobInterrupted` in the job's thread, if that is inside the worker's function."""
         watch = execution.watch
         if watch is not None:
             self.watchdog.interrupt(watch)
 
     def interrupted(self, execution: Execution) -> None:
-        """Returns the job to waiting, because the process must end now, whatever its thread still does. Not if its function
-        has returned: that outcome stands, and if it is not recorded before the end, recovery finds the job."""
+        """Makes the job wait again, because the process must end now, even if its thread still runs. If its function has
+        returned, that outcome stands; if it is not recorded before the process ends, recovery finds the job."""
         if execution.give_up_thread():
             self._settle_without_thread(execution, JobInterrupted("the runtime is shutting down"))
 
@@ -685,7 +683,7 @@ class Performer:
             self._settle_broken(execution, failure)
 
     def broke(self, execution: Execution, error: BaseException) -> None:
-        """Settles the job after the runtime itself failed around it."""
+        """Settles the job after an error in the runtime itself."""
         if execution.claim():
             self._settle_broken(execution, error)
 
@@ -699,8 +697,8 @@ class Performer:
         self._record(execution)
 
     def _bury_broken(self, execution: Execution, error: BaseException) -> None:
-        """Moves the copy unchanged to the dead set, where people see it; while the broker is unavailable it stays in this
-        process's list."""
+        """Moves the copy unchanged to the dead set, where people see it. While the broker is unavailable, the copy stays in
+        this process's list."""
         if isinstance(error, Unavailable):
             return
         try:
@@ -710,7 +708,7 @@ class Performer:
 
 
 class _BatchReports:
-    """Receives a batch worker's reports on its items, by their index in its list."""
+    """Receives a batch worker's reports on its items, each by its index in the list that the worker received."""
 
     def __init__(self, performer: Performer, execution: Execution, part: Slice, indexes: list[int]) -> None:
         self._performer, self._execution, self._part, self._indexes = performer, execution, part, indexes
@@ -734,13 +732,12 @@ class _BatchReports:
             error = reason if isinstance(reason, BaseException) else RuntimeError(str(reason))
             why = failure_of(error)
             text = why.message if isinstance(reason, BaseException) else str(reason)
-            self._part.error(index, why.code, text, self._performer.ask_policy(self._execution, error))
+            self._part.error(index, why.code, text, self._performer.apply_policy(self._execution, error))
 
 
 def _results(worker: Worker, result: Any, count: int, is_used: bool) -> Sequence[Any]:
-    """The result of each of ``count`` items, from what the function returned. ``is_used``: it has not reported all of them.
-
-    Raises ValueError for a list of another length: whose results they are is unknown.
+    """The result of each of ``count`` items, from what the function returned. ``is_used``: the function has not reported
+    all items by itself. Raises ValueError for a list of another length, whose results match no items.
     """
     if not worker.batch:
         return [result]
@@ -765,10 +762,10 @@ def _stack(error: BaseException) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# -- the retry policy: what follows a job that raised. Pure; asked once, before anything is recorded
+# -- the retry policy: what follows a job that raised. Pure; called once, before anything is recorded
 
 MAX_PAUSE_S = 366 * 24 * 3600
-"""Longest delay before a retry, from any source: it must fit a column."""
+"""Longest delay before a retry, from any source, so that the due time fits its column."""
 
 
 class Follow(Enum):
@@ -780,12 +777,12 @@ class Follow(Enum):
     RETRY = "retry"
     DEAD = "dead"  # no retry is left, or the policy says so: kept in the dead set, and the hooks run
     DISCARD = "discard"  # dropped, without calling the worker's hooks
-    AGAIN = "again"  # the runtime stopped under it
+    AGAIN = "again"  # the runtime stopped while it ran
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows, and for a retry after how many microseconds."""
+    """What follows, and for a retry the delay in microseconds."""
 
     follow: Follow
     delay: int = 0
@@ -796,7 +793,7 @@ _REPORTED = (Follow.RETRY, Follow.DEAD, Follow.DISCARD)
 
 
 def backoff(count: int, noise: float) -> float:
-    """Sidekiq's delay before retry number ``count`` (0 is the first), in seconds: count^4 + 15, and jitter.
+    """Sidekiq's delay before retry number ``count`` (0 is the first), in seconds: count^4 + 15, plus jitter.
 
     ``noise`` is a number in [0, 1). Source: sidekiq 8, job_retry.rb.
     """
@@ -808,10 +805,8 @@ def _jitter(count: int, noise: float) -> int:
 
 
 def retries_of(retry: object) -> int:
-    """The number of retries of a tracked job that the payload member ``retry`` means.
-
-    The truth table is Ruby's: only false and null are false.
-    """
+    """The number of retries of a tracked job, from the payload member ``retry``; as in Ruby, only false and null are
+    false."""
     if retry is None or retry is False:
         return 0
     if isinstance(retry, int) and not isinstance(retry, bool):
@@ -829,9 +824,9 @@ def decide(
     noise: float,
     always_spread: bool = False,
 ) -> Decision:
-    """What follows ``error``, after ``retries`` retries of at most ``limit``.
+    """Decides what follows ``error``, after ``retries`` retries of at most ``limit``. ``noise``: a number in [0, 1).
 
-    ``always_spread``: a delay that the worker chose gets jitter, too, as in Sidekiq.
+    ``always_spread``: jitter is also added to a delay that the worker chose, as in Sidekiq.
     """
     if interrupted(job, error):
         return Decision(Follow.AGAIN)
@@ -859,8 +854,8 @@ def _ask(policy: RetryIn, worker: str, retries: int, error: BaseException, job: 
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error, as far as it is kept."""
+    """The text of an error, cleaned for storage."""
     try:
         return clean(str(error))
-    except Exception:  # an exception of the job whose __str__ fails
+    except Exception:  # the __str__ of the job's exception raised
         return f"({clean(type(error).__name__)} without a readable text)"

@@ -1,7 +1,7 @@
 """The launcher: builds the parts of a worker process, starts them, and stops them in the right order.
 
-The parts: heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, borrower and
-dispatcher; and the hook that fetches from a broker and serves other programs there
+The parts are heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, borrower,
+dispatcher, and the hook that fetches from a broker and serves other programs there
 (:class:`~asynctask.runtime.execution.Hook`).
 """
 
@@ -31,18 +31,18 @@ from asynctask.logs import get_logger, open_missing_streams
 from asynctask.runtime.borrower import Arrivals, Borrower, Picker
 from asynctask.runtime.execution import Hook, Intake, Performer
 from asynctask.runtime.loans import OwnLoans
-from asynctask.runtime.pool import LONG_S, Isolation, Low, Pool, StartGate
+from asynctask.runtime.pool import LONG_S, Isolation, LowMark, Pool, StartGate
 from asynctask.runtime.process import AppProcess, Parts, collect_seldom
 from asynctask.supervisor import SILENT_S, Pulse, Wakeup
 
 PULSE_S = 1.0
-"""Seconds between two signs of life to the supervisor, at most. Below :data:`~asynctask.supervisor.SILENT_S`."""
+"""Largest number of seconds between two pulses to the supervisor. Below :data:`~asynctask.supervisor.SILENT_S`."""
 
 _FLUSH_S = 5.0
-"""Seconds that the last outcomes have at the end of a process."""
+"""Seconds for recording the last outcomes at the end of a process."""
 
 _POLL_S = 0.2
-"""Seconds until a signal that woke nobody is seen. Below :data:`PULSE_S`."""
+"""Seconds after which a signal is noticed that did not wake the thread. Below :data:`PULSE_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Queues:
         return tuple(self.weights)
 
     def order(self) -> Sequence[str]:
-        """The order of one fetch: as listed, or drawn by weight."""
+        """The order of the queues for one fetch: as listed, or drawn by weight."""
         if self.strict or len(self.weights) == 1:
             return self.names
         drawn = [name for name, weight in self.weights.items() for _ in range(weight)]
@@ -66,7 +66,7 @@ class Queues:
 
 
 class Launcher(AppProcess):
-    """One worker process, in this process. ``identity`` comes with the ledger of ``parts``."""
+    """One worker process, within the current process. Its ``identity`` is that of the ledger of ``parts``."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Launcher(AppProcess):
         self._log = get_logger("asynctask.launcher")
         self._pulse = pulse or Pulse({})
         self._stopping = False
-        self._wakeup: Wakeup | None = None  # while it runs in the foreground
+        self._wakeup: Wakeup | None = None  # only while the launcher runs in the foreground
         self._lost = False
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -105,7 +105,7 @@ class Launcher(AppProcess):
             hook=hook,
             isolation=isolation,
             gate=StartGate(clock, hook, isolation, quiet, self._may_start),
-            low=Low(clock, waker),
+            low=LowMark(clock, waker),
             quiet=quiet,
             performer=partial(
                 Performer,
@@ -170,7 +170,7 @@ class Launcher(AppProcess):
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
         self.register()
         self._pulse.registered(self.ledger.identity, self.ledger.database.absolute_url, self._parts.config.lease_s)
-        self.heartbeat.start()  # before the hooks, which may outlast a lease
+        self.heartbeat.start()  # before the startup hooks, which may outlast a lease
         self._parts.fire("startup")
         self.recorder.start()
         self.pool.start()
@@ -182,7 +182,7 @@ class Launcher(AppProcess):
         self._ticker.start()
 
     def quiet(self) -> None:
-        """Fetches and begins nothing more; running jobs continue."""
+        """Fetches and begins no more jobs; running jobs continue."""
         if not self.pool.is_quiet:
             self._log.info("quiet")
             self.borrower.quiet(self.pool.quiet())
@@ -191,7 +191,8 @@ class Launcher(AppProcess):
             self._parts.fire("quiet")
 
     def stop(self) -> bool:
-        """Quiets, waits for running jobs, gives unfinished ones back, ends. Returns whether every thread ended."""
+        """Quiets, waits for running jobs within the shutdown time, gives unfinished ones back, and ends the process's
+        parts. Returns whether every thread ended."""
         self.quiet()
         self._parts.fire("shutdown")
         idle = self.pool.wait_idle(self._shutdown_s)
@@ -213,20 +214,21 @@ class Launcher(AppProcess):
 
     def _leave(self) -> None:
         try:
-            idle = not self.pool.busy and not self.recorder.waiting  # in this order: see Running
+            idle = not self.pool.busy and not self.recorder.waiting  # in this order, see Running
             self.borrower.stop(is_idle=idle and not self._lost)
             empty = idle and not self.hook.holds_any()
-        except Unavailable as error:  # recovery finds the process when it is gone
+        except Unavailable as error:  # recovery finds the process after its end
             self._log.warning("leave_put_off", error=str(error))
             return
         if not (empty and self._lost):
             self.leave(empty=empty)
 
     def run(self) -> int:
-        """Runs in the foreground until a signal of the system, the ledger or the broker stops it. Returns the exit code:
+        """Runs in the foreground until a signal from the system, the ledger or the broker stops it. Returns the exit code:
         1 if other processes declared this one dead, so that its supervisor replaces it.
 
-        TSTP: quiet. TERM, INT: stop within the shutdown time. A second INT ends at once. TTIN: the stacks of all threads.
+        TSTP quiets. TERM and INT stop within the shutdown time; a second INT ends at once. TTIN writes the stacks of all
+        threads.
         """
         open_missing_streams()
         interrupts, quiet = 0, False
@@ -259,14 +261,14 @@ class Launcher(AppProcess):
         clean = self.stop()
         self._wakeup.close()
         if not clean:
-            # A hung thread must not hold the process: its job is recorded as interrupted and waits again.
+            # A hung thread must not keep the process alive: its job is recorded as interrupted, and waits again.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1 if self._lost else 0)
         return 1 if self._lost else 0
 
     def obey(self, name: str) -> None:
-        """A signal from the ledger or the broker: ``TSTP`` quiets, ``TERM`` stops, ``TTIN`` writes the stacks of all
+        """Obeys a signal from the ledger or the broker: ``TSTP`` quiets, ``TERM`` stops, ``TTIN`` writes the stacks of all
         threads to the standard error, ``LOST`` (declared dead) stops."""
         if name == "TSTP":
             self.quiet()
@@ -291,13 +293,13 @@ class Launcher(AppProcess):
         except (AttributeError, OSError, ValueError) as error:  # no standard error, or none that is a file
             self._log.warning("stacks_not_shown", error=str(error))
 
-    # -- parts' questions
+    # -- callbacks of the parts
 
     def _may_start(self) -> bool:
         return self.heartbeat.fresh() and self.recorder.healthy and not self._lost
 
     def _linger_s(self) -> float:
-        """While jobs lie ready, no thread waits for what an outcome makes possible."""
+        """Seconds for which an outcome waits: longer while jobs are ready, because then no thread waits for outcomes."""
         return LONG_LINGER_S if self.pool.jobs.ready else LINGER_S if self.pool.busy else 0.0
 
     def _expect(self, at: int) -> None:
@@ -322,7 +324,7 @@ class Launcher(AppProcess):
         before = self._parts.clock.monotonic()
         while not self._ticker_stop.wait(LONG_S):
             now = self._parts.clock.monotonic()
-            if now - before > SILENT_S:  # the interpreter was held, and others take what lies here until it beats
+            if now - before > SILENT_S:  # the interpreter was held, and jobs may be taken from here until the next beat
                 self.heartbeat.soon()
             before = now
             self.tracker.note_long(LONG_S)

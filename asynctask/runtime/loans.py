@@ -1,4 +1,4 @@
-"""The loans and claims of this process: what nobody else may begin or write."""
+"""The loans and claims of this process: the Events that no other process may begin or write."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from asynctask.ledger.lending import Loan
 class OwnLoan:
     """A loan of this process, from the borrow to its end, and how many of its jobs have not ended here.
 
-    ``top``: the largest ``seq`` that a thread has taken. The jobs behind it may be given back, and those of one loan begin
-    in their order.
+    ``top``: the largest ``seq`` that a thread has taken; jobs of a loan begin in order, so those after it may be given
+    back.
     """
 
     __slots__ = ("_loans", "high", "id", "left", "low", "task_id", "top")
@@ -31,12 +31,12 @@ class OwnLoan:
         return self.id if self._loans.is_ending(self, count) else None
 
     def as_loan(self) -> Loan:
-        """The loan as the ledger has it."""
+        """The loan as in the ledger."""
         return Loan(self.id, self.task_id, self.low, self.high)
 
 
 class OwnClaim:
-    """An Event that this process has claimed, under one attempt, until its end here."""
+    """The claim of this process on one attempt of an Event, until the job's end here."""
 
     __slots__ = ("_key", "_loans")
 
@@ -53,18 +53,17 @@ class OwnClaim:
 
 
 class OwnLoans:
-    """The loans and claims of this process. One lock, for they change on the threads of the recorder and of the
-    borrower."""
+    """The loans and claims of this process, under one lock: the threads of the recorder and the borrower change them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loans: dict[int, OwnLoan] = {}
-        self._claims: set[tuple[int, int]] = set()  # ids of Events, and attempts: one taken back may be claimed anew
-        self._ending: set[int] = set()  # in the transaction that the recorder commits now
-        self._empty: set[int] = set()  # to be ended by the borrower
+        self._claims: set[tuple[int, int]] = set()  # (id of the Event, attempt): a later attempt may be claimed anew
+        self._ending: set[int] = set()  # loans that end in the transaction that the recorder is committing
+        self._empty: set[int] = set()  # loans that the borrower must end
 
     def add(self, loan: Loan, count: int) -> OwnLoan:
-        """A loan that was borrowed just now, with ``count`` jobs."""
+        """Adds a loan that was just borrowed, with ``count`` jobs."""
         own = OwnLoan(self, loan, count)
         with self._lock:
             self._loans[loan.id] = own
@@ -73,7 +72,7 @@ class OwnLoans:
         return own
 
     def claim(self, event_id: int, attempt: int) -> OwnClaim:
-        """An Event that was claimed just now."""
+        """Adds an Event that was just claimed."""
         key = event_id, attempt
         with self._lock:
             self._claims.add(key)
@@ -85,12 +84,12 @@ class OwnLoans:
             self._claims.discard(key)
 
     def claims(self) -> set[tuple[int, int]]:
-        """The claimed Events, with their attempts."""
+        """The claimed Events, as (id, attempt)."""
         with self._lock:
             return set(self._claims)
 
     def is_ending(self, loan: OwnLoan, count: int) -> bool:
-        """Whether a loan ends with so many of its jobs, in the transaction that the recorder commits now."""
+        """Whether a loan ends with so many of its jobs, in the transaction that the recorder is committing."""
         with self._lock:
             is_ending = loan.left <= count and loan.id in self._loans
             if is_ending:
@@ -105,7 +104,7 @@ class OwnLoans:
                 self._forget(loan, is_ended=loan.id in self._ending)
 
     def cut(self, loan: OwnLoan, high: int, count: int) -> None:
-        """``count`` jobs from ``high`` on were given back."""
+        """Notes that ``count`` jobs from ``high`` on were given back."""
         with self._lock:
             loan.high = high
             loan.left -= count
@@ -113,7 +112,7 @@ class OwnLoans:
                 self._forget(loan, is_ended=high <= loan.low or loan.id in self._ending)
 
     def forget(self, loan: OwnLoan) -> None:
-        """The ledger no longer has this loan for this process."""
+        """Removes a loan that this process no longer holds by the ledger."""
         with self._lock:
             self._forget(loan, is_ended=True)
 
@@ -124,12 +123,12 @@ class OwnLoans:
             self._empty.add(loan.id)
 
     def take_empty(self) -> set[int]:
-        """The loans without a job left that the ledger still has, once."""
+        """The ids of loans without jobs left that are still in the ledger; returns each once."""
         with self._lock:
             empty, self._empty = self._empty, set()
             return empty
 
     def all(self) -> dict[int, OwnLoan]:
-        """All of them, by id."""
+        """All loans, by id."""
         with self._lock:
             return dict(self._loans)

@@ -1,8 +1,8 @@
 """The pool: the threads of a process that perform jobs, and the jobs that are ready for them.
 
-``concurrency`` processors take jobs from :class:`ReadyJobs`, the most urgent first, and of a Task with a limit only as many
-as it has places here (:class:`Permits`). Suspects, jobs under which a process died, wait apart with one more thread, see
-:class:`Isolation`.
+``concurrency`` processors take jobs from :class:`ReadyJobs`, the most urgent first; of a Task with a limit, at most as many
+as it has places here (:class:`Permits`). Suspects, jobs under which a process died, have a queue and a thread of their own,
+see :class:`Isolation`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from asynctask.middleware.tracker import Running, Tracker
 from asynctask.runtime.execution import Execution, Hook, Performer
 
 STALE_S: Final = 0.5
-"""Age of the ledger's last word on a job from which it may not begin, so that a knob takes effect within a second: a
-borrowed one waits for the next check (:data:`~asynctask.ledger.lending.RECHECK_S`), for a fetched one Begin is repeated."""
+"""Seconds after the last check of a job in the ledger from which it must not begin, so that a knob takes effect within a
+second. A borrowed job waits for the next check (:data:`~asynctask.ledger.lending.RECHECK_S`); for a fetched one Begin is
+repeated."""
 
 LONG_S: Final = 0.1
-"""Duration of a job from which its ``working`` status is written separately, and average duration of a Task's jobs from
-which the supervisor is told of each that begins. Below :data:`STALE_S`: what people see is no older than what they set."""
+"""Duration of a job, in seconds, from which its ``working`` status is written separately; and average duration of a Task's
+jobs from which each start is reported to the supervisor. Below :data:`STALE_S`: what people see is as fresh as what they
+set."""
 
 _UNWIND_S: Final = 1.0
 """Seconds for which interrupted jobs may unwind before their threads are given up."""
 
 _TASKS: Final = 1_000
-"""Tasks whose duration of a job is remembered."""
+"""Number of Tasks whose average job duration is kept."""
 
 _SMOOTH: Final = 0.2
-"""Weight of the last job in that duration."""
+"""Weight of the last job in the average duration."""
 
 Rank = tuple[int, int]
-"""How urgent a job is: the rank of its queue, 0 unless queues are strict, and its priority; the smaller first."""
+"""How urgent a job is: the rank of its queue (0 unless queues are strict) and its priority; the smallest first."""
 
 
 class Permits:
-    """The places of a Task with a limit in this process: as many of its jobs run at once.
+    """The places of a Task with a limit in this process: ``limit`` of its jobs may run at once.
 
-    A job with a rank has its permit already, so whatever a thread takes may begin; the others wait here.
+    Jobs in the queues of :class:`ReadyJobs` have their permit, so a thread may begin whatever it takes; others wait here.
     """
 
     __slots__ = ("limit", "used", "waiting")
@@ -58,10 +60,9 @@ class Permits:
 
 
 class ReadyJobs:
-    """The jobs that are ready for a thread: by :data:`Rank`, in the order in which they came; beside them the
-    suspects, which have a thread of their own.
+    """The jobs that are ready for a thread: a FIFO queue per :data:`Rank`, and one of suspects, with a thread of their own.
 
-    ``share``: the share of the jobs that is of later ranks while the first has jobs.
+    ``share``: the share of jobs that are taken from the second rank while the first has jobs.
     """
 
     def __init__(self, share: float = 0.0) -> None:
@@ -76,22 +77,22 @@ class ReadyJobs:
         self._permits: dict[int, Permits] = {}
         self._out: dict[int, Execution] = {}  # thread -> the job that it took last
         self._count = 0
-        self._waiting = 0  # of these, those that wait for a permit
+        self._waiting = 0  # of these jobs, those that wait for a permit
         self._sleeping = 0
         self._ends = 0
         self._ends_of_suspects = 0
         self._is_closed = False
         self.taken = 0  # jobs that threads took
-        self._taken_before = 0  # until the last :meth:`note_taken`
-        self._took = 0  # between the last two
+        self._taken_before = 0  # the value of ``taken`` at the last :meth:`note_taken`
+        self._took = 0  # jobs taken between the last two calls of :meth:`note_taken`
 
     def __len__(self) -> int:
-        """Number of jobs that no thread has taken, those that wait for a permit included, but no suspects."""
+        """Number of jobs that no thread has taken, including those that wait for a permit, without suspects."""
         return self._count
 
     @property
     def ready(self) -> int:
-        """Number of jobs that the next free threads take: those that wait for a permit are not among them."""
+        """Number of jobs that threads can take now, so without those that wait for a permit."""
         return self._count - self._waiting
 
     @property
@@ -102,7 +103,7 @@ class ReadyJobs:
     # -- jobs
 
     def put(self, executions: Sequence[Execution]) -> None:
-        """Adds jobs behind those of their rank."""
+        """Appends jobs to the queues of their ranks."""
         with self._lock:
             for each in executions:
                 self._place(each)
@@ -132,7 +133,7 @@ class ReadyJobs:
         jobs.append(execution)
 
     def take(self) -> Execution | None:
-        """The next job for the calling thread; waits for one. None: the thread ends."""
+        """The next job for the calling thread; waits for one. None: the thread must end."""
         with self._lock:
             while self._is_closed or not self._ranks:
                 if self._ends:
@@ -155,7 +156,7 @@ class ReadyJobs:
             return execution
 
     def take_suspect(self) -> Execution | None:
-        """The next suspect for the calling thread; waits for one. None: the thread ends."""
+        """The next suspect for the calling thread; waits for one. None: the thread must end."""
         with self._lock:
             while self._is_closed or not self._suspects:
                 if self._ends_of_suspects:
@@ -167,7 +168,7 @@ class ReadyJobs:
             return execution
 
     def _turn(self) -> int:
-        """Which rank is next: the first, or the second as often as the share says."""
+        """Index of the rank to take from: 0, or 1 for a fraction ``share`` of the calls."""
         if not self._share or len(self._ranks) == 1:
             return 0
         self._owed += self._share
@@ -177,30 +178,30 @@ class ReadyJobs:
         return 1
 
     def close(self) -> None:
-        """Threads take no job any more: each would give it back by itself."""
+        """Threads take no more jobs: each thread would give its job back in a transaction of its own."""
         with self._lock:
             self._is_closed = True
 
     def end(self, threads: int, of_suspects: int = 0) -> None:
-        """Ends so many threads, once they find no job."""
+        """Ends so many threads, each once it finds no job."""
         with self._lock:
             self._ends += threads
             self._ends_of_suspects += of_suspects
             self._filled.notify_all()
             self._has_suspect.notify_all()
 
-    def gone(self) -> None:
-        """The calling thread ends."""
+    def forget_thread(self) -> None:
+        """Removes the calling thread, which ends, from the record of who took which job."""
         with self._lock:
             self._out.pop(threading.get_ident(), None)
 
     def drop(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
-        """Takes out the jobs that are ``wanted``, suspects first, in their order; their permits are free again."""
+        """Removes the jobs that are ``wanted``, frees their permits, and returns them: suspects first, in their order."""
         with self._lock:
             return self._drop(wanted)
 
     def recall(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
-        """As :meth:`drop`, in one step with those that threads have taken and that have not begun: these will not begin."""
+        """As :meth:`drop`; in the same step, keeps the wanted ones that threads have taken from beginning."""
         with self._lock:
             for each in self._taken_unbegun():
                 if wanted(each):
@@ -208,12 +209,12 @@ class ReadyJobs:
             return self._drop(wanted)
 
     def taken_unbegun(self) -> list[Execution]:
-        """The jobs that threads have taken and that have not begun: they wait for a suspect to end, for example."""
+        """The jobs that threads have taken and that have not begun, for example because they wait for a suspect to end."""
         with self._lock:
             return self._taken_unbegun()
 
     def unbegun(self) -> list[Execution]:
-        """The same, and the jobs that no thread has taken."""
+        """The jobs that have not begun, whether a thread has taken them or not."""
         with self._lock:
             return [each for jobs in (*self._all(), self._taken_unbegun()) for each in jobs]
 
@@ -242,7 +243,7 @@ class ReadyJobs:
             self._ranks.remove(rank)
 
     def first(self, keep: int) -> Callable[[Execution], bool]:
-        """A condition for :meth:`drop`: all jobs but the next ``keep``."""
+        """A condition for :meth:`drop`: all jobs but the first ``keep``."""
         left = [keep]
 
         def is_beyond(execution: Execution) -> bool:
@@ -252,7 +253,7 @@ class ReadyJobs:
         return is_beyond
 
     def reorder(self, task_id: int, rank: Rank) -> None:
-        """Moves the jobs of a Task to another rank, because its priority was changed."""
+        """Moves the jobs of a Task to another rank after its priority has changed."""
         with self._lock:
             moved: list[Execution] = []
             for old in self._ranks.copy():
@@ -266,7 +267,7 @@ class ReadyJobs:
                     each.rank = rank
 
     def ready_by_task(self) -> dict[int | None, int]:
-        """Number of jobs that the next free threads take, by Task."""
+        """Number of jobs that threads can take now, by Task."""
         found: dict[int | None, int] = {}
         with self._lock:
             for jobs in self._by_rank.values():
@@ -278,38 +279,38 @@ class ReadyJobs:
         return [*self._by_rank.values(), self._suspects, *(permits.waiting for permits in self._permits.values())]
 
     def rank_of(self, task_id: int) -> Rank | None:
-        """The rank in which jobs of a Task wait; None if none does."""
+        """The rank in which jobs of a Task wait; None if none wait."""
         with self._lock:
             return next((each.rank for jobs in self._all() for each in jobs if each.task_id == task_id), None)
 
     def first_rank(self) -> Rank | None:
-        """The rank that is next; None if no job waits."""
+        """The most urgent rank with a job; None if no job waits."""
         with self._lock:
             return self._ranks[0] if self._ranks else None
 
     def note_taken(self) -> int:
-        """The number of jobs that threads took since the last call."""
+        """Number of jobs that threads took since the last call."""
         self._took, self._taken_before = self.taken - self._taken_before, self.taken
         return self._took
 
     @property
-    def move(self) -> bool:
-        """Whether threads took jobs since the last :meth:`note_taken` but one."""
+    def is_moving(self) -> bool:
+        """Whether threads took jobs since the :meth:`note_taken` before the last."""
         return self._took + self.taken > self._taken_before
 
     # -- permits
 
     def places(self, task_id: int) -> tuple[int, int, int]:
-        """As :meth:`permits`, of a Task that has a limit now: one that had none when its jobs came has no places yet."""
+        """As :meth:`permits`, for a Task that has a limit now; if it had none when its jobs arrived, it gets 0 places."""
         if (found := self.permits(task_id)) is None:
             self.limit(task_id, 0)
             found = self.permits(task_id)
         return found or (0, 0, 0)
 
     def limit(self, task_id: int, limit: int | None) -> None:
-        """Sets the places of a Task here; None: it has no limit any more.
+        """Sets the places of a Task here; None: the Task has no limit any more.
 
-        The first limit counts the jobs that came before it: those that threads have taken keep a place to their end.
+        A first limit also counts the jobs that arrived before it: those that threads have taken keep a place to their end.
         """
         with self._lock:
             permits = self._permits.get(task_id)
@@ -327,15 +328,15 @@ class ReadyJobs:
                     if each.task_id == task_id and not each.is_over:
                         each.permits = permits
                         permits.used += 1
-                        if each.is_over:  # its thread let go meanwhile, without the lock
+                        if each.is_over:  # its thread released it meanwhile, without the lock
                             self._free(each)
             permits.limit = limit
             self._hold_back(task_id, permits)
             self._start_waiting(permits)
 
     def lower(self, task_id: int, limit: int) -> int:
-        """Lowers the places of a Task here; returns how many jobs use one, which may be more: those that threads have taken
-        keep it to their end."""
+        """Lowers the places of a Task here. Returns how many jobs use one: maybe more than ``limit``, because jobs that
+        threads have taken keep theirs to their end."""
         with self._lock:
             permits = self._permits[task_id]
             permits.limit = min(permits.limit, limit)
@@ -343,7 +344,8 @@ class ReadyJobs:
             return permits.used
 
     def _hold_back(self, task_id: int, permits: Permits) -> None:
-        """Takes the permits of jobs that no thread has taken, the last ones first, while more are used than there are."""
+        """While more permits are used than there are, revokes those of jobs that no thread has taken, the last ones
+        first."""
         for rank in reversed(self._ranks.copy()):
             if permits.used <= permits.limit:
                 return
@@ -363,7 +365,7 @@ class ReadyJobs:
         return kept
 
     def permits(self, task_id: int) -> tuple[int, int, int] | None:
-        """The places of a Task here, how many are used, and how many jobs wait for one; None for a Task without."""
+        """A Task's places here, how many are used, and how many jobs wait for one; None for a Task without a limit."""
         with self._lock:
             found = self._permits.get(task_id)
             return None if found is None else (found.limit, found.used, len(found.waiting))
@@ -374,8 +376,8 @@ class ReadyJobs:
             return list(self._permits)
 
     def release(self, execution: Execution) -> None:
-        """The job has ended or will not begin: its place is free for the next job of its Task. Idempotent."""
-        execution.is_over = True  # before the look at its permits: see :meth:`limit`
+        """Frees the place of a job that has ended or will not begin, for the next job of its Task. Idempotent."""
+        execution.is_over = True  # before ``permits`` is read: see :meth:`limit`
         if execution.permits is not None:
             with self._lock:
                 self._free(execution)
@@ -400,7 +402,7 @@ class ReadyJobs:
 
 
 def _without(jobs: deque[Execution], wanted: Callable[[Execution], bool], dropped: list[Execution]) -> deque[Execution]:
-    """The jobs without those that are ``wanted``, which are added to ``dropped``."""
+    """Returns the jobs without the ``wanted`` ones, and appends those to ``dropped``."""
     kept = deque[Execution]()
     for each in jobs:
         (dropped if wanted(each) else kept).append(each)
@@ -408,15 +410,16 @@ def _without(jobs: deque[Execution], wanted: Callable[[Execution], bool], droppe
 
 
 class Durations:
-    """The seconds that a job of each Task takes, smoothed, and the length of its parameters; a name stands for all jobs of
-    a worker, None for jobs without a Task. Written by threads without a lock: a lost update does no harm."""
+    """The moving average of a job's seconds and the average length of its parameters, by Task. The key is the Task's id, a
+    name for all jobs of a worker, or None for jobs without a Task. Threads write without a lock: a lost update is harmless.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[int | str | None, float] = {}
         self._sizes: dict[int | str | None, float] = {}
 
     def note(self, task_id: int | str | None, seconds: float, worker: str = "") -> None:
-        """A job took so long."""
+        """Adds the duration of a job that ended, also to the average of its ``worker``."""
         if task_id is not None and worker:
             self.note(worker, seconds)
         known = self._seconds.get(task_id)
@@ -429,38 +432,38 @@ class Durations:
             self._seconds[task_id] = known + _SMOOTH * (seconds - known)
 
     def assume(self, task_id: int, worker: str) -> None:
-        """Until a job of a Task has ended, its jobs take as long as those of their worker, if that is known."""
+        """Until a job of a Task has ended, uses the average of its worker, if that is known."""
         if (seconds := self._seconds.get(worker)) is not None and task_id not in self._seconds:
             self.note(task_id, seconds)
 
     def at_least(self, task_id: int, seconds: float) -> None:
-        """A job of a Task of which others have ended runs for so long already."""
+        """Raises the average of a Task to the seconds for which one of its jobs runs already; not if none has ended yet."""
         if seconds > self._seconds.get(task_id, seconds):
             self._seconds[task_id] = seconds
 
     def knows(self, task_id: int | None) -> bool:
-        """Whether a job of the Task has ended here."""
+        """Whether the duration of the Task's jobs is known here."""
         return task_id in self._seconds
 
     def of(self, task_id: int | str | None, unknown: float) -> float:
-        """Seconds of a job; ``unknown`` if none has ended."""
+        """Average seconds of a job; ``unknown`` if that is not known."""
         return max(1e-5, self._seconds.get(task_id, unknown))
 
     def measure(self, task_id: int | None, jobs: Sequence[Job]) -> None:
-        """The lengths of the parameters of some jobs."""
+        """Stores the average length of the parameters of these jobs, for their Task and their worker."""
         if jobs:
             self._sizes[task_id] = self._sizes[jobs[0].worker_name] = sum(len(job.params or "") for job in jobs) / len(jobs)
 
     def size(self, task_id: int | str | None) -> float:
-        """Average length of the parameters of a job."""
+        """Average length of the parameters of a job, in characters."""
         return max(1.0, self._sizes.get(task_id, 1.0))
 
 
 class StartGate:
-    """Whether a job that a thread has taken may begin.
+    """Decides whether a job that a thread has taken may begin.
 
-    Arguments: ``may_start`` is false while nothing may begin (the heartbeat is late, the ledger is unavailable); ``quiet``
-    is set when nothing begins any more.
+    Arguments: ``may_start`` returns false while no job may begin (the heartbeat is late, or the ledger is unavailable);
+    ``quiet`` is set when no job begins any more.
     """
 
     def __init__(
@@ -476,13 +479,13 @@ class StartGate:
         self._isolation = isolation
         self._quiet = quiet
         self.may_start = may_start
-        self._checked_at = -1e9  # when the ledger was asked last about what is borrowed
+        self._checked_at = -1e9  # when the borrowed jobs were checked last (monotonic)
         self._checked = threading.Condition()
         self.paused: frozenset[str] = frozenset()  # queues, in the ledger
         self._log = get_logger("asynctask.pool")
 
     def opens(self, execution: Execution) -> bool:
-        """Waits for the turn of a job; returns whether it may begin then."""
+        """Waits until a job may begin; False if it must not begin any more."""
         if not self._waited_for_start() or not self._isolation.enter(execution, self._quiet.is_set):
             return False
         if execution.is_borrowed:
@@ -490,14 +493,13 @@ class StartGate:
         return self._takes_from(execution.copy.queue) and (not execution.has_event or self._has_begun(execution))
 
     def _waited_for_start(self) -> bool:
-        """Waits until anything may start; False if nothing will any more."""
+        """Waits until jobs may start; False if none may start any more."""
         while not self.may_start() and not self._quiet.is_set():
             self._quiet.wait(0.05)
         return not self._quiet.is_set()
 
     def _is_known(self, execution: Execution) -> bool:
-        """Waits until the ledger's last word on a borrowed job is fresh; False if it has been taken back, or nothing begins
-        any more."""
+        """Waits until the last check of a borrowed job is fresh; False if it was recalled, or no job begins any more."""
         while not execution.is_recalled and not self._quiet.is_set():
             known = max(execution.asked, self._checked_at)
             if self._clock.monotonic() - known < STALE_S and self.may_start():
@@ -507,45 +509,45 @@ class StartGate:
         return False
 
     def _takes_from(self, queue: str) -> bool:
-        """Whether this process begins jobs of the queue, whichever way they came."""
+        """Whether this process begins jobs of the queue, borrowed or fetched."""
         return not self._quiet.is_set() and queue not in self.paused and not self._hook.is_paused(queue)
 
     def _has_begun(self, execution: Execution) -> bool:
-        """Whether Begin still lets a fetched job run; asks again if it said so too long ago."""
+        """Whether Begin permits a fetched job; repeats Begin if the last one is too old."""
         if self._clock.monotonic() - execution.asked < STALE_S:
             return True
         if not self._waited_for_start() or not self._takes_from(execution.copy.queue):
             return False
         try:
             return self._hook.ask_again(execution)
-        except Exception as error:  # Begin failed: back to the ledger, when that is available
+        except Exception as error:  # Begin failed: the job goes back to the ledger, once that is available
             self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
             return False
 
-    # -- what changes it
+    # -- what opens and closes it
 
     def checked(self, at: float, paused: frozenset[str]) -> None:
-        """The ledger was asked at this time (monotonic) about all that is borrowed; these queues are paused there."""
+        """Notes that all borrowed jobs were checked in the ledger at this time (monotonic), and the queues paused there."""
         self.hold_back(paused)
         with self._checked:
             self._checked_at = at
             self._checked.notify_all()
 
     def hold_back(self, queues: frozenset[str]) -> None:
-        """These queues, and no others, are paused in the ledger: none of their jobs begins here, or is fetched."""
+        """Sets the queues that are paused in the ledger: none of their jobs begins here or is fetched."""
         if queues != self.paused:
             self.paused = queues
             self._hook.wake()
 
     def wake(self) -> None:
-        """Ends the waits, because the process is quiet."""
+        """Wakes the waiting threads, because the process is quiet."""
         with self._checked:
             self._checked.notify_all()
 
 
-class Low:
-    """Tells when few jobs lie ready, and wakes the borrower then. ``mark``: how many these are; ``vain_until`` (monotonic):
-    a borrow has found nothing, so until then idle threads are no reason for another."""
+class LowMark:
+    """Wakes the borrower when few jobs are ready. ``mark``: at how many jobs; ``vain_until`` (monotonic): until then idle
+    threads do not wake it, because the last borrow found nothing."""
 
     def __init__(self, clock: Clock, waker: Waker) -> None:
         self.mark = 0
@@ -555,34 +557,34 @@ class Low:
         self._is_low = threading.Event()
 
     def taken(self, left: int) -> None:
-        """A thread has taken a job, and ``left`` are left."""
+        """Called after a thread has taken a job; ``left`` jobs are left."""
         if left <= self.mark and not self._is_low.is_set():
             self._is_low.set()
             self._waker.wake()
 
     def empty(self) -> None:
-        """A thread finds no job."""
+        """Called when a thread finds no job."""
         if self._clock.monotonic() >= self.vain_until:
             self._waker.wake()
 
     def set(self) -> None:
-        """Ends a wait."""
+        """Ends a :meth:`wait`."""
         self._is_low.set()
 
     def clear(self) -> None:
-        """More are about to be got."""
+        """Called before a borrow."""
         self._is_low.clear()
 
     def wait(self, seconds: float) -> None:
-        """Waits until few are left, for so many seconds at most."""
+        """Waits until few jobs are left, or for this long."""
         self._is_low.wait(seconds)
 
 
 class Pool:
     """The processors of one process.
 
-    Arguments: ``performer`` makes that of this pool; ``on_begun`` is called with the
-    Event of each borrowed job that may last; ``background_share`` as of :class:`ReadyJobs`.
+    Arguments: ``performer`` makes the pool's performer, from its callback for a hung job; ``on_begun`` is called with the
+    Event's id of each borrowed job that may last long; ``background_share``: the ``share`` of :class:`ReadyJobs`.
     """
 
     def __init__(
@@ -594,7 +596,7 @@ class Pool:
         hook: Hook,
         isolation: Isolation,
         gate: StartGate,
-        low: Low,
+        low: LowMark,
         quiet: threading.Event,
         performer: Callable[[Callable[[Execution], None]], Performer],
         on_begun: Callable[[int], None],
@@ -612,7 +614,7 @@ class Pool:
         self.performer = performer(self._replace)
         self.durations = Durations()
         self.jobs = ReadyJobs(background_share)
-        self._threads: dict[threading.Thread, bool] = {}  # whether it takes ready jobs, not suspects
+        self._threads: dict[threading.Thread, bool] = {}  # False: it takes suspects
         self._ended = threading.Event()
         self._log = get_logger("asynctask.pool")
 
@@ -624,7 +626,7 @@ class Pool:
             self._spawn(in_line=True)
 
     def quiet(self) -> list[Execution]:
-        """Begins nothing more; gives back what was fetched and has not begun. Returns what was borrowed and has not."""
+        """Begins no more jobs. Gives back the fetched jobs that have not begun, and returns the borrowed ones."""
         if self._quiet.is_set():
             return []
         self._quiet.set()
@@ -640,7 +642,7 @@ class Pool:
         return [each for each in unbegun if each.is_borrowed]
 
     def wait_idle(self, timeout: float) -> bool:
-        """Waits until no job runs; False if one still does after ``timeout`` seconds."""
+        """Waits until no job runs; False if one still runs after ``timeout`` seconds."""
         until = self._clock.monotonic() + timeout
         while self.busy:
             left = until - self._clock.monotonic()
@@ -651,7 +653,8 @@ class Pool:
         return True
 
     def interrupt(self) -> int:
-        """Ends running jobs: raises in their threads, then settles them without the threads. Returns their number."""
+        """Ends running jobs: raises in their threads, then settles those left without their threads. Returns how many
+        ran."""
         left = self.running()
         self.performer.watchdog.end()
         self.performer.loop.interrupt()
@@ -676,23 +679,23 @@ class Pool:
 
     @property
     def busy(self) -> int:
-        """Jobs that run now."""
+        """Number of jobs that run now."""
         return len(self._isolation)
 
     @property
     def idle(self) -> int:
-        """Threads without a job that runs or lies ready."""
+        """Number of threads for which no job runs or is ready."""
         return max(0, self.concurrency - self.busy - self.jobs.ready)
 
     @property
     def frees_threads(self) -> bool:
-        """Whether threads are idle, or took jobs lately, so that something urgent begins soon. Otherwise it would be given
-        back at the next check, and borrowed again."""
-        return self.busy < self.concurrency or self.jobs.move
+        """Whether threads are idle or took jobs lately, so that an urgent job begins soon. Otherwise it would be given back
+        at the next check, and borrowed again."""
+        return self.busy < self.concurrency or self.jobs.is_moving
 
     @property
     def closed(self) -> bool:
-        """Whether a suspect has the process to itself."""
+        """Whether a suspect has the process to itself, or waits for that."""
         return self._isolation.closed
 
     @property
@@ -701,18 +704,18 @@ class Pool:
         return self._quiet.is_set()
 
     def running(self) -> Sequence[Execution]:
-        """The jobs that run now, as they were fetched."""
+        """The jobs that run now, without those whose thread was given up."""
         return [each for each in self._isolation.running() if not each.abandoned]
 
     @property
     def worked(self) -> tuple[int, float]:
-        """Number of jobs performed, and of seconds in which at least one ran."""
+        """Number of jobs performed, and total seconds in which at least one ran."""
         return self.performer.performed, self._isolation.busy_s
 
-    # -- what lies ready
+    # -- ready jobs
 
     def line_up(self, executions: Sequence[Execution]) -> None:
-        """Passes jobs to the processors: suspects to their own thread, so that no processor waits."""
+        """Passes jobs to the processors, and suspects to their own thread, so that no processor waits for their turn."""
         if any(each.is_suspect for each in executions) and all(self._threads.values()):
             self._spawn(in_line=False)
         self.jobs.put(executions)
@@ -720,7 +723,7 @@ class Pool:
             self.give_back(self.jobs.drop(lambda each: not each.is_borrowed))
 
     def shorten_line(self) -> None:
-        """Gives back suspects that wait long behind others: other processes may begin them. Raises Unavailable."""
+        """Gives back suspects that have waited long behind others, for other processes. Raises Unavailable."""
         if self.jobs.suspects <= self.concurrency:
             return
         is_beyond, now = self.jobs.first(self.concurrency), self._clock.monotonic()
@@ -728,8 +731,7 @@ class Pool:
         self.give_back(old)
 
     def give_back(self, unbegun: Sequence[Execution]) -> None:
-        """Gives back jobs that are no longer ready here, to the ledger or the broker, in the order in which they came.
-        Raises :class:`Unavailable`."""
+        """Gives back jobs that have not begun, to the ledger or the broker, in their order. Raises :class:`Unavailable`."""
         for execution in unbegun:
             if execution.has_event:
                 self.release(execution)
@@ -766,19 +768,19 @@ class Pool:
         thread.start()
 
     def _process(self, in_line: bool) -> None:
-        """A processor: takes jobs until its end. One that dies is replaced."""
+        """The main function of a processor: takes jobs until its end. A processor that dies is replaced."""
         ended, take = False, self.jobs.take if in_line else self.jobs.take_suspect
         try:
             while (execution := take()) is not None:
                 self.low.taken(len(self.jobs))
                 self._run(execution)
-                if execution.abandoned:  # its thread returned after all, and another has its place
+                if execution.abandoned:  # this thread returned after all, and another has replaced it
                     break
             ended = True
         except BaseException:
             self._log.exception("processor_died")
         finally:
-            self.jobs.gone()
+            self.jobs.forget_thread()
             self._threads.pop(threading.current_thread(), None)
             if not ended and not self._quiet.is_set():
                 self._spawn(in_line=in_line)
@@ -799,8 +801,8 @@ class Pool:
             self._leave(execution)
 
     def _note_begun(self, execution: Execution) -> None:
-        """Tells the supervisor of a job that may hold the interpreter, so that nobody can ask this process what it runs.
-        Short jobs are too many, and do not."""
+        """Reports a job to the supervisor that may hold the interpreter, when this process cannot report what it runs.
+        Short jobs do not, and would be too many reports."""
         if execution.is_borrowed and self.durations.of(execution.task_id, LONG_S) >= LONG_S:
             self._on_begun(execution.ticket.event_id)
 
@@ -814,7 +816,7 @@ class Pool:
             self.low.empty()
 
     def _replace(self, execution: Execution) -> None:
-        """The thread of this job is lost: another takes its place."""
+        """Starts a thread in place of this job's, which is lost."""
         self.jobs.release(execution)
         self._isolation.leave(execution)
         if not self._quiet.is_set():
@@ -824,30 +826,30 @@ class Pool:
 # -- isolation: a job under which a process died runs alone in its process for some seconds
 
 ALONE_S: Final = 5.0
-"""Longest time for which a suspect closes its process: until the jobs beside it have ended, and while it runs alone. A job
-that kills its process mostly does so at once, and no other job waits longer than this. Suspects that wait longer
-go back for other processes, except as many as there are threads."""
+"""Longest time, in seconds, for which a suspect closes its process: while it waits for the jobs beside it to end, and while
+it runs alone. A job that kills its process mostly does so at once, and no other job waits longer than this. Suspects that
+wait longer are given back for other processes, except as many as there are threads."""
 
 _CHECK_S: Final = 0.1
-"""Seconds between two checks of a waiting thread whether to give up."""
+"""Seconds between two checks whether a waiting thread must give up."""
 
 
 class Isolation:
-    """Which jobs may be at work beside each other: at most ``limit`` of those in :class:`Running`.
+    """Which jobs may run beside each other; at most ``limit`` run at once (:class:`Running`).
 
     A crash under a suspect would count against the jobs beside it. So:
 
     - One suspect at a time has its turn; the others wait until it has ended, however long that takes.
-    - Its turn closes the process: nothing else starts, and the suspect starts once nothing runs beside it. After
-      :data:`ALONE_S` the process opens again. A suspect that runs by then goes on beside others; one that still waits
+    - Its turn closes the process: no other job starts, and the suspect starts once no job runs beside it. After
+      :data:`ALONE_S` the process opens again. A suspect that runs by then continues beside others; one that still waits
       starts in the next free place.
-    - The process then stays open for as long as it was closed, before the next suspect has its turn: suspects take at most
-      half of its time.
+    - Before the next suspect's turn, the process stays open for as long as it was closed: suspects take at most half of
+      its time.
 
-    Jobs enter outside their function only, where no exception of another thread can interrupt them under the lock. Without
-    a suspect they enter and leave without the lock of the turns: every thread would wait for the one that lost the
-    interpreter while it held it. That no job and no suspect miss each other is the first rule of :class:`Running`: a job is
-    added and then checks for a turn, a suspect takes its turn and then checks who runs.
+    Threads enter outside the job's function only, where no other thread can raise an exception in them while they hold the
+    lock. Without a suspect, jobs enter and leave without the lock: all threads would wait for a holder that lost the
+    interpreter. A job and a suspect never miss each other, by the first rule of :class:`Running`: a job is added and then
+    checks for a turn; a suspect takes its turn and then checks which jobs run.
     """
 
     def __init__(self, clock: Clock, limit: int) -> None:
@@ -858,18 +860,18 @@ class Isolation:
         self._waiting = 0  # threads that wait for the condition
         self._running: Running[Execution] = Running(clock.monotonic)
         self._closed_at: float | None = None  # when the current turn began; None: no suspect has one
-        self._suspect: Execution | None = None  # that one, while it runs
-        self._kept = 0  # places kept for it while it does not run
+        self._suspect: Execution | None = None  # the suspect with the turn, while it runs
+        self._kept = 0  # places kept for that suspect while it does not run
         self._stays_open_until = 0.0
 
     def enter(self, execution: Execution, give_up: Callable[[], bool]) -> bool:
-        """Waits for its turn; False if ``give_up`` said so first."""
+        """Waits until the job may run; False if ``give_up`` returned true before."""
         if not execution.is_suspect:
             self._running.add(execution)
             if self._closed_at is None:
                 return True
             self.leave(execution)
-        with self._lock:  # the condition's own, without the detour
+        with self._lock:  # the condition's own lock; taking it directly is faster
             if execution.is_suspect:
                 return self._enter_closed(execution, give_up)
             while self._closed_at is not None and (self.closed or len(self._running) + self._kept >= self._limit):
@@ -902,7 +904,7 @@ class Isolation:
             self._waiting -= 1
 
     def _closed_for(self) -> float:
-        """Seconds for which the process stays closed; if it is open, until the next check."""
+        """Seconds for which the process stays closed; if it is open, seconds until the next check."""
         left = 0.0 if self._closed_at is None else self._closed_at + ALONE_S - self._clock.monotonic()
         return left if left > 0 else _CHECK_S
 
@@ -915,7 +917,7 @@ class Isolation:
         self._condition.notify_all()
 
     def leave(self, execution: Execution) -> None:
-        """The job no longer runs, or counts as lost. Idempotent."""
+        """Removes a job that has ended, or whose thread is lost. Idempotent."""
         if self._running.remove(execution) and (self._waiting or self._closed_at is not None):
             with self._lock:
                 if self._suspect is execution:
@@ -925,7 +927,7 @@ class Isolation:
 
     @property
     def closed(self) -> bool:
-        """Whether a suspect has the process to itself, or waits for that: nothing else may begin."""
+        """Whether a suspect has the process to itself, or waits for that: no other job may begin."""
         since = self._closed_at
         return since is not None and self._clock.monotonic() < since + ALONE_S
 

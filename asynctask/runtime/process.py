@@ -1,7 +1,6 @@
-"""What every process of an application does beside its work: it is registered, renews its lease, and takes part in
-maintenance.
+"""The part that all processes of an application share: registration, a lease renewed by heartbeats, and maintenance.
 
-There are three kinds: web processes (:class:`asynctask.wiring.WebProcess`), workers
+There are three kinds of processes: web processes (:class:`asynctask.wiring.WebProcess`), workers
 (:class:`asynctask.runtime.launcher.Launcher`) and workers of an attached engine
 (:class:`asynctask.integrations.base.EngineProcess`).
 """
@@ -37,7 +36,7 @@ from asynctask.worker import Worker
 
 
 class Dispatching(Protocol):
-    """The parts of an application that every process needs: each dispatches, and takes part in maintenance."""
+    """The parts of an application that every process needs, because each dispatches and takes part in maintenance."""
 
     config: Config
     clock: Clock
@@ -89,26 +88,26 @@ class Parts(Dispatching, Protocol):
 
 
 ENOUGH: Final = 50
-"""Jobs over which a :class:`Pace` is measured."""
+"""Number of jobs over which a :class:`Pace` is measured."""
 
 SHORTEST_S: Final = 0.05
-"""Busy seconds over which a :class:`Pace` is measured, at least, if more jobs ended."""
+"""Smallest number of busy seconds over which a :class:`Pace` is measured, if more than :data:`ENOUGH` jobs ended."""
 
 LEAST_S: Final = 0.0125
-"""Shortest time over which the first few jobs count: they say little about the next thousand."""
+"""Shortest time, in seconds, by which jobs are divided, so that a few fast first jobs do not give an extreme pace."""
 
 
 class Pace:
-    """Jobs per second over the last :data:`ENOUGH` jobs or more, in seconds in which at least one runs.
+    """Jobs per busy second (in which at least one job runs), over the last :data:`ENOUGH` jobs or more.
 
-    Steady for jobs of any length, and kept while nothing runs.
+    The pace is steady for jobs of any length, and unchanged while no job runs.
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=1_000)  # whenever jobs had ended
+        self._marks: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=1_000)  # (ended jobs, busy seconds)
 
     def update(self, count: int, busy_s: float) -> float:
-        """The pace after ``count`` jobs in all, with some job running for ``busy_s`` seconds in all; 0 if it is unknown."""
+        """The pace after ``count`` jobs and ``busy_s`` busy seconds in total; 0 if it is unknown."""
         marks = self._marks
         if count != marks[-1][0]:
             marks.append((count, busy_s))
@@ -122,8 +121,8 @@ class Pace:
 class AppProcess:
     """A process in the ledger: its row, its heartbeat and its share of maintenance.
 
-    Arguments: ``kind``, ``concurrency`` and ``queues`` are displayed (``queues`` of a worker also decide what is dispatched
-    for it); ``ledger`` replaces that of the application if the process has an identity of its own.
+    Arguments: ``kind``, ``concurrency`` and ``queues`` are displayed (a worker's ``queues`` also determine which jobs are
+    dispatched for it); ``ledger`` replaces that of the application if the process has an identity of its own.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class AppProcess:
                 processes.forget(self.ledger, self.ledger.identity)
             else:
                 processes.give_up(self.ledger)
-        except Unavailable as error:  # recovery finds the process when it is gone
+        except Unavailable as error:  # recovery finds the process after its end
             self._log.warning("leave_put_off", error=str(error))
 
     def _beat(self) -> dict[str, Any]:
@@ -186,11 +185,11 @@ class AppProcess:
         return {**self.facts(), "info": dumps({**self.info(), "pace": pace, "figures": figures})}
 
     def worked(self) -> tuple[int, float]:
-        """Number of jobs performed, and of seconds in which at least one ran."""
+        """Number of jobs performed, and total seconds in which at least one ran."""
         return 0, 0.0
 
     def info(self) -> dict[str, Any]:
-        """Further members of the row."""
+        """Further columns of the row, written at registration."""
         return {"version": __version__}
 
     def facts(self) -> dict[str, Any]:
@@ -198,18 +197,18 @@ class AppProcess:
         return {}
 
     def obey(self, name: str) -> None:
-        """Obeys a signal from the ledger. ``LOST``, declared dead by another process: registers again, since without a
-        fence its outcomes still count, or it holds no jobs."""
+        """Obeys a signal from the ledger. On ``LOST`` (declared dead by another process) it registers again: its outcomes
+        have no fence and still count, or it holds no jobs."""
         if name == processes.LOST:
             self._log.warning("declared_dead", identity=self.ledger.identity)
             processes.forget(self.ledger, self.ledger.identity)
             self.register()
 
 
-# -- heartbeats: the one that renews the lease in the ledger, and the one that the broker's tools see
+# -- the heartbeat, which renews the lease in the ledger
 
 LATE = 0.75
-"""Share of the lease after which a process that could not renew it begins no job."""
+"""Share of the lease after which a process that could not renew it begins no jobs."""
 
 RETRY_S = 1.0
 """Seconds until a failed heartbeat is tried again."""
@@ -218,8 +217,8 @@ RETRY_S = 1.0
 class Heartbeat:
     """Renews the lease every ``every_s`` seconds, in its own thread.
 
-    ``facts`` returns the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal left in the
-    ledger (``TSTP``, ``TERM``), or ``LOST`` when another process has declared this one dead.
+    ``facts`` returns the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal stored in the
+    ledger (``TSTP``, ``TERM``), or with ``LOST`` if another process has declared this one dead.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class Heartbeat:
         on_signal: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._ledger = ledger
-        self._every_s = min(every_s, lease_s / 3)  # two beats in a row may fail
+        self._every_s = min(every_s, lease_s / 3)  # so that two beats in a row may fail
         self._lease_s = lease_s
         self._facts = facts
         self._on_signal = on_signal
@@ -243,24 +242,24 @@ class Heartbeat:
         self._log = get_logger("asynctask.heartbeat")
 
     def start(self) -> None:
-        """Starts beating; the process must be registered already."""
+        """Starts the thread; the process must be registered already."""
         self._last = self._ledger.clock.boottime()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops beating."""
+        """Ends the thread."""
         self._stopping = True
         self._soon.set()
         if self._thread is not None:
             self._thread.join(10)
 
     def soon(self) -> None:
-        """Beats at once, for a change that other processes wait for."""
+        """Sends the next heartbeat at once, for a change that other processes wait for."""
         self._soon.set()
 
     def fresh(self) -> bool:
-        """Whether the lease was renewed recently enough to start a job; not after the machine was suspended."""
+        """Whether the lease was renewed recently enough to begin a job; false after the machine was suspended."""
         return self._ledger.clock.boottime() - self._last < micros(self._lease_s * LATE)
 
     def beat(self) -> None:
@@ -290,7 +289,7 @@ class Heartbeat:
 
 
 def memory_bytes() -> int:
-    """The most memory this process has used, in bytes."""
+    """The peak memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -298,18 +297,18 @@ def memory_bytes() -> int:
 # -- the garbage collector
 
 SELDOM: Final = 50_000
-"""Allocations between collections. A process holds some thousand jobs at a time, of a few dozen short-lived objects each.
-With CPython's own thresholds these alone trigger full collections repeatedly: a tenth of the rate of short jobs."""
+"""Allocations between two collections. A process holds some thousand jobs at a time, each of a few dozen short-lived
+objects. With CPython's own thresholds these alone trigger full collections, at a tenth of the throughput of short jobs."""
 
 UNSET: Final = ((700, 10, 10), (2_000, 10, 10), (2_000, 10, 0))
-"""The thresholds with which the releases of CPython start: others are a setting of the application."""
+"""The default thresholds of the CPython releases; any others were set by the application."""
 
 
 def collect_seldom() -> None:
-    """Reduces garbage collections, in a process whose only purpose is to perform jobs, after its start.
+    """Makes garbage collections rarer in a process that only performs jobs; call it after the start.
 
-    Objects that exist now stay as long as the process and are not examined again. Memory is freed as before: the collector
-    handles reference cycles only. Changes nothing if thresholds were set, or the collector was turned off.
+    Objects that exist now are never examined again. Reference counting still frees memory: the collector handles only
+    reference cycles. Changes nothing if thresholds were set, or the collector was turned off.
     """
     found = gc.get_threshold()
     if gc.isenabled() and found in UNSET:

@@ -1,9 +1,9 @@
-"""The check of what this process has borrowed, and what goes back unbegun.
+"""The periodic check of the jobs that this process has borrowed, and the return of jobs that have not begun.
 
-A process needs nobody's permission, and no leader: what it has borrowed, nobody else has. It asks the ledger every
-:data:`~asynctask.ledger.lending.RECHECK_S` what became of that (:class:`Recheck`): a paused or cancelled Task, another
-priority, a limit, a stopped job; and gives back what will not begin soon (:class:`Returns`), so that others do not idle
-beside it.
+Borrowed jobs belong to this process alone, so it needs no leader's permission to run them. Every
+:data:`~asynctask.ledger.lending.RECHECK_S` it queries the ledger for changes (:class:`Recheck`): a paused or cancelled
+Task, another priority, a limit, a stopped job. It gives back jobs that will not begin soon (:class:`Returns`), so that
+other processes do not idle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asynctask.runtime.pool import Pool
 
 
 class Returns:
-    """Gives back what has not begun: the jobs at the end of a loan with a cut, all loans in one transaction; others one by
+    """Gives back jobs that have not begun: the end of each loan by a cut, all loans in one transaction; other jobs one by
     one."""
 
     def __init__(self, ledger: Ledger, tracker: Tracker, pool: Pool, loans: OwnLoans) -> None:
@@ -32,7 +32,7 @@ class Returns:
         self._tracker = tracker
         self._pool = pool
         self._loans = loans
-        self._left: list[tuple[OwnLoan, int, list[Execution]]] = []  # no longer ready, and not given back yet
+        self._left: list[tuple[OwnLoan, int, list[Execution]]] = []  # cuts that are not committed yet
 
     def give_back(self, unbegun: Sequence[Execution]) -> None:
         """Gives back jobs that are no longer ready here. Raises Unavailable."""
@@ -51,8 +51,8 @@ class Returns:
         self.send()
 
     def send(self) -> None:
-        """Cuts the loans. If it raises Unavailable, it has to be repeated before anything else is borrowed or checked: an
-        earlier try may be committed."""
+        """Cuts the loans. If it raises Unavailable, call it again before any other borrow or check, because the cuts may be
+        committed."""
         if not self._left:
             return
         given = lending.give_back(self._ledger, [(loan.as_loan(), cut) for loan, cut, _ in self._left])
@@ -68,7 +68,7 @@ class Returns:
 
 
 class Recheck:
-    """Asks the ledger what became of what this process has, and acts on it."""
+    """Compares the jobs that this process holds with the ledger, and acts on the differences."""
 
     def __init__(self, ledger: Ledger, tracker: Tracker, pool: Pool, loans: OwnLoans, returns: Returns) -> None:
         self._ledger = ledger
@@ -76,7 +76,7 @@ class Recheck:
         self._pool = pool
         self._loans = loans
         self._returns = returns
-        self.at = -1e9  # when the last one began, on the monotonic clock
+        self.at = -1e9  # when the last check began, on the monotonic clock
         self._log = get_logger("asynctask.borrower")
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class Recheck:
             if not each.is_borrowed:
                 return False
             if each.task_id in in_rounds and not each.ticket.of_round:
-                return True  # it came before the interval, and belongs to no round
+                return True  # it was borrowed before the interval was set, and belongs to no round
             is_held_back = each.task_id in held_back or each.copy.queue in found.paused
             return is_held_back or each.ticket.event_id in stopping or is_lost(each)
 
@@ -113,8 +113,8 @@ class Recheck:
         pool.gate.checked(begun_at, found.paused)
         cancelled = {i for i, task in found.tasks.items() if task.state == State.CANCELLED}
         back = [each for each in dropped if not self._is_settled(each, is_lost(each), cancelled, stopping)]
-        if asked:  # only now: if an answer is lost, the next check stops them
-            lending.heard(self._ledger, asked)
+        if asked:  # not before: if an answer is lost, the next check stops the jobs
+            lending.acknowledge_stops(self._ledger, asked)
         self._returns.give_back(back)
         self._give_back_unarrived(found, own, claims)
         self._follow_knobs(found.tasks, limited)
@@ -124,8 +124,8 @@ class Recheck:
     def _is_settled(
         self, dropped: Execution, is_lost: bool, cancelled: Collection[int | None], stopping: Collection[int]
     ) -> bool:
-        """Settles a job that may not begin, unless it goes back: it was taken from this process, its Task was cancelled, or
-        a user stopped it."""
+        """Settles a job that may not begin if this process lost it, its Task was cancelled, or a user stopped it; false if
+        it must be given back."""
         dropped.is_recalled = True
         if is_lost:
             self._pool.jobs.release(dropped)
@@ -140,14 +140,14 @@ class Recheck:
         return False
 
     def _stopped(self, asked: Sequence[Loan], unbegun: Sequence[Execution]) -> set[int]:
-        """The Events of these loans that a user stopped, and that have not begun."""
+        """The Events of these loans that a user stopped and that have not begun."""
         task_ids = {each.task_id for each in asked}
         event_ids = [each.ticket.event_id for each in unbegun if each.is_borrowed and each.task_id in task_ids]
         return lending.stopping(self._ledger, event_ids) if event_ids else set()
 
     def _give_back_unarrived(self, found: Check, own: Mapping[int, OwnLoan], claims: Collection[tuple[int, int]]) -> None:
-        """Gives back what the ledger has lent to this process, and this process does not know: the answer to its borrow was
-        lost."""
+        """Gives back loans and claims that this process holds by the ledger and does not know, because the answer to its
+        borrow was lost."""
         loans = [Loan(each.id, each.task_id, each.low, each.high) for each in found.loans.values() if each.id not in own]
         if loans:
             self._log.warning("loans_unarrived", count=len(loans))
@@ -158,7 +158,7 @@ class Recheck:
             lending.unclaim(self._ledger, lost_claims)
 
     def _follow_knobs(self, tasks: Mapping[int, HeldTask], limited: set[int]) -> None:
-        """Follows changed priorities and limits; returns places that nothing here needs."""
+        """Applies changed priorities and limits; returns places that no job here needs."""
         jobs = self._pool.jobs
         for task_id, task in tasks.items():
             rank = jobs.rank_of(task_id)
@@ -166,10 +166,10 @@ class Recheck:
                 jobs.reorder(task_id, (rank[0], task.priority))
             if task.limit is not None:
                 self._follow_limit(task_id, task, task_id in limited)
-            # Only once the row of places is gone: with it, a new limit would count too few jobs here.
+            # Only once the row of places is deleted: with it, a new limit would count too few jobs here.
             elif task_id in limited and not lending.lease_places(self._ledger, task_id, 0, 0).is_locked:
                 jobs.limit(task_id, None)
-        for task_id in limited - tasks.keys():  # it is gone
+        for task_id in limited - tasks.keys():  # the Task no longer exists
             jobs.limit(task_id, None)
 
     def _follow_limit(self, task_id: int, task: HeldTask, is_known: bool) -> None:
@@ -178,7 +178,7 @@ class Recheck:
         needed = min(task.limit or 0, used + waiting)
         if is_known and places == needed == task.places:
             return
-        # Fewer places first here, then in the ledger: others get at once what is given up.
+        # Lower the places here first, then in the ledger, where other processes get them at once.
         used = jobs.lower(task_id, needed)
         lease = lending.lease_places(self._ledger, task_id, needed, used, holds=bool(used or waiting))
         if lease.is_locked:
@@ -189,7 +189,7 @@ class Recheck:
             jobs.limit(task_id, min(lease.places, needed))
 
     def _return_surplus(self, now: float) -> None:
-        """Gives back what cannot begin within half a second, because its jobs, or those before them, turned out to be
+        """Gives back jobs that will not begin within half a second, because they or the jobs before them turned out to be
         long: other processes may have idle threads."""
         pool, jobs = self._pool, self._pool.jobs
         for each in pool.running():

@@ -1,10 +1,10 @@
 """Interrupting job code: a timeout that fires in a running thread, and the end of the process.
 
 Python delivers an exception raised from another thread between any two bytecodes. Inside ``Condition.__enter__`` that
-would leave a lock owned for ever, so a thread is interrupted only inside the worker's function. It enters a dict there, and
-leaves by popping its entry: one atomic step without a lock. The interrupting thread holds the lock, sets ``firing``, and
-then checks the entry; the leaving thread waits until ``firing`` is false and then clears an exception that was raised and
-not delivered. After that nothing can interrupt it.
+would leave a lock held for ever, so a thread is interrupted only inside the worker's function. The thread adds an entry to
+a dict before the function, and pops it afterwards: one atomic step without a lock. The interrupting thread holds the lock,
+sets ``firing``, and then checks the entry. The leaving thread waits until ``firing`` is false, and then clears an exception
+that was raised and not delivered; after that no thread can interrupt it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from asynctask.job import awaited_in_this_process
 from asynctask.logs import get_logger
 
 GRACE_S = 5.0
-"""A thread that does not return within this time after its timeout was raised counts as hung."""
+"""Seconds after a timeout was raised in a thread from which the thread counts as hung."""
 
 _AFTER_FAULT_S = 0.5
-"""Pause of the watchdog after an exception of its own, so that repeated ones do not use up a processor."""
+"""Pause of the watchdog, in seconds, after an exception of its own, so that repeated ones do not keep a CPU busy."""
 
 _KINDS = (JobTimeout, JobInterrupted)
 
@@ -37,8 +37,8 @@ _KINDS = (JobTimeout, JobInterrupted)
 class Watch:
     """One job inside its function, on the thread ``thread_id``.
 
-    ``seconds`` is its timeout (None: no limit); ``on_hung`` is called, in its own thread, if the thread is hung. ``lost``:
-    the thread is abandoned, and the function's result does not count.
+    ``seconds`` is its timeout (None: no limit); ``on_hung`` is called, in a new thread, if the thread hangs. ``lost``: the
+    thread was given up, and the function's result does not count.
     """
 
     thread_id: int
@@ -53,8 +53,8 @@ class Watch:
 class Watchdog:
     """Raises :class:`JobTimeout` in threads whose job exceeds its timeout, :class:`JobInterrupted` when the process ends.
 
-    A long call into C sees the exception when it returns. After :data:`GRACE_S` the thread counts as hung and ``on_hung``
-    is called once; the thread itself cannot be ended.
+    A long C call gets the exception when it returns. After :data:`GRACE_S` the thread counts as hung, and ``on_hung`` is
+    called once; Python cannot end the thread itself.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -68,7 +68,8 @@ class Watchdog:
         self._log = get_logger("asynctask.watchdog")
 
     def run(self, watch: Watch, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
-        """Runs ``function(*args)`` in this thread, where it may be interrupted. Returns or raises what it does."""
+        """Runs ``function(*args)`` in this thread, where it may be interrupted. Returns its result, or raises its
+        exception."""
         try:
             if watch.seconds is None:
                 self._inside[id(watch)] = watch
@@ -78,8 +79,8 @@ class Watchdog:
                 raise JobInterrupted("the runtime is shutting down")
             return function(*args)
         finally:
-            # Each kind is raised at most once, so two can arrive here; the third try is undisturbed. They are dropped: the
-            # function has returned, and its result stands.
+            # Each kind is raised at most once, so two can interrupt this; the third call is safe. The exceptions are
+            # dropped: the function has returned, and its result stands.
             try:
                 self._leave(watch)
             except _KINDS:
@@ -96,25 +97,25 @@ class Watchdog:
                 self._thread.start()
             elif self._wakes_at is None or watch.deadline < self._wakes_at:
                 self._condition.notify()
-            # Last, under the lock: only from here on can another thread raise here.
+            # Last, under the lock: from here on another thread can raise in this one.
             self._inside[id(watch)] = watch
 
     def _leave(self, watch: Watch) -> None:
         self._inside.pop(id(watch), None)
         while watch.firing:
-            pass  # for a few bytecodes of the other thread; this must not wait for a lock
+            pass  # spins for a few bytecodes of the other thread, because this must not wait for a lock
         if watch.raised:
-            _raise_in(watch.thread_id, None)  # raised but not delivered yet: it must not hit what comes next
+            _raise_in(watch.thread_id, None)  # clear an undelivered exception, which must not hit later code
 
     # -- calls from other threads
 
     def interrupt(self, watch: Watch) -> bool:
-        """Raises :class:`JobInterrupted` in its thread if that is inside the function; returns whether it was."""
+        """Raises :class:`JobInterrupted` in the watch's thread if that is inside the function; whether it was."""
         with self._condition:
             return self._fire(watch, JobInterrupted)
 
     def end(self) -> None:
-        """Interrupts every function as it begins, from now on."""
+        """From now on, interrupts every function when it begins."""
         self._ending = True
 
     def stop(self) -> None:
@@ -141,7 +142,7 @@ class Watchdog:
         with self._condition:
             if self._stopping:
                 return
-            hung = self._look()
+            hung = self._fire_due()
             if not hung:
                 self._condition.wait(self._until_wake())
         for watch in hung:
@@ -152,7 +153,7 @@ class Watchdog:
             return None
         return min(max(0.0, self._wakes_at - self._clock.monotonic()), threading.TIMEOUT_MAX)
 
-    def _look(self) -> list[Watch]:
+    def _fire_due(self) -> list[Watch]:
         """Raises due exceptions; returns the hung watches. The caller holds the lock."""
         now = self._clock.monotonic()
         hung = []
@@ -183,7 +184,7 @@ class Watchdog:
             watch.firing = False
 
     def _give_up(self, watch: Watch) -> bool:
-        """Abandons the thread; False if it returned just now."""
+        """Gives the thread up; False if it has just returned."""
         watch.firing = True
         try:
             watch.lost = self._inside.pop(id(watch), None) is not None
@@ -192,12 +193,12 @@ class Watchdog:
             watch.firing = False
 
     def _report_hung(self, watch: Watch) -> None:
-        """Calls ``on_hung`` in its own thread, because it runs the job's hooks and calls the broker."""
+        """Calls ``on_hung`` in a new thread, because it runs the job's hooks and calls the broker."""
         if watch.on_hung is None:
             return
         try:
             threading.Thread(target=self._on_hung, args=(watch.on_hung,), name="given-up", daemon=True).start()
-        except RuntimeError:  # no thread can be started, and so no replacement
+        except RuntimeError:  # no thread can be started, so there is no replacement either
             self._log.exception("hung_job_not_replaced")
 
     def _on_hung(self, on_hung: Callable[[], None]) -> None:
@@ -215,14 +216,14 @@ def _raise_in(thread_id: int, kind: type[BaseException] | None) -> None:
 # -- ``async def`` workers run on one event loop per process
 
 _ANSWER_S = 0.5
-"""A loop that does not run a callback within this time counts as blocked."""
+"""Seconds within which a loop must run a callback, or it counts as blocked."""
 
 
 class EventLoop:
     """The event loop of a process, in a thread of its own, started with the first coroutine.
 
-    Middleware and recording stay in the processor thread, which waits here for the coroutine; so ``-c`` bounds coroutines
-    as it bounds threads.
+    Middleware and recording run in the processor thread, which waits for the coroutine; so ``-c`` limits the number of
+    coroutines, too.
     """
 
     def __init__(self) -> None:
@@ -235,11 +236,11 @@ class EventLoop:
         self._log = get_logger("asynctask.loop")
 
     def run(self, make: Callable[[], Any], timeout: float | None) -> Any:
-        """Awaits what ``make`` returns, in the caller's context, and what that comes to, until it is a value. Raises what
-        it raises.
+        """Awaits the awaitable that ``make`` returns, in the caller's context, repeatedly until the result is a plain
+        value.
 
-        :class:`JobTimeout` after ``timeout`` seconds, even if it swallows its cancellation or blocks the loop;
-        :class:`JobInterrupted` if :meth:`interrupt` ended it.
+        Raises the awaitable's exceptions; :class:`JobTimeout` after ``timeout`` seconds, even if it swallows its
+        cancellation or blocks the loop; :class:`JobInterrupted` if :meth:`interrupt` ended it.
         """
         loop = self._started()
         context = contextvars.copy_context()
@@ -269,7 +270,7 @@ class EventLoop:
             elif task in self._interrupted and carries(error, asyncio.CancelledError):
                 answer.set_exception(JobInterrupted("the runtime is shutting down"))
             else:
-                # Also if its own code cancelled it: retried as interrupted, it would never end.
+                # Also if the job's code cancelled itself: retried as interrupted, it would never end.
                 answer.set_exception(error)
         else:
             answer.set_result(result)
@@ -278,7 +279,7 @@ class EventLoop:
             self._interrupted.discard(task)
 
     def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Abandons a blocked loop; later coroutines get a new one."""
+        """Gives up a blocked loop; later coroutines get a new one."""
         answers = threading.Event()
         loop.call_soon_threadsafe(answers.set)
         if answers.wait(_ANSWER_S):
@@ -322,8 +323,8 @@ class EventLoop:
             return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs the loop until :meth:`stop`: asyncio lets a SystemExit of a job's own task or callback end it, and with it
-        the coroutines of all other jobs."""
+        """Runs the loop until :meth:`stop`. In asyncio, a SystemExit from a job's own task or callback ends
+        ``run_forever``; the loop runs on then, for the coroutines of other jobs."""
         while True:
             try:
                 loop.run_forever()
@@ -334,7 +335,7 @@ class EventLoop:
 
 
 def is_awaited(result: Any) -> bool:
-    """Whether the event loop performs what a function has returned."""
+    """Whether the event loop must await the result of a function."""
     return inspect.isawaitable(result) or isinstance(result, concurrent.futures.Future)
 
 

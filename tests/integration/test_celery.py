@@ -799,6 +799,13 @@ def test_a_task_that_is_a_class_is_tracked_too(engine: CeleryWorld) -> None:
     assert engine.event(task.delay(1).id)["status"] == "enqueue"
 
 
+def test_a_solo_worker_performs_lists(engine: CeleryWorld) -> None:
+    """The pool sends the signal of a child before the worker has its queues: it registered none, and got no jobs."""
+    engine.worker("solo", 1)
+    task = engine.app.submit("noted", items(3))
+    assert task.wait(60)["counts"]["finish"] == 3
+
+
 def test_a_pool_in_which_nothing_can_be_recorded_is_refused(engine: CeleryWorld) -> None:
     started = engine.start("solo", TEST_POOL="refused")
     assert started.wait(60) != 0

@@ -70,7 +70,7 @@ def test_each_kind_of_outcome_is_an_edge_that_a_worker_may_take(kind: Kind) -> N
 def test_an_outcome_takes_the_edge_of_its_kind(kept: Kept, kind: Kind) -> None:
     row = Row(Status.ENQUEUE, reserved=True)
     made = Outcome(1, 1, kind, retry_at=5 if kind is Kind.RETRY else None)
-    turn = made._turn(kept._ledger, row, "running")
+    turn = made._transition(kept._ledger, row, "running")
     assert turn is not None
     assert (turn.after.status, turn.reason) == (kind.status, kind.reason)
     waits = turn.after.due_at is not None
@@ -79,7 +79,7 @@ def test_an_outcome_takes_the_edge_of_its_kind(kept: Kept, kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", [each for each in Kind if each.may_wait])
 def test_what_would_wait_again_is_cancelled_with_its_task(kept: Kept, kind: Kind) -> None:
-    turn = Outcome(1, 1, kind, retry_at=5)._turn(kept._ledger, Row(Status.ENQUEUE, reserved=True), "cancelled")
+    turn = Outcome(1, 1, kind, retry_at=5)._transition(kept._ledger, Row(Status.ENQUEUE, reserved=True), "cancelled")
     assert turn is not None
     assert turn.after.status is Status.CANCELLED
 

@@ -229,13 +229,13 @@ def test_a_timeout_beyond_what_a_thread_can_wait_for_leaves_the_others_theirs(wa
 
 def test_a_fault_of_the_watchdog_does_not_end_it(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "_AFTER_FAULT_S", 0.01)
-    look, faults = watchdog._look, iter([OSError("a fault"), MemoryError()])
+    look, faults = watchdog._fire_due, iter([OSError("a fault"), MemoryError()])
 
     def sometimes() -> list[Watch]:
         if fault := next(faults, None):
             raise fault
         return look()
 
-    monkeypatch.setattr(watchdog, "_look", sometimes)
+    monkeypatch.setattr(watchdog, "_fire_due", sometimes)
     (raised,) = in_thread(lambda: watchdog.run(Watch(threading.get_ident(), 0.01), until_told))
     assert isinstance(raised, JobTimeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.clocks import SettableClock
 
-from asynctask.dispatch.demand import LOOK_S, Rates, Threads, wanted
+from asynctask.dispatch.demand import SAMPLE_S, Rates, Threads, wanted
 from asynctask.operations import Performing, workers_wanted
 from asynctask.runtime.process import LEAST_S, Pace
 
@@ -47,7 +47,7 @@ def test_a_rate_is_known_for_a_second() -> None:
     clock = SettableClock()
     rates = Rates(clock)
     rates.note("q", 100, Threads())
-    clock.seconds += LOOK_S
+    clock.seconds += SAMPLE_S
     assert rates.measure("q", 50) == pytest.approx(50)
     rates.note("q", 50, Threads())
     clock.seconds += 1.1
