@@ -74,7 +74,7 @@ from asynctask.worker import (
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from asynctask.lists.options import Options
+    from asynctask.lists.options import SubmitOptions
     from asynctask.sidekiq.client import RemoteWorker
 
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
@@ -607,7 +607,7 @@ class AsyncTask(OnDemand):
         except InputError:
             return False
 
-    def _check_export(self, found: Worker, options: Options) -> None:
+    def _check_export(self, found: Worker, options: SubmitOptions) -> None:
         engine = None if found.engine is None else self._engines[found.engine]
         if engine is not None and not engine.capabilities.exports:
             raise InputError(
@@ -626,7 +626,7 @@ class AsyncTask(OnDemand):
 
     # -- callbacks
 
-    def _checked(self, given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:
+    def _checked(self, given: Mapping[str, Any], *, may_be_dry: bool = True) -> SubmitOptions:
         from asynctask.lists.options import check_options  # imports pydantic, which a worker process may not need
 
         named = {name: self._named(given[name]) for name in CALLBACKS if given.get(name) is not None}

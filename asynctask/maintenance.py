@@ -14,7 +14,7 @@ from typing import Final
 from asynctask.brokers.base import DEAD, Broker, Copy, Key, SetEntry
 from asynctask.core.states import Reason
 from asynctask.database.notify import Waker
-from asynctask.dispatch.control import Control
+from asynctask.dispatch.control import TaskControls
 from asynctask.dispatch.outbox import EngineQueues, Router
 from asynctask.errors import Unavailable
 from asynctask.ledger import control, doctor, foreign, leases, lending, processes, progress
@@ -68,7 +68,7 @@ class Maintenance:
         ledger: Ledger,
         broker: Broker | None,
         host: processes.Host,
-        controls: Control,
+        controls: TaskControls,
         *,
         resume_split: Callable[[int], None],
         cleaning: Cleaning,

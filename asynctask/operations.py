@@ -158,7 +158,7 @@ class Skipped(TypedDict):
     reason: str
 
 
-class Outcome(TypedDict):
+class ActionOutcome(TypedDict):
     """The result of an action."""
 
     done: int
@@ -194,7 +194,7 @@ class Signalled(TypedDict):
 
 
 @dataclass(slots=True)
-class Result:
+class ActionResult:
     """The result of an action: ``done``, the number of jobs it was applied to; ``skipped``: key -> reason, at most 100."""
 
     done: int = 0
@@ -205,7 +205,7 @@ class Result:
         if len(self.skipped) < 100:
             self.skipped[key] = reason
 
-    def as_dict(self) -> Outcome:
+    def as_dict(self) -> ActionOutcome:
         return {"done": self.done, "skipped": [{"key": key, "reason": why} for key, why in self.skipped.items()]}
 
 
@@ -369,9 +369,9 @@ class Operations:
         rows = queries.listed_rows(self._ledger.database, list(priorities))
         return total, (_queued_row(row, priorities[row["id"]]) for row in rows)
 
-    def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
+    def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> ActionResult:
         """Removes jobs from a queue for good; the items of tracked ones are cancelled."""
-        result, queue, wanted = Result(), self._own_queue(queue), wanted_keys(keys)
+        result, queue, wanted = ActionResult(), self._own_queue(queue), wanted_keys(keys)
         if self._admin is None:
             with self._ledger.database.read() as connection:
                 found = queries.find(connection, queries.in_queue(queue, self._ledger.now()), job_ids(wanted))
@@ -390,9 +390,9 @@ class Operations:
                 queries.cancel_removed(self._ledger, [copy.key], who=who)
         return result
 
-    def clear_queue(self, queue: str, *, who: str = "") -> Result:
+    def clear_queue(self, queue: str, *, who: str = "") -> ActionResult:
         """Removes all jobs present at the start from a queue; the items of tracked ones are cancelled."""
-        queue, result = self._own_queue(queue), Result()
+        queue, result = self._own_queue(queue), ActionResult()
         if self._admin is None:
             for ids in self._pages(queries.in_queue(queue, self._ledger.now())):
                 result.done += queries.act_on_waiting(self._ledger, "delete", ids, who=who)
@@ -836,7 +836,7 @@ class Operations:
         entries = take(self._shown(iter(both[:limit])))
         return {"entries": entries, "complete": complete and len(entries) == len(both)}
 
-    def act(self, list_name: str, action: str, keys: Sequence[str], *, who: str = "") -> Result:
+    def act(self, list_name: str, action: str, keys: Sequence[str], *, who: str = "") -> ActionResult:
         """Runs entries of a list now (``restart``), moves them to the dead (``kill``) or deletes them (``delete``).
 
         For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. A lone job of an
@@ -844,7 +844,7 @@ class Operations:
         all are. A restart skips jobs of the ledger that nobody performs.
         """
         set_name = checked(list_name, action)
-        result, wanted = Result(), wanted_keys(keys)
+        result, wanted = ActionResult(), wanted_keys(keys)
         with self._ledger.database.read() as connection:
             found = queries.find(connection, queries.in_list(set_name, self._ledger.now()), job_ids(wanted))
             elsewhere = queries.engines(connection, found.values())
@@ -860,11 +860,11 @@ class Operations:
                 self._act_on_entry(set_name, action, key, result)
         return result
 
-    def act_on_all(self, list_name: str, action: str, *, who: str = "") -> Result:
+    def act_on_all(self, list_name: str, action: str, *, who: str = "") -> ActionResult:
         """:meth:`act` for all entries present at the start. A tracked job's outcome stays recorded: deleting the dead
         removes untracked ones only."""
         set_name = checked(list_name, action)
-        result, where = Result(), queries.in_list(set_name, self._ledger.now())
+        result, where = ActionResult(), queries.in_list(set_name, self._ledger.now())
         if set_name == DEAD and action == "delete":
             for ids in self._pages(where & queries.IS_UNTRACKED):
                 result.done += queries.delete_dead(self._ledger, ids)
@@ -881,7 +881,7 @@ class Operations:
                 self._act_on_entries(self._admin, set_name, action, result)
         return result
 
-    def _act_on_rows(self, set_name: str, action: str, ids: Mapping[str, int], result: Result, who: str) -> None:
+    def _act_on_rows(self, set_name: str, action: str, ids: Mapping[str, int], result: ActionResult, who: str) -> None:
         """Acts on jobs of the ledger, key -> Event id; a restart skips those that nobody performs."""
         if action == "restart":
             ids = self._performed(ids, result)
@@ -899,7 +899,7 @@ class Operations:
             except Conflict as error:
                 result.skip(job_id, str(error))
 
-    def _performed(self, ids: Mapping[str, int], result: Result) -> dict[str, int]:
+    def _performed(self, ids: Mapping[str, int], result: ActionResult) -> dict[str, int]:
         """Those of these jobs, key -> Event id, that somebody performs; skips the others."""
         with self._ledger.database.read() as connection:
             found = queries.performers(connection, ids.values())
@@ -914,7 +914,7 @@ class Operations:
             result.skip(key, reason)
         return {key: event_id for key, event_id in ids.items() if key not in unperformed}
 
-    def _retry_dead_tasks(self, result: Result, who: str) -> None:
+    def _retry_dead_tasks(self, result: ActionResult, who: str) -> None:
         with self._ledger.database.read() as connection:
             found = queries.dead_tasks(connection, self._ledger.now())
         for task_id, jobs in found:
@@ -937,7 +937,7 @@ class Operations:
             yield ids
             after = ids[-1]
 
-    def _act_on_entry(self, set_name: str, action: str, key: str, result: Result) -> None:
+    def _act_on_entry(self, set_name: str, action: str, key: str, result: ActionResult) -> None:
         try:
             entry = None if self._admin is None else self._admin.entry(set_name, key)
             done = 0 if self._admin is None or entry is None else _action(self._admin, action)(set_name, [entry])
@@ -948,7 +948,7 @@ class Operations:
         if not done:
             result.skip(key, "it is not there (any more)")
 
-    def _act_on_entries(self, admin: BrokerOperations, set_name: str, action: str, result: Result) -> None:
+    def _act_on_entries(self, admin: BrokerOperations, set_name: str, action: str, result: ActionResult) -> None:
         left, offset = admin.entries(set_name, limit=1).total, 0
         while left > 0 and (entries := admin.entries(set_name, offset=offset, limit=min(left, ACTED_AT_ONCE)).entries):
             sound = [each for each in entries if action != "restart" or self._restartable(set_name, each, result)]
@@ -956,7 +956,7 @@ class Operations:
             left -= len(entries)
             offset += len(entries) - len(sound)
 
-    def _restartable(self, set_name: str, entry: Entry, result: Result) -> bool:
+    def _restartable(self, set_name: str, entry: Entry, result: ActionResult) -> bool:
         try:
             pushed_again(set_name, entry, 0)
         except InputError as error:
@@ -1415,7 +1415,7 @@ class Action:
 
 
 def _on_list(verb: str) -> Call:
-    def call(operations: Operations, name: str, keys: Sequence[str] | None, who: str) -> Outcome:
+    def call(operations: Operations, name: str, keys: Sequence[str] | None, who: str) -> ActionOutcome:
         if keys is None:
             return operations.act_on_all(name, verb, who=who).as_dict()
         return operations.act(name, verb, keys, who=who).as_dict()
@@ -1450,12 +1450,12 @@ ACTIONS: Final = (
     Action(
         "queues", "delete", "Delete jobs of a queue", _CANCELS,
         lambda operations, queue, keys, who: operations.delete_jobs(queue, keys or (), who=who).as_dict(),
-        Outcome, "deleted", takes_keys=True,
+        ActionOutcome, "deleted", takes_keys=True,
     ),
     Action(
         "queues", "clear", "Delete all jobs of a queue", _CANCELS,
         lambda operations, queue, _, who: operations.clear_queue(queue, who=who).as_dict(),
-        Outcome, "deleted", asks="clearing {0}",
+        ActionOutcome, "deleted", asks="clearing {0}",
     ),
     Action(
         "queues", "pause", "Begin no jobs of a queue until it is unpaused",
@@ -1471,16 +1471,16 @@ ACTIONS: Final = (
                 name, "restart", "Have {0} run now",
                 "An untracked one goes to the end of its queue; a tracked one is due now, a dead one is retried"
                 " explicitly.",
-                _on_list("restart"), Outcome, "started again", takes_keys=True,
+                _on_list("restart"), ActionOutcome, "started again", takes_keys=True,
             ),
             Action(
                 name, "kill", "Give up {0}", "An untracked one moves to the dead; a tracked one ends in `error`.",
-                _on_list("kill"), Outcome, "moved to the dead", takes_keys=True, asks="killing all {0}",
+                _on_list("kill"), ActionOutcome, "moved to the dead", takes_keys=True, asks="killing all {0}",
             ),
             Action(
                 name, "delete", "Delete {0}",
                 "The item of a tracked one that waits is cancelled; an outcome stays recorded, and is skipped.",
-                _on_list("delete"), Outcome, "deleted", takes_keys=True, asks="deleting all {0}",
+                _on_list("delete"), ActionOutcome, "deleted", takes_keys=True, asks="deleting all {0}",
             ),
         )
         if (name, action.name) != ("dead", "kill")

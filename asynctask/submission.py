@@ -34,7 +34,7 @@ from asynctask.task import Services, TaskHandle
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:
-    from asynctask.lists.options import Options  # imports pydantic, which a worker process may not need
+    from asynctask.lists.options import SubmitOptions  # imports pydantic, which a worker process may not need
 
 INLINE_BYTES = 1_000_000
 """Largest list, in bytes, that is split in a thread of the process that accepted it; larger ones use a child process."""
@@ -62,7 +62,7 @@ class Submission:
 
     worker: Any
     listed: Iterable[Any] | JsonItems | StoredFile
-    options: Options
+    options: SubmitOptions
     source: ListSource = field(default_factory=ListSource)
     form: str | None = None
     is_kept: bool = False
@@ -242,8 +242,8 @@ class Submitter:
     # -- building the Task
 
     def _correcting(
-        self, worker: Worker, stored: StoredFile, options: Options, source: ListSource
-    ) -> tuple[Options, ListSource]:
+        self, worker: Worker, stored: StoredFile, options: SubmitOptions, source: ListSource
+    ) -> tuple[SubmitOptions, ListSource]:
         """The options and source of a list that corrects a Task: with that Task's owner, and by default its columns.
 
         Raises :class:`InputError` for another worker or owner, and for a Task that has no rows to correct.
@@ -267,7 +267,7 @@ class Submitter:
         options = options.model_copy(update={"owner": task["owner"] or None})
         return options, replace(source, columns=columns, resubmit_of=task_id)
 
-    def _bound(self, worker: Worker, stored: StoredFile, source: ListSource, options: Options) -> ListSource:
+    def _bound(self, worker: Worker, stored: StoredFile, source: ListSource, options: SubmitOptions) -> ListSource:
         """The source of this list for this worker. Raises :class:`InputError` for a name that is not a field of its
         items."""
         unique = self._unique(worker, options, source.columns)
@@ -285,7 +285,7 @@ class Submitter:
     def _new_task(
         self,
         worker: Worker,
-        options: Options,
+        options: SubmitOptions,
         digest: str | None,
         callbacks: Sequence[NewCallback],
         *,
@@ -317,7 +317,7 @@ class Submitter:
             **known,
         )
 
-    def _check_chunks(self, worker: Worker, options: Options) -> None:
+    def _check_chunks(self, worker: Worker, options: SubmitOptions) -> None:
         """Raises :class:`InputError` if jobs of several items are not possible."""
         if options.chunk_size in (None, 1):
             return
@@ -341,11 +341,11 @@ class Submitter:
             process = other_language(connection, queue, self._ledger.now())
         return process and f"{process} works the queue {queue!r}, and workers in another language perform jobs of one item"
 
-    def _unique(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    def _unique(self, worker: Worker, options: SubmitOptions, columns: Mapping[str, str] | None = None) -> tuple[str, ...]:
         names = worker.unique if options.unique is None else options.unique
         return _fields("unique", names, self._shape(worker, columns))
 
-    def _key(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> str | None:
+    def _key(self, worker: Worker, options: SubmitOptions, columns: Mapping[str, str] | None = None) -> str | None:
         """The key field of all items, None without one; mixed jobs may each have that of their worker. Raises
         :class:`InputError` for a name that is not a field."""
         name = options.key or (None if worker.name == MIXED else worker.key)
@@ -470,7 +470,7 @@ class Submitter:
         )
 
 
-def _refuse_items(options: Options) -> None:
+def _refuse_items(options: SubmitOptions) -> None:
     """Raises :class:`InputError` if a list that is not a file corrects a Task: its items have no row numbers."""
     if options.resubmit_of is not None:
         raise refused_option("resubmit_of", "option.resubmit_items", {}, options.resubmit_of)
@@ -509,7 +509,7 @@ def _key_field(name: str, shape: ItemShape) -> str:
     return field
 
 
-def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[NewCallback]) -> str:
+def _digest(worker: Worker, options: SubmitOptions, body: bytes, callbacks: Sequence[NewCallback]) -> str:
     """The digest of the worker, the options and the list, which an Idempotency-Key identifies. It must stay the same across
     versions."""
     said: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock
 from asynctask.core.states import State, Status
-from asynctask.dispatch.control import Control
+from asynctask.dispatch.control import TaskControls
 from asynctask.errors import Conflict, InputError, NotFound, Problem
 from asynctask.exports.run import MERGER
 from asynctask.ledger import progress as progress_rows
@@ -67,7 +67,7 @@ class Services:
 
     ledger: Ledger
     clock: Clock
-    control: Control
+    control: TaskControls
     uploads: Uploads
     limits: Limits
     workers: Callable[[], Mapping[str, Worker]]

@@ -23,7 +23,7 @@ from asynctask.config import Config
 from asynctask.database import schema
 from asynctask.database.engine import Database, read_time
 from asynctask.database.notify import Signals
-from asynctask.dispatch.control import Control
+from asynctask.dispatch.control import TaskControls
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import ConfigError, Unavailable
@@ -97,7 +97,7 @@ class Core:
         known = {each.name for each in fields(Limits)} & vars(config).keys()
         limits = Limits(**{name: getattr(config, name) for name in known})
         self.services = Services(
-            self.ledger, clock, Control(self.ledger, self.broker), self.uploads, limits,
+            self.ledger, clock, TaskControls(self.ledger, self.broker), self.uploads, limits,
             workers=workers, is_shared=self.broker is not None, waits_for=waits_for,
         )  # fmt: skip
         splitter = Splitter(self.ledger, clock, self.uploads, limits, lease_s=config.lease_s)
@@ -269,7 +269,7 @@ class OnDemand(ABC):
         return self._made().host
 
     @property
-    def controls(self) -> Control:
+    def controls(self) -> TaskControls:
         """Control of Tasks."""
         return self._made().services.control
 

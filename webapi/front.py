@@ -24,7 +24,7 @@ from asynctask.errors import Unavailable
 from asynctask.ledger.progress import Changed
 from asynctask.logs import get_logger
 from webapi.context import BODY_LIMIT, GONE, HEAD_ONLY, json_text, progress_tag, retry_after, with_links
-from webapi.problems import Refusal, server_problem
+from webapi.problems import HttpRefusal, server_problem
 
 if TYPE_CHECKING:
     from webapi.server import Connection
@@ -40,8 +40,8 @@ _LOGGED_CHARS: Final = 500
 _FILE: Final = re.compile(r"/(result|report\.csv|report\.xlsx)$")
 """Paths of files that are made, or fetched from a bucket, while they are sent."""
 
-_BUG: Final = Refusal(500, "internal_error", "something went wrong here, and it is in the server's log")
-_BUSY: Final = Refusal(503, "busy", "too many large bodies are coming in at once; try again in a moment")
+_BUG: Final = HttpRefusal(500, "internal_error", "something went wrong here, and it is in the server's log")
+_BUSY: Final = HttpRefusal(503, "busy", "too many large bodies are coming in at once; try again in a moment")
 _UNPREFIXED: Final = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
 
 _T = TypeVar("_T")
@@ -316,7 +316,7 @@ class Front:
         await exchange.send({"type": "http.response.body", "body": data, "more_body": not last})
         exchange.connection.sent += len(data)
 
-    async def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
+    async def _refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         headers, body = server_problem(*refusal)
         await self._start(exchange, refusal.status, headers, close=True)
         await self._send(exchange, body, last=True)
@@ -394,20 +394,22 @@ def has_body(scope: dict[str, Any]) -> bool:
     return bool(values_of(scope, b"transfer-encoding")) or values_of(scope, b"content-length") not in ([], [b"0"])
 
 
-def refusal_of(scope: dict[str, Any]) -> Refusal | None:
+def refusal_of(scope: dict[str, Any]) -> HttpRefusal | None:
     """Why a head is refused that the parser takes, if it is."""
     if scope["http_version"] not in ("1.0", "1.1"):
-        return Refusal(505, "http_version_not_supported", "HTTP/1.1 and HTTP/1.0 are spoken here")
+        return HttpRefusal(505, "http_version_not_supported", "HTTP/1.1 and HTTP/1.0 are spoken here")
     codings, lengths = values_of(scope, b"transfer-encoding"), values_of(scope, b"content-length")
     chunked = [each.lower() for each in codings] == [b"chunked"] and scope["http_version"] == "1.1"
     if len(lengths) > 1 or (codings and (lengths or not chunked)):
         # A server and a proxy that disagree about the length take a body for the next request (request smuggling).
-        return Refusal(400, "malformed_request", "send either Content-Length, or with HTTP/1.1 Transfer-Encoding: chunked")
+        return HttpRefusal(
+            400, "malformed_request", "send either Content-Length, or with HTTP/1.1 Transfer-Encoding: chunked"
+        )
     if not scope["raw_path"].startswith(b"/"):
-        return Refusal(400, "malformed_request", "the first line must name a path, /api/tasks for instance")
+        return HttpRefusal(400, "malformed_request", "the first line must name a path, /api/tasks for instance")
     hosts = values_of(scope, b"host")
     if len(hosts) > 1 or b"," in b"".join(hosts) or (not any(hosts) and scope["http_version"] == "1.1"):
-        return Refusal(400, "malformed_request", "send exactly one Host")
+        return HttpRefusal(400, "malformed_request", "send exactly one Host")
     return None
 
 

@@ -72,7 +72,7 @@ def _problem(status: int, code: str, detail: str, instance: str, errors: list[di
     return {**kind, "detail": detail, "instance": instance, "code": code, "errors": errors}
 
 
-class Refusal(NamedTuple):
+class HttpRefusal(NamedTuple):
     """An answer of the server itself: status, code and message."""
 
     status: int

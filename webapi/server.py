@@ -32,7 +32,7 @@ from asynctask.supervisor import Child, Wakeup, check_socket, listen
 from webapi import create_app
 from webapi.context import Slots
 from webapi.front import IN_MEMORY, Front, Notifier, log_request
-from webapi.problems import Refusal, server_problem
+from webapi.problems import HttpRefusal, server_problem
 from webapi.reading import longest_upload
 
 GRACE_S: Final = 20.0
@@ -302,23 +302,23 @@ TURN_S: Final = 0.02
 chunk costs the same however short it is."""
 
 _RECEIVE: Final = 16_384
-_LATE: Final = Refusal(
+_LATE: Final = HttpRefusal(
     408,
     "request_timeout",
     f"the request took over {IDLE_S:g} s and one second for each {BYTES_PER_S:,} bytes; send it faster",
 )
-_LONG_LINE: Final = Refusal(
+_LONG_LINE: Final = HttpRefusal(
     414,
     "uri_too_long",
     f"the first line of the request is over the limit of {MAX_LINE_BYTES:,} bytes; ask for less at once",
 )
-_LONG_HEAD: Final = Refusal(
+_LONG_HEAD: Final = HttpRefusal(
     431,
     "headers_too_large",
     f"the headers are over the limit of {MAX_HEADERS} or of {MAX_HEADER_BYTES:,} bytes; send fewer or shorter ones",
 )
-_LONG_CHUNK: Final = Refusal(400, "malformed_request", "a size line or the trailer of the chunked body is too long")
-_PIPELINED: Final = Refusal(
+_LONG_CHUNK: Final = HttpRefusal(400, "malformed_request", "a size line or the trailer of the chunked body is too long")
+_PIPELINED: Final = HttpRefusal(
     400, "malformed_request", f"send no more than {MAX_PIPELINED} requests before you have read an answer"
 )
 
@@ -326,7 +326,7 @@ _PIPELINED: Final = Refusal(
 class RefusedRequest(Exception):
     """Raised in the parser's callbacks: the request is refused for a reason of its own."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: HttpRefusal) -> None:
         super().__init__(refusal.detail)
         self.refusal = refusal
 
@@ -355,7 +355,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed = 0  # bytes received since the last head or piece of a body was complete
         self._unanswered = 0
         self._half_closed = False
-        self._refusal: Refusal | None = None  # waits for the answers to the requests before it
+        self._refusal: HttpRefusal | None = None  # waits for the answers to the requests before it
         self._lingers_next = self._lingers = False
         self._data = b""  # what is being parsed
         self._framing = b""  # the header that says how long the body of the current request is
@@ -454,7 +454,7 @@ class Connection(HttpToolsProtocol):
         self.when_left()
         if self._receiving and not self._in_head and not self._lingers:
             detail = f"the body was cut off after {self.received:,} bytes; send it again, whole"
-            self._refuse(Refusal(400, "malformed_body", detail))
+            self._refuse(HttpRefusal(400, "malformed_body", detail))
             return True
         return self._unanswered > 0  # the client waits for the answers
 
@@ -559,7 +559,7 @@ class Connection(HttpToolsProtocol):
             if self._half_closed and not self._unanswered:
                 self.transport.close()
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: HttpRefusal) -> None:
         if self._refusal is not None or self._lingers or self.transport.is_closing():
             return
         self._refusal = refusal
@@ -609,12 +609,12 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
 
-def _refusal_of(error: BaseException | None) -> Refusal:
+def _refusal_of(error: BaseException | None) -> HttpRefusal:
     """The answer to what the parser raised; what a callback raised is its context."""
     cause = error.__context__ if error is not None else None
     if isinstance(cause, RefusedRequest):
         return cause.refusal
-    return Refusal(400, "malformed_request", f"this is no HTTP request: {error}")
+    return HttpRefusal(400, "malformed_request", f"this is no HTTP request: {error}")
 
 
 # -- the parent

@@ -20,7 +20,7 @@ from asynctask.database.engine import Database, missing_file
 from asynctask.errors import SchemaOutdated, UnknownWorker
 from asynctask.ledger.purge import ENDED, Purged
 from asynctask.middleware.tracker import TaskEventMiddleware
-from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Action, Outcome, Signalled
+from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Action, ActionOutcome, Signalled
 from asynctask.worker import Worker
 
 _AGE: Final = re.compile(r"(\d{1,6})([dhms])")
@@ -223,7 +223,7 @@ def _action_command(action: Action) -> Command:
             sure(session, yes, action.asks.format(LISTS[of].jobs if of_list else clean(of)))
         answer = action.call(session.existing().operations, of, keys or None, who())
         session.out.document(answer)
-        if action.answer is Outcome:
+        if action.answer is ActionOutcome:
             session.out.line(f"{count(answer['done'], 'job')} {action.done}.")
             if answer["skipped"]:
                 session.out.table({"key": "key", "not done, because": "reason"}, answer["skipped"])

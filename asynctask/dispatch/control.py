@@ -17,7 +17,7 @@ _CHANGE_FOR_S = 0.5
 """Seconds for which the caller of a cancel or a retry updates rows itself."""
 
 
-class Control:
+class TaskControls:
     """Pause, resume, cancel, retry and knobs; accepted without living workers, and while the broker is unavailable.
 
     Worker processes apply them when they check their borrowed jobs, and engines at Begin. Jobs of the Task in Redis, for

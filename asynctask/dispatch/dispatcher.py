@@ -21,7 +21,7 @@ from typing import Final
 from asynctask.brokers.base import Broker
 from asynctask.clock import SECOND, micros
 from asynctask.database.notify import Waker
-from asynctask.dispatch.control import Control
+from asynctask.dispatch.control import TaskControls
 from asynctask.dispatch.demand import Credit, Rates, Shares, Threads, WorkSource, wanted
 from asynctask.dispatch.outbox import AWAY_S, EngineQueues, Outbox, Router
 from asynctask.errors import BrokerUnavailable, Unavailable
@@ -81,7 +81,7 @@ class Dispatcher:
         self.queues = DispatchPass(
             ledger,
             Router(broker, engines, ledger.clock),
-            Control(ledger, broker),
+            TaskControls(ledger, broker),
             outgoing,
             ahead_s=ahead_s,
             fair_by_owner=fair_by_owner,
@@ -274,7 +274,7 @@ class DispatchPass:
         self,
         ledger: Ledger,
         router: Router,
-        control: Control,
+        control: TaskControls,
         outgoing: PushFilter | None,
         *,
         ahead_s: float,

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from asynctask.brokers.base import Broker, Copy, Key
 from asynctask.clock import Clock, micros
-from asynctask.dispatch.control import Control
+from asynctask.dispatch.control import TaskControls
 from asynctask.errors import BrokerUnavailable, Unavailable, UnknownWorker
 from asynctask.ledger import foreign, lending
 from asynctask.ledger.base import Ledger
@@ -191,7 +191,7 @@ class Outbox:
         holder: str,
         push: Callable[[Sequence[Copy]], None],
         outgoing: PushFilter | None,
-        control: Control,
+        control: TaskControls,
     ) -> None:
         self._ledger = ledger
         self._holder = holder

@@ -207,13 +207,13 @@ class CommonOptions(BaseModel):
     on_success: CallbackOption = Field(None, description="The same, if no item failed or was cancelled.")
     on_failure: CallbackOption = Field(None, description="The same, if any item failed or was cancelled.")
 
-    def with_request(self, key: str | None, who: str) -> Options:
+    def with_request(self, key: str | None, who: str) -> SubmitOptions:
         """These options, without what a body adds to them, and with the ``idempotency_key`` and the requester."""
         shared = {name: getattr(self, name) for name in CommonOptions.model_fields}
-        return Options.model_construct(**shared, idempotency_key=key, who=who)
+        return SubmitOptions.model_construct(**shared, idempotency_key=key, who=who)
 
 
-class Options(CommonOptions):
+class SubmitOptions(CommonOptions):
     """The validated options of a submission. Of HTTP, no body can set these two: the key is in a header, and the server
     names the requester."""
 
@@ -221,15 +221,15 @@ class Options(CommonOptions):
     who: Title = Field("", description="Who submits it, for the Task's log.")
 
 
-def check_options(given: Mapping[str, Any]) -> Options:
+def check_options(given: Mapping[str, Any]) -> SubmitOptions:
     """The validated options.
 
     Raises :class:`InputError` that names each invalid one.
     """
     try:
-        return Options.model_validate({name: value for name, value in given.items() if value is not None})
+        return SubmitOptions.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        raise refused(error, Options.model_fields, "option", "invalid_options", "invalid_option") from None
+        raise refused(error, SubmitOptions.model_fields, "option", "invalid_options", "invalid_option") from None
 
 
 MAX_FIELD_FAULTS: Final = 1_000

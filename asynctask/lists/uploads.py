@@ -269,7 +269,7 @@ def list_file(
     """The list in a file of any format. Arguments as of :func:`~asynctask.lists.readers.opening.open_source`; ``alive`` is
     called every 50 ms while a child is silent, and an exception it raises ends the child."""
     if is_workbook(path):
-        return Workbook(path, filename, limits, alive=alive)
+        return UploadedWorkbook(path, filename, limits, alive=alive)
     return ListFile(path, filename, limits, encoding)
 
 
@@ -283,7 +283,7 @@ class _Died(Exception):
     """The child ended for a reason other than a limit; the order may be repeated."""
 
 
-class Workbook(ListFile):
+class UploadedWorkbook(ListFile):
     """A workbook, read by a child process under ``split_cpu_s`` and ``split_memory``.
 
     The limits cover all orders to one child. A killed child is started once more. Raises :class:`InputError`
@@ -433,7 +433,7 @@ class Workbook(ListFile):
 class _Sheet(Source):
     """A sheet of a workbook; ``answer`` has its attributes."""
 
-    def __init__(self, workbook: Workbook, order: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    def __init__(self, workbook: UploadedWorkbook, order: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         self._workbook, self._order = workbook, order
         self.format, self.sheet_name, self.planned = answer["format"], answer["sheet"], answer["planned"]
         self.headers, self.places = tuple(answer["headers"]), tuple(answer["places"])

@@ -17,7 +17,7 @@ from asynctask.middleware.chain import Middleware
 from asynctask.worker import Worker
 
 
-class Session(Protocol):
+class ScopedSession(Protocol):
     """A SQLAlchemy ``Session``, or a ``scoped_session`` (the registry), which has ``remove()`` too."""
 
     def rollback(self) -> None: ...
@@ -31,7 +31,7 @@ class FlaskApp(Protocol):
     def app_context(self) -> AbstractContextManager[Any]: ...
 
 
-def sqlalchemy_cleanup(session: Session) -> Middleware:
+def sqlalchemy_cleanup(session: ScopedSession) -> Middleware:
     """Cleans up the session after each job, so that no job sees the open transaction of an earlier one in its thread.
 
     Arguments: ``session``, preferably a ``scoped_session``, whose ``remove()`` is called; a plain ``Session``, which only a

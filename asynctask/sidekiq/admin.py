@@ -37,7 +37,7 @@ from asynctask.errors import InputError
 from asynctask.sidekiq.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
 from asynctask.sidekiq.payload import Malformed, dump, parse, write_time
 from asynctask.sidekiq.presence import process_facts
-from asynctask.sidekiq.server import Command, Keys, Server, count_of
+from asynctask.sidekiq.server import Command, RedisKeys, Server, count_of
 
 _SCAN_BATCH: Final = 500
 _PART: Final = 10  # of at most 4 MB each, if our own programs pushed them
@@ -267,7 +267,7 @@ def _bounded(part: Callable[[int, int], list[T]], size_of: Callable[[T], int], o
     return first_of(read(), limit)
 
 
-def _set_key(keys: Keys, set_name: str) -> str:
+def _set_key(keys: RedisKeys, set_name: str) -> str:
     if set_name not in SETS:
         raise InputError(f"there is no set {set_name!r}; there are {', '.join(SETS)}")
     return keys(set_name)

@@ -46,7 +46,7 @@ class Server:
     def __init__(
         self, url: str, namespace: str = "", *, connections: int = CONNECTIONS, timeout_s: float = SOCKET_S
     ) -> None:
-        self.keys = Keys(namespace)
+        self.keys = RedisKeys(namespace)
         self.name = _shown(url)
         self._url = url
         self._options: dict[str, Any] = {
@@ -299,7 +299,7 @@ _TYPES: Final = {
 _MAX_NAMESPACE: Final = 255
 
 
-class Keys:
+class RedisKeys:
     """Keys of one namespace. Raises :class:`ConfigError` for an invalid namespace."""
 
     def __init__(self, namespace: str = "") -> None:

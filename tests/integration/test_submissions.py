@@ -11,7 +11,7 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.errors import ConfigError, InputError
-from asynctask.lists.options import Options
+from asynctask.lists.options import SubmitOptions
 from asynctask.lists.split import FIRST_SLICE
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -104,7 +104,7 @@ def test_an_option_that_is_misspelt_is_refused_by_each_verb_before_anything_is_w
 
 
 def test_type_checkers_know_every_option() -> None:
-    assert TaskOptions.__annotations__.keys() | {"dry_run"} == Options.model_fields.keys()
+    assert TaskOptions.__annotations__.keys() | {"dry_run"} == SubmitOptions.model_fields.keys()
 
 
 def test_waiting_too_long_raises_what_python_raises_with_the_state_the_counts_and_the_reason(world: World) -> None:

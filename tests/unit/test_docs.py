@@ -17,7 +17,7 @@ import pytest
 from asynctask.cli.options import SettingOption
 from asynctask.cli.root import build
 from asynctask.config import ENV_PREFIX, Config
-from asynctask.lists.options import Options
+from asynctask.lists.options import SubmitOptions
 from asynctask.task import TaskHandle
 from asynctask.worker import UntrackedOptions, WorkerOptions
 
@@ -151,7 +151,7 @@ def first_cells(page: str, heading: str) -> set[str]:
 def test_the_page_of_python_has_every_option_of_a_worker_and_of_a_list() -> None:
     of_worker = set(WorkerOptions.__annotations__) - set(UntrackedOptions.__annotations__)
     assert first_cells("docs/reference/python.md", "option of `@app.worker`") == of_worker
-    assert first_cells("docs/reference/python.md", "option") == set(Options.model_fields)
+    assert first_cells("docs/reference/python.md", "option") == set(SubmitOptions.model_fields)
 
 
 def test_the_page_of_python_has_every_method_of_a_task() -> None:

@@ -162,14 +162,14 @@ def test_a_child_that_ends_for_good_is_an_error_and_no_end_of_the_list(
 def test_columns_that_cannot_be_read_to_the_end_are_no_columns(
     uploads: Uploads, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = lists.Workbook.stream
+    stream = lists.UploadedWorkbook.stream
 
     def ended(*order: Any) -> Iterator[list[Any]]:
         for row in stream(*order):
             yield row
             children[-1].send_signal(signal.SIGXCPU)
 
-    monkeypatch.setattr(lists.Workbook, "stream", ended)
+    monkeypatch.setattr(lists.UploadedWorkbook, "stream", ended)
     assert opened(uploads, stored(uploads, workbook(LONG))) is None
     assert len(children) == 1
 

@@ -35,7 +35,7 @@ from asynctask.errors import InputError, Unavailable
 from asynctask.lists import uploads
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.opening import open_source
-from asynctask.lists.uploads import Workbook, list_file
+from asynctask.lists.uploads import UploadedWorkbook, list_file
 from asynctask.testing import wait_for
 
 WORKBOOKS = Path(__file__).parents[1] / "data" / "workbooks"
@@ -63,7 +63,7 @@ def long_sheet(path: Path, rows: int) -> Path:
     return xlsx(path, sheet_xml(rows_xml([["a", "b"], *([f"x{n}", n] for n in range(rows))])))
 
 
-def pid_of(workbook: Workbook) -> int:
+def pid_of(workbook: UploadedWorkbook) -> int:
     child = workbook._child
     assert child is not None
     return child.pid
@@ -108,7 +108,7 @@ def test_a_child_has_no_secret_of_its_parent_in_its_environment(tmp_path: Path, 
     for name in ("ASYNCTASK_TOKENS", "ASYNCTASK_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "SENTRY_DSN"):
         monkeypatch.setenv(name, "geheim")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
-    workbook = Workbook(long_sheet(tmp_path / "f", 5), "f", Limits())
+    workbook = UploadedWorkbook(long_sheet(tmp_path / "f", 5), "f", Limits())
     with workbook:
         assert workbook.sheets() == ["Data"]
         environ = Path(f"/proc/{pid_of(workbook)}/environ").read_bytes().split(b"\0")
@@ -129,7 +129,7 @@ def test_a_text_needs_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_child_that_is_killed_is_started_again_and_every_row_comes_once(tmp_path: Path) -> None:
-    with Workbook(long_sheet(tmp_path / "f", 5_000), "f", Limits()) as workbook:
+    with UploadedWorkbook(long_sheet(tmp_path / "f", 5_000), "f", Limits()) as workbook:
         rows = workbook.open(None, ()).rows()
         found = [next(rows)]
         os.kill(pid_of(workbook), signal.SIGKILL)
@@ -138,7 +138,7 @@ def test_a_child_that_is_killed_is_started_again_and_every_row_comes_once(tmp_pa
 
 
 def test_a_child_that_is_killed_again_refuses_the_list(tmp_path: Path) -> None:
-    with Workbook(long_sheet(tmp_path / "f", 20_000), "f", Limits()) as workbook:
+    with UploadedWorkbook(long_sheet(tmp_path / "f", 20_000), "f", Limits()) as workbook:
         rows = workbook.open(None, ()).rows()
         for number in (2, 3_000):  # far from its end: no pipe has room for what is left
             next(row for row in rows if row.number == number)
@@ -149,7 +149,7 @@ def test_a_child_that_is_killed_again_refuses_the_list(tmp_path: Path) -> None:
 
 
 def test_what_stops_servers_does_not_stop_a_child_before_its_parent(tmp_path: Path) -> None:
-    with Workbook(long_sheet(tmp_path / "f", 5_000), "f", Limits()) as workbook:
+    with UploadedWorkbook(long_sheet(tmp_path / "f", 5_000), "f", Limits()) as workbook:
         rows = workbook.open(None, ()).rows()
         next(rows)
         pid = pid_of(workbook)

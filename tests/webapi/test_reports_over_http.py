@@ -478,9 +478,9 @@ def long_workbook(app: AsyncTask) -> int:
 
 def signalled(monkeypatch: pytest.MonkeyPatch, number: int, times: int, after: int = 0) -> list[subprocess.Popen[bytes]]:
     """Every child that reads a workbook gets a signal with its first row below ``after``, the first ``times`` of them."""
-    stream, found = uploads.Workbook.stream, list[subprocess.Popen[bytes]]()
+    stream, found = uploads.UploadedWorkbook.stream, list[subprocess.Popen[bytes]]()
 
-    def noted(self: uploads.Workbook, *order: Any) -> Any:
+    def noted(self: uploads.UploadedWorkbook, *order: Any) -> Any:
         for row in stream(self, *order):
             yield row
             child = self._child
@@ -488,7 +488,7 @@ def signalled(monkeypatch: pytest.MonkeyPatch, number: int, times: int, after: i
                 found.append(child)
                 child.send_signal(number)
 
-    monkeypatch.setattr(uploads.Workbook, "stream", noted)
+    monkeypatch.setattr(uploads.UploadedWorkbook, "stream", noted)
     return found
 
 
