@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session, who
-from asynctask.cli.output import COUNTED, DETACHED, FAILURES, OK, UNAVAILABLE, USAGE, Bars, clean, count, headline, number
+from asynctask.cli.output import (
+    COUNTED,
+    DETACHED,
+    FAILURES,
+    OK,
+    UNAVAILABLE,
+    USAGE,
+    Bars,
+    clean,
+    count,
+    headline,
+    number,
+    pace,
+)
 from asynctask.clock import SystemClock
 from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.worker import Priority
@@ -95,15 +108,15 @@ def why_still(app: AsyncTask, task_id: int) -> str:
 
 
 def _watch(session: Session, handle: TaskHandle, timeout: float | None) -> int:
-    again = f"Task {handle.id} keeps running. To watch it again: asynctask watch {handle.id}"
+    again = f"To watch it again: asynctask watch {handle.id}"
     try:
         progress = follow(session, handle, timeout)
     except KeyboardInterrupt:
-        session.out.note(f"\n{again}")
+        session.out.note(f"\nTask {handle.id} goes on. {again}")
         return DETACHED
     session.out.document(progress)
     if not progress["done"]:
-        session.out.note(f"Not done after {timeout:g} s. {again}")
+        session.out.note(f"Not done after {timeout:g} s: {pace(progress)}. {again}")
         return UNAVAILABLE
     if not session.out.json:
         _print_outcome(session, handle, progress)
@@ -375,6 +388,8 @@ def _print_submission(session: Session, handle: TaskHandle) -> int:
     if progress["split"]["state"] == "failed":
         out.line(_split_failure(progress), style="red")
         return FAILURES
+    if not progress["done"] and (reason := why_still(session.app(), handle.id)):
+        out.line(f"Nothing of it begins yet. {reason}")
     out.line(f"To watch it: asynctask watch {handle.id}")
     return OK
 

@@ -180,6 +180,8 @@ def _print_failures(session: Session, progress: Mapping[str, Any], events: list[
     out.line()
     nothing = "No row has failed." if progress["done"] else "No row has failed so far."
     out.table(_FAILURES, events, longest=100, nothing=nothing)
+    if rejected := progress["split"]["rejected"]:
+        out.line(f"{count(rejected, 'row')} more never became jobs (rejected): asynctask report {progress['task_id']}")
     if len(events) == limit:
         task_id = progress["task_id"]
         out.line(f"The next: {next_page(place_in_list(events[-1]))}")

@@ -219,10 +219,23 @@ def test_ctrl_c_leaves_the_task_running_and_says_how_to_look_on(desk: Desk) -> N
     assert desk.json("show", task_id)["state"] == "running"
 
 
+def test_a_submission_that_waits_for_a_worker_or_a_person_says_so(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    assert (
+        "Nothing of it begins yet. No process works the queue" in desk.run("submit", file.name, "--worker", "gated").stdout
+    )
+    held = desk.run("submit", file.name, "--worker", "gated", "--paused", "--start-at", "2999-01-01T00:00:00Z").stdout
+    assert "Nothing of it begins yet. It is paused: asynctask resume 2" in held
+    desk.run("resume", 2)
+    assert "starts at" in desk.run("show", 2).stdout
+    desk.run("set", 2, "start_at=now")
+    assert desk.json("show", 2)["control"]["start_at"] is None
+
+
 def test_watching_ends_with_3_after_its_limit_and_the_task_goes_on(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(3))
     ended = desk.run("submit", file.name, "--worker", "gated", "--watch", "--timeout", 0.1, code=3)
-    assert "keeps running. To watch it again: asynctask watch 1" in ended.stderr
+    assert "running. To watch it again: asynctask watch 1" in ended.stderr
     assert desk.run("watch", 1, "--timeout", 0, code=3).stdout.count("Task 1") == 1
     progress = desk.json("watch", 1, "--timeout", 0, code=3)
     assert (progress["done"], progress["state"], progress["counts"]["enqueue"]) == (False, "running", 3)
