@@ -29,7 +29,7 @@ Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.
 _MODULES: Final = {
     "demo": "demo",
     "serve": "up web worker split-task",
-    "submit": "submit export watch check-list",
+    "submit": "submit export perform watch check-list",
     "tasks": "tasks show set pause resume cancel retry callbacks jobs stop start report result template",
     "operations": "queues retries scheduled dead processes db doctor purge config middleware workers",
 }

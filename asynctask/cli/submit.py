@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -30,7 +31,7 @@ from asynctask.cli.output import (
     pace,
 )
 from asynctask.clock import SystemClock
-from asynctask.errors import InputError, Problem, Unavailable
+from asynctask.errors import InputError, Problem, Unavailable, UnknownWorker
 from asynctask.worker import Priority
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 
 
 @click.command("submit", cls=Command)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path))
 @click.option("--worker", required=True, help="The worker that performs the rows.")
 @click.option("--watch", "look_on", is_flag=True, help="Show it until it is done.")
 @_timeout_option
@@ -225,6 +226,8 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
 @click.option("--start-at", help="Nothing begins before this time, such as 2026-12-01T08:00:00+01:00.")
 @click.option("--paused", is_flag=True, default=None, help="Nothing starts before asynctask resume.")
+@click.option("--queue", help="Another queue than the worker's own.")
+@click.option("--owner", help="Whose Task it is: sessions and idempotency keys are per owner.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
 @click.option("--key", help="Field whose equal values run one after the other, across all Tasks of the worker.")
 @click.option("--chunk-size", help="Rows of one job, or auto: 1 up to 10,000 rows, then about 10,000 jobs.")
@@ -251,7 +254,7 @@ def submit(
     dry_run: bool,
     **options: Any,
 ) -> int:
-    """Submit a file of rows to a worker."""
+    """Submit a file of rows to a worker; - reads it from the standard input."""
     _refuse_alone(timeout, look_on)
     app = session.app(required="submit needs the worker's code to validate the rows")
     given = {name: value for name, value in options.items() if value is not None}
@@ -259,10 +262,11 @@ def submit(
         given["priority"] = priority_value(priority)
     if line is not None:
         given["session"] = line
+    is_input = str(file) == "-"
     name = os.fsencode(file.name).decode("utf-8", "replace")  # a name in another encoding is half text to Python
-    given.setdefault("title", name)
-    with file.open("rb") as stream:
-        stored = app.uploads.store(stream, name)
+    given.setdefault("title", "standard input" if is_input else name)
+    with nullcontext(sys.stdin.buffer) if is_input else file.open("rb") as stream:
+        stored = app.uploads.store(stream, name, named=not is_input)
     try:
         if dry_run:
             return _print_dry_run(session, app.check_file(worker, stored, **given), app.config.locale)
@@ -394,4 +398,29 @@ def _print_submission(session: Session, handle: TaskHandle) -> int:
     return OK
 
 
-COMMANDS: Final = (submit, export, watch, check_list)
+@click.command("perform", cls=Command)
+@click.argument("worker")
+@click.option("--args", "text", metavar="JSON", default="[]", show_default=True, help="The list of its arguments as JSON.")
+@click.option("--in", "seconds", type=click.FloatRange(min=0), default=0, help="Start it so many seconds later.")
+@pass_session
+def perform(session: Session, worker: str, text: str, seconds: float) -> int:
+    """Send one job to a worker, as worker.perform_async does; prints its id."""
+    try:
+        args = json.loads(text, object_pairs_hook=_each_once)
+    except ValueError as error:
+        raise click.BadParameter(f'--args is no JSON ({error}); write \'[{{"sku": "A-1"}}]\'') from None
+    if not isinstance(args, list):
+        raise click.BadParameter("--args must be a list: a job with one argument has a list of one")
+    app = session.app(required="perform needs the worker's code")
+    if (found := app.workers.get(worker)) is None:
+        raise UnknownWorker(worker, app.workers)
+    try:
+        job_id = found.perform_in(seconds, *args) if seconds else found.perform_async(*args)
+    except TypeError as error:
+        raise click.BadParameter(f"--args: {error}") from None
+    session.out.document({"job_id": job_id})
+    session.out.line("A client middleware stopped it" if job_id is None else f"Sent as {job_id}")
+    return OK
+
+
+COMMANDS: Final = (submit, export, perform, watch, check_list)

@@ -232,6 +232,24 @@ def test_a_submission_that_waits_for_a_worker_or_a_person_says_so(desk: Desk) ->
     assert desk.json("show", 2)["control"]["start_at"] is None
 
 
+def test_a_list_from_the_standard_input_with_owner_and_queue(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    given = ("submit", "-", "--worker", "gated", "--owner", "ann", "--queue", "night")
+    subprocess.run(desk.argv(*given), cwd=desk.folder, env=desk.environ, input=file.read_bytes(), check=True)
+    found = desk.json("show", 1)
+    assert (found["title"], found["owner"], found["counts"]["total"]) == ("standard input", "ann", 3)
+    assert "No process works the queue night" in desk.run("show", 1).stdout
+
+
+def test_one_job_is_sent_by_hand(desk: Desk) -> None:
+    sent = desk.json("perform", "gated", "--args", '[{"sku": "A-1", "n": 1}]', "--in", 3600)
+    assert sent["job_id"] in desk.run("jobs").stdout
+    assert "no worker is registered as 'nobody'" in desk.run("perform", "nobody", code=2).stderr
+    assert "no JSON" in desk.run("perform", "gated", "--args", "[1", code=2).stderr
+    assert "must be a list" in desk.run("perform", "gated", "--args", "{}", code=2).stderr
+    assert "must be an object" in desk.run("perform", "gated", "--args", "[1, 2, 3]", code=2).stderr
+
+
 def test_watching_ends_with_3_after_its_limit_and_the_task_goes_on(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(3))
     ended = desk.run("submit", file.name, "--worker", "gated", "--watch", "--timeout", 0.1, code=3)
