@@ -267,13 +267,13 @@ def test_a_model_that_changes_its_mind_between_the_two_passes_ends_the_split_as_
     real = shape.validate
     seen: list[int] = []
 
-    def validate(row: Any, binding: Any) -> Any:
+    def validate(row: Any, *more: Any) -> Any:
         seen.append(row.number)
         if len(seen) > 40:
             row = type(row)(row.number, {"n": "many"})
-        return real(row, binding)
+        return real(row, *more)
 
-    monkeypatch.setattr(type(shape), "validate", lambda self, row, binding: validate(row, binding))
+    monkeypatch.setattr(type(shape), "validate", lambda self, *given: validate(*given))
     found = app.submit_items("order", bad_at(25), strict=True, wait_s=20)
     progress = found.progress()
     assert progress["split"]["state"] == "failed"
