@@ -255,15 +255,15 @@ class Recorder:
                 tries += 1
 
     def commit(self, batch: Sequence[Outcome]) -> None:
-        """Flushes a batch. If the ledger refuses it, halves it until each refused outcome is alone. Raises
-        LedgerUnavailable; outcomes that were committed before are ``DONE``."""
+        """Flushes a batch. If the ledger refuses it, halves it until each refused outcome is alone; a transaction that lost
+        against others is halved, too, because one of fewer rows meets fewer of them. Raises LedgerUnavailable; outcomes
+        that were committed before are ``DONE``."""
         try:
             self.flush(batch)
-        except Unavailable:
-            raise
         except Exception as error:
             left = [each for each in batch if each.stage is not Stage.DONE]
-            if not left:  # the error occurred after the commit
+            may_halve = not isinstance(error, Unavailable) or (type(error) is TransactionConflict and len(left) > 1)
+            if not left or not may_halve:  # without any left, the error occurred after the commit
                 raise
             if len(left) == 1:
                 self._record_refused(left[0], error)

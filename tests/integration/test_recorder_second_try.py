@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,10 +14,10 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.arrivals import ArrivalTracker
 from asynctask.clock import SECOND
-from asynctask.database.retrying import OutcomeUnknown
+from asynctask.database.retrying import OutcomeUnknown, TransactionConflict
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import recorder as closer
-from asynctask.ledger.recorder import LINGER_S, Recorder
+from asynctask.ledger.recorder import LINGER_S, Outcome, Recorder
 from asynctask.ledger.standalone import Arrival
 from asynctask.middleware.tracker import Attempt, Tracker
 from asynctask.task import TaskHandle
@@ -236,3 +236,27 @@ def test_a_process_whose_recorder_ended_is_not_healthy(app: AsyncTask) -> None:
     assert recorder.healthy
     assert recorder.stop(10)
     assert not recorder.healthy
+
+
+def test_outcomes_that_no_large_transaction_gets_through_are_committed_by_smaller_ones(
+    app: AsyncTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others hold one of so many rows all the time, the same batch was undone again and again, and grew."""
+    recorder = Recorder(app.ledger)
+    tracker = Tracker(app.ledger, recorder)
+    task, performed = begun(app, tracker, 8)
+    real, sizes = Recorder.flush, list[int]()
+
+    def flush_few(self: Recorder, batch: Sequence[Outcome]) -> None:
+        sizes.append(len(batch))
+        if len(batch) > 2:
+            raise TransactionConflict("the transaction was undone")
+        real(self, batch)
+
+    monkeypatch.setattr(Recorder, "flush", flush_few)
+    for attempt in performed:
+        attempt.finish(None)
+        tracker.settle(attempt)
+    flush(recorder)
+    assert task.counts["finish"] == 8
+    assert sizes == [8, 4, 2, 2, 4, 2, 2]
