@@ -613,7 +613,7 @@ NO_OPERATION: Final = {
         | _prefixed("asynctask ", "retries list, retries search, scheduled list, scheduled search, dead list, dead search")
     ),
     "submits": _prefixed("POST /api/", "tasks, jobs, exports")
-    | _prefixed("asynctask ", "submit, export, demo, split-task"),
+    | _prefixed("asynctask ", "submit, export, perform, demo, split-task"),
     "records what another program performed": _prefixed("POST /api/", "records, jobs/{job_id}/record"),
     "starts a process": _prefixed("asynctask ", "up, web, worker"),
     "is for Tasks that ended, or for no Task": _prefixed("asynctask ", "purge, db upgrade"),

@@ -79,7 +79,7 @@ def test_what_is_wrong_with_a_row_stands_in_the_order_of_its_columns() -> None:
 
 
 def test_only_knobs_that_turn_are_offered() -> None:
-    with pytest.raises(InputError, match=r"there are interval, parallel, priority, title, tolerated_failures$"):
+    with pytest.raises(InputError, match=r"there are interval, parallel, priority, start_at, title, tolerated_failures$"):
         checked_knobs({"foo": "1"})
     said = dict(map(_knob, ("parallel=none", "interval=0.5", "tolerated_failures=5%", "priority=ADMIN_HIGH")))
     found = checked_knobs(said, as_text=True)

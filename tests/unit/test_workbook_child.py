@@ -163,8 +163,8 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     path = long_sheet(tmp_path / "f", 50_000)
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from asynctask.lists.readers import Limits; from asynctask.lists.uploads import Workbook\n"
-        "book = Workbook(Path(sys.argv[1]), 'f', Limits()); rows = book.open(None, ()).rows(); next(rows)\n"
+        "from asynctask.lists.readers import Limits; from asynctask.lists.uploads import UploadedWorkbook\n"
+        "book = UploadedWorkbook(Path(sys.argv[1]), 'f', Limits()); rows = book.open(None, ()).rows(); next(rows)\n"
         "print(book._child.pid, flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as parent:
