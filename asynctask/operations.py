@@ -570,7 +570,7 @@ class Operations:
             text = f"Rows wait until {rfc3339(late)}: a clock that was set back since said that it was that late"
             found.append(WaitReason("due_later", text, "asynctask scheduled restart --all starts them"))
         if blocked:
-            mend = "they begin when those have ended; a stopped job has not, nor those of a paused Task"
+            mend = "they begin when those have ended; a stopped job has not, nor one whose Task is paused or starts later"
             found.append(WaitReason("key", "Rows wait for earlier jobs of their key", mend))
         return found
 

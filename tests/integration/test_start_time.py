@@ -38,6 +38,17 @@ def test_jobs_begin_at_the_start_time_and_not_before(world: World, options: dict
     assert app.doctor() == []
 
 
+def test_rows_of_a_key_keep_their_order_behind_a_task_that_starts_later(world: World) -> None:
+    app = world.app()
+    with world.working(app, concurrency=2):
+        first = app.submit("note", numbers(2), key="n", start_at=soon(1.5))
+        second = app.submit("note", numbers(2), key="n")
+        wait_for(lambda: [each.code for each in app.operations.wait_reasons(second.id)] == ["key"], "it waits")
+        second.wait(60)
+        assert first.counts["finish"] == 2, "those of the first went before"
+    assert app.doctor() == []
+
+
 def test_a_task_that_waits_for_its_time_is_offered_to_nobody_and_says_why(world: World) -> None:
     app = world.app()
     with world.working(app, queues={"other": 1}):
