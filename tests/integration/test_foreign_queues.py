@@ -54,6 +54,15 @@ def alone(dispatcher: Dispatcher) -> int:
 # -- loans of a queue
 
 
+def test_nothing_is_pushed_before_the_start_time_of_a_task(world: World) -> None:
+    app = world.app()
+    Shop(app, free=4)
+    task = app.submit("sold", numbers(10), start_at="2999-01-01T00:00:00Z")
+    assert (app.dispatcher.run_pass(), loans(world)) == (0, [])
+    task.update(start_at=None)
+    assert app.dispatcher.run_pass() == 4
+
+
 def test_what_is_pushed_is_lent_to_the_queue_until_it_ends(world: World) -> None:
     app = world.app()
     shop = Shop(app, free=4)
