@@ -261,7 +261,7 @@ class Maintenance:
     # -- lost copies, and jobs that no process reaches
 
     def rejoin(self) -> None:
-        """Appends Tasks that left their session, and whose retry is due now, to the session's line."""
+        """Makes Tasks that left their session, and whose retry is due now, wait for it again."""
         lending.rejoin(self._ledger)
 
     def find_lost(self) -> int:

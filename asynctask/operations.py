@@ -466,14 +466,14 @@ class Operations:
             task = tasks.get(connection, task_id)
             found = progress_rows.progress(connection, [task_id], now)
             holder = (
-                queries.session_holder(connection, task["session_key"]) if progress_rows.waiting_in_line(task) else None
+                queries.session_holder(connection, task["session_key"]) if progress_rows.waits_for_session(task) else None
             )
         if not found or found[0]["done"] or found[0]["counts"]["working"]:
             return []
         progress = found[0]
         if called := [str(each["job_id"]) for each in progress["callbacks"] if each["status"] == Status.ENQUEUE]:
             return list(dict.fromkeys(reason for job_id in called for reason in self._not_called(job_id)))
-        if progress["state"] == State.PAUSED or progress_rows.waiting_in_line(task):
+        if progress["state"] == State.PAUSED or progress_rows.waits_for_session(task):
             return [_held_back(progress, holder)]
         if progress["state_reason"] == "stopped_jobs":
             mend = "asynctask jobs --resumable lists them, asynctask start JOB starts one"

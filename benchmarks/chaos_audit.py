@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from asynctask import AsyncTask
 from asynctask.core.states import TERMINAL, Status
 from asynctask.core.transitions import MARKS
-from asynctask.database.tables import events, key_places, loans, places, task_callbacks, tasks
+from asynctask.database.tables import events, key_positions, loans, places, task_callbacks, tasks
 from asynctask.iterable import item_statuses, unpack
 from benchmarks.chaos_arena import UNAVAILABLE, Arena, Death
 from benchmarks.chaos_corrections import Corrected
@@ -467,7 +467,7 @@ def _lingering(result: Audit, arena: Arena, app: AsyncTask) -> None:
             "hints of Tasks that are over": count(_t.id, _t.ready.is_not(None) | _t.due_next.is_not(None)),
             "split leases": count(_t.id, _t.split_by.is_not(None)),
             "sessions held": count(_t.id, _t.session_holder.is_not(None)),
-            "places in lines of keys": count(key_places.c.event_id, sa.true()),
+            "positions in lines of keys": count(key_positions.c.event_id, sa.true()),
             "Events of a process": count(events.c.id, events.c.process.is_not(None)),
         }
     if arena.redis is not None:

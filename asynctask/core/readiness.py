@@ -44,7 +44,7 @@ def may_start(state: str, in_session: bool = True) -> bool:
 def hints(gate: Gate, now: int) -> Hints:
     """The hints of a Task at ``now`` (microseconds).
 
-    A Task that may not start keeps ``due_next``: if it has left its session, it joins the line again when its retry is due.
+    A Task that may not start keeps ``due_next``: if it has left its session, it waits for that again when its retry is due.
     """
     if gate.state not in (State.SPLITTING, State.RUNNING, State.PAUSED):
         return Hints(None, None)
@@ -60,10 +60,10 @@ def tolerated(wanted: int, left: int | None, lent: int) -> int:
     return wanted if left is None else max(0, min(wanted, left + 1 - lent))
 
 
-def has_turn(event_id: int, place: int, first: int, before: int | None) -> bool:
+def has_turn(event_id: int, position: int, first: int, before: int | None) -> bool:
     """Whether a job with a key may be lent: it is the ``first`` in the line of its key (ids of Events), and no job can be
-    inserted before it. ``before``: the place of items of a list that is being split; None if there is none."""
-    return event_id == first and (before is None or place <= before)
+    inserted before it. ``before``: the position of items of a list that is being split; None if there is none."""
+    return event_id == first and (before is None or position <= before)
 
 
 def granted(want: int, running: int, limit: int, others: int, *, is_open: bool) -> int:

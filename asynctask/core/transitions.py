@@ -538,8 +538,8 @@ def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None)
     if row.items > 1:
         done = MARKS[Status.FINISH]
         opened = (
-            OPEN_MARK if mark != done and (chosen is None or place in chosen) else mark
-            for place, mark in enumerate(marks_of(row))
+            OPEN_MARK if mark != done and (chosen is None or index in chosen) else mark
+            for index, mark in enumerate(marks_of(row))
         )
         open_again = marked("".join(opened))
     return _transition(

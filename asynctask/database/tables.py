@@ -111,11 +111,11 @@ tasks: Final = Table(
     # The hints, see asynctask.core.readiness.
     Column("ready", Integer),
     Column("due_next", BigInteger),
-    # The session: its key; the key again while the Task holds it; priority and place in the line while the Task waits.
+    # The session: its key; the key again while the Task holds it; priority and position while the Task waits.
     Column("session_key", String(32)),
     Column("session_holder", String(32)),
     Column("session_waits", Integer),
-    _count("session_place"),
+    _count("session_position"),
     Column("callbacks", Json),  # [{name, worker, queue, args}], as submitted
     Column("key_field", String(255)),  # the key field of its items; '*': each worker's own; NULL: no job has a key
     UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
@@ -123,7 +123,7 @@ tasks: Final = Table(
     _partial("ix_tasks_ready", "queue", "ready", "id", where="ready IS NOT NULL"),
     _partial("ix_tasks_due_next", "due_next", where="due_next IS NOT NULL"),
     _partial("ix_tasks_split_until", "split_until", where="split_until IS NOT NULL"),
-    _partial("ix_tasks_line", "session_key", "session_waits", "session_place", "id", where="session_waits IS NOT NULL"),
+    _partial("ix_tasks_line", "session_key", "session_waits", "session_position", "id", where="session_waits IS NOT NULL"),
     Index("uq_tasks_session_holder", "session_holder", unique=True),
 )
 
@@ -212,16 +212,16 @@ queues: Final = Table(
     Column("paused", Integer, nullable=False, server_default=text("0")),
 )
 
-# The open Events with a key, each with its place in the line of that key. A separate table has narrow rows, and Events
+# The open Events with a key, each with its position in the line of that key. A separate table has narrow rows, and Events
 # without a key need no index.
-key_places: Final = Table(
-    "key_places",
+key_positions: Final = Table(
+    "key_positions",
     metadata,
     Column("event_id", Key, primary_key=True, autoincrement=False),
     Column("line", BigInteger, nullable=False),
-    Column("place", BigInteger, nullable=False),  # the smallest first; of equal ones the smallest event_id
+    Column("position", BigInteger, nullable=False),  # the smallest first; of equal ones the smallest event_id
     # In the order of digests, in which the keys of a list of serial numbers are adjacent.
-    Index("ix_key_places_line", "line", "place", "event_id"),
+    Index("ix_key_positions_line", "line", "position", "event_id"),
 )
 
 task_tallies: Final = Table(

@@ -301,8 +301,8 @@ def _chosen_items(
     ids = [i for i, _, items in found if items > 1]
     named: dict[int, set[int | None]] = {}
     if only["digests"] is not None:
-        lines = sa.select(_x.event_id, _x.row).where(_x.event_id.in_(ids), _x.digest.in_(only["digests"]))
-        for event_id, row in connection.execute(lines):
+        entries = sa.select(_x.event_id, _x.row).where(_x.event_id.in_(ids), _x.digest.in_(only["digests"]))
+        for event_id, row in connection.execute(entries):
             named.setdefault(int(event_id), set()).add(row)
     chosen: dict[int, list[int]] = {}
     records = {record.id: record for record in read_events(connection, _e.id.in_(ids))}
@@ -311,14 +311,14 @@ def _chosen_items(
             left -= 1
             continue
         record = records[event_id]
-        places = indexes_of(record.row, statuses)
+        indexes = indexes_of(record.row, statuses)
         rows = rows_of(connection, record) if only["digests"] is not None or task_id is not None else ()
         if only["digests"] is not None:
-            places = [place for place in places if rows[place] in named.get(event_id, ())]
+            indexes = [index for index in indexes if rows[index] in named.get(event_id, ())]
         if task_id is not None and record.first_row is not None and record.last_row is not None:
             taken = corrections.taken_between(connection, task_id, record.first_row, record.last_row)
-            places = [place for place in places if rows[place] not in taken]
-        chosen[event_id] = places[:left]
+            indexes = [index for index in indexes if rows[index] not in taken]
+        chosen[event_id] = indexes[:left]
         left -= len(chosen[event_id])
     return chosen
 
@@ -327,7 +327,7 @@ def _row_change(
     ledger: Ledger,
     task: dict[str, Any],
     event_id: int,
-    places: Collection[int] | None,
+    indexes: Collection[int] | None,
     lent: Sequence[tuple[int, int]],
 ) -> Change:
     if task["turning"] == "cancel":
@@ -341,9 +341,9 @@ def _row_change(
     now = ledger.now()
 
     def reopen(record: EventRecord) -> Transition | None:
-        if places is None:
+        if indexes is None:
             return explicit_retry(record.row, now=now) if record.row.status in chosen else None
-        return explicit_retry(record.row, now=now, chosen=frozenset(places)) if record.row.status in _ENDED else None
+        return explicit_retry(record.row, now=now, chosen=frozenset(indexes)) if record.row.status in _ENDED else None
 
     return Change(event_id, reopen, notes=[Note("enqueue", ledger.catalogue("retried"))])
 

@@ -228,19 +228,19 @@ def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examin
 
 
 def _errors(connection: Connection, task_id: int) -> list[Finding]:
-    """Compares items that ended ``failed`` or ``error`` with the lines of ``item_errors``, and the lines with the
+    """Compares items that ended ``failed`` or ``error`` with the entries of ``item_errors``, and the entries with the
     groups."""
     failed = sa.select(sa.func.coalesce(sa.func.sum(_e.n_failed + _e.n_error), 0)).where(_e.task_id == task_id)
     ended = int(connection.execute(failed).scalar_one())
-    lines = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id)).scalar_one()
+    entries = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id)).scalar_one()
     stray = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id, _stray(task_id))).scalar_one()
     grouped = connection.execute(
         sa.select(sa.func.coalesce(sa.func.sum(task_errors.c["count"]), 0)).where(task_errors.c.task_id == task_id)
     ).scalar_one()
     wrong = _wrong_slices(connection, task_id)
-    if ended == lines == grouped and not stray and not wrong:
+    if ended == entries == grouped and not stray and not wrong:
         return []
-    text = f"{ended} rows failed, {lines} failures are listed ({stray} of no such row), groups count {grouped}"
+    text = f"{ended} rows failed, {entries} failures are listed ({stray} of no such row), groups count {grouped}"
     return [Finding("errors", task_id, text)]
 
 
@@ -249,7 +249,7 @@ def _ended(task_id: int) -> Any:
 
 
 def _stray(task_id: int) -> Any:
-    """Lines that disagree with the end of their Event, and all but the last line of an Event; without slices."""
+    """Entries that disagree with the end of their Event, and all but the last entry of an Event; without slices."""
     last = item_errors.alias("last")
     later = sa.exists().where(last.c.event_id == _x.event_id, last.c.id > _x.id)
     wrong = sa.or_(later, ~sa.exists().where(_e.id == _x.event_id, _e.status == _x.status, _ended(task_id)))
@@ -257,18 +257,18 @@ def _stray(task_id: int) -> Any:
 
 
 def _wrong_slices(connection: Connection, task_id: int) -> dict[int, list[dict[str, Any]]]:
-    """For each slice whose lines disagree with its items: all lines that it must have."""
+    """For each slice whose entries disagree with its items: all entries that it must have."""
     of_slice = (_e.task_id == task_id) & (_e["items"] > 1)
     c = item_errors.c
-    lines: dict[int, list[tuple[int, str]]] = {}
+    entries: dict[int, list[tuple[int, str]]] = {}
     listed = sa.select(_x.event_id, _x.row, _x.status).select_from(item_errors.join(events, _e.id == c.event_id))
     for event_id, row, status in connection.execute(listed.where(of_slice)):
-        lines.setdefault(int(event_id), []).append((row, status))
+        entries.setdefault(int(event_id), []).append((row, status))
     wrong: dict[int, list[dict[str, Any]]] = {}
-    for record in read_events(connection, of_slice & (_e.n_failed + _e.n_error > 0) | _e.id.in_(list(lines))):
+    for record in read_events(connection, of_slice & (_e.n_failed + _e.n_error > 0) | _e.id.in_(list(entries))):
         wanted = _failed_rows(connection, record)
-        if sorted(lines.get(record.id, ())) != sorted(wanted):
-            wrong[record.id] = [_slice_line(record, row, status) for row, status in wanted]
+        if sorted(entries.get(record.id, ())) != sorted(wanted):
+            wrong[record.id] = [_slice_entry(record, row, status) for row, status in wanted]
     return wrong
 
 
@@ -278,7 +278,7 @@ def _failed_rows(connection: Connection, record: EventRecord) -> list[tuple[int,
     return [(row or 0, status) for row, status, mark in marks if mark in "xe"]
 
 
-def _slice_line(record: EventRecord, row: int, status: str) -> dict[str, Any]:
+def _slice_entry(record: EventRecord, row: int, status: str) -> dict[str, Any]:
     failure = Failure("unknown", "unknown")
     return {
         "task_id": record.task_id, "event_id": record.id, "row": row, "status": status, "code": failure.code,
@@ -294,15 +294,15 @@ def _rebuild_list(connection: Connection, task_id: int) -> None:
     unlisted = connection.execute(
         sa.select(events).where(_ended(task_id), _e["items"] == 1, ~sa.exists().where(_x.event_id == _e.id)).order_by(_e.id)
     )
-    rows = [_line(row) for row in unlisted.mappings().all()]
+    rows = [_entry(row) for row in unlisted.mappings().all()]
     if rows:
         connection.execute(item_errors.insert(), rows)
 
 
 def _rebuild_slices(connection: Connection, task_id: int) -> None:
-    """Keeps correct lines, removes the others, and adds missing ones, whose message is lost."""
+    """Keeps correct entries, removes the others, and adds missing ones, whose message is lost."""
     for event_id, wanted in _wrong_slices(connection, task_id).items():
-        missing = {(line["row"], line["status"]): line for line in wanted}
+        missing = {(entry["row"], entry["status"]): entry for entry in wanted}
         extra = []
         for i, row, status in connection.execute(
             sa.select(_x.id, _x.row, _x.status).where(_x.event_id == event_id).order_by(_x.id.desc())
@@ -315,7 +315,7 @@ def _rebuild_slices(connection: Connection, task_id: int) -> None:
             connection.execute(item_errors.insert(), list(missing.values()))
 
 
-def _line(event: Any) -> dict[str, Any]:
+def _entry(event: Any) -> dict[str, Any]:
     messages = [m["message"] for m in loads(event["added_messages"]) or [] if m.get("status") == event["status"]]
     failure = Failure(str(event["problem"]), messages[-1] if messages else str(event["problem"]))
     return {
@@ -331,13 +331,13 @@ def _line(event: Any) -> dict[str, Any]:
 
 
 def _rebuild_groups(connection: Connection, task_id: int) -> None:
-    """Adds the difference between lines and groups, in one statement because other processes write lines meanwhile."""
+    """Adds the difference between entries and groups, in one statement because other processes write entries meanwhile."""
     c = task_errors.c
-    lines = (
+    entries = (
         sa.select(_x.digest.label("digest"), sa.func.count().label("n")).where(_x.task_id == task_id).group_by(_x.digest)
     )
     groups = sa.select(c.digest, -sa.func.sum(c["count"])).where(c.task_id == task_id).group_by(c.digest)
-    both = sa.union_all(lines, groups).subquery()
+    both = sa.union_all(entries, groups).subquery()
     lacks = sa.func.sum(both.c.n)
     missing = connection.execute(sa.select(both.c.digest, lacks).group_by(both.c.digest).having(lacks != 0)).all()
     rows = [_group(connection, task_id, str(digest), int(count)) for digest, count in sorted(missing)]

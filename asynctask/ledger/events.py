@@ -20,7 +20,7 @@ from asynctask.core.transitions import MARKS, Delta, Row, Transition, is_kept, m
 from asynctask.database import batches
 from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
-from asynctask.database.tables import events, item_errors, key_places, loans, task_errors, task_tallies, tasks
+from asynctask.database.tables import events, item_errors, key_positions, loans, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp
 from asynctask.messages import append
@@ -31,8 +31,8 @@ MAX_GROUPS = 100
 ITEMS: Final = "items"
 """``problem`` of an open slice with a failed item."""
 
-PLACES_EACH: Final = 1 << 20
-"""Distance between the places of one Task's jobs and those of the next Task in the line of a key. The places between are
+POSITIONS_EACH: Final = 1 << 20
+"""Distance between the positions of one Task's jobs and those of the next Task in the line of a key. Positions between are
 for jobs that run again after their end; more than this in one line would overlap the next Task with keys."""
 
 RESUMABLE: Final = "stopped"
@@ -334,7 +334,7 @@ def _is_lone_and_due(change: Write, now: int) -> bool:
 
 def _move_in_lines(connection: Connection, changes: Sequence[Write]) -> None:
     """Removes Events that end from the lines of their keys; :func:`sessions.free` finds the next ones after the commit.
-    Events that run again after their end get the last places."""
+    Events that run again after their end get the last positions."""
     ended, again = list[int](), list[int]()
     for change in changes:
         if change.record is None or change.record.line is None or (transition := change.transition) is None:
@@ -350,15 +350,17 @@ def _move_in_lines(connection: Connection, changes: Sequence[Write]) -> None:
         _ENTER.execute(connection, again)
 
 
-_LEAVE: Final = batches.ByValues(key_places.c.event_id, key_places.delete().where)
+_LEAVE: Final = batches.ByValues(key_positions.c.event_id, key_positions.delete().where)
 
 
 def _entered(its: Any) -> Any:
-    w = key_places.alias("w")
-    least = sa.select(sa.func.max(_t.id) * PLACES_EACH).scalar_subquery()
-    last = sa.select(sa.func.max(w.c.place)).where(w.c.line == _e.line).correlate(events).scalar_subquery()
-    place = sa.case((last > least, last), else_=least) + 1
-    return key_places.insert().from_select(["event_id", "line", "place"], sa.select(_e.id, _e.line, place).where(its))
+    w = key_positions.alias("w")
+    least = sa.select(sa.func.max(_t.id) * POSITIONS_EACH).scalar_subquery()
+    last = sa.select(sa.func.max(w.c.position)).where(w.c.line == _e.line).correlate(events).scalar_subquery()
+    position = sa.case((last > least, last), else_=least) + 1
+    return key_positions.insert().from_select(
+        ["event_id", "line", "position"], sa.select(_e.id, _e.line, position).where(its)
+    )
 
 
 _ENTER: Final = batches.ByValues(_e.id, _entered)
@@ -366,7 +368,7 @@ _ENTER: Final = batches.ByValues(_e.id, _entered)
 
 def lock_order(connection: Connection) -> None:
     """Keeps other transactions from creating a Task with keys, or appending to a line, until this one ends; call it before
-    a new Task has its id. So a reader that sees a Task with keys sees all with smaller ids, and places only grow."""
+    a new Task has its id. So a reader that sees a Task with keys sees all with smaller ids, and positions only grow."""
     lock_duty(connection, "key order")
 
 
@@ -526,14 +528,14 @@ def _failed_items(connection: Connection, record: EventRecord, transition: Trans
         letter = MARKS[status]
         if letter not in after:
             continue
-        for place, (old, new) in enumerate(zip(before, after, strict=True)):
+        for index, (old, new) in enumerate(zip(before, after, strict=True)):
             if new != letter or old == letter:
                 continue
-            if (why := change.failures.get(place)) is not None:
+            if (why := change.failures.get(index)) is not None:
                 found.append(_Failed(record, transition, Failure(why.code, why.message), why.row, status))
                 continue
             rows = rows or rows_of(connection, record)
-            found.append(_Failed(record, transition, change.failure or _unexplained(transition), rows[place], status))
+            found.append(_Failed(record, transition, change.failure or _unexplained(transition), rows[index], status))
     return found
 
 

@@ -141,15 +141,15 @@ def pick(
     workers: Collection[str] | None = None,
     limit: int = PAGE,
     after: Mapping[tuple[str, int], int] = MappingProxyType({}),
-    place: float = 0.0,
+    share: float = 0.0,
 ) -> list[Offer]:
     """The first Tasks that may start jobs in each of the queues ``names``, by priority, then in the order submitted.
 
     ``workers``: only Tasks of these workers, and mixed ones; None: all. Reads at most ``limit`` Tasks per queue; if these
     all have one priority, also as many of larger ones. Where the last priority has more Tasks than fit, those after the id
-    in ``after[queue, priority]`` come first, so that each Task gets its turn. Without such an id, the Tasks from ``place``
-    on come first (0: the oldest, 1: the newest), so that a thousand processes do not all begin with the oldest. Leaves out
-    Tasks of paused queues, and Tasks whose places are taken.
+    in ``after[queue, priority]`` come first, so that each Task gets its turn. Without such an id, the Tasks from ``share``
+    of them on come first (0: the oldest, 1: the newest), so that a thousand processes do not all begin with the oldest.
+    Leaves out Tasks of paused queues, and Tasks whose places are taken.
     """
     dialect, found = connection.dialect.name, list[Offer]()
     given: dict[str, Any] = {"me": ledger.identity, "now": ledger.now(), "count": limit}
@@ -165,25 +165,25 @@ def pick(
             return [tuple(row) for row in connection.execute(statement, {**here, **more})]
 
         served = {priority: task_id for (queue, priority), task_id in after.items() if queue == name}
-        rows = [*read(queries.due), *_page(read, queries, limit, served, place)]
+        rows = [*read(queries.due), *_page(read, queries, limit, served, share)]
         found += [Offer(int(i), *rest) for i, *rest in rows]
     return sorted(found, key=lambda each: each.priority)
 
 
 def _page(
-    read: Callable[..., list[Any]], queries: _Queries, limit: int, served: Mapping[int, int], place: float
+    read: Callable[..., list[Any]], queries: _Queries, limit: int, served: Mapping[int, int], share: float
 ) -> list[Any]:
     """The ready Tasks of one queue for :func:`pick`. ``served``: the Task of a priority that got jobs last."""
     found = read(queries.ready)
     if len(found) < limit:
         return found
     last = int(found[-1][2])
-    if last in served or place > 0:
+    if last in served or share > 0:
         firm = [row for row in found if row[2] != last]
         count, after = len(found) - len(firm), served.get(last)
         if after is None:
             oldest, newest = int(found[len(firm)][0]), int(read(queries.newest, priority=last)[0][0])
-            after = oldest + int(place * (newest - oldest))
+            after = oldest + int(share * (newest - oldest))
         # The Tasks after the last one served, then from the first on.
         turned = read(queries.beyond, priority=last, after=after, count=count)
         found = firm + (turned + [row for row in found if row[2] == last and row[0] <= after])[:count]
@@ -1116,7 +1116,7 @@ def paused_queues(connection: Connection) -> frozenset[str]:
 
 
 def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
-    """Settles hints, lines and sessions after changes of Events; call it after their commit.
+    """Settles hints, lines of keys and sessions after changes of Events; call it after their commit.
 
     Returns when the first of their jobs is due (microseconds; if past, now), None if none is. Does not wait for locked
     rows of Tasks.
@@ -1211,8 +1211,8 @@ def catch_up(ledger: Ledger) -> None:
 
 
 def rejoin(ledger: Ledger) -> int:
-    """Returns Tasks with something to start that left the line of their session (their retry is due, or an error kept them
-    out) to its end. Returns their number."""
+    """Returns Tasks with something to start that stopped waiting for their session (their retry is due, or an
+    error kept them out), as the last. Returns their number."""
     now = ledger.now()
     with ledger.database.read() as connection:
         found = [int(i) for i in connection.execute(sessions.ASIDE.limit(1_000), {"now": now}).scalars()]

@@ -284,10 +284,10 @@ def _of_many(dialect: str) -> sa.Select[Any]:
         .having(_FAILED > 0)
         .subquery("grouped")
     )
-    place = sa.func.row_number().over(
+    rank = sa.func.row_number().over(
         partition_by=grouped.c.of_task, order_by=(grouped.c.error_count.desc(), grouped.c.digest)
     )
-    ranked = sa.select(grouped, place.label("place")).subquery("ranked")
+    ranked = sa.select(grouped, rank.label("rank")).subquery("ranked")
     sample = task_errors.alias("sample")
     return (
         sa.select(
@@ -300,7 +300,7 @@ def _of_many(dialect: str) -> sa.Select[Any]:
         )
         .select_from(
             tasks.outerjoin(sums, sums.c.of_task == _t.id)
-            .outerjoin(ranked, sa.and_(ranked.c.of_task == _t.id, ranked.c.place <= TOP_ERRORS))
+            .outerjoin(ranked, sa.and_(ranked.c.of_task == _t.id, ranked.c.rank <= TOP_ERRORS))
             .outerjoin(
                 sample,
                 sa.and_(
@@ -489,13 +489,13 @@ def _in_flight(row: dict[str, Any]) -> int:
     return held if limit is None else min(held, limit)
 
 
-def waiting_in_line(task: Mapping[str, Any]) -> bool:
+def waits_for_session(task: Mapping[str, Any]) -> bool:
     """Whether a Task (its columns) waits for its session."""
     return task["session_waits"] is not None and task["state"] in (State.SPLITTING, State.RUNNING)
 
 
 def _reason(row: dict[str, Any], counts: dict[str, int]) -> str | None:
-    if waiting_in_line(row):
+    if waits_for_session(row):
         return "waiting_for_session"
     only_stopped = counts["stopped"] > 0 and counts["enqueue"] == counts["working"] == 0
     return "stopped_jobs" if only_stopped and row["state"] == State.RUNNING else None

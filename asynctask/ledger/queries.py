@@ -124,7 +124,7 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
     """An Event's record, as Python, the command line and the API return it."""
     messages = loads(row["added_messages"]) or []
     blocked = row["due_at"] == BLOCKED
-    place = loads(row["checkpoint"]) or {}
+    saved = loads(row["checkpoint"]) or {}
     found: ListedEvent = {
         "id": row["id"],
         "job_id": row["job_id"],
@@ -145,8 +145,8 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "problem": row["problem"],
         "process": row["process"],
         "callback_of": row["callback_of"],
-        "checkpoint": place.get("state"),
-        "progress": _progress_of(place),
+        "checkpoint": saved.get("state"),
+        "progress": _progress_of(saved),
         "stopping": bool(row["stopping"]) and row["status"] in OPEN,
         "due_at": None if blocked else rfc3339(row["due_at"]),
         "waits_for": "key" if blocked else None,
@@ -157,9 +157,9 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
     return dict(found)
 
 
-def _progress_of(place: Mapping[str, Any]) -> JobProgress | None:
+def _progress_of(saved: Mapping[str, Any]) -> JobProgress | None:
     """The progress that a single job reported with its last checkpoint."""
-    done, total = place.get("done"), place.get("total")
+    done, total = saved.get("done"), saved.get("total")
     if done is None:
         return None
     percent = None if not total else min(100.0, math.floor(done * 10_000 / total) / 100)
@@ -420,7 +420,7 @@ def rows_by_status(
 
 def failures_by_row(connection: Connection, event_ids: Collection[int]) -> dict[tuple[int, int | None], str]:
     """The final message of each failed item, by Event and row."""
-    return {place: failure.message for place, failure in _failures(connection, event_ids).items()}
+    return {item: failure.message for item, failure in _failures(connection, event_ids).items()}
 
 
 def _failures(connection: Connection, event_ids: Collection[int]) -> dict[tuple[int, int | None], Failure]:

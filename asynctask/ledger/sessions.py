@@ -1,15 +1,16 @@
 """Sessions and keys: Tasks, and items, that run one after the other.
 
 A session is a name within an owner. Its holder has the session's key in the unique column ``session_holder``, so if two
-processes promote concurrently, one loses the compare-and-set. The other Tasks wait in the line, by ``session_waits`` (the
-priority) and ``session_place``. A Task whose remaining jobs all wait for a retry leaves the session, and joins the line
-again, at its end, when the first of them is due.
+processes promote concurrently, one loses the compare-and-set. The other Tasks wait for it, in the order of
+``session_waits`` (the priority) and ``session_position``. A Task whose remaining jobs all wait for a retry leaves the
+session; when the first of them is due, it waits again, as the last.
 
-A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
-of that key (``key_places``) until it has ended; the first Event of a line may run. No Event is inserted before one that may
-have been lent: Tasks with keys are committed in the order of their ids (:func:`asynctask.ledger.events.lock_order`), an
-Event that runs again after its end gets the last place, and an Event waits while a list is split whose items come before it
-(:func:`asynctask.core.readiness.has_turn`). So reading that an Event is the first of its line needs no lock.
+A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a position in the
+line of that key (``key_positions``) until it has ended; the first Event of a line may run. No Event is inserted before one
+that may have been lent: Tasks with keys are committed in the order of their ids
+(:func:`asynctask.ledger.events.lock_order`), an Event that runs again after its end gets the last position, and an Event
+waits while a list is split whose items come before it (:func:`asynctask.core.readiness.has_turn`). So reading that an Event
+is the first of its line needs no lock.
 
 If a Task's pointer passes an Event before its turn, the Event waits with ``due_at``
 :data:`~asynctask.core.transitions.BLOCKED`, until :func:`free` finds that its turn has come.
@@ -32,12 +33,12 @@ from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, key_places, loans, task_tallies, tasks
+from asynctask.database.tables import events, key_positions, loans, task_tallies, tasks
 from asynctask.ledger.base import Ledger, chunks, loads, try_lock
-from asynctask.ledger.events import PLACES_EACH, total_counts
+from asynctask.ledger.events import POSITIONS_EACH, total_counts
 from asynctask.ledger.hints import in_session, settle
 
-_t, _e, _n, _k, _l = tasks.c, events.c, task_tallies.c, key_places.c, loans.c
+_t, _e, _n, _k, _l = tasks.c, events.c, task_tallies.c, key_positions.c, loans.c
 _STARTS = (str(State.SPLITTING), str(State.RUNNING))
 _OVER = (State.FINALIZING, State.FINISHED, State.REJECTED)
 
@@ -52,15 +53,15 @@ def key_of(owner: str, session: str | None) -> str | None:
 
 
 def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int) -> dict[str, Any]:
-    """Further columns that a state change sets, for the place in the session's line."""
+    """Further columns that a state change sets, for the Task's position among those that wait for the session."""
     if target in _OVER:
         return {"session_holder": None, "session_waits": None}
     if target in (State.PAUSED, State.CANCELLED):
         return {"session_waits": None}  # a holder keeps the session
     if reason not in (Reason.RESUMED, Reason.RETRIED) or in_session(task):
         return {}
-    line: dict[str, Any] = {"session_waits": task["priority"]}
-    return {**line, "session_place": now} if reason is Reason.RETRIED else line
+    waits: dict[str, Any] = {"session_waits": task["priority"]}
+    return {**waits, "session_position": now} if reason is Reason.RETRIED else waits
 
 
 def after_turn(connection: Connection, ledger: Ledger, before: Mapping[str, Any], target: State) -> None:
@@ -78,15 +79,15 @@ def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> 
 
 
 def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
-    """Gives a free session to the first Task in its line, in the caller's transaction. Returns that Task's id.
+    """Gives a free session to the first Task that waits for it, in the caller's transaction. Returns that Task's id.
 
     None if the session is held or no Task waits. If another transaction has locked the first Task's row, a later
     ``lending.catch_up`` promotes that Task: no other Task overtakes it.
     """
     if connection.execute(sa.select(_t.id).where(_t.session_holder == key)).first() is not None:
         return None
-    line = sa.select(_t.id).where(_t.session_key == key, _t.session_waits.is_not(None))
-    first = connection.execute(line.order_by(_t.session_waits, _t.session_place, _t.id).limit(1)).scalar()
+    waiting = sa.select(_t.id).where(_t.session_key == key, _t.session_waits.is_not(None))
+    first = connection.execute(waiting.order_by(_t.session_waits, _t.session_position, _t.id).limit(1)).scalar()
     if first is None:
         return None
     task = try_lock(connection, ledger, int(first))
@@ -133,7 +134,7 @@ def step_aside(ledger: Ledger, task_id: int) -> bool:
             return False
         if not _waits_for_retries(connection, row, ledger.now()):
             return False
-        left = {"session_holder": None, "session_place": ledger.now()}
+        left = {"session_holder": None, "session_position": ledger.now()}
         settle(connection, ledger, {**row, **left}, **left, version=_t.version + 1)
         promote(connection, ledger, row["session_key"])
     return True
@@ -171,16 +172,16 @@ ASIDE: Final = sa.select(_t.id).where(
     _t.session_waits.is_(None),
     sa.or_(_t.due_next <= sa.bindparam("now"), _t.created_jobs > _t.next_seq, _IS_FREE),
 )
-"""Tasks with jobs to start that neither hold their session nor wait in its line."""
+"""Tasks with jobs to start that neither hold their session nor wait for it."""
 
 
 def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
-    """Appends those of these Tasks that are :data:`ASIDE` to their session's line, and promotes; in the caller's
+    """Makes those of these Tasks that are :data:`ASIDE` wait for their session, as the last, and promotes; in the caller's
     transaction, which has locked their rows."""
     aside = ASIDE.add_columns(_t.session_key).where(_t.id.in_(task_ids)).order_by(_t.id)
     for task_id, key in connection.execute(aside, {"now": now}).all():
         joins = tasks.update().where(_t.id == task_id)
-        connection.execute(joins.values(session_waits=_t.priority, session_place=now))
+        connection.execute(joins.values(session_waits=_t.priority, session_position=now))
         promote(connection, ledger, key)
 
 
@@ -193,7 +194,7 @@ def promote_alone(ledger: Ledger, key: str) -> bool:
 
 # -- keys: items with equal values of a field run one after the other
 
-_BY_LINE: Final = "FORCE INDEX (ix_key_places_line)"
+_BY_LINE: Final = "FORCE INDEX (ix_key_positions_line)"
 """For MariaDB, which overestimates a line's share of a new table, and would read the whole table for each line."""
 
 _FREED: Final = 500
@@ -210,10 +211,10 @@ _SPLITTING: Final = (
 
 
 def _asking(e: Any) -> tuple[Any, Any]:
-    """Columns for an Event: its place, and the first Event of its line; see :class:`Asking`."""
-    o, w = key_places.alias("o"), key_places.alias("w")
-    own = sa.select(o.c.place).where(o.c.event_id == e.c.id)
-    first = sa.select(w.c.event_id).where(w.c.line == e.c.line).order_by(w.c.line, w.c.place, w.c.event_id).limit(1)
+    """Columns for an Event: its position, and the first Event of its line; see :class:`Asking`."""
+    o, w = key_positions.alias("o"), key_positions.alias("w")
+    own = sa.select(o.c.position).where(o.c.event_id == e.c.id)
+    first = sa.select(w.c.event_id).where(w.c.line == e.c.line).order_by(w.c.line, w.c.position, w.c.event_id).limit(1)
     first = first.with_hint(w, _BY_LINE, "mariadb")
     return own.correlate(e).scalar_subquery(), first.correlate(e).scalar_subquery()
 
@@ -242,17 +243,19 @@ def line_of(worker_name: str, key: str) -> int:
     return int.from_bytes(group + hashlib.blake2b(key[-2:].encode(), digest_size=3).digest(), "big", signed=True)
 
 
-def add_places(connection: Connection, task_ids: Collection[int], *, low: int = 0) -> None:
-    """Inserts the places of new Events with a key, from ``seq`` ``low`` on: in the order of the Tasks, then of the list."""
+def add_positions(connection: Connection, task_ids: Collection[int], *, low: int = 0) -> None:
+    """Inserts the positions of new Events with a key, from ``seq`` ``low`` on: by Task, then by ``seq``."""
     if task_ids:
-        _ADD_PLACES.execute(connection, sorted(task_ids), low=low)
+        _ADD_POSITIONS.execute(connection, sorted(task_ids), low=low)
 
 
-_ADD_PLACES: Final = batches.ByValues(
+_ADD_POSITIONS: Final = batches.ByValues(
     _e.task_id,
-    lambda its: key_places.insert().from_select(
-        ["event_id", "line", "place"],
-        sa.select(_e.id, _e.line, _e.task_id * PLACES_EACH).where(its, _e.seq >= sa.bindparam("low"), _e.line.is_not(None)),
+    lambda its: key_positions.insert().from_select(
+        ["event_id", "line", "position"],
+        sa.select(_e.id, _e.line, _e.task_id * POSITIONS_EACH).where(
+            its, _e.seq >= sa.bindparam("low"), _e.line.is_not(None)
+        ),
     ),
 )
 
@@ -274,7 +277,7 @@ def gate(connection: Connection, task_id: int, worker_name: str) -> KeysGate:
     splitting, turn = connection.execute(_GATE, {"task_id": task_id, "worker": worker_name}).one()
     if splitting is None:
         return KeysGate(False, turn != 0, None)
-    return KeysGate(splitting < task_id, turn != 0, int(splitting) * PLACES_EACH)
+    return KeysGate(splitting < task_id, turn != 0, int(splitting) * POSITIONS_EACH)
 
 
 ASKING: Final = (_e.line, *_asking(events))
@@ -290,11 +293,11 @@ _PASSED: Final = (
 
 
 class Asking(NamedTuple):
-    """An Event to lend; if it has a key, its ``line``, its ``place`` there, and the ``first`` Event of that line."""
+    """An Event to lend; if it has a key, its ``line``, its ``position`` there, and the ``first`` Event of that line."""
 
     id: int
     line: int | None
-    place: int | None
+    position: int | None
     first: int | None
 
 
@@ -312,7 +315,7 @@ def turns(asking: Collection[Asking], before: int | None) -> Turns:
     others; afterwards it calls :func:`free` for the lines of those that wait. An Event without a key always goes."""
     found = Turns(set(), {}, set())
     for each in asking:
-        if each.line is None or has_turn(each.id, each.place or 0, each.first or each.id, before):
+        if each.line is None or has_turn(each.id, each.position or 0, each.first or each.id, before):
             found.go.add(each.id)
         elif each.first == each.id:
             found.early.add(each.id)
@@ -436,8 +439,8 @@ def _hint(dialect: str) -> str:
 @cache
 def _heads(dialect: str) -> Any:
     head = (
-        f"SELECT w.event_id FROM key_places w{_hint(dialect)} WHERE w.line = d.line"  # noqa: S608
-        " ORDER BY w.line, w.place, w.event_id LIMIT 1"
+        f"SELECT w.event_id FROM key_positions w{_hint(dialect)} WHERE w.line = d.line"  # noqa: S608
+        " ORDER BY w.line, w.position, w.event_id LIMIT 1"
     )
     # One text, because among several threads fetching a row costs more than its content.
     columns = f"json_group_array(({head}))" if dialect == "sqlite" else f"({head})"

@@ -447,13 +447,13 @@ def _add_jobs(
     jids: Sequence[str],
     now: int,
 ) -> None:
-    """Inserts the Events of new jobs and their places in the lines of their keys, and counts them. ``added``: the columns
-    of a Task without these jobs, and its jobs; one Task, or several new ones."""
+    """Inserts the Events of new jobs and their positions in the lines of their keys, and counts them. ``added``: a Task's
+    columns without these jobs, and its jobs; one Task, or several new ones."""
     numbered = [(task["id"], seq, one) for task, items in added for seq, one in enumerate(items, task["created_jobs"])]
     new = [(jid, *each) for jid, each in zip(jids, numbered, strict=True)]
     _insert_events(connection, new, now, {task["id"]: task["worker_name"] for task, _ in added})
     keyed = [task["id"] for task, _ in added if task["key_field"] is not None]
-    sessions.add_places(connection, keyed, low=added[0][0]["created_jobs"])
+    sessions.add_positions(connection, keyed, low=added[0][0]["created_jobs"])
     counts = {
         (task["id"], ledger.slot(task["slots"])): Delta(enqueue=items_of(items), jobs=len(items))
         for task, items in added

@@ -133,7 +133,7 @@ class Borrower:
         self._returns.send()
         if empty := self._loans.take_empty():
             lending.end_empty(self._ledger, empty)
-        self._arrivals.line_up()
+        self._arrivals.make_ready()
         if (unbegun := self._unbegun) is not None:
             self._unbegun = ()
             self._returns.give_back([*unbegun, *pool.jobs.drop(lambda each: each.is_borrowed)])
@@ -214,7 +214,7 @@ class Picker:
         self._has_share = has_share
         self._on_borrowed = on_borrowed
         self._shares = Shares(by_owner=fair_by_owner)
-        self._place = zlib.crc32(ledger.identity.encode()) / 2**32  # in [0, 1): where among many Tasks this process begins
+        self._share = zlib.crc32(ledger.identity.encode()) / 2**32  # in [0, 1): where among many Tasks this process begins
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
         self._is_locked = False  # the last borrow found Tasks whose rows other transactions had locked
 
@@ -283,7 +283,7 @@ class Picker:
         names, workers = self._order(), self._workers()
         with self._ledger.database.read() as connection:
             offers = lending.pick(
-                connection, self._ledger, names, workers=workers, after=self._shares.last, place=self._place
+                connection, self._ledger, names, workers=workers, after=self._shares.last, share=self._share
             )
             now = self._ledger.now()
             paused = lending.paused_queues(connection)
@@ -408,7 +408,7 @@ class Picker:
 
 
 class _Part(NamedTuple):
-    """Jobs of one loan, or claimed ones, that are not lined up yet. ``loan``: None for claimed ones; ``held``: the loan or
+    """Jobs of one loan, or claimed ones, that are not ready yet. ``loan``: None for claimed ones; ``held``: the loan or
     claim by which this process holds each job, by job id."""
 
     rank: Rank
@@ -454,7 +454,7 @@ class Arrivals:
             self._pool.durations.measure(offer.task_id, jobs)
         if found.claimed:
             self.claimed(rank, found.claimed, asked)
-        self.line_up()
+        self.make_ready()
         return found.count
 
     def claimed(self, rank: Rank, jobs: Sequence[Job], asked: float) -> int:
@@ -462,26 +462,26 @@ class Arrivals:
         for part in chunks(jobs, PART):
             held = {job.job_id: self._loans.claim(job.event_id, job.attempt) for job in part}
             self._parts.append(_Part(rank, part, asked, False, None, held))
-        self.line_up()
+        self.make_ready()
         return len(jobs)
 
-    def line_up(self) -> None:
-        """Lines up the borrowed jobs. If the ledger is unavailable, the rest stays for the next step; a job that cannot be
-        lined up for another reason ends, with that reason. Raises Unavailable."""
+    def make_ready(self) -> None:
+        """Makes the borrowed jobs ready. If the ledger is unavailable, the rest stays for the next step; a job that cannot
+        be made ready for another reason ends, with that reason. Raises Unavailable."""
         while self._parts:
             part = self._parts[0]
             try:
-                self._line_up(part)
+                self._make_ready(part)
             except Unavailable:
                 raise
             except Exception as error:
-                self._not_lined_up(part, error)
+                self._not_made_ready(part, error)
             else:
                 self._parts.popleft()
 
-    def _not_lined_up(self, part: _Part, error: Exception) -> None:
-        """Ends the job that cannot be lined up; if there are several, each is tried alone first."""
-        self._log.exception("jobs_not_lined_up", count=len(part.jobs))
+    def _not_made_ready(self, part: _Part, error: Exception) -> None:
+        """Ends the job that cannot be made ready; if there are several, each is tried alone first."""
+        self._log.exception("jobs_not_ready", count=len(part.jobs))
         alone: list[_Part] = []
         if len(part.jobs) > 1:
             alone = [part._replace(jobs=[job]) for job in part.jobs]
@@ -493,8 +493,8 @@ class Arrivals:
         self._parts.popleft()
         self._parts.extendleft(reversed(alone))
 
-    def _line_up(self, part: _Part) -> None:
-        """Lines up one part. Nothing raises once its first job may begin."""
+    def _make_ready(self, part: _Part) -> None:
+        """Makes the jobs of one part ready. Nothing raises once its first job may begin."""
         tickets: Sequence[Ticket | None]
         if part.loan is not None:
             tickets = self._tracker.borrowed(part.jobs, part.loan, part.asked, of_round=part.of_round)
@@ -521,4 +521,4 @@ class Arrivals:
             self._pool.release(execution)
         for job_id in by_id:  # the client middleware has ended these
             part.held[job_id].ended()
-        self._pool.line_up(ready)
+        self._pool.make_ready(ready)

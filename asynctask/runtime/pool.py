@@ -623,7 +623,7 @@ class Pool:
     def start(self) -> None:
         """Starts the processors."""
         for _ in range(self.concurrency):
-            self._spawn(in_line=True)
+            self._spawn(in_order=True)
 
     def quiet(self) -> list[Execution]:
         """Begins no more jobs. Gives back the fetched jobs that have not begun, and returns the borrowed ones."""
@@ -714,15 +714,15 @@ class Pool:
 
     # -- ready jobs
 
-    def line_up(self, executions: Sequence[Execution]) -> None:
+    def make_ready(self, executions: Sequence[Execution]) -> None:
         """Passes jobs to the processors, and suspects to their own thread, so that no processor waits for their turn."""
         if any(each.is_suspect for each in executions) and all(self._threads.values()):
-            self._spawn(in_line=False)
+            self._spawn(in_order=False)
         self.jobs.put(executions)
         if self._quiet.is_set():
             self.give_back(self.jobs.drop(lambda each: not each.is_borrowed))
 
-    def shorten_line(self) -> None:
+    def return_suspects(self) -> None:
         """Gives back suspects that have waited long behind others, for other processes. Raises Unavailable."""
         if self.jobs.suspects <= self.concurrency:
             return
@@ -762,14 +762,14 @@ class Pool:
 
     # -- processors
 
-    def _spawn(self, *, in_line: bool) -> None:
-        thread = threading.Thread(target=self._process, args=(in_line,), name="processor", daemon=True)
-        self._threads[thread] = in_line
+    def _spawn(self, *, in_order: bool) -> None:
+        thread = threading.Thread(target=self._process, args=(in_order,), name="processor", daemon=True)
+        self._threads[thread] = in_order
         thread.start()
 
-    def _process(self, in_line: bool) -> None:
+    def _process(self, in_order: bool) -> None:
         """The main function of a processor: takes jobs until its end. A processor that dies is replaced."""
-        ended, take = False, self.jobs.take if in_line else self.jobs.take_suspect
+        ended, take = False, self.jobs.take if in_order else self.jobs.take_suspect
         try:
             while (execution := take()) is not None:
                 self.low.taken(len(self.jobs))
@@ -783,7 +783,7 @@ class Pool:
             self.jobs.forget_thread()
             self._threads.pop(threading.current_thread(), None)
             if not ended and not self._quiet.is_set():
-                self._spawn(in_line=in_line)
+                self._spawn(in_order=in_order)
 
     def _run(self, execution: Execution) -> None:
         execution.thread = threading.current_thread()
@@ -820,7 +820,7 @@ class Pool:
         self.jobs.release(execution)
         self._isolation.leave(execution)
         if not self._quiet.is_set():
-            self._spawn(in_line=not execution.is_suspect)
+            self._spawn(in_order=not execution.is_suspect)
 
 
 # -- isolation: a job under which a process died runs alone in its process for some seconds

@@ -195,7 +195,7 @@ class Recheck:
         for each in pool.running():
             if each.began and each.task_id is not None:
                 pool.durations.at_least(each.task_id, now - each.began)
-        pool.shorten_line()
+        pool.return_suspects()
         keep = int(jobs.note_taken() * 1.25)
         if len(jobs) <= keep or (pool.busy < pool.concurrency and not pool.closed):
             return

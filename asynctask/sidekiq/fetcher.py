@@ -88,7 +88,7 @@ class Fetcher:
         self._doubt = Doubt(clock)
         self._asked = 0.0  # time of the last fetch, on the monotonic clock
         self._ask_pauses_at = 0.0  # on the monotonic clock
-        self._filled_at = 0.0  # when fetched jobs were lined up last, on the monotonic clock
+        self._filled_at = 0.0  # when fetched jobs were made ready last, on the monotonic clock
         self.paused: frozenset[str] = frozenset()  # queues, at the broker
         self._latency = 0.0  # seconds from the request for jobs until they can begin, smoothed
         self._thread: threading.Thread | None = None
@@ -245,7 +245,7 @@ class Fetcher:
                 ready.append(each)
         self._filled_at = self._clock.monotonic()
         self.paused -= {each.copy.queue for each in ready}  # they gave these just now
-        self._pool.line_up(ready)
+        self._pool.make_ready(ready)
         if deferred:
             self._put_off(deferred)
 

@@ -140,7 +140,7 @@ def test_a_process_that_dies_at_this_point_leaves_every_key_in_its_order(
     (task_id,) = [progress["task_id"] for progress in app.tasks()]
     with world.working(app):
         wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
-        wait_for(lambda: world.one("SELECT COUNT(*) FROM key_places") == 0, "every line is left")
+        wait_for(lambda: world.one("SELECT COUNT(*) FROM key_positions") == 0, "every line is left")
     world.check_promises(app, [task_id], len(items()))
     for key in range(3):
         began = [int(words[1]) for words in world.shop.lines() if words[0] == "did" and int(words[1]) % 3 == key]

@@ -22,8 +22,8 @@ def test_a_full_page_begins_after_the_last_that_was_served_and_shows_who_waits_b
         for after, there in ((first, ids[:3]), (ids[1], [ids[2], ids[3], first]), (ids[3], [first, *ids[:2]])):
             found = lending.pick(connection, app.ledger, ["default"], limit=3, after={("default", 100): after})
             assert {each.task_id for each in found} == {*there, behind}
-        for place, there in ((0.0, [first, *ids[:2]]), (0.6, [ids[2], ids[3], first]), (0.999, [ids[3], first, ids[0]])):
-            found = lending.pick(connection, app.ledger, ["default"], limit=3, place=place)
+        for share, there in ((0.0, [first, *ids[:2]]), (0.6, [ids[2], ids[3], first]), (0.999, [ids[3], first, ids[0]])):
+            found = lending.pick(connection, app.ledger, ["default"], limit=3, share=share)
             assert {each.task_id for each in found} == {*there, behind}, "each process begins elsewhere"
 
 

@@ -61,7 +61,7 @@ def run_out(app: AsyncTask, *tasks: TaskHandle) -> list[list[int]]:
 
 
 def places(world: World) -> int:
-    return int(world.one("SELECT COUNT(*) FROM key_places"))
+    return int(world.one("SELECT COUNT(*) FROM key_positions"))
 
 
 def blocked(world: World) -> int:
@@ -401,7 +401,7 @@ def test_the_look_who_is_next_reads_a_few_rows_of_each_line(world: World) -> Non
     database, most = app.ledger.database, 0
     analyze(database)
     task = app.submit("note", items(*[n % 100 for n in range(2_000)]), key="serial")
-    lines = {int(line) for (line,) in world.sql("SELECT DISTINCT line FROM key_places")}
+    lines = {int(line) for (line,) in world.sql("SELECT DISTINCT line FROM key_positions")}
     while jobs := lend(app, task):
         most = max(most, cost(database, lambda connection: sessions._blocked_first(connection, lines)))
         end(app, *jobs)

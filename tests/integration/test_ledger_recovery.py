@@ -391,7 +391,7 @@ def test_while_the_ledger_is_away_nothing_begins_and_outcomes_are_kept_and_recor
 @pytest.mark.parametrize("kind", [LedgerUnavailable, RuntimeError])
 @pytest.mark.parametrize(
     "step",
-    [(lending, "_read_range"), (lending, "read_jobs"), (Tracker, "borrowed"), (Tracker, "begin"), (Pool, "line_up")],
+    [(lending, "_read_range"), (lending, "read_jobs"), (Tracker, "borrowed"), (Tracker, "begin"), (Pool, "make_ready")],
     ids=lambda step: f"{step[0].__name__.rpartition('.')[2]}.{step[1]}",
 )
 def test_what_was_borrowed_when_the_ledger_went_away_begins_when_it_is_back(

@@ -130,15 +130,15 @@ def _quiet_soon(app: Any, launcher: Launcher) -> None:
 
     app._workers["note"] = replace(worker, function=slow)
     pool: Any = launcher.pool
-    line_up, left = pool.line_up, [3]
+    make_ready, left = pool.make_ready, [3]
 
-    def lined_up(executions: Any) -> None:
-        line_up(executions)
+    def made_ready(executions: Any) -> None:
+        make_ready(executions)
         left[0] -= 1
         if left[0] == 0:
             threading.Thread(target=launcher.quiet).start()
 
-    pool.line_up = lined_up
+    pool.make_ready = made_ready
 
 
 def _ends_keyed(ledger: Any, applied: Any) -> bool:

@@ -220,12 +220,12 @@ class ReadyJobs(RuleBasedStateMachine):
         for task_id, row in now.items():
             took = row["session_holder"] is not None and task_id in before and before[task_id]["session_holder"] is None
             if took and before[task_id]["session_waits"] is not None:
-                place = (before[task_id]["session_waits"], before[task_id]["session_place"], task_id)
+                place = (before[task_id]["session_waits"], before[task_id]["session_position"], task_id)
                 for other, was in before.items():
                     stands = now[other]["session_waits"] is not None and was["session_waits"] is not None
                     if other != task_id and was["session_key"] == row["session_key"] and stands:
                         moved = now[other]["priority"] != was["priority"] or row["priority"] != before[task_id]["priority"]
-                        assert moved or place < (was["session_waits"], was["session_place"], other)
+                        assert moved or place < (was["session_waits"], was["session_position"], other)
         self.order = list(now.items())
 
     def teardown(self) -> None:
