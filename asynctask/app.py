@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain, islice
 from queue import SimpleQueue
@@ -26,11 +27,12 @@ from asynctask.exports.files import ResultFile
 from asynctask.exports.run import MERGER, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.remote import JobRecord, Recorded, RemoteWorkers, Reporter
 from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob, in_this_process, refuse_work
+from asynctask.job import GENERATOR, CurrentJob, in_this_process, refuse_work, work_of
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.progress import Changed
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
@@ -41,8 +43,10 @@ from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
+from asynctask.maintenance import Maintenance
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
+from asynctask.schedules import MISSED, Missed, Schedule, Schedules, Ticks
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
 from asynctask.submission import Submission, check_fields
 from asynctask.supervisor import Pulse
@@ -92,6 +96,10 @@ Named = str | Actor | EngineTask
 AnyWorker = Named | Worker[..., Any]
 RowsOf = Callable[[Any], abc.Iterable[Any]]
 Target = TypeVar("Target", bound=Callable[..., Any])
+Scheduled = TypeVar("Scheduled")
+
+_NOT_SCHEDULED = {"resubmit_of", "idempotency_key", "who", "start_at", "dry_run"}
+"""Options of a submission that a schedule cannot have."""
 
 
 class AsyncTask(OnDemand):
@@ -121,6 +129,8 @@ class AsyncTask(OnDemand):
         self._log = get_logger("asynctask")
         self._remote = RemoteWorkers(self)
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
+        self._schedules = Schedules(lambda: self.ledger, self.ids, self.submit_items)
+        self._unregistered: list[tuple[Any, Callable[[Any], Any]]] = []  # what app.every has, and is no worker yet
 
     def close(self) -> None:
         """Stops services and closes connections; later use creates them again."""
@@ -207,7 +217,10 @@ class AsyncTask(OnDemand):
             if worker.name in self._workers or worker.name in self._internal:
                 raise ConfigError(f"two workers are named {worker.name!r}; give one of them another name=")
             self._workers[worker.name] = worker
-            return worker
+            for _, schedule in [each for each in self._unregistered if each[0] is found]:
+                schedule(worker)
+            self._unregistered = [each for each in self._unregistered if each[0] is not found]
+            return self._workers[worker.name]
 
         return register if target is None else register(target)
 
@@ -286,6 +299,102 @@ class AsyncTask(OnDemand):
         """
         shards = list(checked_items(shards))
         return self.hand_in(Submission(worker, shards, self._checked(options), form=format, is_kept=True))
+
+    @overload
+    def every(
+        self,
+        schedule: float | timedelta | str,
+        worker: None = None,
+        /,
+        *,
+        timezone: str = "UTC",
+        missed: Missed = "skip",
+        overlap: bool = False,
+        name: str | None = None,
+        items: Callable[[datetime], abc.Iterable[Any]] | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Callable[[Scheduled], Scheduled]: ...
+
+    @overload
+    def every(
+        self,
+        schedule: float | timedelta | str,
+        worker: Scheduled,
+        /,
+        *,
+        timezone: str = "UTC",
+        missed: Missed = "skip",
+        overlap: bool = False,
+        name: str | None = None,
+        items: Callable[[datetime], abc.Iterable[Any]] | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Scheduled: ...
+
+    def every(
+        self,
+        schedule: float | timedelta | str,
+        worker: Any = None,
+        /,
+        *,
+        timezone: str = "UTC",
+        missed: Missed = "skip",
+        overlap: bool = False,
+        name: str | None = None,
+        items: Callable[[datetime], abc.Iterable[Any]] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Submits a Task for a worker periodically, once for each tick, whatever number of processes run. A decorator of a
+        worker, above or below :meth:`worker`, or called with one: a worker, its name, or a task of an attached engine.
+
+        ``schedule``: an interval in seconds, or a cron expression of five fields (``"@daily"`` and its like, too) in the
+        local time of ``timezone``. ``items(tick)`` returns the items of the Task, from the time of the tick, an aware
+        datetime; without it the Task is one job, whose item is ``{"tick": time}`` unless the worker takes none. ``missed``: of the
+        ticks at which no process ran, ``"skip"`` makes up for none, ``"once"`` for the last, ``"all"`` for the last 1,000.
+        ``overlap``: a tick submits its Task although the one before is open; without it such a tick is skipped, or with
+        ``missed="all"`` waits its turn. ``name`` (default: the worker's) is unique. ``options`` as in :meth:`submit`.
+        Raises :class:`ConfigError`.
+        """
+        ticks = Ticks(schedule, timezone)
+        if missed not in MISSED:
+            raise ConfigError(f"schedule {schedule!r}: missed is one of {', '.join(MISSED)}, not {missed!r:.80}")
+        if items is not None:
+            _check_items(items)
+        if refused := sorted(_NOT_SCHEDULED & options.keys()):
+            raise ConfigError(f"schedule {schedule!r}: leave out {', '.join(refused)}, which holds for one list")
+        try:
+            self._checked(options)
+        except InputError as error:
+            raise ConfigError(f"schedule {schedule!r}: {error}") from None
+
+        def declare(target: Any) -> Any:
+            of = self._name_of(target)
+            if of is None:  # declared below @app.worker, or before its engine is attached
+                self._unregistered.append((target, declare))
+                return target
+            if (found := self.workers.get(of)) is not None:
+                fit = _taking_a_tick(found, items is not None)
+                if found.engine is None:
+                    self._workers[of] = fit
+                    target = fit if isinstance(target, Worker) else target
+            self._schedules.add(Schedule(name or of, of, ticks, missed, overlap, items, options))
+            return target
+
+        return declare if worker is None else declare(worker)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules that :meth:`every` declares, and those of other programs in the same database."""
+        waiting, self._unregistered = self._unregistered, []
+        for target, declare in waiting:
+            declare(target)
+        return self._schedules
+
+    def maintenance(self, ledger: Ledger) -> Maintenance:
+        """As of :class:`~asynctask.wiring.OnDemand`. Raises :class:`ConfigError` for a schedule of what is no worker."""
+        made = super().maintenance(ledger)
+        for target, _ in self._unregistered:
+            raise ConfigError(f"app.every has {target!r:.200}, which is no worker: put @app.worker above or below it")
+        return made
 
     def result(self, task_id: int) -> ResultFile:
         """The file of an export, with its manifest. Raises :class:`NotFound`; :class:`Conflict` if there is no file yet."""
@@ -936,6 +1045,36 @@ def _check_arguments(worker: Worker, args: Sequence[Any]) -> None:
         inspect.signature(worker.function).bind(*args)
     except TypeError as error:
         raise InputError(f"worker {worker.name!r}: {error}", code="bad_arguments") from None
+
+
+def _check_items(items: Callable[..., Any]) -> None:
+    """Raises :class:`ConfigError` for a function that does not return the items of a tick."""
+    try:
+        inspect.signature(items).bind(None)
+        fits = work_of(items) in (None, GENERATOR)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ConfigError(f"items is a function of the tick, such as items=lambda tick: [...], not {items!r:.200}")
+
+
+def _taking_a_tick(worker: Worker, has_items: bool) -> Worker:
+    """The worker as a schedule needs it: called with one item. One without parameters then ignores that item. Raises
+    :class:`ConfigError`."""
+    if not worker.use_task_event or worker.columns:
+        why = "is an export" if worker.columns else "has use_task_event=False: its jobs are not tracked"
+        raise ConfigError(f"worker {worker.name!r} cannot have a schedule: it {why}")
+    takes, function = worker.unfit_for(1), worker.function
+    if takes is None:
+        return worker
+    if worker.engine is not None or worker.unfit_for(0) is not None or has_items:
+        raise ConfigError(f"worker {worker.name!r} of a schedule is called with one item, and its parameters are {takes}")
+
+    def perform(*_item: Any) -> Any:
+        return function()
+
+    perform.__name__, perform.__doc__ = declared_name(function), inspect.getdoc(function)
+    return replace(worker, function=perform)
 
 
 def _performed_by_others(item: Any) -> None:

@@ -25,6 +25,7 @@ from asynctask.ledger.lending import queue_holder
 from asynctask.ledger.tasks import called_back, candidates, try_close, try_finish
 from asynctask.lists.cleaning import Cleaning
 from asynctask.logs import get_logger
+from asynctask.schedules import Ticker
 from asynctask.sidekiq.copies import poisoned
 
 EVERY_S: Final = {"find_lost": 10.0, "recover_strays": 10.0, "clear_uploads": 3_600.0}
@@ -60,7 +61,7 @@ class Maintenance:
 
     ``resume_split`` continues the split of a Task in a way that suits this process; ``cleaning`` removes stored lists.
     ``engines``: the attached engines by name. ``every_s``: seconds between two rounds while a Task is open. ``waker``
-    reports new work for maintenance.
+    reports new work for maintenance. ``ticker``: submits the Tasks of schedules, beside the leader, too.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Maintenance:
         *,
         resume_split: Callable[[int], None],
         cleaning: Cleaning,
+        ticker: Ticker,
         waker: Waker,
         every_s: float,
         engines: Mapping[str, EngineQueues],
@@ -81,11 +83,12 @@ class Maintenance:
         self._host = host
         self._controls = controls
         self._resume_split = resume_split
+        self._ticker = ticker
         self._schedule = Schedule(ledger, host, waker, every_s=every_s)
         self._steps: dict[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
             "take_stalled": self.take_stalled,
-            "rejoin": self.rejoin,
+            "rejoin": partial(lending.rejoin, ledger),  # Tasks that left their session and whose retry is due
             "change_rows": self.change_rows,
             "resume_splits": self.resume_splits,
             "pause_failing": self.pause_failing,
@@ -109,9 +112,11 @@ class Maintenance:
         """Runs due steps in a thread until :meth:`stop`."""
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._thread.start()
+        self._ticker.start()
 
     def stop(self) -> None:
         """Ends the thread and gives up leadership."""
+        self._ticker.stop()
         self._schedule.stop()
         if self._thread is not None:
             self._thread.join(10)
@@ -259,10 +264,6 @@ class Maintenance:
         task_rows.pause_failing(self._ledger)
 
     # -- lost copies, and jobs that no process reaches
-
-    def rejoin(self) -> None:
-        """Makes Tasks that left their session, and whose retry is due now, wait for it again."""
-        lending.rejoin(self._ledger)
 
     def find_lost(self) -> int:
         """Makes jobs due again that this search and the one before did not find in their foreign queue, and repairs hints,

@@ -43,6 +43,7 @@ from asynctask.middleware.chain import Chain
 from asynctask.operations import Operations
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
+from asynctask.schedules import Schedules, Ticker
 from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Submitter
 from asynctask.supervisor import LIFELINE
@@ -245,6 +246,11 @@ class OnDemand(ABC):
             raise ConfigError(f"{engine.name} is attached to this application already; attach it once")
         self._engines[engine.name] = engine
 
+    @property
+    @abstractmethod
+    def schedules(self) -> Schedules:
+        """The schedules of the application."""
+
     @abstractmethod
     def resume_split(self, task_id: int) -> None:
         """Resumes a split whose process died."""
@@ -333,6 +339,7 @@ class OnDemand(ABC):
             core.services.control,
             resume_split=self.resume_split,
             cleaning=cleaning,
+            ticker=Ticker(self.schedules, ledger, self.ids),
             waker=core.signals.waker(),
             every_s=min(1.0, config.lease_s / 4),
             engines=self._engines,

@@ -27,9 +27,11 @@ from asynctask.operations import (
     QueueInfo,
     WaitingEntry,
 )
+from asynctask.schedules import ScheduleInfo
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
-from webapi.shapes import TEXT, Health, Name, PageLinks, Routes, _In, _Query, described, rows_of
+from webapi.shapes import TEXT, Health, Name, PageLinks, Routes, Submitted, _In, _Query, described, rows_of
+from webapi.tasks import answer
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -86,6 +88,12 @@ class Keys(_In):
     keys: list[Key] = Field(min_length=1, max_length=1000, description="Their keys, as the list has them.")
 
 
+class ScheduleChange(_In):
+    """What to change of a schedule."""
+
+    enabled: bool = Field(description="Whether it ticks.")
+
+
 Queues: Final = rows_of("Queues", "queues", described(QueueInfo))
 JobPage: Final = rows_of("JobPage", "jobs", described(QueuedJob), total=int, links=PageLinks)
 EntryPage: Final = rows_of("EntryPage", "entries", described(WaitingEntry), total=int, links=PageLinks)
@@ -96,6 +104,8 @@ Found: Final = rows_of(
     complete=Annotated[bool, Field(description="False where there may be more.")],
 )
 Processes: Final = rows_of("Processes", "processes", described(ProcessInfo))
+Schedule: Final = described(ScheduleInfo)
+Schedules: Final = rows_of("Schedules", "schedules", Schedule)
 
 
 # -- routes
@@ -220,6 +230,43 @@ for _action in ACTIONS:
         _serve(_action, takes_keys=True)
     if not _action.takes_keys or _action.on in LISTS:
         _serve(_action)
+
+
+# -- schedules
+
+
+@blueprint.serve("GET /schedules", "listSchedules", Schedules)
+def schedules() -> Response:
+    """The schedules of periodic tasks, with their next ticks"""
+    return _uncached({"schedules": asynctask_app().schedules.all()})
+
+
+@blueprint.serve(
+    "POST /schedules/<name>/run",
+    "runSchedule",
+    Submitted,
+    status=202,
+    description="Accepted: the Task",
+    responses=[409],
+)
+def run_schedule(name: str) -> Response:
+    """Submit a Task of a schedule now
+
+    Its next tick stays. Refused while a Task of it is open, unless its Tasks may overlap, and where this application does
+    not declare it.
+    """
+    return answer(asynctask_app().schedules.run(_known(name), who=who()))
+
+
+@blueprint.serve("PATCH /schedules/<name>", "changeSchedule", Schedule, body=ScheduleChange)
+def change_schedule(name: str, body: ScheduleChange) -> Response:
+    """Switch a schedule on or off
+
+    Ticks while it is off are not made up for.
+    """
+    found = asynctask_app().schedules
+    found.switch(_known(name), body.enabled)
+    return json_response(found.find(name))
 
 
 # -- health

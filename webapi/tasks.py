@@ -20,6 +20,7 @@ from asynctask.exports.rows import FORMATS
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
+from asynctask.schedules import KEYS
 from asynctask.submission import Submission
 from asynctask.task import VERBS, TaskHandle, Verb, place_in_list
 from webapi.context import (
@@ -519,4 +520,8 @@ def _idempotency_key(incoming: ApiRequest) -> str | None:
         return None
     if not re.fullmatch(KEY_PATTERN, key):
         raise MalformedBody("Idempotency-Key must be 1 to 255 characters of ASCII, a UUID for instance", code="invalid_key")
+    if key.startswith(KEYS):
+        raise MalformedBody(
+            f"Idempotency-Key: those that begin with {KEYS} are of schedules; use another", code="invalid_key"
+        )
     return key

@@ -1,4 +1,4 @@
-"""Commands for operators: queues, retries, scheduled, dead, processes, db, doctor, purge, config, middleware."""
+"""Commands for operators: queues, retries, scheduled, dead, processes, schedules, db, doctor, purge, config, middleware."""
 
 from __future__ import annotations
 
@@ -258,6 +258,97 @@ for _action in ACTIONS:
         GROUPS[_action.on].add_command(_action_command(_action))
 
 
+# -- schedules
+
+schedules: Final = Listing("schedules", help="Show schedules of periodic tasks; run, switch or remove one.")
+
+
+@schedules.command("list")
+@pass_session
+def list_schedules(session: Session) -> int:
+    """List schedules: when each ticks next, its last Task, and how many ticks were skipped and why the last one was.
+
+    No running process declares a schedule marked "not declared".
+    """
+    found = session.existing().schedules.all()
+    session.out.document({"schedules": found})
+    session.out.table(_SCHEDULES, found, longest=60, nothing="No schedule is there.")
+    return OK
+
+
+def _interval(schedule: Mapping[str, Any]) -> str:
+    text = str(schedule["schedule"])
+    return f"{text} s" if " " not in text and text[0].isdigit() else f"{text} ({schedule['timezone']})"
+
+
+def _marks_of(schedule: Mapping[str, Any]) -> str:
+    marks = [] if schedule["enabled"] else ["off"]
+    marks += [] if schedule["declared"] else ["not declared"]
+    if schedule["skipped"]:
+        marks.append(f"{number(schedule['skipped'])} skipped ({schedule['skip_reason']})")
+    return ", ".join([*marks, *([str(schedule["error"])] if schedule["error"] else [])])
+
+
+_SCHEDULES: Final[Mapping[str, Column]] = {
+    "schedule": "name",
+    "worker": "worker",
+    "every": _interval,
+    "next": lambda schedule: _short_time(schedule["next_at"]),
+    "last": lambda schedule: _short_time(schedule["last_at"]),
+    "task": "last_task_id",
+    "": _marks_of,
+}
+
+
+@schedules.command("run")
+@click.argument("name")
+@pass_session
+def run_schedule(session: Session, name: str) -> int:
+    """Submit a Task of a schedule now; its next tick stays."""
+    session.app(required="schedules are declared in an application")
+    handle = session.existing().schedules.run(name, who=who())
+    session.out.document({"name": name, "task_id": handle.id})
+    session.out.line(f"Task {handle.id} is submitted. To follow it: asynctask watch {handle.id}")
+    return OK
+
+
+def _switch(session: Session, name: str, enabled: bool) -> int:
+    found = session.existing().schedules
+    changed, word = found.switch(name, enabled), "on" if enabled else "off"
+    session.out.document({**found.find(name), "changed": changed})
+    session.out.line(
+        f"{clean(name)} is switched {word}." if changed else f"Nothing to do: {clean(name)} is {word} already."
+    )
+    return OK
+
+
+@schedules.command("off")
+@click.argument("name")
+@pass_session
+def switch_off(session: Session, name: str) -> int:
+    """Switch a schedule off, until it is switched on; open Tasks of it go on."""
+    return _switch(session, name, False)
+
+
+@schedules.command("on")
+@click.argument("name")
+@pass_session
+def switch_on(session: Session, name: str) -> int:
+    """Switch a schedule on again. Ticks while it was off are not made up for."""
+    return _switch(session, name, True)
+
+
+@schedules.command("remove")
+@click.argument("name")
+@pass_session
+def remove_schedule(session: Session, name: str) -> int:
+    """Remove a schedule that no process declares any more; its Tasks stay."""
+    session.existing().schedules.remove(name)
+    session.out.document({"name": name, "removed": True})
+    session.out.line(f"{clean(name)} is removed.")
+    return OK
+
+
 # -- db, doctor, config, middleware
 
 
@@ -482,6 +573,7 @@ def _print_worker(session: Session, worker: Worker) -> None:
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     *GROUPS.values(),
+    schedules,
     db,
     doctor,
     purge,

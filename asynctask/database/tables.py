@@ -370,6 +370,30 @@ duties: Final = Table(
 )
 
 
+# Periodic tasks, see asynctask.schedules.
+schedules: Final = Table(
+    "schedules",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    # As a process declared it last.
+    Column("worker_name", String(255), nullable=False),
+    Column("schedule", String(255), nullable=False),
+    Column("timezone", String(64), nullable=False),
+    Column("missed", String(8), nullable=False),
+    _count("overlap"),
+    Column("registered_at", BigInteger, nullable=False),  # since when it ticks at these times
+    Column("seen_at", BigInteger, nullable=False),  # when a process last said that it declares it so
+    _count("enabled", 1),
+    Column("next_at", BigInteger),  # the next tick; NULL: it is switched off
+    Column("last_at", BigInteger),  # the tick of the last Task
+    Column("last_task", BigInteger),
+    _count("skipped"),
+    Column("skipped_at", BigInteger),
+    Column("skip_reason", String(16)),
+    Column("error", String(1024)),
+)
+
+
 # The last write of each connection, on servers that do not report the status of a transaction (MariaDB).
 write_marks: Final = Table(
     "write_marks",

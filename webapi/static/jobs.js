@@ -1,8 +1,8 @@
-// The jobs without a Task, page by page, and the queues. Filter and page are in the address, so that a link leads to them.
+// The jobs without a Task, page by page, the queues, and the schedules. Filter and page are in the address, so that a link leads to them.
 
-import { Poller } from "./api.js";
+import { Poller, attempt, call } from "./api.js";
 import { $, drawBadge, el, setText, show, user } from "./dom.js";
-import { STATUSES, count, duration, when } from "./words.js";
+import { SKIPPED, STATUSES, count, duration, when } from "./words.js";
 
 const card = $("#jobs-card");
 const body = $("#jobs tbody");
@@ -121,5 +121,62 @@ new Poller($("[data-queues]").dataset.queues, {
         el("td", { class: "number" }, count(q.processes)), el("td", { class: "number" }, count(q.workers_wanted)), el("td", {}, note(q)))));
     show($("#queues-box"), queues.length > 0);
     show($("#no-queues"), queues.length === 0);
+  },
+}).start();
+
+// -- The schedules -----------------------------------------------------------------------------------------------------
+
+const plans = $("#schedules-card");
+const lines = new Map();
+
+const every = (s) => (/^[\d.]+$/.test(s.schedule) ? duration(Number(s.schedule)) : `${s.schedule} (${s.timezone})`);
+
+const remark = (s) =>
+  [!s.enabled && "switched off", !s.declared && "no process declares it", s.skipped > 0 && `${count(s.skipped)} skipped, ${SKIPPED[s.skip_reason]}`, s.error]
+    .filter(Boolean).join("; ");
+
+const lastTask = (s) =>
+  (s.last_task_id === null ? [] : [el("a", { href: `${plans.dataset.tasks}/${s.last_task_id}` }, `Task ${s.last_task_id}`), ` ${when(s.last_at)}`]);
+
+/** A button of a schedule; the names of all are said to those who cannot see its row. */
+function doing(name, word, work) {
+  const node = el("button", { type: "button", class: "ghost", "aria-label": `${word}: ${name}` }, word);
+  node.addEventListener("click", () => attempt($("#schedules-problem"), node, async () => { await work(); schedules.now(); }));
+  return node;
+}
+
+function line({ name }) {
+  const path = `${plans.dataset.schedules}/${encodeURIComponent(name)}`;
+  const turn = (enabled) => () => call(path, { method: "PATCH", body: { enabled }, has: "enabled" });
+  const buttons = [
+    doing(name, "Run now", () => call(`${path}/run`, { method: "POST", has: "task_id" })),
+    doing(name, "Switch off", turn(false)),
+    doing(name, "Switch on", turn(true)),
+  ];
+  const cells = [user(name), "", "", "", user("")].map((text) => el("td", {}, text));
+  return { buttons, cells, row: el("tr", {}, cells, "mayChange" in plans.dataset && el("td", {}, buttons)) };
+}
+
+const schedules = new Poller(plans.dataset.schedules, {
+  every: 5000,
+  has: "schedules",
+  onData({ schedules: found }) {
+    const names = new Set(found.map((s) => s.name));
+    for (const name of lines.keys()) if (!names.has(name)) lines.delete(name);
+    const rows = found.map((s) => {
+      if (!lines.has(s.name)) lines.set(s.name, line(s));
+      const { buttons: [run, off, on], cells, row } = lines.get(s.name);
+      setText(cells[1], every(s));
+      setText(cells[2], when(s.next_at));
+      cells[3].replaceChildren(...lastTask(s));
+      setText($(".user", cells[4]), remark(s));
+      show(run, s.declared);
+      show(off, s.enabled);
+      show(on, !s.enabled);
+      return row;
+    });
+    const body = $("#schedules tbody");
+    if (rows.length !== body.children.length || rows.some((row, i) => row !== body.children[i])) body.replaceChildren(...rows);
+    show(plans, found.length > 0);
   },
 }).start();

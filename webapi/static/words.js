@@ -30,6 +30,12 @@ export const STATUSES = {
   cancelled: "cancelled",
 };
 
+/** Why a tick of a schedule has no Task. */
+export const SKIPPED = {
+  missed: "because no process ran", overlap: "because the Task before was open", empty: "because there was no item",
+  refused: "because the items were refused",
+};
+
 export const KINDS = { failed: "refused", error: "error" };
 
 export const CALLBACKS = { on_complete: "Called at the end", on_success: "Called if all succeed", on_failure: "Called if any does not" };
