@@ -348,8 +348,9 @@ class AsyncTask(OnDemand):
 
         ``schedule``: an interval in seconds, or a cron expression of five fields (``"@daily"`` and its like, too) in the
         local time of ``timezone``. ``items(tick)`` returns the items of the Task, from the time of the tick, an aware
-        datetime; without it the Task is one job, whose item is ``{"tick": time}`` unless the worker takes none. ``missed``: of the
-        ticks at which no process ran, ``"skip"`` makes up for none, ``"once"`` for the last, ``"all"`` for the last 1,000.
+        datetime; without it the Task is one job, whose item is ``{"tick": time}`` unless the worker takes none.
+        ``missed``: of the ticks at which no process ran, ``"skip"`` makes up for none, ``"once"`` for the last, ``"all"``
+        for the last 1,000.
         ``overlap``: a tick submits its Task although the one before is open; without it such a tick is skipped, or with
         ``missed="all"`` waits its turn. ``name`` (default: the worker's) is unique. ``options`` as in :meth:`submit`.
         Raises :class:`ConfigError`.

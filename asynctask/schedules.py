@@ -431,7 +431,7 @@ class Schedules:
             resumed = wanted[0] if wanted else due.following
             if not self._move(schedule, first, next_at=resumed, **_skip(first, "missed", missed)):
                 return now  # another process has moved it: look again
-        for tick, following in zip(wanted, [*wanted[1:], due.following], strict=True):
+        for tick, following in zip(wanted, [*wanted[1:], due.following], strict=False):
             if not self._move(schedule, tick, next_at=following, **self._outcome(schedule, tick)):
                 return now
         return due.following

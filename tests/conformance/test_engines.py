@@ -12,8 +12,9 @@ import pytest
 from support import engines
 from support.databases import Databases
 from support.drawn import examples
-from support.engine_suite import EngineConformance, EngineHarness, ended, exact, job_of
+from support.engine_suite import EngineConformance, EngineHarness, ended, exact, job_of, performed
 from support.engine_worker import CELERY, DRAMATIQ, OWN, RQ, Harness
+from support.servers import RedisServer
 
 from asynctask.errors import Conflict
 from asynctask.testing import wait_for
@@ -164,3 +165,31 @@ class TestRq(OnSqlite):
 class TestRqWithoutWorkHorse(OnSqlite):
     kind = "rq"
     command = (*RQ, "asynctask.integrations.rq.TrackedSimpleWorker")
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("celery", (*CELERY, "-P", "prefork")),
+        ("dramatiq", DRAMATIQ),
+        ("rq", (*RQ, "asynctask.integrations.rq.TrackedWorker")),
+    ],
+    ids=["celery", "dramatiq", "rq"],
+)
+def test_a_schedule_ticks_while_only_workers_of_an_engine_run(
+    kind: str,
+    command: Sequence[str],
+    databases: Databases,
+    redis_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(engines.SCHEDULE, "1")
+    harness = Harness(kind, command, tmp_path, databases.fresh("sqlite", tmp_path), redis_server.url)
+    try:
+        harness.start()
+        wait_for(lambda: sum(task["state"] == "finished" for task in harness.app.tasks()) >= 3, "three ticks are performed")
+        numbers = sorted(performed(tmp_path))
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "each second once"
+    finally:
+        harness.close()

@@ -30,6 +30,8 @@ from asynctask.integrations.base import pushed_job
 FOLDER, DATABASE, BROKER, ENGINE = "ENGINE_FOLDER", "ENGINE_DATABASE", "ENGINE_BROKER", "ENGINE_KIND"
 BREAK = "ENGINE_BREAK"
 """Names one of :data:`BREAKS`."""
+SCHEDULE = "ENGINE_SCHEDULE"
+"""If set, ``act`` has a schedule of each second."""
 
 
 LONE_ENDS: dict[str, tuple[dict[str, Any], str, str | None, Any]] = {
@@ -227,3 +229,5 @@ def close(kind: str, made: Any, folder: Path) -> None:
 if ENGINE in os.environ:  # in an engine's worker
     BREAKS.get(os.environ.get(BREAK, ""), lambda: None)()
     engine, app = MADE[os.environ[ENGINE]](Path(os.environ[FOLDER]), os.environ[DATABASE], os.environ[BROKER])
+    if SCHEDULE in os.environ:
+        app.every(1, "act", items=lambda tick: [{"n": int(tick.timestamp())}], missed="all", overlap=True)
