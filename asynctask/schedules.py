@@ -165,8 +165,8 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
         raise ConfigError(
-            f"timezone {name!r:.80}: write the name of a zone, such as Asia/Shanghai; on a machine that has no time zones,"
-            " pip install tzdata"
+            f"timezone {name!r:.80}: write the name of a zone, such as Asia/Shanghai. A machine without a database of zones"
+            " needs the package tzdata"
         ) from None
 
 

@@ -562,6 +562,46 @@ def a_stopped_process(bench: Bench) -> None:
     assert set(bench.world.shop.performed("began").values()) == {1}
 
 
+# -- a schedule
+
+
+@case("asynctask schedules run", "POST /api/schedules/{name}/run")
+def a_schedule_run_now(bench: Bench) -> None:
+    bench.app.every(LATER, "work", name="later", items=lambda tick: numbers(8), parallel=bench.limit)
+    with bench.working():
+        wait_for(bench.app.schedules.all, "it is registered")
+        task = bench.app.schedules.run("later")
+        assert task.wait(120)["counts"]["finish"] == 8
+        assert bench.app.schedules.find("later")["last_task_id"] == task.id
+
+
+@case("asynctask schedules off", "asynctask schedules on", "PATCH /api/schedules/{name}")
+def a_schedule_switched_off_and_on(bench: Bench) -> None:
+    for name in ("switched", "other"):
+        bench.app.every(
+            1, "work", name=name, items=lambda tick: numbers(2), missed="all", overlap=True, parallel=bench.limit
+        )
+
+    def made(name: str) -> int:
+        return len(bench.app.tasks(owner=f"schedule:{name}", limit=1_000))
+
+    def ticks_on(name: str) -> None:
+        before = made(name)
+        wait_for(lambda: made(name) >= before + 2, f"{name} ticks twice")
+
+    with bench.working():
+        ticks_on("switched")
+        assert bench.app.schedules.switch("switched", False)
+        ticks_on("other")  # a tick that was under way is submitted
+        before = made("switched")
+        ticks_on("other")
+        assert made("switched") == before
+        assert bench.app.schedules.switch("switched", True)
+        ticks_on("switched")
+        for each in bench.app.tasks(limit=1_000):
+            bench.app.task(each["task_id"]).wait(120)
+
+
 # -- all of them, wherever jobs wait
 
 
@@ -609,14 +649,14 @@ NO_OPERATION: Final = {
             "counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
         )
         | _prefixed("asynctask ", "tasks, show, watch, jobs, workers, config, doctor, report, result, template, db check")
-        | _prefixed("asynctask ", "middleware list, processes list, queues list, queues jobs, check-list")
+        | _prefixed("asynctask ", "middleware list, processes list, queues list, queues jobs, check-list, schedules list")
         | _prefixed("asynctask ", "retries list, retries search, scheduled list, scheduled search, dead list, dead search")
     ),
     "submits": _prefixed("POST /api/", "tasks, jobs, exports")
     | _prefixed("asynctask ", "submit, export, perform, demo, split-task"),
     "records what another program performed": _prefixed("POST /api/", "records, jobs/{job_id}/record"),
     "starts a process": _prefixed("asynctask ", "up, web, worker"),
-    "is for Tasks that ended, or for no Task": _prefixed("asynctask ", "purge, db upgrade"),
+    "is for Tasks that ended, or for no Task": _prefixed("asynctask ", "purge, db upgrade, schedules remove"),
 }
 
 

@@ -69,7 +69,7 @@ class Hourly:
 def test_several_processes_of_which_one_is_killed_make_one_task_of_each_tick(world: World) -> None:
     app = world.app()
     children = [world.cli("schedule_app", "worker", "-c", "2") for _ in range(3)]
-    wait_for(lambda: len(app.processes()) == 3, lambda: f"they run: {world.said()}")
+    wait_for(lambda: len(app.processes()) == 3, f"they run: {world.said()}")
     wait_for(lambda: len(seconds_of(world)) >= 3, "it ticks")
     children[0].kill()
     known = len(seconds_of(world))
@@ -91,7 +91,7 @@ def test_a_process_that_dies_between_submission_and_move_leaves_one_task_of_each
     assert child.wait(120) == -signal.SIGKILL, world.said()
     died = seconds_of(world)
     world.cli("schedule_app", "worker", "-c", "1")
-    wait_for(lambda: len(seconds_of(world)) >= len(died) + 3, lambda: f"it ticks on: {world.said()}")
+    wait_for(lambda: len(seconds_of(world)) >= len(died) + 3, f"it ticks on: {world.said()}")
     found = seconds_of(world)
     assert found[: len(died)] == died
     assert found == list(range(found[0], found[0] + len(found))), "no tick is lost"

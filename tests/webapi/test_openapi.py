@@ -42,7 +42,8 @@ OPERATIONS = [
     "POST /api/scheduled/kill", "POST /api/scheduled/kill-all", "POST /api/scheduled/delete",
     "POST /api/scheduled/delete-all", "GET /api/dead", "GET /api/dead/search", "POST /api/dead/restart",
     "POST /api/dead/restart-all", "POST /api/dead/delete", "POST /api/dead/delete-all", "GET /api/processes",
-    "POST /api/processes/{name}/quiet", "POST /api/processes/{name}/stop",
+    "POST /api/processes/{name}/quiet", "POST /api/processes/{name}/stop", "GET /api/schedules",
+    "POST /api/schedules/{name}/run", "PATCH /api/schedules/{name}",
 ]  # fmt: skip
 
 
