@@ -451,6 +451,26 @@ def test_single_jobs_are_listed_filtered_and_read_page_by_page(page: Page, shop:
         expect(rows).to_have_count(2)
 
 
+def test_schedules_are_shown_run_and_switched_off_and_on(page: Page, shop: Shop) -> None:
+    with shop.web() as (_, said), closing(lone_jobs(shop)) as app:
+        app.every("0 2 * * *", "enroll", name="nightly", timezone="Asia/Shanghai")
+        app.schedules.register(app.ledger.now())
+        task = app.schedules.run("nightly")
+        page.goto(f"{said['url']}/jobs")
+        cells = page.locator("#schedules tbody td")
+        expect(cells.nth(0)).to_have_text("nightly")
+        expect(cells.nth(1)).to_have_text("0 2 * * * (Asia/Shanghai)")
+        expect(cells.nth(3).get_by_role("link")).to_have_attribute("href", f"/tasks/{task.id}")
+        page.get_by_role("button", name="Run now: nightly").click()
+        expect(page.locator("#schedules-problem")).to_contain_text("does not declare the schedule nightly")
+        page.get_by_role("button", name="Switch off: nightly").click()
+        expect(cells.nth(4)).to_have_text("switched off")
+        assert not app.schedules.find("nightly")["enabled"]
+        page.get_by_role("button", name="Switch on: nightly").click()
+        expect(cells.nth(4)).to_have_text("")
+        assert app.schedules.find("nightly")["enabled"]
+
+
 def test_a_job_is_opened_by_keyboard_deleted_and_restarted(page: Page, shop: Shop) -> None:
     with shop.web() as (_, said), closing(lone_jobs(shop)) as app:
         job_id = app.workers["enroll"].perform_async({"sku": EVIL})

@@ -132,6 +132,16 @@ assert_type(task.state, str)
 assert_type(task.counts["finish"], int)
 
 
+@app.every("0 2 * * *", timezone="Asia/Shanghai", items=lambda tick: [tick.isoformat()], parallel=2)
+@app.worker
+def nightly(item: str) -> int:
+    return len(item)
+
+
+assert_type(nightly("a"), int)
+assert_type(app.every(timedelta(hours=1), nightly, name="hourly", missed="once", overlap=True)("a"), int)
+
+
 def audit(worker: Any, job: Job, queue: str, call_next: Any) -> Any:
     assert_type(job.args, tuple[Any, ...])
     assert_type(current_job().args, tuple[Any, ...])
