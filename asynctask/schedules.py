@@ -170,13 +170,13 @@ def _zone(name: str) -> ZoneInfo:
         ) from None
 
 
-def chosen(missed: Missed, due: Due, now: int) -> Sequence[int]:
-    """The due ticks whose Tasks are submitted: under ``skip`` the last one if it is on time, under ``once`` the last one,
-    under ``all`` the last :data:`MAX_TICKS`."""
+def chosen(missed: Missed, due: Due, on_time: int) -> Sequence[int]:
+    """The due ticks whose Tasks are submitted: under ``skip`` the last one unless it was before ``on_time``, under ``once``
+    the last one, under ``all`` the last :data:`MAX_TICKS`."""
     if missed == "all":
         return due.ticks
     last = due.ticks[-1]
-    return [last] if missed == "once" or last >= now - micros(LATE_S) else []
+    return [last] if missed == "once" or last >= on_time else []
 
 
 # -- a schedule, as it is declared and as it is shown
@@ -381,10 +381,15 @@ class Schedules:
         for schedule in self.declared.values():
             self._declare(schedule, rows.get(schedule.name), now)
 
-    def tick(self, now: int) -> int | None:
+    def tick(self, now: int, since: int | None = None) -> int | None:
         """Submits the Tasks of the ticks that are due at ``now`` (microseconds). Returns when the next is due, None if none
-        is known. The failure of one schedule is recorded, and does not keep the others."""
-        rows = self._rows(self.declared)
+        is known. The failure of one schedule is recorded, and does not keep the others.
+
+        ``since``: the ``now`` of this process's look before. A tick after it is on time: where it is late, the items of
+        another one took long.
+        """
+        rows, on_time = self._rows(self.declared), now - micros(LATE_S)
+        on_time = on_time if since is None else min(on_time, since)
         upcoming = []
         for schedule in self.declared.values():
             row = rows.get(schedule.name)
@@ -396,7 +401,7 @@ class Schedules:
                 self._write((_s.name == schedule.name) & (_s.seen_at < now), seen_at=now)
             following: int | None = row["next_at"]
             if following is not None and following <= now:
-                following = self._advance_or_note(schedule, following, now)
+                following = self._advance_or_note(schedule, following, now, on_time)
             if following is not None:
                 upcoming.append(following)
         return min(upcoming, default=None)
@@ -412,9 +417,9 @@ class Schedules:
         else:
             self._write((_s.name == schedule.name) & (_s.seen_at == row["seen_at"]), **values)
 
-    def _advance_or_note(self, schedule: Schedule, first: int, now: int) -> int | None:
+    def _advance_or_note(self, schedule: Schedule, first: int, now: int, on_time: int) -> int | None:
         try:
-            return self._advance(schedule, first, now)
+            return self._advance(schedule, first, now, on_time)
         except Unavailable:
             raise
         except Exception as error:  # of its items, for example: tried again with the next look
@@ -422,10 +427,10 @@ class Schedules:
             self._write(_s.name == schedule.name, error=_text(error))
             return now + micros(LOOK_S)
 
-    def _advance(self, schedule: Schedule, first: int, now: int) -> int | None:
+    def _advance(self, schedule: Schedule, first: int, now: int, on_time: int) -> int | None:
         """Submits what is due from the tick ``first`` on, and moves the row after each Task. Returns the next tick."""
         due = schedule.ticks.due(first, now)
-        wanted = chosen(schedule.missed, due, now)
+        wanted = chosen(schedule.missed, due, on_time)
         if missed := due.total - len(wanted):
             self._log.warning("ticks_missed", schedule=schedule.name, count=missed)
             resumed = wanted[0] if wanted else due.following
@@ -552,14 +557,15 @@ class Ticker:
             self._thread.join(_STOP_S)
 
     def _run(self) -> None:
-        registered = False
+        since: int | None = None
         while not self._stop.is_set():
             pause_s = LOOK_S
             try:
-                if not registered:
-                    self._schedules.register(self._ledger.now())
-                    registered = True
-                following = self._schedules.tick(self._ledger.now())
+                now = self._ledger.now()
+                if since is None:
+                    self._schedules.register(now)
+                following = self._schedules.tick(now, since)
+                since = now
                 if following is not None:
                     until_s = (following - self._ledger.now()) / SECOND + self._ids.random() * SPREAD_S
                     pause_s = min(max(until_s, 0.0), LOOK_S)

@@ -83,7 +83,7 @@ def test_several_processes_of_which_one_is_killed_make_one_task_of_each_tick(wor
 
 @pytest.mark.parametrize(
     "point",
-    ["after:submitted:2", *examples([], ["before:submitted:1", "before:moved:1", "after:moved:2"])],
+    ["before:submitted:2", "after:submitted:2", *examples([], ["before:submitted:1", "before:moved:1", "after:moved:2"])],
 )
 def test_a_process_that_dies_between_submission_and_move_leaves_one_task_of_each_tick(world: World, point: str) -> None:
     app = world.app()
@@ -129,6 +129,12 @@ def test_missed_ticks_are_skipped_by_default_and_counted(world: World) -> None:
     assert (hourly.shown["skipped"], hourly.shown["skip_reason"]) == (3, "missed")
     hourly.pass_to(4)
     assert hourly.hours == [0, 4]
+
+
+def test_a_tick_that_waits_for_the_items_of_another_one_is_not_missed(world: World) -> None:
+    hourly = Hourly(world)
+    hourly.app.schedules.tick(hourly.first + 600 * SECOND, since=hourly.first - SECOND)
+    assert (hourly.hours, hourly.shown["skipped"]) == ([0], 0)
 
 
 def test_missed_ticks_are_made_up_for_once(world: World) -> None:

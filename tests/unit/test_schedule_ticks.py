@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asynctask.clock import SECOND, from_datetime
 from asynctask.errors import ConfigError
-from asynctask.schedules import LATE_S, MAX_TICKS, Ticks, chosen
+from asynctask.schedules import MAX_TICKS, Ticks, chosen
 
 BERLIN = "Europe/Berlin"
 ZONES = ("UTC", BERLIN, "America/New_York", "Asia/Shanghai", "Australia/Lord_Howe", "America/Sao_Paulo")
@@ -98,15 +98,15 @@ def test_due_ticks_of_an_expression_are_those_that_follow_each_other(
 
 
 def test_which_missed_ticks_are_made_up_for() -> None:
-    ticks, first = Ticks(3_600), 10**15
-    on_time = ticks.due(first, first + int(LATE_S) * SECOND)
-    assert [list(chosen(each, on_time, first + int(LATE_S) * SECOND)) for each in ("skip", "once", "all")] == [[first]] * 3
-    now = first + 3 * 3_600 * SECOND + int(LATE_S) * SECOND + 1
-    late = ticks.due(first, now)
-    assert chosen("skip", late, now) == []
-    assert chosen("once", late, now) == [first + 3 * 3_600 * SECOND]
-    assert len(chosen("all", late, now)) == 4
-    assert len(chosen("all", ticks.due(first, first + 2_000 * 3_600 * SECOND), now)) == MAX_TICKS
+    ticks, first, hour = Ticks(3_600), 10**15, 3_600 * SECOND
+    one = ticks.due(first, first + SECOND)
+    assert [list(chosen(each, one, first)) for each in ("skip", "once", "all")] == [[first]] * 3
+    late = ticks.due(first, first + 3 * hour + SECOND)
+    assert chosen("skip", late, first + 3 * hour + 1) == []
+    assert chosen("skip", late, first + 2 * hour) == [first + 3 * hour]
+    assert chosen("once", late, first + 4 * hour) == [first + 3 * hour]
+    assert chosen("all", late, first + 4 * hour) == [first + n * hour for n in range(4)]
+    assert len(chosen("all", ticks.due(first, first + 2_000 * hour), first)) == MAX_TICKS
 
 
 @pytest.mark.parametrize(
