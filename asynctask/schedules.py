@@ -415,7 +415,8 @@ class Schedules:
         if row is None:
             _insert(self._ledger(), {"name": schedule.name, **values})
         else:
-            self._write((_s.name == schedule.name) & (_s.seen_at == row["seen_at"]), **values)
+            as_read = (schedules.c[name] == row[name] for name in schedule.columns)
+            self._write(sa.and_(_s.name == schedule.name, *as_read), **values)
 
     def _advance_or_note(self, schedule: Schedule, first: int, now: int, on_time: int) -> int | None:
         try:
@@ -434,7 +435,8 @@ class Schedules:
         if missed := due.total - len(wanted):
             self._log.warning("ticks_missed", schedule=schedule.name, count=missed)
             resumed = wanted[0] if wanted else due.following
-            if not self._move(schedule, first, next_at=resumed, **_skip(first, "missed", missed)):
+            last = next((tick for tick in reversed(due.ticks) if tick not in wanted), first)
+            if not self._move(schedule, first, next_at=resumed, **_skip(last, "missed", missed)):
                 return now  # another process has moved it: look again
         for tick, following in zip(wanted, [*wanted[1:], due.following], strict=False):
             if not self._move(schedule, tick, next_at=following, **self._outcome(schedule, tick)):
@@ -486,8 +488,9 @@ class Schedules:
         return next((int(i) for i, key in found if key.startswith(schedule.keys)), None)  # SQLite's LIKE ignores case
 
     def _move(self, schedule: Schedule, tick: int, **values: Any) -> bool:
-        """Moves the row on from a tick; False if another process has done so."""
-        its = _s.name == schedule.name
+        """Moves the row on from a tick; False if another process has done so, or declares other times."""
+        times = (_s.schedule == schedule.ticks.text) & (_s.timezone == schedule.ticks.timezone)
+        its = (_s.name == schedule.name) & times
         if self._write(its & (_s.next_at == tick), **values):
             return True
         if "last_task" in values:  # the other one may have skipped the tick, because the Task before had not ended then

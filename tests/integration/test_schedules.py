@@ -127,6 +127,7 @@ def test_missed_ticks_are_skipped_by_default_and_counted(world: World) -> None:
     hourly.pass_to(3, LATE_S + 1)
     assert hourly.hours == [0]
     assert (hourly.shown["skipped"], hourly.shown["skip_reason"]) == (3, "missed")
+    assert hourly.shown["skipped_at"] == rfc3339(hourly.first + 3 * HOUR)
     hourly.pass_to(4)
     assert hourly.hours == [0, 4]
 
@@ -141,6 +142,7 @@ def test_missed_ticks_are_made_up_for_once(world: World) -> None:
     hourly = Hourly(world, missed="once", overlap=True)
     hourly.pass_to(3, 1_800)
     assert (hourly.hours, hourly.shown["skipped"]) == ([3], 3)
+    assert hourly.shown["skipped_at"] == rfc3339(hourly.first + 2 * HOUR)
     hourly.pass_to(3, 1_900)
     hourly.pass_to(4)
     assert hourly.hours == [3, 4]
