@@ -30,7 +30,7 @@ from asynctask.worker import Worker
 if TYPE_CHECKING:
     from asynctask.reports.report import Report
 
-__all__ = ["ListedEvent", "Progress", "Services", "TaskHandle", "place_in_list"]
+__all__ = ["ListedEvent", "Progress", "Services", "TaskHandle", "event_cursor"]
 
 _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
 
@@ -38,14 +38,14 @@ _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
 _POSITION: Final = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?", re.ASCII)
 
 
-def place_in_list(event: Mapping[str, Any]) -> str:
+def event_cursor(event: Mapping[str, Any]) -> str:
     """The ``after`` for the page that follows an Event from :meth:`TaskHandle.events`: its id; for a job of several items,
     the id, a point and the row."""
     return str(event["id"]) if event["items"] == 1 else f"{event['id']}.{event['row']}"
 
 
 def _after(position: int | str | None) -> tuple[int | None, int | None]:
-    """The Event and the row of a :func:`place_in_list`."""
+    """The Event and the row of a :func:`event_cursor`."""
     if position is None or isinstance(position, int):
         return position, None
     if (found := _POSITION.fullmatch(position)) is None:
@@ -182,7 +182,7 @@ class TaskHandle:
         """Events in the order of their creation, only with these statuses if given; for a job of several items, one per
         item.
 
-        ``after``: only those behind the Event of this id, or behind the item that :func:`place_in_list` names; ``limit`` is
+        ``after``: only those behind the Event of this id, or behind the item that :func:`event_cursor` names; ``limit`` is
         at most 1,000. Raises :class:`InputError` for an unknown status or an invalid ``after``.
         """
         statuses, (event_id, row) = checked_statuses(status), _after(after)

@@ -391,7 +391,7 @@ class Worker(Generic[P, R_co]):
         Arguments are sent by position; keyword arguments are put in their positions. Raises TypeError if the function has
         no such parameter, or it is keyword-only.
         """
-        return self._push([self._in_place(args, kwargs)])[0]
+        return self._push([self._by_position(args, kwargs)])[0]
 
     delay = perform_async
 
@@ -399,11 +399,11 @@ class Worker(Generic[P, R_co]):
         """Pushes a job that starts ``seconds`` (or a timedelta) from now; if that is past, at once. Returns as
         :meth:`perform_async`. A number of a billion or more is an epoch time, as in Sidekiq; an aware datetime is a time.
         """
-        return self._push([self._in_place(args, kwargs)], at=seconds)[0]
+        return self._push([self._by_position(args, kwargs)], at=seconds)[0]
 
     def perform_at(self, when: When, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """Pushes a job that starts at ``when``: an aware datetime or an epoch time in seconds."""
-        return self._push([self._in_place(args, kwargs)], at=when)[0]
+        return self._push([self._by_position(args, kwargs)], at=when)[0]
 
     def perform_bulk(self, items: abc.Iterable[Any]) -> list[str | None]:
         """Pushes a job for each item: the job's one argument, or a list of its arguments. Returns the job ids, None for
@@ -415,12 +415,12 @@ class Worker(Generic[P, R_co]):
         args = (tuple(item) if isinstance(item, list | tuple) else (item,) for item in checked_items(items))
         return self._push(args)
 
-    def _in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def _by_position(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         if not kwargs:
             return args
         bound = inspect.signature(self.function).bind(*args, **kwargs)
-        in_place = {name for name, each in bound.signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
-        if by_name := sorted(kwargs.keys() - in_place):
+        positional = {name for name, each in bound.signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
+        if by_name := sorted(kwargs.keys() - positional):
             raise TypeError(f"a job's arguments travel by position: {self.name} has no place for {', '.join(by_name)}")
         bound.apply_defaults()  # for parameters before the last given one
         return bound.args

@@ -172,26 +172,26 @@ class JsonPage:
     """Takes rows as JSON until there are ``limit`` (None: any number), or until they reach
     :data:`~asynctask.brokers.admin.PAGE_BYTES`; one row is always in it.
 
-    ``after``: the ``place`` of the last one, if there may be more behind it; else None. Each row becomes a text at
+    ``after``: the ``cursor`` of the last one, if there may be more behind it; else None. Each row becomes a text at
     once: the objects of a hostile one take twenty times as much memory.
     """
 
-    def __init__(self, limit: int | None = None, place: Callable[[dict[str, Any]], int | str] = lambda _row: 0) -> None:
-        self._limit, self._place = limit, place
+    def __init__(self, limit: int | None = None, cursor: Callable[[dict[str, Any]], int | str] = lambda _row: 0) -> None:
+        self._limit, self._cursor = limit, cursor
         self.after: int | str | None = None
 
     def __call__(self, rows: Iterable[dict[str, Any]]) -> list[orjson.Fragment]:
-        places: list[int | str] = []
+        cursors: list[int | str] = []
 
         def texts() -> Iterator[tuple[orjson.Fragment, int]]:
             for row in rows:
                 text = bytes(memoryview(json_text(row)))  # a copy: orjson's own reserves eight times as much
-                places.append(self._place(row))
+                cursors.append(self._cursor(row))
                 yield orjson.Fragment(text), len(text)
 
         taken = first_of(texts(), self._limit)
-        if len(taken) < len(places) or len(taken) == self._limit:
-            self.after = places[len(taken) - 1]
+        if len(taken) < len(cursors) or len(taken) == self._limit:
+            self.after = cursors[len(taken) - 1]
         return taken
 
 

@@ -21,7 +21,7 @@ from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
-from asynctask.task import VERBS, TaskHandle, Verb, place_in_list
+from asynctask.task import VERBS, TaskHandle, Verb, event_cursor
 from webapi.context import (
     TASKS,
     Busy,
@@ -319,7 +319,7 @@ def events(task_id: int, query: EventQuery) -> Response:
     `links.next` leads to the next page and is null on the last one. A page ends early, after at least one Event, at about
     8 MB.
     """
-    page = JsonPage(query.limit, place_in_list)
+    page = JsonPage(query.limit, event_cursor)
     found = find_task(task_id).events(_statuses(query.status), query.after, query.limit, take=page)
     return json_response({"events": found, "links": page_links(page.after)})
 

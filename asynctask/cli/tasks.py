@@ -33,7 +33,7 @@ from asynctask.clock import SystemClock
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
 from asynctask.operations import ACTIONS, Action, ToldEvent
-from asynctask.task import VERBS, Verb, place_in_list
+from asynctask.task import VERBS, Verb, event_cursor
 
 if TYPE_CHECKING:
     from asynctask.task import TaskHandle
@@ -184,7 +184,7 @@ def _print_failures(session: Session, progress: Mapping[str, Any], events: list[
         out.line(f"{count(rejected, 'row')} more never became jobs (rejected): asynctask report {progress['task_id']}")
     if len(events) == limit:
         task_id = progress["task_id"]
-        out.line(f"The next: {next_page(place_in_list(events[-1]))}")
+        out.line(f"The next: {next_page(event_cursor(events[-1]))}")
         out.line(f"All of them: asynctask report {task_id} -o failed.xlsx")
 
 
