@@ -41,6 +41,7 @@ from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
+from asynctask.middleware.contrib import log_jobs
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
@@ -120,6 +121,8 @@ class AsyncTask(OnDemand):
         self._observers = _Observers(self._fire_finished)
         self._log = get_logger("asynctask")
         self._remote = RemoteWorkers(self)
+        if config.log_level == "debug":
+            self.server_middleware.add(log_jobs(self.clock))
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
 
     def close(self) -> None:
@@ -292,8 +295,12 @@ class AsyncTask(OnDemand):
         return result_of(self, task_id, self.progress(task_id))
 
     def on(self, event: str) -> Callable[[Target], Target]:
-        """Decorator: calls the function at ``startup``, ``quiet``, ``shutdown``, ``error`` (error, context) or ``death``
-        (job, error) of a worker process, or at ``task_finished`` (the progress object) in the process that closed the Task.
+        """Decorator: calls the function at ``startup``, ``quiet``, ``shutdown`` (without arguments), ``error`` (error,
+        context) or ``death`` (job, error) of a worker process, or at ``task_finished`` (the progress object) in the process
+        that closed the Task.
+
+        ``context``: a dict with ``job_id``, ``task_id``, ``worker``, ``attempt``, ``args``, and ``follow``: ``retry``,
+        ``dead`` or ``discard``. ``job``: what :func:`~asynctask.current_job` gives.
 
         A Task closes when its last item has ended, before its callbacks run. ``task_finished`` is called at most once for
         each generation, and not at all if that process dies: use ``on_complete`` for actions that must not be lost. Raises

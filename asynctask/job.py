@@ -24,9 +24,10 @@ MAX_CHECKPOINT: Final = 65_536
 class CurrentJob:
     """One running attempt of one job.
 
-    Attributes: ``job_id``; ``task_id`` (None without a Task); ``attempt`` (from 1; rises with every retry, requeue and
-    recovery); ``payload`` (the job as it is sent, a dict that middleware may read and extend); ``queue``; ``local`` (a dict
-    for middleware and job code of this attempt); ``result``; ``state`` (see :meth:`checkpoint`).
+    Attributes: ``job_id``; ``task_id`` (None without a Task); ``worker`` (its name); ``attempt`` (from 1; rises with every
+    retry, requeue and recovery); ``payload`` (the job as it is sent, a dict that middleware may read and extend);
+    ``queue``; ``local`` (a dict for middleware and job code of this attempt); ``result``; ``state`` (see
+    :meth:`checkpoint`).
     """
 
     __slots__ = (
@@ -132,6 +133,12 @@ class CurrentJob:
             return None
         self._saved = checkpoint
         return checkpoint.dump()
+
+    @property
+    def worker(self) -> str:
+        """The worker's name; empty in a job that was made without its payload."""
+        name = self.payload.get("wrapped", self.payload.get("class"))  # of ActiveJob, its job's class
+        return name if isinstance(name, str) else ""
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -264,6 +271,11 @@ def current_job() -> CurrentJob:
     if job is None:
         raise RuntimeError("no job is being performed here: current_job() works inside a worker only")
     return job
+
+
+def running_job() -> CurrentJob | None:
+    """The job being performed in this thread or coroutine; None outside a job."""
+    return _current.get()
 
 
 def set_current_job(job: CurrentJob | None) -> Token[CurrentJob | None]:
