@@ -48,9 +48,11 @@ from asynctask.sidekiq.payload import UNTRACKED, When, check_names
 from asynctask.submission import Submission, check_fields
 from asynctask.supervisor import Pulse
 from asynctask.task import TaskHandle, checked_statuses
+from asynctask.webhooks import webhook_worker
 from asynctask.wiring import OnDemand
 from asynctask.worker import (
     TRACKED_RETRIES,
+    WEBHOOK,
     Actor,
     Callback,
     CallbackOption,
@@ -65,6 +67,7 @@ from asynctask.worker import (
     Worker,
     WorkerOptions,
     as_callback,
+    as_callbacks,
     check_hook,
     checked_items,
     declared_name,
@@ -121,6 +124,7 @@ class AsyncTask(OnDemand):
         self._observers = _Observers(self._fire_finished)
         self._log = get_logger("asynctask")
         self._remote = RemoteWorkers(self)
+        self._internal[WEBHOOK] = webhook_worker(self)
         if config.log_level == "debug":
             self.server_middleware.add(log_jobs(self.clock))
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
@@ -643,18 +647,20 @@ class AsyncTask(OnDemand):
         return options
 
     def _named(self, callback: Any) -> Any:
-        """A callback option with the worker replaced by its name."""
+        """A callback option with each worker replaced by its name."""
+        if isinstance(callback, list | tuple):
+            return [self._named(each) for each in callback]
         if isinstance(callback, Mapping):
             worker = callback.get("worker")
-            return {**callback, "worker": self._name_of(worker) or worker}
+            return {**callback, "worker": self._name_of(worker) or worker} if worker is not None else callback
         return self._name_of(callback) or callback
 
-    def _default_callbacks(self, **said: Any) -> Mapping[str, Callback]:
+    def _default_callbacks(self, **said: Any) -> Mapping[str, Sequence[Callback]]:
         found = {}
         for name, callback in said.items():
             if callback is not None:
                 try:
-                    found[name] = as_callback(self._named(callback))
+                    found[name] = as_callbacks(self._named(callback))
                 except ValueError as error:
                     raise ConfigError(f"{name} {error}") from None
         return found
@@ -671,15 +677,23 @@ class AsyncTask(OnDemand):
             merge = [NewCallback(MERGE, MERGER, queue, [said])]
         elif worker.columns:
             raise InputError(f"worker {worker.name!r} is an export: use submit_export", code="invalid_worker")
-        named = {name: getattr(options, name) or worker.callbacks.get(name) for name in CALLBACKS}
-        return merge + [self._callback(name, each) for name, each in named.items() if each is not None]
+        named = {kind: [*(getattr(options, kind) or worker.callbacks.get(kind, ()))] for kind in CALLBACKS}
+        if self.config.webhook_url:
+            named["on_complete"].append(as_callback({"url": self.config.webhook_url}))
+        return merge + [self._callback(kind, n, each) for kind, those in named.items() for n, each in enumerate(those, 1)]
 
-    def _callback(self, name: str, callback: Callback) -> NewCallback:
+    def _callback(self, kind: str, number: int, callback: Callback) -> NewCallback:
+        """``number``: which one of its kind, from 1."""
+        name = kind if number == 1 else f"{kind}:{number}"
+        if callback.worker == WEBHOOK:
+            if not self.config.webhook_secret:
+                raise InputError(f"option {kind!r}: set webhook_secret, which signs webhooks", code="invalid_option")
+            return NewCallback(name, WEBHOOK, self.config.callback_queue, callback.args)
         found = self.workers.get(callback.worker)
         if found is None:
-            raise UnknownWorker(callback.worker, self.workers, option=name)
+            raise UnknownWorker(callback.worker, self.workers, option=kind)
         if (why := self._why_not_called_back(found, len(callback.args) + 1)) is not None:
-            raise InputError(f"option {name!r}: {callback.worker!r} cannot be called back: {why}", code="invalid_option")
+            raise InputError(f"option {kind!r}: {callback.worker!r} cannot be called back: {why}", code="invalid_option")
         queue = self.config.callback_queue if found.engine is None else found.queue
         return NewCallback(name, found.name, queue, callback.args)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import re
 from collections.abc import Mapping, Sequence
@@ -139,6 +140,13 @@ class Config:
     )
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
     access_log: bool = _field(False, "Log each request of the web server.")
+    webhook_secret: str = _field(
+        "",
+        "Secret that signs the requests of webhooks: whsec_ and 24 to 64 bytes as base64; empty: none are sent.",
+        shown=False,
+    )
+    webhook_url: str = _field("", "URL that gets a request when any Task has ended; empty: none.", shown=False)
+    webhook_private: bool = _field(False, "Send webhooks to private addresses, too.")
     submit_wait_s: float = _field(
         1.0,
         "Seconds that a submission waits for its validation, to return the rejected rows.",
@@ -206,6 +214,7 @@ class Config:
         self.trusted_networks()
         self.access()
         self.queue_weights()
+        self.webhook_key()
 
     @property
     def uses_redis(self) -> bool:
@@ -245,6 +254,21 @@ class Config:
                 )
             found[parts[1]] = Token(parts[1], parts[3], parts[2] is not None)
         return list(found.values())
+
+    def webhook_key(self) -> bytes:
+        """The bytes that sign webhooks; empty without ``webhook_secret``."""
+        try:
+            key = base64.b64decode(self.webhook_secret.removeprefix("whsec_"), validate=True)
+        except ValueError:
+            key = b""
+        if not (24 <= len(key) <= 64 and self.webhook_secret.startswith("whsec_")) and (
+            self.webhook_secret or self.webhook_url
+        ):
+            raise ConfigError(
+                "webhook_secret: write whsec_ and 24 to 64 bytes as base64; to make one: python -c"
+                " \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
+            )
+        return key
 
     def queue_weights(self) -> dict[str, int]:
         """The queues with their weights, in the listed order."""

@@ -529,8 +529,8 @@ def _digest(worker: Worker, options: SubmitOptions, body: bytes, callbacks: Sequ
     }
     said |= {name: value for name, value in later.items() if value is not None}
     for name in CALLBACKS:
-        if (callback := getattr(options, name)) is not None:
-            said[name] = [callback.worker, *callback.args]
+        if given := [[each.worker, *each.args] for each in getattr(options, name)]:
+            said[name] = given if len(given) > 1 else given[0]
     for each in callbacks:
         if each.name == MERGE:  # the id of an export is new each time
             said["export"] = [each.args[0]["format"], each.args[0]["columns"]]

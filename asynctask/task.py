@@ -25,7 +25,7 @@ from asynctask.lists.items import MIXED, ItemShape
 from asynctask.lists.problems import localised, refusal, revived
 from asynctask.lists.readers import Limits
 from asynctask.lists.uploads import Uploads
-from asynctask.worker import Worker
+from asynctask.worker import WEBHOOK, Worker
 
 if TYPE_CHECKING:
     from asynctask.reports.report import Report
@@ -79,7 +79,7 @@ class Services:
         living process of an engine or in another language works its queue. A program without registered workers, such as
         the command line without ``-A``, cannot know, so nothing is raised there."""
         known = self.workers()
-        if not known or worker in known or worker in (MIXED, MERGER):
+        if not known or worker in known or worker in (MIXED, MERGER, WEBHOOK):
             return
         if engine_of(queue) is not None or self.is_shared:
             with self.ledger.database.read() as connection:

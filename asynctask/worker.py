@@ -26,6 +26,7 @@ from typing import (
     get_type_hints,
     overload,
 )
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -264,7 +265,7 @@ class Worker(Generic[P, R_co]):
     overrides: Mapping[str, Any] = field(default_factory=dict)
     wait: When | None = None
     engine: str | None = None
-    callbacks: Mapping[str, Callback] = field(default_factory=dict)
+    callbacks: Mapping[str, abc.Sequence[Callback]] = field(default_factory=dict)
     batch: bool = False
     is_iterable: bool = False
     columns: tuple[str, ...] = ()
@@ -448,20 +449,39 @@ class Callback:
     args: tuple[Any, ...] = ()
 
 
-CallbackOption = str | Mapping[str, Any] | Worker[..., Any] | Callback
-"""A worker or its name, or ``{"worker": ..., "args": [...]}``."""
+CallbackOption = str | Mapping[str, Any] | Worker[..., Any] | Callback | abc.Sequence[Any]
+"""A worker or its name, ``{"worker": ..., "args": [...]}``, ``{"url": ...}``, or a list of these."""
+
+MOST_CALLBACKS: Final = 10
+"""The most callbacks of one kind."""
+
+WEBHOOK: Final = "asynctask.webhook"
+"""The worker that delivers a callback with a URL, see :mod:`asynctask.webhooks`."""
+
+_URL: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]{1,255}([/?][!-~]*)?")
 
 
-def as_callback(said: Any) -> Callback:
-    """The callback in an option; a text that begins with ``{`` is JSON. Raises ValueError, with the expected form."""
-    if isinstance(said, Callback):
-        return said
-    if isinstance(said, str) and said.lstrip().startswith("{"):
+def as_callbacks(said: Any) -> tuple[Callback, ...]:
+    """The callbacks in an option: one, or a list of them; a text that begins with ``[`` or ``{`` is JSON. Raises
+    ValueError, with the expected form."""
+    if isinstance(said, str) and said.lstrip().startswith(("[", "{")):
         try:
             said = orjson.loads(said)
         except ValueError as error:
             raise ValueError(f"is no JSON ({error}); write {_CALLBACK_FORM}") from None
+    several = said if isinstance(said, list | tuple) else [said]
+    if len(several) > MOST_CALLBACKS:
+        raise ValueError(f"has {len(several)} callbacks, the most is {MOST_CALLBACKS}")
+    return tuple(as_callback(each) for each in several)
+
+
+def as_callback(said: Any) -> Callback:
+    """The callback that is said. Raises ValueError, with the expected form."""
+    if isinstance(said, Callback):
+        return said
     given = dict(said) if isinstance(said, Mapping) else {"worker": said}
+    if given.keys() == {"url"}:
+        return Callback(WEBHOOK, (checked_url(given["url"]),))
     worker, args = given.pop("worker", None), given.pop("args", None) or []
     name = worker.name if isinstance(worker, Worker) else worker
     if not isinstance(name, str) or not name.strip() or len(name) > 255 or not isinstance(args, list | tuple) or given:
@@ -475,7 +495,23 @@ def as_callback(said: Any) -> Callback:
     return Callback(name.strip(), tuple(args))
 
 
-_CALLBACK_FORM: Final = '{"worker": name, "args": [...]}'
+_CALLBACK_FORM: Final = '{"worker": name, "args": [...]} or {"url": "https://..."}'
+
+
+def checked_url(url: object) -> str:
+    """A URL that a webhook is sent to. Raises ValueError."""
+    if not isinstance(url, str) or len(url) > 2_000 or not _URL.fullmatch(url):
+        raise ValueError(
+            "must have a URL of http:// or https:// with a host, without name and password, in ASCII, of at most 2,000"
+            " characters"
+        )
+    try:
+        port = urlsplit(url).port
+    except ValueError as error:
+        raise ValueError(f"must have a URL: {error}") from None
+    if port == 0:
+        raise ValueError("must have a URL: no server is at port 0")
+    return url
 
 
 def check_job_options(options: Mapping[str, Any]) -> None:

@@ -338,9 +338,9 @@ class RawQuery(Options):
     unique: Annotated[Unique, listed_or_text("text")] = Field(
         None, description="Fields in which no two rows may be the same, with commas between."
     )
-    on_complete: CallbackText = Field(None, description="A worker to call when the last item has ended.")
-    on_success: CallbackText = Field(None, description="The same, if no item failed or was cancelled.")
-    on_failure: CallbackText = Field(None, description="The same, if any item failed or was cancelled.")
+    on_complete: CallbackText = Field((), description="A worker to call when the last item has ended.")
+    on_success: CallbackText = Field((), description="The same, if no item failed or was cancelled.")
+    on_failure: CallbackText = Field((), description="The same, if any item failed or was cancelled.")
     worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
     columns: Columns | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)

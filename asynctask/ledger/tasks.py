@@ -59,12 +59,17 @@ class SplitLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewCallback:
-    """A callback of a submission: its name (``on_complete``, ...), a worker and its queue, and JSON-ready arguments."""
+    """A callback of a submission: its name, a worker and its queue, and JSON-ready arguments. The name is that of its kind
+    (``on_complete``, ...), for a second one with a number (``on_complete:2``)."""
 
     name: str
     worker: str
     queue: str
     args: Sequence[Any] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -959,7 +964,7 @@ def _due_callbacks(connection: Connection, task: dict[str, Any], *, merge_failed
     if merge_failed is None and (merge := [each for each in known if each.name == MERGE]):
         return merge
     due = due_callbacks(task["state"], total_counts(connection, task["id"]))
-    return [each for each in known if each.name in (("on_complete", "on_failure") if merge_failed else due)]
+    return [each for each in known if each.kind in (("on_complete", "on_failure") if merge_failed else due)]
 
 
 def change_state_unless_cancelled(

@@ -27,7 +27,7 @@ from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem
 from asynctask.iterable import AUTO, MAX_CHUNK
 from asynctask.lists.problems import fault, from_pydantic
-from asynctask.worker import MAX_PRIORITY, as_callback
+from asynctask.worker import MAX_PRIORITY, MOST_CALLBACKS, as_callbacks
 
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
@@ -165,12 +165,20 @@ _CALLED: Final[dict[str, Any]] = {
     "required": ["worker"],
     "additionalProperties": False,
 }
-_as_callback = PlainValidator(lambda said: None if said is None else as_callback(said))
-CallbackOption = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [NAME_SCHEMA, _CALLED, {"type": "null"}]})]
-"""A :class:`~asynctask.worker.Callback`."""
+_TOLD: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"url": {"type": "string", "maxLength": 2_000, "pattern": "^https?://"}},
+    "required": ["url"],
+    "additionalProperties": False,
+}
+_ONE: Final[list[dict[str, Any]]] = [NAME_SCHEMA, _CALLED, _TOLD]
+_SEVERAL: Final[dict[str, Any]] = {"type": "array", "items": {"anyOf": _ONE}, "maxItems": MOST_CALLBACKS}
+_as_callbacks = PlainValidator(lambda said: () if said is None else as_callbacks(said))
+CallbackOption = Annotated[Any, _as_callbacks, WithJsonSchema({"anyOf": [*_ONE, _SEVERAL, {"type": "null"}]})]
+"""A tuple of :class:`~asynctask.worker.Callback`."""
 
 CallbackText = Annotated[
-    Any, _as_callback, WithJsonSchema({"anyOf": [{**NAME_SCHEMA, "maxLength": 10_000}, {"type": "null"}]})
+    Any, _as_callbacks, WithJsonSchema({"anyOf": [{**NAME_SCHEMA, "maxLength": 10_000}, {"type": "null"}]})
 ]
 """The same in a query or a form: a name, or the object as JSON."""
 
@@ -202,10 +210,12 @@ class CommonOptions(BaseModel):
     )
 
     on_complete: CallbackOption = Field(
-        None, description='A worker to call when the last item has ended, or {"worker": name, "args": [...]}.'
+        (),
+        description='A worker to call when the last item has ended, {"worker": name, "args": [...]}, {"url": "https://..."},'
+        " or a list of these.",
     )
-    on_success: CallbackOption = Field(None, description="The same, if no item failed or was cancelled.")
-    on_failure: CallbackOption = Field(None, description="The same, if any item failed or was cancelled.")
+    on_success: CallbackOption = Field((), description="The same, if no item failed or was cancelled.")
+    on_failure: CallbackOption = Field((), description="The same, if any item failed or was cancelled.")
 
     def with_request(self, key: str | None, who: str) -> SubmitOptions:
         """These options, without what a body adds to them, and with the ``idempotency_key`` and the requester."""
