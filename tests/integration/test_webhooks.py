@@ -20,6 +20,7 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask, webhooks
 from asynctask.errors import ConfigError, InputError
+from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 from asynctask.webhooks import is_public
@@ -126,6 +127,17 @@ def test_a_task_is_done_although_its_receiver_is_away_and_the_delivery_is_tried_
     assert [path for path, _, _ in receiver.got] == ["/"] * 4, "a redirect is not followed"
     assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1, "the receiver can tell a repeat"
     assert (last["retries"], last["result"]) == (3, {"status": 204})
+
+
+def test_a_callback_that_runs_twice_sends_one_delivery(world: World) -> None:
+    """As after a death between the two. Taken out: the id of the delivery."""
+    app = world.app(webhook_secret=SECRET)
+    function = app.own_workers["asynctask.webhook"].function
+    for _ in range(2):
+        token = set_current_job(CurrentJob("abc"))
+        assert function("https://a.example", {"task_id": 1}) == {"delivery": "webhook-abc"}
+        reset_current_job(token)
+    assert [each["job_id"] for each in app.jobs()] == ["webhook-abc"]
 
 
 @pytest.mark.usefixtures("at_once")
