@@ -22,6 +22,7 @@ from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, key_positions, loans, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
+from asynctask.job import JobTask
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp
 from asynctask.messages import append
 
@@ -101,7 +102,8 @@ class EventRecord:
     ``round_at``: when the jobs of the last round of a Task with an interval may start (microseconds). ``callback_of``: the
     Task whose callback it is. ``line``: of an Event with a key, see :mod:`asynctask.ledger.sessions`. ``knobs``: its Task's
     priority, ``parallel`` and interval. ``created_at``: when it was created, or sent again after its end (microseconds).
-    ``is_resent``: a job of a Task that has sent itself again, see :func:`asynctask.arrivals.send_itself`.
+    ``is_resent``: a job of a Task that has sent itself again, see :func:`asynctask.arrivals.send_itself`. ``task``: its
+    Task, or that whose callback it is, as far as it was read for a job that is about to begin.
     """
 
     id: int
@@ -123,6 +125,7 @@ class EventRecord:
     knobs: tuple[float | None, ...] = ()
     created_at: int = 0
     is_resent: bool = False
+    task: JobTask | None = None
 
     @property
     def is_lone(self) -> bool:
@@ -223,7 +226,7 @@ class StaleRead(TransactionConflict):
     code = "seen_no_more"
 
 
-def _record(found: Any) -> EventRecord:
+def _record(found: Any, task: JobTask | None = None) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, worker_name, queue, state, next_seq, slots, parallel,
@@ -237,7 +240,7 @@ def _record(found: Any) -> EventRecord:
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, worker_name, queue, state, slots or 1,
         round_at, callback_of, line, last_row, (priority, parallel, interval_s), created_at,
-        task_id is not None and bool(has_queue),
+        task_id is not None and bool(has_queue), task,
     )  # fmt: skip
 
 
@@ -250,12 +253,17 @@ def read_events(connection: Connection, condition: Any, *, lock: bool = False) -
 
 
 def read_jobs(connection: Connection, job_ids: Sequence[str]) -> dict[str, EventRecord]:
-    """The Events of these jobs, by job id."""
+    """The Events of these jobs with their Tasks, by job id."""
     found = _OF_JOBS.fetch(connection, job_ids) if job_ids else ()
-    return {record.job_id: record for record in map(_record, found)}
+    split = -len(_ITS_TASK)
+    records = [_record(row[:split], None if row[split] is None else JobTask(*row[split:])) for row in found]
+    return {record.job_id: record for record in records}
 
 
-_OF_JOBS: Final = batches.ByValues(_e.job_id, _READ.where)
+_of = tasks.alias("of_job")
+_ITS_TASK = (_of.c.id, _of.c.title, _of.c.owner, _of.c.worker_name, _of.c.context)
+_WITH_TASK = _READ.add_columns(*_ITS_TASK).outerjoin(_of, _of.c.id == sa.func.coalesce(_e.task_id, _e.callback_of))
+_OF_JOBS: Final = batches.ByValues(_e.job_id, _WITH_TASK.where)
 
 
 class Saved(NamedTuple):
