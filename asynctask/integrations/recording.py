@@ -631,10 +631,11 @@ def _parsed(line: bytes | bytearray) -> dict[str, Any]:
 
 def _told(ticket: Ticket) -> dict[str, Any]:
     """What a child knows of its ticket."""
-    names = ("event_id", "task_id", "attempt", "retries", "elsewhere", "row")
+    names = ("event_id", "task_id", "attempt", "retries", "elsewhere")
     values = {name: getattr(ticket, name) for name in names}
     record = ticket.record
-    return {**values, "task": record.task, "callback_of": record.callback_of, "checkpoint": ticket.saved.checkpoint}
+    values |= {"row": record.first_row, "task": record.task, "callback_of": record.callback_of}
+    return {**values, "checkpoint": ticket.saved.checkpoint}
 
 
 def _report_of(attempt: Attempt) -> dict[str, Any]:

@@ -40,7 +40,7 @@ RESUMABLE: Final = "stopped"
 """``problem`` of a stopped Event, by which an index finds the Events that may be started again."""
 
 
-_e, _t, _l = events.c, tasks.c, loans.c
+_e, _t, _l, _of = events.c, tasks.c, loans.c, tasks.alias("of_job")
 
 IN_LOAN: Final = (_l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq)
 """Whether an Event lies in a loan."""
@@ -103,7 +103,7 @@ class EventRecord:
     Task whose callback it is. ``line``: of an Event with a key, see :mod:`asynctask.ledger.sessions`. ``knobs``: its Task's
     priority, ``parallel`` and interval. ``created_at``: when it was created, or sent again after its end (microseconds).
     ``is_resent``: a job of a Task that has sent itself again, see :func:`asynctask.arrivals.send_itself`. ``task``: its
-    Task, or that whose callback it is, as far as it was read for a job that is about to begin.
+    Task, or that whose callback it is; only of a job that is about to begin.
     """
 
     id: int
@@ -226,11 +226,11 @@ class StaleRead(TransactionConflict):
     code = "seen_no_more"
 
 
-def _record(found: Any, task: JobTask | None = None) -> EventRecord:
+def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, worker_name, queue, state, next_seq, slots, parallel,
-        round_at, priority, interval_s, callback_of, line, stopping, marks, last_row, created_at, has_queue,
+        round_at, priority, interval_s, callback_of, line, stopping, marks, last_row, created_at, has_queue, *its,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
@@ -240,7 +240,7 @@ def _record(found: Any, task: JobTask | None = None) -> EventRecord:
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, worker_name, queue, state, slots or 1,
         round_at, callback_of, line, last_row, (priority, parallel, interval_s), created_at,
-        task_id is not None and bool(has_queue), task,
+        task_id is not None and bool(has_queue), JobTask(*its) if its and its[0] is not None else None,
     )  # fmt: skip
 
 
@@ -255,15 +255,12 @@ def read_events(connection: Connection, condition: Any, *, lock: bool = False) -
 def read_jobs(connection: Connection, job_ids: Sequence[str]) -> dict[str, EventRecord]:
     """The Events of these jobs with their Tasks, by job id."""
     found = _OF_JOBS.fetch(connection, job_ids) if job_ids else ()
-    split = -len(_ITS_TASK)
-    records = [_record(row[:split], None if row[split] is None else JobTask(*row[split:])) for row in found]
-    return {record.job_id: record for record in records}
+    return {record.job_id: record for record in map(_record, found)}
 
 
-_of = tasks.alias("of_job")
-_ITS_TASK = (_of.c.id, _of.c.title, _of.c.owner, _of.c.worker_name, _of.c.context)
-_WITH_TASK = _READ.add_columns(*_ITS_TASK).outerjoin(_of, _of.c.id == sa.func.coalesce(_e.task_id, _e.callback_of))
-_OF_JOBS: Final = batches.ByValues(_e.job_id, _WITH_TASK.where)
+_WITH_TASK = _READ.add_columns(_of.c.id, _of.c.title, _of.c.owner, _of.c.worker_name, _of.c.context)
+_JOINED = _WITH_TASK.outerjoin(_of, _of.c.id == sa.func.coalesce(_e.task_id, _e.callback_of))
+_OF_JOBS: Final = batches.ByValues(_e.job_id, _JOINED.where)
 
 
 class Saved(NamedTuple):

@@ -199,8 +199,7 @@ def _page(
 class Job:
     """A job as the ledger lends it. ``params`` and ``options``: JSON text; ``row``: its row in the list; ``items``: number
     of items, 0 for an untracked job; ``slots``: number of counter slots of its Task; ``seq``: its number in the Task;
-    ``line``: the line of its key; ``started_at``: when it first began (microseconds), for claimed jobs; ``task``: its Task,
-    for jobs of a loan."""
+    ``line``: the line of its key; ``started_at``: when it first began (microseconds), if claimed; ``task``: if lent."""
 
     event_id: int
     job_id: str
@@ -604,10 +603,11 @@ def borrow_small(ledger: Ledger, offers: Sequence[Offer]) -> dict[int, Borrowed]
     if not lent:
         return {}
     jobs: dict[int, list[Job]] = {loan.id: [] for loan in lent}
-    by_id = {offer.task_id: (offer, _task_of(offer, contexts.get(offer.task_id))) for offer in offers}
+    by_id = {each.task_id: each for each in offers}
+    of = {i: JobTask(i, each.title, each.owner, each.worker_name, contexts.get(i)) for i, each in by_id.items()}
     with ledger.database.read() as connection:
         for loan_id, task_id, *row in _OF_LOANS.fetch(connection, sorted(jobs)):
-            jobs[loan_id].append(_job(*by_id[task_id], row))
+            jobs[loan_id].append(_job(by_id[task_id], of[task_id], row))
     return {loan.task_id: Borrowed([(loan, sorted(jobs[loan.id], key=lambda job: job.event_id))]) for loan in lent}
 
 
@@ -622,15 +622,13 @@ def _borrow_small(ledger: Ledger, task_ids: Sequence[int]) -> tuple[list[Loan], 
                 del found[int(task_id)]
         if not found:
             return [], {}
-        rows = [
-            {"task_id": i, "low": low, "high": high, "process": ledger.identity, "at": now}
-            for i, (low, high) in found.items()
-        ]
+        own = {"process": ledger.identity, "at": now}
+        rows = [{"task_id": i, "low": low, "high": high, **own} for i, (low, high) in found.items()]
         connection.execute(loans.insert(), rows)
         made: Sequence[Any] = _MADE.execute(connection, list(found), me=ledger.identity).all()
         hints.all_lent(connection, list(found), now)
-    own = [Loan(int(i), int(of), int(low), int(high)) for i, of, low, high in made if found[of] == (low, high)]
-    return own, {int(i): context for i, *_, context in free}
+    lent = [Loan(int(i), int(of), int(low), int(high)) for i, of, low, high in made if found[of] == (low, high)]
+    return lent, {int(i): context for i, *_, context in free}
 
 
 _SMALL: Final = batches.ByValues(
@@ -660,15 +658,11 @@ _OF_LOANS: Final = batches.ByValues(
 
 def _read_range(ledger: Ledger, offer: Offer, loan: Loan, context: str | None) -> tuple[Loan, list[Job]]:
     """The jobs of a loan, read after its commit: from then on no other process writes them. ``context``: of the Task."""
-    task = _task_of(offer, context)
+    task = JobTask(offer.task_id, offer.title, offer.owner, offer.worker_name, context)
     with ledger.database.read() as connection:
         found = batches.fetch_small(connection, _RANGE, {"of": loan.task_id, "low": loan.low, "high": loan.high})
     # The ids of a Task's Events ascend with ``seq``.
     return loan, sorted((_job(offer, task, row) for row in found), key=lambda job: job.event_id)
-
-
-def _task_of(offer: Offer, context: str | None) -> JobTask:
-    return JobTask(offer.task_id, offer.title, offer.owner, offer.worker_name, context)
 
 
 def _job(offer: Offer, task: JobTask, row: Sequence[Any]) -> Job:
@@ -676,8 +670,7 @@ def _job(offer: Offer, task: JobTask, row: Sequence[Any]) -> Job:
     i, job_id, attempt, retries, worker, queue, params, options, created_at, first_row, items, seq, line = row
     return Job(
         i, job_id, offer.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
-        params, offer.options if options is None else options, created_at, first_row, items, offer.slots, seq, line,
-        task=task,
+        params, options or offer.options, created_at, first_row, items, offer.slots, seq, line, task=task,
     )  # fmt: skip
 
 
@@ -704,8 +697,6 @@ _CLAIMABLE: Final = (
     _e.id, _e.task_id, _e.attempt, _e.due_at, _e.retries, _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled,
     sa.func.coalesce(_t.slots, 1),
 )  # fmt: skip
-
-
 _WAITS: Final = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
 _TO_CLAIM: Final = batches.ByValues(
     _e.id, lambda its: sa.select(_e.id).where(its, _WAITS).order_by(_e.id), skip_locked=True
@@ -844,7 +835,6 @@ def first_due(connection: Connection, names: Collection[str]) -> int | None:
 
 # -- the end of a loan
 
-
 _END: Final = batches.ByValues(_l.id, lambda its: loans.delete().where(its, _l.process == sa.bindparam("me")))
 
 
@@ -961,11 +951,7 @@ class HeldTask:
 
 
 _HELD_LOANS: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high, _l.asked).where(_l.process == sa.bindparam("me"))
-
-
 _HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt, _e.status, _e.stopping).where(_e.process == sa.bindparam("me"), IS_OPEN)
-
-
 _HELD_TASKS: Final = batches.ByValues(
     _t.id,
     sa.select(
@@ -1179,13 +1165,7 @@ def _change(ledger: Ledger, make: Callable[[Connection], Sequence[Change]]) -> l
 
 
 _WATCHED: Final = sa.select(
-    _t.id,
-    _t.interval_s,
-    _t.session_holder,
-    _t.tolerated_failures,
-    _t.generation_sealed,
-    _t.next_seq,
-    _t.created_jobs,
+    _t.id, _t.interval_s, _t.session_holder, _t.tolerated_failures, _t.generation_sealed, _t.next_seq, _t.created_jobs
 ).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
 
 

@@ -80,10 +80,9 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A Task to create. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``context``: as JSON. ``who``: the
-    requester, for the log.
+    """A Task to create. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
 
-    ``source`` (JSON-ready): where a split is resumed from; None if it cannot be resumed."""
+    ``source`` (JSON-ready): where a split is resumed from; None if it cannot be resumed. ``context``: as JSON text."""
 
     worker_name: str
     queue: str

@@ -137,11 +137,6 @@ class Ticket:
         return self.record.row.items
 
     @property
-    def row(self) -> int | None:
-        """The row of its item in the list; None if it has several."""
-        return self.record.first_row if self.items == 1 else None
-
-    @property
     def is_lone(self) -> bool:
         """As :attr:`EventRecord.is_lone`."""
         return self.record.is_lone
@@ -230,7 +225,7 @@ class Attempt:
         """Attaches ``job``: the middleware finds the attempt in it, and the job's code its Task and its checkpoint."""
         self.job = job
         job.local[ATTEMPT] = self
-        job.belong(self.ticket.record.task, self.ticket.row)
+        job.belong(self.ticket.record.task, self.ticket.record.first_row if self.ticket.items == 1 else None)
         job.resume(self.ticket.saved.checkpoint)
 
     @property
@@ -742,8 +737,6 @@ def _news_of(attempt: Attempt) -> News:
 
 
 _NO_NEWS: Final = News()
-
-
 INTERRUPTED: Final = "interrupted"
 
 

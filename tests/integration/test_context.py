@@ -71,7 +71,7 @@ def of(task: Any, row: int | None, worker: str = "tell", **more: Any) -> Known:
     return {"owner": "ann", "row": row, "context": CONTEXT, "task": its, "task_id": task.id, **more}
 
 
-WITH = {"title": "Spring", "owner": "ann", "context": CONTEXT}
+WITH: dict[str, Any] = {"title": "Spring", "owner": "ann", "context": CONTEXT}
 
 
 @pytest.mark.parametrize(
@@ -204,18 +204,18 @@ def test_a_corrected_list_has_the_context_of_the_first_one_unless_it_brings_its_
         known.append((current_job().owner, current_job().context))
         raise NormalException("no")
 
-    def correct(task_id: int, **options: Any) -> TaskHandle:
+    def correct(task_id: int, context: dict[str, Any] | None) -> TaskHandle:
         made, text = app.task(task_id).report("failed"), io.StringIO()
         write_csv(text, made.headers, made.rows, locale=made.locale)
         stored = app.uploads.store(io.BytesIO(text.getvalue().encode()), "list.csv")
-        return app.submit_file("refuse", stored, wait_s=60, **options)
+        return app.submit_file("refuse", stored, wait_s=60, resubmit_of=task_id, context=context)
 
     with world.working(app):
         stored = app.uploads.store(io.BytesIO(b"n\n1\n"), "list.csv")
         task = app.submit_file("refuse", stored, owner="ann", context=CONTEXT, wait_s=60)
         task.wait(60)
-        for options in ({}, {"context": {"seller": 8}}, {}, {"context": {}}, {}):
-            task = correct(task.id, resubmit_of=task.id, **options)
+        for context in (None, {"seller": 8}, None, {}, None):
+            task = correct(task.id, context)
             task.wait(60)
     assert known == [("ann", each) for each in (CONTEXT, CONTEXT, {"seller": 8}, {"seller": 8}, {}, {})]
 
