@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects.mysql import LONGTEXT
 
 revision = "0019"
 down_revision = "0018"
@@ -17,7 +18,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Up. Processes of 0018 go on: the jobs that they perform have no context."""
-    op.add_column("tasks", sa.Column("context", sa.Text))
+    op.add_column("tasks", sa.Column("context", sa.Text().with_variant(LONGTEXT(), "mysql", "mariadb")))
 
 
 def downgrade() -> None:
