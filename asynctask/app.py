@@ -418,9 +418,10 @@ class AsyncTask(OnDemand):
         jobs that run at once; ``interval``, seconds between rounds of ``parallel`` jobs; ``tolerated_failures`` (10, "5%",
         "failed:10"), with one more the Task pauses itself; ``priority``; ``queue``; ``owner``; ``session``, whose Tasks run
         one after the other; ``key``, a field: items with equal values run one after the other, across all Tasks of the
-        worker; ``idempotency_key``; ``chunk_size``, items per job, or ``"auto"`` (docs/how-to/slices.md); ``unique``,
-        fields that no two items may share; ``strict``: one rejected item rejects the list, so all are validated before any
-        is written (they wait in a temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`;
+        worker; ``idempotency_key``; ``context``, constants for all its jobs and callbacks; ``chunk_size``, items per job,
+        or ``"auto"`` (docs/how-to/slices.md); ``unique``, fields that no two items may share; ``strict``: one rejected item
+        rejects the list, so all are validated before any is written (they wait in a temporary file, at most ``max_rows``);
+        ``dry_run``: only validates, as :meth:`check`;
         ``who``: the submitter, for the Task's log; ``on_complete``, ``on_success`` (no item failed or was cancelled) and
         ``on_failure`` (any did): a worker or its name, or ``{"worker": ..., "args": [...]}``, called with the arguments and
         the progress object when the last item has ended. Raises :class:`InputError`, :class:`UnknownWorker`.

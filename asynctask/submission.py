@@ -42,7 +42,7 @@ INLINE_BYTES = 1_000_000
 MOST_ROWS: Final = 1_000
 """Most rows of one transaction of the group commit; a list with as many is written alone."""
 
-_AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "who")
+_AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "context", "who")
 """Options that the Task's row has under their own names."""
 
 SLOW_S = 60.0
@@ -244,7 +244,8 @@ class Submitter:
     def _correcting(
         self, worker: Worker, stored: StoredFile, options: SubmitOptions, source: ListSource
     ) -> tuple[SubmitOptions, ListSource]:
-        """The options and source of a list that corrects a Task: with that Task's owner, and by default its columns.
+        """The options and source of a list that corrects a Task: with that Task's owner, and by default its context and its
+        columns.
 
         Raises :class:`InputError` for another worker or owner, and for a Task that has no rows to correct.
         """
@@ -264,7 +265,8 @@ class Submitter:
         if task["state_reason"] == Reason.ROWS_REJECTED:
             raise refused_option("resubmit_of", "option.resubmit_strict", {"task": task_id}, task_id)
         columns = source.columns or (loads(task["split_source"]) or {}).get("columns") or {}
-        options = options.model_copy(update={"owner": task["owner"] or None})
+        context = task["context"] if options.context is None else options.context
+        options = options.model_copy(update={"owner": task["owner"] or None, "context": context})
         return options, replace(source, columns=columns, resubmit_of=task_id)
 
     def _bound(self, worker: Worker, stored: StoredFile, source: ListSource, options: SubmitOptions) -> ListSource:
@@ -526,6 +528,7 @@ def _digest(worker: Worker, options: SubmitOptions, body: bytes, callbacks: Sequ
         "key": options.key,
         "resubmit_of": options.resubmit_of,
         "chunk_size": None if options.chunk_size == 1 else options.chunk_size,
+        "context": options.context,
     }
     said |= {name: value for name, value in later.items() if value is not None}
     for name in CALLBACKS:

@@ -14,6 +14,7 @@ from asynctask.core.states import State, Status
 from asynctask.dispatch.control import TaskControls
 from asynctask.errors import Conflict, InputError, NotFound, Problem
 from asynctask.exports.run import MERGER
+from asynctask.job import context_of
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
@@ -147,6 +148,12 @@ class TaskHandle:
     def state(self) -> str:
         """The current state, as in :meth:`progress`: one statement."""
         return str(self.progress()["state"])
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """The constants that the submission gave to all jobs of the Task; empty without any: one statement."""
+        with self._s.ledger.database.read() as connection:
+            return context_of(task_rows.get(connection, self.id)["context"])
 
     @property
     def counts(self) -> Counts:

@@ -188,6 +188,7 @@ class TaskOptions(TypedDict, total=False):
     session: str | None
     key: str | None
     chunk_size: int | Literal["auto"] | None
+    context: Mapping[str, Any] | None
     unique: Sequence[str] | str | None
     strict: bool | None
     resubmit_of: int | None

@@ -59,10 +59,13 @@ def find_task(task_id: int) -> TaskHandle:
     return asynctask_app().task(_possible(task_id))
 
 
-def find_progress(task_id: int, *, errors: bool = False) -> dict[str, Any]:
-    """The Task's progress, in one statement; or :class:`NotFound` (404)."""
+def find_progress(task_id: int, include: str | None = None) -> dict[str, Any]:
+    """The Task's progress, in one statement; or :class:`NotFound` (404). ``include``: what it has besides, ``errors`` or
+    ``context``."""
     app, task_id = asynctask_app(), _possible(task_id)
-    return app.progress(task_id, errors, take=JsonPage()) if errors else app.progress(task_id)
+    if include == "errors":
+        return app.progress(task_id, errors=True, take=JsonPage())
+    return app.progress(task_id) | ({"context": app.task(task_id).context} if include == "context" else {})
 
 
 def _possible(task_id: int) -> int:
@@ -214,7 +217,7 @@ def progress_response(progress: dict[str, Any], *, conditional: bool = True) -> 
 
 def progress_tag(progress: dict[str, Any]) -> str:
     """The ETag of a progress object: another one for each object that differs."""
-    kind = "e" if "errors" in progress else "p"
+    kind = "e" if "errors" in progress else "c" if "context" in progress else "p"
     called = "".join(each["status"][:2] for each in progress["callbacks"] if each["status"])  # they change no version
     return f"{progress['task_id']}.{progress['generation']}.{progress['version']}{kind}{called}"
 

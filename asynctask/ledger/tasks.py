@@ -87,7 +87,7 @@ class Throttle:
 class NewTask:
     """A Task to create. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
 
-    ``source`` (JSON-ready): where a split is resumed from; None if it cannot be resumed."""
+    ``source`` (JSON-ready): where a split is resumed from; None if it cannot be resumed. ``context``: as JSON text."""
 
     worker_name: str
     queue: str
@@ -106,6 +106,7 @@ class NewTask:
     callbacks: Sequence[NewCallback] = ()
     key_field: str | None = None
     chunk_size: int = 1
+    context: str | None = None
     who: str = ""
 
 
@@ -214,7 +215,7 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
 
 _AS_GIVEN: Final = (
     "worker_name", "queue", "priority", "owner", "planned", "origin", "resubmit_of", "idempotency_key", "body_digest",
-    "session", "key_field", "chunk_size",
+    "session", "key_field", "chunk_size", "context",
 )  # fmt: skip
 
 

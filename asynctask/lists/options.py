@@ -26,6 +26,7 @@ from asynctask.clock import from_datetime, read_rfc3339
 from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem
 from asynctask.iterable import AUTO, MAX_CHUNK
+from asynctask.job import MAX_CONTEXT, context_text
 from asynctask.lists.problems import fault, from_pydantic
 from asynctask.worker import MAX_PRIORITY, MOST_CALLBACKS, as_callbacks
 
@@ -56,6 +57,11 @@ TOLERATED: Final = (
     " (`5%`), or of one status (`failed:10`, `error:5%`); null for no limit."
 )
 
+
+CONTEXT: Final = (
+    f"Constants for all jobs and callbacks of the Task: an object of at most {MAX_CONTEXT:,} bytes as JSON. Plain text: no"
+    " place for secrets."
+)
 
 START: Final = "Nothing begins before this time; null: at once."
 RESUBMIT: Final = (
@@ -182,6 +188,17 @@ CallbackText = Annotated[
 ]
 """The same in a query or a form: a name, or the object as JSON."""
 
+
+def _context(value: Any) -> str | None:
+    try:
+        return None if value is None else context_text(value)
+    except InputError as error:
+        raise ValueError(str(error).removeprefix("the context ")) from None
+
+
+ContextOption = Annotated[Any, PlainValidator(_context), WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})]
+"""Validated to JSON text: the context is kept, compared and given to jobs as the text of one object."""
+
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
 
 
@@ -203,6 +220,7 @@ class CommonOptions(BaseModel):
     key: NotBlank | None = Field(None, description=KEY)
     chunk_size: ChunkSize | None = Field(None, description=CHUNK)
     resubmit_of: TaskId | None = Field(None, description=RESUBMIT)
+    context: ContextOption = Field(None, description=CONTEXT)
     dry_run: bool | None = Field(None, description="Only validate; nothing is written.")
     strict: bool | None = Field(None, description="One rejected row refuses the list as a whole.")
     unique: Annotated[Unique, listed_or_text("text", "list")] = Field(

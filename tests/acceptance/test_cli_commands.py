@@ -232,6 +232,16 @@ def test_a_submission_that_waits_for_a_worker_or_a_person_says_so(desk: Desk) ->
     assert desk.json("show", 2)["control"]["start_at"] is None
 
 
+def test_a_context_is_given_as_json_and_shown(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    submit = ("submit", file.name, "--worker", "gated", "--context")
+    desk.run(*submit, '{"seller": 7, "name": "é"}')
+    assert desk.json("show", 1)["context"] == {"seller": 7, "name": "é"}
+    assert '{"seller": 7, "name": "é"}' in desk.run("show", 1).stdout
+    assert "no JSON" in desk.run(*submit, "{seller: 7}", code=2).stderr
+    assert "must be a JSON object" in desk.run(*submit, "[7]", code=2).stderr
+
+
 def test_a_list_from_the_standard_input_with_owner_and_queue(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(3))
     given = ("submit", "-", "--worker", "gated", "--owner", "ann", "--queue", "night")

@@ -375,7 +375,7 @@ def test_a_long_poll_of_what_others_were_just_told_reads_nothing(app: AsyncTask,
     wanted.clear()
     for query in (f"wait=60&version={version - 1}", f"version={version}", f"wait=60&version={version}&include=errors"):
         client.get(f"{url}?{query}", environ_base=offer)
-    assert [each.errors for each in wanted] == [True]
+    assert [each.is_own for each in wanted] == [True]
     assert looked == [task.id] * 3, "another client has another object, or wants more"
 
 
