@@ -320,6 +320,17 @@ class AsyncTask(OnDemand):
 
         return register
 
+    def carry(self, function: Callable[[], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
+        """Decorator: adds the members that the function returns to the ``context`` of every list that is submitted, in
+        Python, over HTTP and on the command line: the user's language, or the trace of the request.
+
+        It is called in the thread that submits. A member that the submission itself gives wins. What is added is no part of
+        what an ``Idempotency-Key`` identifies. Raises :class:`ConfigError` for a function that is no plain one.
+        """
+        check_hook("a carrier", function)
+        self._carriers.append(function)
+        return function
+
     def fire(self, event: str, *args: Any) -> None:
         """Calls the hooks of an event (for ``shutdown`` in reverse order); logs their exceptions."""
         hooks = self._hooks[event]

@@ -142,7 +142,8 @@ def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mutab
     one does."""
     job = running_job()
     if job is not None:
-        found = {"job_id": job.job_id, "task_id": job.task_id, "worker": job.worker, "attempt": job.attempt}
+        task_id = job.task_id if job.task is None else job.task.id  # a callback has that of the Task that calls it
+        found = {"job_id": job.job_id, "task_id": task_id, "worker": job.worker, "attempt": job.attempt}
         line.update({name: value for name, value in found.items() if value and name not in line})
     return line
 

@@ -16,6 +16,7 @@ from asynctask.clock import from_datetime
 from asynctask.core.states import Reason
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem, Unavailable
+from asynctask.job import context_of, context_text
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.progress import first_progress
@@ -42,7 +43,7 @@ INLINE_BYTES = 1_000_000
 MOST_ROWS: Final = 1_000
 """Most rows of one transaction of the group commit; a list with as many is written alone."""
 
-_AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "context", "who")
+_AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "who")
 """Options that the Task's row has under their own names."""
 
 SLOW_S = 60.0
@@ -131,6 +132,10 @@ class GroupSubmit:
                 self._write_batch([each])
 
 
+Carrier = Callable[[], Mapping[str, Any]]
+"""Returns members for the context of the Task that its thread submits."""
+
+
 class Submitter:
     """Accepts lists. ``split_elsewhere`` splits a Task in another process, or returns False if it cannot."""
 
@@ -142,6 +147,7 @@ class Submitter:
         lease_s: float,
         split_elsewhere: Callable[[int], bool],
         checker: Checker,
+        carriers: Sequence[Carrier] = (),
     ) -> None:
         self._services = services
         self._ledger = services.ledger
@@ -149,6 +155,7 @@ class Submitter:
         self._lease_s = lease_s
         self._split_elsewhere = split_elsewhere
         self._checker = checker
+        self._carriers = carriers
         self._limits = services.limits
         self._group = GroupSubmit(services.ledger, lease_s=lease_s)
         self._slow: dict[str, float] = {}  # worker -> until when its validation is assumed to be slow
@@ -315,9 +322,17 @@ class Submitter:
             callbacks=callbacks,
             key_field=self._key(worker, options, (source or {}).get("columns")) or worker.key,
             chunk_size=1 if options.chunk_size is None else options.chunk_size,
+            context=self._carried(options.context),
             **{name: getattr(options, name) for name in _AS_GIVEN},
             **known,
         )
+
+    def _carried(self, context: str | None) -> str | None:
+        """The context of a submission with what the carriers add to it. Raises :class:`InputError` if that is too much."""
+        found: dict[str, Any] = {}
+        for carrier in self._carriers:
+            found |= carrier()
+        return context_text({**found, **context_of(context)}) if found else context
 
     def _check_chunks(self, worker: Worker, options: SubmitOptions) -> None:
         """Raises :class:`InputError` if jobs of several items are not possible."""
