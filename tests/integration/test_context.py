@@ -12,6 +12,7 @@ from support.world import World, numbers
 
 from asynctask import NormalException, current_job
 from asynctask.errors import InputError
+from asynctask.integrations.remote import Reporter
 from asynctask.job import MAX_CONTEXT, CurrentJob, JobTask
 from asynctask.reports.files import write_csv
 from asynctask.task import TaskHandle
@@ -150,6 +151,22 @@ def test_the_shards_of_an_export_and_its_merge_have_it(world: World) -> None:
     with app.result(task.id).open() as file:
         assert file.read().decode("utf-8-sig").split() == ["n,seller", "1,7", "2,7"]
     assert book.seen == [{"owner": "ann", "context": CONTEXT}] * 3, "two shards and the merge"
+    body = {"worker": "cells", "shards": [1], "context": CONTEXT}
+    answer: Any = create_app(app).test_client().post("/api/exports", json=body).json
+    assert app.task(answer["task_id"]).context == CONTEXT
+
+
+@pytest.mark.parametrize("broker_kind", ["redis"])
+def test_a_job_that_comes_through_redis_has_it(world: World) -> None:
+    book = Book(world)
+    app, task = book.app, book.app.submit("tell", numbers(2), **WITH)
+    app.start_services()
+    app.record_all([], Reporter("sidekiq", "host:7:abc", concurrency=5, queues=["default"]))
+    wait_for(lambda: app.dispatcher.run_pass() or len(world.broker.copies()) == 2, "both lie in Redis")
+    app.stop_services()
+    with world.working(app):
+        task.wait(60)
+    assert sorted(book.known, key=lambda each: each["row"]) == [of(task, row, attempt=1) for row in (1, 2)]
 
 
 def test_a_job_without_a_task_has_none(world: World) -> None:

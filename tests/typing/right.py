@@ -135,6 +135,7 @@ assert_type(task.counts["finish"], int)
 def audit(worker: Any, job: Job, queue: str, call_next: Any) -> Any:
     assert_type(job.args, tuple[Any, ...])
     assert_type(current_job().args, tuple[Any, ...])
+    assert_type(current_job().context, dict[str, Any])
     return call_next()
 
 

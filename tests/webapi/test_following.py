@@ -253,6 +253,7 @@ def test_a_long_poll_on_the_loop_ends_after_its_time_as_a_plain_one(web: str) ->
     same.value.close()
     assert same.value.code == 304
     assert get(f"{task}?wait=0.3&version={known['version']}&include=errors")["errors"] == []
+    assert get(f"{task}?wait=0.3&version={known['version']}&include=context")["context"] == {}
 
 
 @contextmanager
