@@ -26,7 +26,8 @@ class CurrentJob:
 
     Attributes: ``job_id``; ``task_id`` (None without a Task); ``attempt`` (from 1; rises with every retry, requeue and
     recovery); ``payload`` (the job as it is sent, a dict that middleware may read and extend); ``queue``; ``local`` (a dict
-    for middleware and job code of this attempt); ``result``; ``state`` (see :meth:`checkpoint`).
+    for middleware and job code of this attempt); ``result``; ``state`` (see :meth:`checkpoint`); ``owner`` and ``context``
+    of its Task.
     """
 
     __slots__ = (
@@ -35,11 +36,14 @@ class CurrentJob:
         "_checkpoint",
         "_item",
         "_messages",
+        "_row",
         "_saved",
         "_stop",
         "attempt",
+        "context",
         "job_id",
         "local",
+        "owner",
         "payload",
         "queue",
         "result",
@@ -56,8 +60,13 @@ class CurrentJob:
         payload: dict[str, Any] | None = None,
         should_stop: Callable[[], bool] | None = None,
         local: dict[str, Any] | None = None,
+        owner: str = "",
+        row: int | None = None,
+        context: dict[str, Any] | None = None,
     ) -> None:
         self.job_id = job_id
+        self.owner = owner
+        self.context: dict[str, Any] = {} if context is None else context
         self.task_id = task_id
         self.attempt = attempt
         self.queue = queue
@@ -69,6 +78,7 @@ class CurrentJob:
         self._messages: list[tuple[str, int | None]] = []
         self._batch: Batch | None = None
         self._item: tuple[int, int, Any] | None = None
+        self._row = row
         self._stop = should_stop
         self._asked = False
 
@@ -157,8 +167,8 @@ class CurrentJob:
 
     @property
     def row(self) -> int | None:
-        """The item's row in the list; None if :attr:`index` is None."""
-        return None if self._item is None else self._item[1]
+        """The item's row in the list; None in a job without a Task, and in a batch."""
+        return self._row if self._item is None else self._item[1]
 
     def take_up(self, item: tuple[int, int, Any] | None) -> None:
         """Sets the current item of a slice (index, row and value), or None; for the runtime."""

@@ -773,7 +773,7 @@ class Pool:
         try:
             while (execution := take()) is not None:
                 self.low.taken(len(self.jobs))
-                self._run(execution)
+                self.run(execution)
                 if execution.abandoned:  # this thread returned after all, and another has replaced it
                     break
             ended = True
@@ -785,7 +785,8 @@ class Pool:
             if not ended and not self._quiet.is_set():
                 self._spawn(in_order=in_order)
 
-    def _run(self, execution: Execution) -> None:
+    def run(self, execution: Execution) -> None:
+        """Performs a job on this thread, if it may begin; else gives it back."""
         execution.thread = threading.current_thread()
         try:
             if self.gate.opens(execution):
