@@ -38,7 +38,7 @@ from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Ticket
 from asynctask.runtime.execution import Decision, Execution, Follow, Performer, bind
 from asynctask.runtime.launcher import Launcher, Queues
-from asynctask.sidekiq.copies import job_of, tracked_copy
+from asynctask.sidekiq.copies import job_of, tracked_copy, untracked_options
 from asynctask.sidekiq.sharing import Sharing
 from asynctask.testing import PATIENCE_S
 from asynctask.worker import Worker
@@ -118,8 +118,8 @@ def perform(
     app = getattr(worker, "pusher", None)
     if not isinstance(worker, Worker) or not isinstance(app, AsyncTask):
         raise ConfigError(
-            f"perform() takes a function that @app.worker has registered, not {worker!r:.200}; by its name it is"
-            " app.workers[name]"
+            f"perform() takes what @app.worker returns, or app.workers[name], not {worker!r:.200}; a task or actor of an"
+            " engine is a function: call it"
         )
     worker = replace(worker, timeout=None)
     items = item if worker.batch else [item]
@@ -173,11 +173,15 @@ def _execution(
     attempt: int,
 ) -> _Kept:
     """The job as a borrow would have made it."""
-    now, count = app.clock.now(), len(rows) if worker.use_task_event else 0
+    now, is_tracked = app.clock.now(), worker.use_task_event
+    count, options = len(rows), dumps({"retry": worker.max_retries})
+    item = pack(rows, params) if count > 1 else params[0]
+    if not is_tracked:
+        count, item = 0, f"[{item}]"
+        options = untracked_options({"retry": worker.max_retries, **worker.options}, worker.priority)
     ready = lending.Job(
-        1, app.ids.jid(), TASK if count else None, attempt, attempt - 1, worker.name, worker.queue, worker.priority,
-        pack(rows, params) if count > 1 else params[0] if count else f"[{params[0]}]", dumps({"retry": worker.max_retries}),
-        now, rows[0], count, 1, 0,
+        1, app.ids.jid(), TASK if is_tracked else None, attempt, attempt - 1, worker.name, worker.queue, worker.priority,
+        item, options, now, rows[0], count, 1, 0,
     )  # fmt: skip
     made = tracked_copy(ready, now)
     payload = job_of(made)
