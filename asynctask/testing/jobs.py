@@ -123,10 +123,8 @@ def perform(
         )
     worker = replace(worker, timeout=None)
     items = item if worker.batch else [item]
-    if not isinstance(items, list | tuple):
-        raise InputError(
-            f"{worker.name} takes a batch: give a list of items, not {type(item).__name__}", code="invalid_item"
-        )
+    if not isinstance(items, list | tuple) or not items:
+        raise InputError(f"{worker.name} takes a batch: give a list of items, not {item!r:.100}", code="invalid_item")
     first = 1 if row is None else row
     rows, params = list(range(first, first + len(items))), []
     for number, each in zip(rows, items, strict=True):

@@ -119,8 +119,9 @@ def test_each_item_of_a_batch_has_an_outcome(app: AsyncTask) -> None:
         ItemResult("finish", 3),
     )
     assert done.result == [0, None, None, 3]
-    with pytest.raises(InputError, match="give a list of items, not dict"):
-        perform(enroll_all, {"n": 1})
+    for wrong in ({"n": 1}, []):
+        with pytest.raises(InputError, match="give a list of items, not "):
+            perform(enroll_all, wrong)
 
 
 def test_a_batch_that_raises_keeps_the_exception(app: AsyncTask) -> None:
