@@ -99,7 +99,7 @@ def test_an_iterable_continues_behind_its_cursor(app: AsyncTask) -> None:
         def each(self, n: int) -> None:
             seen.append(n)
 
-    done = perform(Import, {"last": 4}, state={"cursor": 2, "items": 2})
+    done = perform(app.workers["Import"], {"last": 4}, state={"cursor": 2, "items": 2})
     assert (seen, done.result, done.checkpoint) == ([3, 4], {"items": 4}, {"cursor": 4, "items": 4})
 
 
@@ -119,7 +119,8 @@ def test_each_item_of_a_batch_has_an_outcome(app: AsyncTask) -> None:
         ItemResult("finish", 3),
     )
     assert done.result == [0, None, None, 3]
-    for wrong in ({"n": 1}, []):
+    wrongs: list[Any] = [{"n": 1}, []]
+    for wrong in wrongs:
         with pytest.raises(InputError, match="give a list of items, not "):
             perform(enroll_all, wrong)
 
