@@ -802,8 +802,7 @@ class Pool:
             self._leave(execution)
 
     def _note_begun(self, execution: Execution) -> None:
-        """Reports a job to the supervisor that may hold the interpreter, when this process cannot report what it runs.
-        Short jobs do not, and would be too many reports."""
+        """Tells the supervisor of a job that may hold the interpreter, before it does; short ones do not, and are many."""
         if execution.is_borrowed and self.durations.of(execution.task_id, LONG_S) >= LONG_S:
             self._on_begun(execution.ticket.event_id)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from unittest.mock import patch
 
@@ -347,10 +348,11 @@ def drain(app: AsyncTask, *, limit: int = 10_000) -> dict[str, int]:
     """Performs every job of the ledger in this thread, until none is left that could start; returns how many attempts came
     to which outcome (``finish``, ``failed``, ``error``, ``retry``, ...).
 
-    Nothing is waited for: a retry, a start time, a round of an ``interval`` and ``perform_in`` begin at once, in the order
-    of their due times. Callbacks run, and Tasks close. Lists for workers of an attached engine (Celery, Dramatiq, RQ) are
-    performed here, too: the function is called, and the engine's own hooks and retries have no part in it. What a person
-    holds back stays: a paused Task, a paused queue, a stopped job.
+    This thread is a worker process for that time, with its hooks from ``startup`` to ``shutdown``. Nothing is waited for: a
+    retry, a start time, a round of an ``interval`` and ``perform_in`` begin at once, in the order of their due times.
+    Callbacks run, and Tasks close. Lists for workers of an attached engine (Celery, Dramatiq, RQ) are performed here, too:
+    the function is called, and the engine's own hooks and retries have no part in it. What a person holds back stays: a
+    paused Task, a paused queue, a stopped job.
 
     Raises :class:`Undrained`, which says what is left, after ``limit`` attempts: a job that sends itself again has no end.
     Raises :class:`ConfigError` with Redis, where untracked jobs wait.
@@ -379,7 +381,10 @@ class _Apart:
     def __init__(self, app: AsyncTask) -> None:
         self._app = app
         host, _, rest = app.ledger.identity.partition(":")
-        self.ledger = app.ledger.under(f"{host}:{rest.partition(':')[0]}:{app.ids.nonce()}")
+        self.closed = SimpleQueue[int]()
+        self.ledger = replace(
+            app.ledger, identity=f"{host}:{rest.partition(':')[0]}:{app.ids.nonce()}", closed=self.closed.put
+        )
         self.time = _MovedTime(app.clock)
         self.time.set(app.ledger.now())
         object.__setattr__(self.ledger, "time", self.time)
@@ -462,8 +467,8 @@ class _Drain:
         self.launcher.borrower.step()
 
     def settle(self) -> bool:
-        """Waits until all outcomes are recorded and lists are split, and does what maintenance does for Tasks; whether
-        lists were split meanwhile, or a queue was found."""
+        """Waits until all outcomes are recorded and lists are split, does what maintenance does for Tasks, and calls the
+        hooks of those that have closed; whether lists were split meanwhile, or a queue was found."""
         if not self.launcher.recorder.drain(PATIENCE_S):
             raise Undrained("the ledger does not accept the outcomes")
         splits = [each for each in threading.enumerate() if each.name.startswith("split-")]
@@ -474,6 +479,8 @@ class _Drain:
         maintenance.pause_failing()
         maintenance.close()
         maintenance.rejoin()
+        while not self.parts.closed.empty():  # in this thread, so that the test finds what the hook has done
+            self.app.fire("task_finished", self.app.progress(self.parts.closed.get()))
         return self.look_for_queues() or bool(splits)
 
     def look_for_queues(self) -> bool:

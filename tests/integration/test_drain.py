@@ -104,6 +104,14 @@ def test_jobs_run_in_the_thread_and_the_context_of_the_test(shop: Shop) -> None:
     assert shop.done == [(threading.current_thread(), "this one")]
 
 
+def test_the_hooks_of_a_worker_process_have_been_called_when_it_returns(shop: Shop) -> None:
+    for name in ("startup", "error", "death", "task_finished", "quiet", "shutdown"):
+        shop.app.on(name)(lambda *args, name=name: shop.done.append(name))
+    shop.app.submit(shop.enroll, [{"n": 1, "fails": 9}])
+    drain(shop.app)
+    assert shop.done == ["startup", *[1, "error"] * 4, "death", "task_finished", "quiet", "shutdown"]
+
+
 def test_slices_sessions_and_keys(shop: Shop) -> None:
     first = shop.app.submit(shop.enroll, [{"n": n, "fails": int(n == 2)} for n in range(5)], chunk_size=3, session="ann")
     second = shop.app.submit(shop.enroll, [{"n": n, "of": "b"} for n in (7, 8)], key="of", session="ann")
