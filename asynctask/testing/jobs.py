@@ -8,6 +8,7 @@ this process sees it, moves on to the next due time once nothing else is due.
 from __future__ import annotations
 
 import contextvars
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -394,7 +395,8 @@ class _Apart:
 
     @property
     def own_workers(self) -> Mapping[str, Worker]:
-        return {**self._app.workers, **self._app.own_workers}
+        engines = {name: _without_loop(worker) for name, worker in self._app.workers.items() if worker.engine is not None}
+        return {**engines, **self._app.own_workers}
 
     def _witness(self, worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
         try:
@@ -405,6 +407,14 @@ class _Apart:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._app, name)
+
+
+def _without_loop(worker: Worker) -> Worker:
+    """A worker of an engine, whose coroutine function runs on the event loop here, and not on that of the engine."""
+    behind = getattr(worker.function, "__wrapped__", None)
+    if inspect.iscoroutinefunction(behind) and not worker.is_async:
+        return replace(worker, function=behind, is_async=True)
+    return worker
 
 
 @dataclass(slots=True)

@@ -8,12 +8,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import dramatiq
 import pytest
 from celery import Celery
+from dramatiq.brokers.stub import StubBroker
+from redis import Redis
 from support.world import World, numbers
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import ConfigError
+from asynctask.integrations import dramatiq as dramatiq_engine
+from asynctask.integrations import rq as rq_engine
 from asynctask.integrations.celery import attach
 from asynctask.testing import Undrained, drain, inline, running, wait_for
 
@@ -56,6 +61,11 @@ class Shop:
 @pytest.fixture
 def shop(world: World) -> Shop:
     return Shop(world)
+
+
+def divide(item: dict[str, Any]) -> int:
+    """RQ imports its functions by their path."""
+    return 10 // int(item["n"])
 
 
 def nothing_is_left(app: AsyncTask) -> None:
@@ -243,3 +253,25 @@ def test_a_list_for_celery_in_eager_mode_says_what_performs_it_and_drain_does(wo
     assert drain(app) == {"finish": 2, "failed": 1, "error": 1}
     assert task.events(status="finish")[0]["result"] == {"name": "eager.note", "row": 0}
     assert task.progress()["done"]
+
+
+def test_lists_for_dramatiq_and_rq_are_performed_without_their_brokers(world: World) -> None:
+    """No Redis answers, and of Dramatiq's asynchronous actors no event loop runs."""
+    app, broker = world.app(), StubBroker()
+    dramatiq_engine.attach(broker, app)
+    rq = rq_engine.attach(Redis(port=1), app, serializer="json")
+
+    @dramatiq.actor(broker=broker)
+    async def act(item: dict[str, Any]) -> Any:
+        if item["n"] == 1:
+            raise NormalException("not qualified")
+        current_job().message("hello")
+        return item["n"]
+
+    work = rq.job("default")(divide)
+    acted, worked = app.submit(act, numbers(3)), app.submit(work, numbers(3))
+    assert drain(app) == {"finish": 4, "failed": 1, "error": 1}
+    assert [each["result"] for each in acted.events(status="finish")] == [0, 2]
+    assert [each["result"] for each in worked.events(status="finish")] == [10, 5]
+    assert acted.progress()["done"]
+    assert worked.progress()["done"]
