@@ -33,6 +33,7 @@ from asynctask.job import Checkpoint, CurrentJob
 from asynctask.ledger import lending, queries
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
+from asynctask.ledger.tasks import called_back, candidates
 from asynctask.lists.items import Rejected
 from asynctask.lists.readers import RawRow
 from asynctask.messages import Catalogue
@@ -57,6 +58,10 @@ _FRESH_S: Final = 0.2
 
 _BORROWED: Final = 100
 """Jobs that :func:`drain` borrows at once: the concurrency of a process, none of whose threads is started."""
+
+_LOOKS: Final = 20
+_LOOK_S: Final = 0.02
+"""How often, and with which pause in seconds, :func:`drain` looks whether a Task that has ended is closed."""
 
 _SHUTDOWN_S: Final = 2.0
 """Seconds that jobs have to end after the test has left :func:`running`; the test has seen all that it wanted to see."""
@@ -110,7 +115,7 @@ def perform(
     attempt: int = 1,
 ) -> JobResult:
     """Performs one job of a worker in this thread, without a ledger: the item is validated as one of a list, then the job
-    runs through the application's middleware, and the retry policy decides what would follow.
+    runs through the application's server middleware, and the retry policy decides what would follow.
 
     ``item``: for a ``batch`` worker a list of items. ``owner``, ``context``, ``row`` (of a batch: that of its first item)
     and ``attempt`` are what ``current_job()`` says; ``state`` is the checkpoint of an earlier attempt. Timeouts are off;
@@ -122,6 +127,10 @@ def perform(
         raise ConfigError(
             f"perform() takes what @app.worker returns, or app.workers[name], not {worker!r:.200}; a task or actor of an"
             " engine is a function: call it"
+        )
+    if worker.columns:
+        raise ConfigError(
+            f"{worker.name} is an export: call it with a shard for its rows, or test the file with drain(app)"
         )
     worker = replace(worker, timeout=None)
     items = item if worker.batch else [item]
@@ -274,12 +283,12 @@ class _Alone:
         waits = None if outcome.kind is not Kind.RETRY else execution.decision.delay / SECOND
         text = outcome.values.get("result")
         kept = job.result if execution.is_untracked else None if text is None else orjson.loads(text)
-        items = _items(execution, outcome, kept)
+        status, items = _STATUSES.get(outcome.kind, "error"), _items(execution, outcome, kept)
         return JobResult(
-            _STATUSES.get(outcome.kind, "error"),
+            status,
             [each.result for each in items] if items else kept,
             tuple(note.message for note in outcome.notes),
-            execution.error,
+            None if status == "finish" else execution.error,  # a middleware may have caught it
             job.state,
             waits,
             items,
@@ -487,11 +496,25 @@ class _Drain:
         maintenance = self.launcher.maintenance
         maintenance.change_rows()
         maintenance.pause_failing()
-        maintenance.close()
+        self.close_tasks()
         maintenance.rejoin()
-        while not self.parts.closed.empty():  # in this thread, so that the test finds what the hook has done
-            self.app.fire("task_finished", self.app.progress(self.parts.closed.get()))
+        self.call_hooks()
         return self.look_for_queues() or bool(splits)
+
+    def close_tasks(self) -> None:
+        """Closes the Tasks that have ended. The recorder does so, too: waits while it has the row of one."""
+        pause = threading.Event()
+        for _ in range(_LOOKS):
+            self.launcher.maintenance.close()
+            with self.parts.ledger.database.read() as connection:
+                if not candidates(connection) and not called_back(connection):
+                    return
+            pause.wait(_LOOK_S)
+
+    def call_hooks(self) -> None:
+        """Calls the hooks of closed Tasks, in this thread, so that the test finds what they have done."""
+        while not self.parts.closed.empty():
+            self.app.fire("task_finished", self.app.progress(self.parts.closed.get()))
 
     def look_for_queues(self) -> bool:
         """Adds the queues in which jobs wait by now; whether there are new ones."""
@@ -525,6 +548,7 @@ class _Drain:
         launcher.quiet()
         launcher.borrower.step()  # gives back what has not begun
         launcher.recorder.stop(PATIENCE_S)
+        self.call_hooks()
         self.app.fire("shutdown")
         launcher.pool.stop()
         launcher.heartbeat.stop()

@@ -185,6 +185,35 @@ def test_the_person_who_runs_the_tests_may_end_them(app: AsyncTask) -> None:
         perform(slow, {})
 
 
+def test_an_error_that_a_middleware_caught_is_none(app: AsyncTask) -> None:
+    def second_try(worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
+        try:
+            return call_next()
+        except ZeroDivisionError:
+            return call_next()
+
+    app.server_middleware.add(second_try)
+    tries: list[int] = []
+
+    @app.worker
+    def flaky(item: dict[str, Any]) -> int:
+        tries.append(1)
+        return 6 // (len(tries) - 1)
+
+    done = perform(flaky, {})
+    assert (done.status, done.result, done.error) == ("finish", 6, None)
+
+
+def test_an_export_is_called_for_its_rows(app: AsyncTask) -> None:
+    @app.export(columns=["sku"])
+    def rows(shard: dict[str, Any]) -> Any:
+        yield ["A-1"]
+
+    assert list(rows({})) == [["A-1"]]
+    with pytest.raises(ConfigError, match="is an export: call it with a shard"):
+        perform(rows, {})
+
+
 def test_what_is_no_worker_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"what @app\.worker returns"):
         perform(print, {})  # type: ignore[arg-type]
