@@ -291,8 +291,11 @@ def upgrade(session: Session) -> int:
     with _database(session) as database:
         before = schema.current(database)
         after = schema.upgrade(database)
-    session.out.document({"from": before, "to": after, "changed": before != after})
+    go_on = before is None or schema.processes_go_on(before)
+    session.out.document({"from": before, "to": after, "changed": before != after, "processes_go_on": go_on})
     session.out.line(f"the schema is at {after}" + ("" if before == after else f" (it was at {before or 'none'})"))
+    if not go_on:
+        session.out.line("Processes that were started before do not know it: stop those that still run.")
     return OK
 
 
