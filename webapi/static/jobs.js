@@ -155,7 +155,7 @@ const deadJob = (job) => {
 };
 
 const dead = new Poller(`${deadUrl}?limit=${PAGE}`, {
-  every: 5000,
+  every: 15000,
   has: "entries",
   onData({ entries, total }) {
     setText($("#dead-total"), count(total));
