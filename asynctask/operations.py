@@ -225,8 +225,9 @@ class WaitReason:
 
 
 class Operations:
-    """The operations of one application. ``engines``: the attached ones by name, whose queues are counted; ``workers``: the
-    registered ones by name, whose checks are asked; ``queues``: those that its settings name.
+    """The operations of one application. ``dead``: its count of dead jobs; ``engines``: the attached ones by name, whose
+    queues are counted; ``workers``: the registered ones by name, whose checks are asked; ``queues``: those that its
+    settings name.
 
     Every method may raise :class:`Unavailable`, and :class:`InputError` for an invalid name, limit or text. ``who`` is
     written to the log of the Tasks concerned. ``take``: as of :class:`TaskHandle`.
@@ -236,11 +237,13 @@ class Operations:
         self,
         services: Services,
         broker: Broker | None,
+        dead: queries.DeadCount,
         engines: Mapping[str, Engine] = MappingProxyType({}),
         workers: Mapping[str, Worker] = MappingProxyType({}),
         queues: Collection[str] = (),
     ) -> None:
         self._services = services
+        self._dead = dead
         self._queues = queues
         self._workers = workers
         self._engines = engines
@@ -1032,10 +1035,8 @@ class Operations:
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
             states = queries.open_tasks(connection)
-            dead = queries.count(connection, DEAD, now)
             ours = recovery.list_processes(connection)
-        if self._admin is not None:
-            dead += self._admin.entries(DEAD, limit=1).total
+        dead = self._dead.read() + (0 if self._admin is None else self._admin.entries(DEAD, limit=1).total)
         return {
             "queues": queues,
             "tasks": states,

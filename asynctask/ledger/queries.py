@@ -485,6 +485,8 @@ DEAD: Final = "dead"
 COUNTED: Final = 100_000
 """Largest number of jobs that are counted, to bound the cost on a long list."""
 
+_REST_FACTOR: Final = 20  # at most a twentieth of the time is spent on counting the dead
+
 _BATCH: Final = 500  # limits how long SQLite's only write lock is held
 
 _SEARCHED = sa.select(
@@ -542,6 +544,26 @@ def count(connection: Connection, set_name: str, now: int) -> int:
     """The length of a list; 100,000 may mean more."""
     first = sa.select(_e.id).where(in_list(set_name, now)).limit(COUNTED).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(first)).scalar_one())
+
+
+class DeadCount:
+    """The length of the dead list in the ledger, for whoever asks again and again. No index tells dead jobs from refused
+    ones, so a count may read many rows: it is repeated only after :data:`_REST_FACTOR` times as long as it took."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._counted = (0, 0.0)  # the length, and until when it is good
+
+    def read(self) -> int:
+        """The length as of the last count."""
+        begun, (length, until) = self._ledger.clock.monotonic(), self._counted
+        if begun < until:
+            return length
+        with self._ledger.database.read() as connection:
+            length = count(connection, DEAD, self._ledger.now())
+        ended = self._ledger.clock.monotonic()
+        self._counted = (length, ended + _REST_FACTOR * (ended - begun))
+        return length
 
 
 def find(connection: Connection, where: Any, job_ids: Sequence[str]) -> dict[str, int]:
