@@ -32,6 +32,7 @@ from asynctask.integrations.base import Engine
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.doctor import Readiness
+from asynctask.ledger.queries import DeadCount
 from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.dry_run import Checker, DryRunTimeout
 from asynctask.lists.readers import Limits
@@ -45,7 +46,7 @@ from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.schedules import Schedules, Ticker
 from asynctask.sidekiq.copies import Outgoing, PushFilter
-from asynctask.submission import Submitter
+from asynctask.submission import Carrier, Submitter
 from asynctask.supervisor import LIFELINE
 from asynctask.task import Services
 from asynctask.worker import Worker
@@ -63,6 +64,7 @@ class Core:
         outgoing: Callable[[], PushFilter | None],
         engines: Mapping[str, EngineQueues],
         workers: Callable[[], Mapping[str, Worker]],
+        carriers: Sequence[Carrier],
         closed: Callable[[int], None],
         waits_for: Callable[[int], str],
     ) -> None:
@@ -84,6 +86,7 @@ class Core:
                 self.ledger.time.set(read_time(connection, clock))
         self.broker = self._made_broker(clock, ids)
         self.readiness = Readiness(self.ledger, Path(config.data_dir))
+        self.dead = DeadCount(self.ledger)
         self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
         self.dispatcher = Dispatcher(
             self.ledger,
@@ -104,8 +107,9 @@ class Core:
         splitter = Splitter(self.ledger, clock, self.uploads, limits, lease_s=config.lease_s)
         checker = Checker(self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
         self.submitter = Submitter(
-            self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker
-        )
+            self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker,
+            carriers=carriers,
+        )  # fmt: skip
 
     def _made_broker(self, clock: Clock, ids: Ids) -> Broker | None:
         config = self._config
@@ -217,6 +221,7 @@ class OnDemand(ABC):
         self.ids = ids
         self.client_middleware = Chain()
         self.server_middleware = Chain()
+        self._carriers: list[Carrier] = []
         self._workers: dict[str, Worker] = {}
         self._internal: dict[str, Worker] = {}  # workers for which no list can be submitted
         self._engines: dict[str, Engine] = {}
@@ -298,7 +303,7 @@ class OnDemand(ABC):
     def operations(self) -> Operations:
         """Operations on queues, retries, scheduled and dead jobs, and processes."""
         core, named = self._made(), (self.config.callback_queue, *self.config.queue_weights())
-        return Operations(core.services, core.broker, self.engines, self.workers, named)
+        return Operations(core.services, core.broker, core.dead, self.engines, self.workers, named)
 
     def _waits_for(self, task_id: int) -> str:
         try:
@@ -366,6 +371,7 @@ class OnDemand(ABC):
                         outgoing=self.outgoing,
                         engines=self._engines,
                         workers=lambda: self.workers,
+                        carriers=self._carriers,
                         closed=self.task_closed,
                         waits_for=self._waits_for,
                     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 from flask import Response
 from pydantic import Field, StringConstraints
 
+from asynctask.brokers.admin import MAX_OFFSET, MAX_PAGE
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
 from asynctask.logs import get_logger
@@ -17,6 +18,7 @@ from asynctask.operations import (
     ACTIONS,
     LISTS,
     MAX_TARGET_S,
+    MAX_WINDOW,
     MIN_TARGET_S,
     TARGET_S,
     Action,
@@ -46,22 +48,22 @@ Key = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 class ListQuery(_Query):
     """Which page."""
 
-    after: int = Field(0, ge=0, le=9_000, description="Entries to skip; follow `links.next`.")
-    limit: int = Field(100, ge=1, le=1000, description="Entries on a page.")
+    after: int = Field(0, ge=0, le=MAX_WINDOW - MAX_PAGE, description="Entries to skip; follow `links.next`.")
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="Entries on a page.")
 
 
 class SearchQuery(_Query):
     """The search text."""
 
     text: Name = Field(description="Text that the entry contains (case-sensitive).")
-    limit: int = Field(100, ge=1, le=1000, description="Most entries to find.")
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="Most entries to find.")
 
 
 class JobQuery(_Query):
     """Which jobs of a queue."""
 
-    after: int = Field(0, ge=0, le=1_000_000, description="Jobs to skip; follow `links.next`.")
-    limit: int = Field(100, ge=1, le=1000, description="Jobs on a page.")
+    after: int = Field(0, ge=0, le=MAX_OFFSET, description="Jobs to skip; follow `links.next`.")
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="Jobs on a page.")
     newest: bool = Field(False, description="Begin with the last one pushed.")
 
 
@@ -329,6 +331,8 @@ class _Collector:
         yield from _of_queues(self._found["queues"])
         tasks = [((state,), count) for state, count in sorted(self._found["tasks"].items())]
         yield _metric("Gauge", "tasks", "Tasks that are not over.", ["state"], tasks)
+        about = "Dead jobs that nobody has dismissed, counted up to 100,000 in the ledger."
+        yield _metric("Gauge", "dead_jobs", about, [], [((), self._found["dead"])])
         yield from _of_processes(self._found["processes"])
         figures = {each["identity"]: each["figures"] for each in self._found["processes"]}
         yield from _of_work({identity: its for identity, its in figures.items() if isinstance(its, dict)})
@@ -383,6 +387,11 @@ def _of_processes(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _metric("Gauge", "processes", "Processes with a valid lease.", ["kind"], sorted(kinds.items()))
     for name, member, about in (
         ("process_lease_age_seconds", "lease_age_s", "Seconds since the process renewed its lease itself."),
+        (
+            "process_held_seconds",
+            "held_s",
+            "Seconds for which the process has not answered, while it exists; 0: it answers.",
+        ),
         ("process_threads", "concurrency", "Jobs that the process can run at once."),
         ("process_busy_threads", "busy", "Jobs that the process runs."),
         ("process_memory_bytes", "rss", "The most memory that the process has used."),

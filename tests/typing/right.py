@@ -13,6 +13,7 @@ from asynctask.errors import Problem
 from asynctask.job import CurrentJob as Job
 from asynctask.lists.dry_run import DryRun
 from asynctask.task import TaskHandle
+from asynctask.testing import JobResult, drain, perform
 
 app = AsyncTask(environ={}, database_url="sqlite:///typed.db")
 
@@ -131,6 +132,10 @@ assert_type(task.problems, tuple[Problem, ...])
 assert_type(task.state, str)
 assert_type(task.counts["finish"], int)
 
+assert_type(perform(called, {"sku": "A"}, owner="ann"), JobResult)
+assert_type(perform(importer, product).messages, tuple[str, ...])
+assert_type(drain(app, limit=100), dict[str, int])
+
 
 @app.every("0 2 * * *", timezone="Asia/Shanghai", items=lambda tick: [tick.isoformat()], parallel=2)
 @app.worker
@@ -145,6 +150,7 @@ assert_type(app.every(timedelta(hours=1), nightly, name="hourly", missed="once",
 def audit(worker: Any, job: Job, queue: str, call_next: Any) -> Any:
     assert_type(job.args, tuple[Any, ...])
     assert_type(current_job().args, tuple[Any, ...])
+    assert_type(current_job().context, dict[str, Any])
     return call_next()
 
 

@@ -1,7 +1,7 @@
 """Periodic tasks: the schedules and their next ticks.
 
-Revision ID: 0019
-Revises: 0018
+Revision ID: 0021
+Revises: 0020
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0019"
-down_revision = "0018"
+revision = "0021"
+down_revision = "0020"
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
-    """Up. Processes of 0018 go on: they have no schedules."""
+    """Up. Processes of 0020 go on: they have no schedules."""
     if "schedules" in sa.inspect(op.get_bind()).get_table_names():  # MariaDB commits each change by itself
         return
     op.create_table(
