@@ -36,6 +36,7 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.progress import Changed
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
+from asynctask.ledger.schedules import MISSED, Missed, Schedule, Schedules, Ticks
 from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
@@ -47,7 +48,6 @@ from asynctask.maintenance import Maintenance
 from asynctask.middleware.contrib import log_jobs
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
-from asynctask.schedules import MISSED, Missed, Schedule, Schedules, Ticks
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
 from asynctask.submission import Submission, check_fields
 from asynctask.supervisor import Pulse

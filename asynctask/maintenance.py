@@ -22,10 +22,10 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
 from asynctask.ledger.lending import queue_holder
+from asynctask.ledger.schedules import Ticker
 from asynctask.ledger.tasks import called_back, candidates, try_close, try_finish
 from asynctask.lists.cleaning import Cleaning
 from asynctask.logs import get_logger
-from asynctask.schedules import Ticker
 from asynctask.sidekiq.copies import poisoned
 
 EVERY_S: Final = {"find_lost": 10.0, "recover_strays": 10.0, "clear_uploads": 3_600.0}

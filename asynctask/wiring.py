@@ -33,6 +33,7 @@ from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.doctor import Readiness
 from asynctask.ledger.queries import DeadCount
+from asynctask.ledger.schedules import Schedules, Ticker
 from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.dry_run import Checker, DryRunTimeout
 from asynctask.lists.readers import Limits
@@ -44,7 +45,6 @@ from asynctask.middleware.chain import Chain
 from asynctask.operations import Operations
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
-from asynctask.schedules import Schedules, Ticker
 from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Carrier, Submitter
 from asynctask.supervisor import LIFELINE

@@ -29,7 +29,10 @@ ROWS = {
 }
 
 KERNEL = ("core", "ledger", "dispatch", "runtime", "middleware", "maintenance")
-NOT_KERNEL = {f"asynctask.ledger.{name}" for name in ("queries", "progress", "doctor", "purge", "corrections")}
+NOT_KERNEL = {
+    "asynctask.middleware.contrib",
+    *(f"asynctask.ledger.{name}" for name in ("queries", "progress", "doctor", "purge", "corrections", "schedules")),
+}
 
 Function = tuple[Path, str]
 

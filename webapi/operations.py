@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 from asynctask.brokers.admin import MAX_OFFSET, MAX_PAGE
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
+from asynctask.ledger.schedules import ScheduleInfo
 from asynctask.logs import get_logger
 from asynctask.operations import (
     ACTIONS,
@@ -29,7 +30,6 @@ from asynctask.operations import (
     QueueInfo,
     WaitingEntry,
 )
-from asynctask.schedules import ScheduleInfo
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
 from webapi.shapes import TEXT, Health, Name, PageLinks, Routes, Submitted, _In, _Query, described, rows_of

@@ -17,10 +17,10 @@ from werkzeug.wsgi import FileWrapper
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound, Unavailable
 from asynctask.exports.rows import FORMATS
+from asynctask.ledger.schedules import KEYS
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
-from asynctask.schedules import KEYS
 from asynctask.submission import Submission
 from asynctask.task import VERBS, TaskHandle, Verb, event_cursor
 from webapi.context import (

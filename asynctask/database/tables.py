@@ -372,7 +372,7 @@ duties: Final = Table(
 )
 
 
-# Periodic tasks, see asynctask.schedules.
+# Periodic tasks, see asynctask.ledger.schedules.
 schedules: Final = Table(
     "schedules",
     metadata,

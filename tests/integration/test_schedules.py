@@ -15,7 +15,7 @@ from support.world import World, numbers
 from asynctask.cli.root import run as run_cli
 from asynctask.clock import SECOND, rfc3339
 from asynctask.errors import ConfigError, Conflict, NotFound
-from asynctask.schedules import GONE_S, LATE_S, LOOK_S, SEEN_S
+from asynctask.ledger.schedules import GONE_S, LATE_S, LOOK_S, SEEN_S
 from asynctask.testing import wait_for
 from webapi import create_app
 

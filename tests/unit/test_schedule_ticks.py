@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asynctask.clock import SECOND, from_datetime
 from asynctask.errors import ConfigError
-from asynctask.schedules import MAX_TICKS, Ticks, chosen
+from asynctask.ledger.schedules import MAX_TICKS, Ticks, chosen
 
 BERLIN = "Europe/Berlin"
 ZONES = ("UTC", BERLIN, "America/New_York", "Asia/Shanghai", "Australia/Lord_Howe", "America/Sao_Paulo")
