@@ -14,6 +14,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, NamedTuple, get_type_hints
 from urllib.parse import unquote
 
+from asynctask.access import RIGHTS, USUAL, User
 from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
@@ -40,7 +41,7 @@ _MAX_SOCKET_PATH: Final = 100
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 _OPTION: Final = re.compile(r"[\w.%-]+=[^\s&;\"'<>]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|key|token|credential|signature|\bsig\b", re.IGNORECASE)
-_TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(:read)?=([A-Za-z0-9._~-]{16,256})")
+_TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(?::([a-z,]+))?(?:@([^\s=]+))?=([A-Za-z0-9._~-]{16,256})")
 
 
 def _field(default: Any, text: str, *, low: float | None = None, high: float | None = None, shown: bool = True) -> Any:
@@ -48,11 +49,10 @@ def _field(default: Any, text: str, *, low: float | None = None, high: float | N
 
 
 class Token(NamedTuple):
-    """An access token for the web server: a ``name`` for the log, the ``secret``, and whether it permits only reads."""
+    """An access token for the web server: who has it, and the secret."""
 
-    name: str
+    user: User
     secret: str
-    reads_only: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +121,12 @@ class Config:
     web_prefix: str = _field("", "Path under which a proxy serves the web server, such as /bulk; empty: at the root.")
     tokens: str = _field(
         "",
-        "Users of the web server, separated by spaces: ann=TOKEN, or eve:read=TOKEN to read only; empty: everyone.",
+        "Users of the web server, separated by spaces: ann=TOKEN, eve:read=TOKEN to read only, shop@OWNER=TOKEN for one"
+        " owner's Tasks; empty: everyone.",
         shown=False,
+    )
+    allow_unprotected: bool = _field(
+        False, "Another WSGI server answers other machines without tokens: a proxy with a login is before it."
     )
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
     access_log: bool = _field(False, "Log each request of the web server.")
@@ -223,15 +227,16 @@ class Config:
         """The access tokens for the web server; without any, everyone may use it."""
         found: dict[str, Token] = {}
         for number, each in enumerate(self.tokens.split(), start=1):
-            parts = _TOKEN.fullmatch(each)
+            token = _token(each)
             # The message must not show a secret. Two names with the same secret could not be distinguished.
-            if parts is None or parts[1] in found or parts[3] in {token.secret for token in found.values()}:
+            if token is None or token.user.name in found or token.secret in {other.secret for other in found.values()}:
                 raise ConfigError(
-                    f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read=SECRET with spaces between, each name"
-                    " and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -; to make one:"
-                    ' python -c "import secrets; print(secrets.token_urlsafe(24))"'
+                    f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read,submit@OWNER=SECRET, with some of the"
+                    f" rights {', '.join(RIGHTS)} (operate: without an owner) and the owner of the Tasks, spaces between"
+                    " entries, and each name and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -; to"
+                    ' make one: python -c "import secrets; print(secrets.token_urlsafe(24))"'
                 )
-            found[parts[1]] = Token(parts[1], parts[3], parts[2] is not None)
+            found[token.user.name] = token
         return list(found.values())
 
     def queue_weights(self) -> dict[str, int]:
@@ -245,6 +250,19 @@ class Config:
         if not weights:
             raise ConfigError("queues: name at least one queue")
         return weights
+
+
+def _token(text: str) -> Token | None:
+    """An entry of ``tokens``: ``NAME[:RIGHTS][@OWNER]=SECRET``. Without rights it has all that the owner permits. None if
+    it is wrong."""
+    if (parts := _TOKEN.fullmatch(text)) is None:
+        return None
+    name, rights, owner, secret = parts.groups()
+    every = frozenset({"operate"}) if owner is None else USUAL
+    try:
+        return Token(User(name, owner, every if rights is None else frozenset(rights.split(","))), secret)
+    except ConfigError:
+        return None
 
 
 def socket_path(host: str) -> str:

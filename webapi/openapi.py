@@ -32,6 +32,7 @@ _SHEETS: Final = (
 )
 _COMMON_RESPONSES: Final = {
     "400": "The request cannot be read",
+    "403": "The user lacks the right, or the request is a page's of another site",
     "408": "The request came too slowly",
     "413": "The body is too long",
     "414": "The first line of the request is too long",
@@ -271,8 +272,6 @@ def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> No
     responses = operation["responses"]
     if operation.get("parameters") or "requestBody" in operation or path == "/api/tasks":
         responses.setdefault("422", {"description": "Something in the request is wrong; `errors` says what"})
-    if method != "get":
-        responses.setdefault("403", {"description": "Forbidden"})
     if "{" in path:
         responses.setdefault("404", {"description": "There is no such thing"})
     if "requestBody" in operation:

@@ -20,10 +20,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from apiflask import APIFlask
-from flask import Response, g, request
+from flask import Request, Response, g, request
 from werkzeug.datastructures import Authorization
 
-from asynctask.config import WEB_PATHS, WEB_PREFIX, Config, Token
+from asynctask.access import User
+from asynctask.config import WEB_PATHS, WEB_PREFIX, Config
 from asynctask.errors import InputError
 from asynctask.logs import Logger, get_logger
 from webapi.context import EXTENSION
@@ -282,10 +283,10 @@ class LoggedOut(Unauthorized):
     headers = Unauthorized.headers[1:]
 
 
-class ReadOnly(InputError):
-    """The token of the request may only read."""
+class Unprotected(InputError):
+    """There is no login, and the request comes from elsewhere."""
 
-    code = "read_only"
+    code = "unprotected"
     status = 403
 
 
@@ -300,32 +301,70 @@ class TooManyAttempts(InputError):
         self.headers = (("Retry-After", str(max(1, math.ceil(wait_s)))),)
 
 
-def register_tokens(flask_app: APIFlask, config: Config) -> None:
-    """Answers only to those whom ``config.tokens`` names, if it names any: with the secret as a bearer token (RFC 6750), or
-    with name and secret as user and password (RFC 7617), which browsers ask for. Slows down those who guess."""
-    known = [(token, _digest(token.secret)) for token in config.access()]
+Authorize = Callable[[Request], User | None]
+"""Names the user of a request, or nobody."""
+
+
+def register_users(flask_app: APIFlask, config: Config, authorize: Authorize | None, *, allow_unprotected: bool) -> None:
+    """Answers only to the users whom ``authorize`` names, and to those of ``config.tokens``: with the secret as a bearer
+    token (RFC 6750), or with name and secret as user and password (RFC 7617), which browsers ask for. Slows down those who
+    guess. Without either, to this machine alone, unless ``allow_unprotected``."""
+    known = [(token.user, _digest(token.secret)) for token in config.access()]
     logins = Logins(known, flask_app.extensions[EXTENSION].clock.monotonic, get_logger("asynctask.web"))
 
-    def refuse_strangers() -> None:
+    def recognise() -> None:
         if request.path in _PROBES:
             return
-        try:
-            given = request.authorization
-        except ValueError:  # werkzeug raises it for base64 with other characters than ASCII
-            given = None
-        token = logins.token_of(given, request.remote_addr or "", request.path)
-        if token is None:
-            known_before = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
-            raise (LoggedOut if known_before else Unauthorized)(
-                "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
-            )
-        if token.reads_only and request.method not in _SAFE_METHODS:
-            raise ReadOnly(f"the token of {token.name} may only read")
-        g.user, g.reads_only = token.name, token.reads_only
-        request.environ["REMOTE_USER"] = token.name
+        user = None if authorize is None else _named_by(authorize)
+        if user is None and known:
+            user = _by_token(logins)
+        if user is None:
+            raise LoggedOut("nobody is logged in here: log in where this server is a part of, and try again")
+        g.user = user
+        request.environ["REMOTE_USER"] = user.name
 
-    if known:
-        flask_app.before_request(refuse_strangers)
+    if known or authorize is not None:
+        flask_app.before_request(recognise)
+    elif not allow_unprotected:
+        flask_app.before_request(_refuse_elsewhere)
+
+
+def _named_by(authorize: Authorize) -> User | None:
+    user = authorize(request._get_current_object())  # type: ignore[attr-defined]
+    if user is None or isinstance(user, User):
+        return user
+    raise TypeError(f"authorize must return a webapi.User, or None for nobody, not {type(user).__name__}")
+
+
+def _by_token(logins: Logins) -> User:
+    """The user of the token in the request. Raises :class:`Unauthorized`, :class:`TooManyAttempts`."""
+    try:
+        given = request.authorization
+    except ValueError:  # werkzeug raises it for base64 with other characters than ASCII
+        given = None
+    user = logins.user_of(given, request.remote_addr or "", request.path)
+    if user is None:
+        known_before = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
+        raise (LoggedOut if known_before else Unauthorized)(
+            "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
+        )
+    return user
+
+
+_OF_PROXIES: Final = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED", "HTTP_X_REAL_IP")
+
+
+def _refuse_elsewhere() -> None:
+    """Refuses what does not come from a program or a browser of this machine. A proxy may have an address of this machine;
+    it is known by its headers, and by the name that its clients use."""
+    host = request.environ.get("HTTP_HOST", "")
+    is_here = is_loopback(request.remote_addr or "") and (not host or is_loopback(name_of(host) or ""))
+    if request.path in _PROBES or (is_here and not any(name in request.environ for name in _OF_PROXIES)):
+        return
+    raise Unprotected(
+        "this server has no login, so it answers only to this machine. The operator gives create_app authorize=, or sets"
+        " tokens; or, if a proxy with a login is before it, allow_unprotected"
+    )
 
 
 class Allowance:
@@ -365,7 +404,7 @@ class Logins:
     that a guess that is right tells nothing, except those that were valid from there before: who is logged in goes on. No
     other address is affected. Of addresses, the 10,000 that failed last are kept. Thread-safe.
 
-    Arguments: the ``known`` tokens with the digests of their secrets; a ``monotonic`` clock in seconds; the ``log``, which
+    Arguments: the ``known`` users with the digests of their secrets; a ``monotonic`` clock in seconds; the ``log``, which
     gets one line for an address in 10 s, with the number of failures since the last one, and one a second in all.
     """
 
@@ -374,7 +413,7 @@ class Logins:
     LINE_S: Final = 10.0
     ADDRESSES: Final = 10_000
 
-    def __init__(self, known: Iterable[tuple[Token, bytes]], monotonic: Callable[[], float], log: Logger) -> None:
+    def __init__(self, known: Iterable[tuple[User, bytes]], monotonic: Callable[[], float], log: Logger) -> None:
         self._known = tuple(known)
         self._monotonic = monotonic
         self._log = log
@@ -383,8 +422,8 @@ class Logins:
         self._valid: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._lines = Allowance(self.MOST, 1.0)
 
-    def token_of(self, given: Authorization | None, address: str, path: str) -> Token | None:
-        """The token whose secret is given, if any is. ``address`` and ``path`` of the request, for the log.
+    def user_of(self, given: Authorization | None, address: str, path: str) -> User | None:
+        """The user whose secret is given, if any is. ``address`` and ``path`` of the request, for the log.
 
         Raises :class:`TooManyAttempts`.
         """
@@ -395,7 +434,7 @@ class Logins:
         if not secret:
             return None
         with self._lock:
-            token, wait_s, attempts = self._judge(_digest(secret), name, network_of(address))
+            user, wait_s, attempts = self._judge(_digest(secret), name, network_of(address))
         if attempts:
             # A secret that was typed into the field of the name is not for the log.
             is_secret = name is not None and self._compare(_digest(name), None) is not None
@@ -403,17 +442,17 @@ class Logins:
             self._log.warning("login_failed", address=address[:64], name=shown, path=path[:200], attempts=attempts)
         if wait_s:
             raise TooManyAttempts(wait_s)
-        return token
+        return user
 
-    def _judge(self, secret: bytes, name: str | None, network: str) -> tuple[Token | None, float, int]:
-        """The token, the seconds to wait before a secret is compared again, and the failures to log."""
+    def _judge(self, secret: bytes, name: str | None, network: str) -> tuple[User | None, float, int]:
+        """The user, the seconds to wait before a secret is compared again, and the failures to log."""
         now, failures = self._monotonic(), self._failed.get(network)
         wait_s = 0.0 if failures is None or (network, secret) in self._valid else failures.allowed.wait_s(now)
         if not wait_s:
-            token = self._compare(secret, name)
-            if token is not None:
+            user = self._compare(secret, name)
+            if user is not None:
                 _keep(self._valid, (network, secret), None)
-                return token, 0.0, 0
+                return user, 0.0, 0
         if failures is None:
             failures = _Failures()
         _keep(self._failed, network, failures)
@@ -427,9 +466,9 @@ class Logins:
         told, failures.untold = failures.untold, 0
         return None, wait_s, told
 
-    def _compare(self, secret: bytes, name: str | None) -> Token | None:
+    def _compare(self, secret: bytes, name: str | None) -> User | None:
         """Compares all of them in constant time."""
-        found = [token for token, digest in self._known if hmac.compare_digest(digest, secret)]
+        found = [user for user, digest in self._known if hmac.compare_digest(digest, secret)]
         return next((each for each in found if name is None or each.name == name), None)
 
 

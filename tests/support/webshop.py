@@ -62,8 +62,9 @@ class Client(FlaskClient):
         return super().open(*args, **kwargs)
 
 
-def client_of(app: AsyncTask, threads: int | None = None) -> Client:
-    flask_app = create_app(app, slots=None if threads is None else Slots.of_threads(threads))
+def client_of(app: AsyncTask, threads: int | None = None, **more: Any) -> Client:
+    """``more``: of :func:`create_app`."""
+    flask_app = create_app(app, slots=None if threads is None else Slots.of_threads(threads), **more)
     flask_app.test_client_class = Client
     client = flask_app.test_client()
     assert isinstance(client, Client)

@@ -61,7 +61,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncTask]:
 
 @pytest.fixture(scope="module")
 def schema(app: AsyncTask) -> Any:
-    return schemathesis.openapi.from_wsgi("/openapi.json", create_app(app))
+    return schemathesis.openapi.from_wsgi("/openapi.json", create_app(app, allow_unprotected=True))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ const id = $("#task").dataset.id;
 const self = `${document.body.dataset.api}/${id}`;
 const PAGE = 20;
 
-const mayChange = "mayChange" in document.body.dataset;
+const mayControl = "mayControl" in document.body.dataset;
 
 /** The progress object that is shown. */
 let current = null;
@@ -405,7 +405,7 @@ async function loadGroups(p, bad) {
   const { errors } = await call(`${self}/errors`, { has: "errors" });
   $("#groups tbody").replaceChildren(...errors.map((g) =>
     el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", {}, kind(g.status)), el("td", {}, user(g.message)),
-      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, mayChange && again(g)))));
+      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, mayControl && again(g)))));
   grouped = now;
   drawControls(current);
 }
