@@ -19,6 +19,7 @@ from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
 ENV_PREFIX: Final = "ASYNCTASK_"
+HOW_TO_MAKE_ONE: Final = 'to make one: python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 _ELSEWHERE: Final = frozenset({"url"})
 """Environment variables with the prefix, in lower case, that are not settings: a Procfile or a container gives the same
@@ -41,6 +42,9 @@ _MAX_SOCKET_PATH: Final = 100
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 _OPTION: Final = re.compile(r"[\w.%-]+=[^\s&;\"'<>]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|key|token|credential|signature|\bsig\b", re.IGNORECASE)
+_LINK_SECRET: Final = re.compile(r"[!-~]{32,256}")
+_ORIGIN: Final = re.compile(r"(https?)://(\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?)(?::([0-9]{1,5}))?")
+_SECRETS: Final = frozenset({"tokens", "link_secret"})
 _TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(?::([a-z,]+))?(?:@([^\s=]+))?=([A-Za-z0-9._~-]{16,256})")
 
 
@@ -125,6 +129,12 @@ class Config:
         " owner's Tasks; empty: everyone.",
         shown=False,
     )
+    link_secret: str = _field(
+        "", "Signs links to single Tasks: at least 32 characters, the same in all processes; empty: no links.", shown=False
+    )
+    allowed_origins: str = _field(
+        "", "Sites whose pages may use the API, separated by spaces: https://shop.example; empty: only its own pages."
+    )
     allow_unprotected: bool = _field(
         False, "Another WSGI server answers other machines without tokens: a proxy with a login is before it."
     )
@@ -197,6 +207,9 @@ class Config:
         socket_path(self.host)
         self.trusted_networks()
         self.access()
+        self.origins()
+        if self.link_secret and not _LINK_SECRET.fullmatch(self.link_secret):
+            raise ConfigError(f"link_secret: write 32 to 256 ASCII characters without spaces; {HOW_TO_MAKE_ONE}")
         self.queue_weights()
 
     @property
@@ -233,11 +246,25 @@ class Config:
                 raise ConfigError(
                     f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read,submit@OWNER=SECRET, with some of the"
                     f" rights {', '.join(RIGHTS)} (operate: without an owner) and the owner of the Tasks, spaces between"
-                    " entries, and each name and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -; to"
-                    ' make one: python -c "import secrets; print(secrets.token_urlsafe(24))"'
+                    f" entries, and each name and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -;"
+                    f" {HOW_TO_MAKE_ONE}"
                 )
             found[token.user.name] = token
         return list(found.values())
+
+    def origins(self) -> frozenset[str]:
+        """The origins in ``allowed_origins``, as browsers send them: without a port that is usual."""
+        found = set()
+        for each in self.allowed_origins.split():
+            if (parts := _ORIGIN.fullmatch(each)) is None:
+                raise ConfigError(
+                    f"allowed_origins: {each[:200]!r} is no origin; write scheme and host in lower case, and the port if it"
+                    " is none of 80 and 443, such as https://shop.example or http://localhost:5173, with spaces between"
+                )
+            scheme, host, port = parts.groups()
+            usual = port is None or port == {"http": "80", "https": "443"}[scheme]
+            found.add(f"{scheme}://{host}" if usual else f"{scheme}://{host}:{port}")
+        return frozenset(found)
 
     def queue_weights(self) -> dict[str, int]:
         """The queues with their weights, in the listed order."""
@@ -280,6 +307,8 @@ def socket_path(host: str) -> str:
 
 def shown(name: str, value: Any) -> Any:
     """The value of a setting with passwords left out."""
+    if name == "link_secret":
+        return "***" if value else ""
     if name == "tokens":
         return " ".join(f"{each.partition('=')[0]}=***" for each in str(value).split())
     return masked_url(value) if name in _URLS and isinstance(value, str) else value
@@ -416,7 +445,7 @@ def _check(name: str, value: Any, low: float | None, high: float | None) -> None
     kind = setting_types()[name]
     ok = isinstance(value, int | float) and not isinstance(value, bool) if kind is float else type(value) is kind
     if not ok:
-        given = type(value).__name__ if name == "tokens" or name in _URLS else repr(value)
+        given = type(value).__name__ if name in _SECRETS or name in _URLS else repr(value)
         raise ConfigError(f"{name} must be {kind.__name__}, not {given}")
     if (low is not None and not value >= low) or (high is not None and not value <= high):  # so that NaN is refused
         raise ConfigError(

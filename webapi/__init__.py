@@ -55,8 +55,10 @@ def create_app(
     security.register_hosts(flask_app, app.config, app.config.host if host is None else host)
     if allow_unprotected is None:
         allow_unprotected = app.config.allow_unprotected
+    origins = app.config.origins()
+    security.register_origins(flask_app, origins)
     security.register_users(flask_app, app.config, authorize, allow_unprotected=allow_unprotected)
-    security.register(flask_app)
+    security.register(flask_app, origins)
     access.register(flask_app)
     openapi.register(flask_app, app)
     register_slots(flask_app, slots or Slots.of_threads(app.config.web_threads))
@@ -83,7 +85,8 @@ def _of_reader() -> dict[str, Any]:
         "locale": tag(reader_locale()),
         "may_submit": user.may("submit"),
         "may_control": user.may("control"),
-        "sees_all": user.owner is None,
+        "sees_all": user.sees_all,
+        "may_list": user.task_id is None,
     }
 
 

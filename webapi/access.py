@@ -36,6 +36,7 @@ SUBMITS: Final = frozenset({"tasks.create", "exports.export", "workers.create_jo
 CONTROLS: Final = frozenset(
     {
         "tasks.update",
+        "tasks.link",
         *(f"tasks.{name}" for name in VERBS),
         *(f"operations.jobs_{a.name}" for a in ACTIONS if a.on == "jobs"),
     }
@@ -81,13 +82,15 @@ def _admit() -> None:
     user, right = current_user(), right_for(endpoint, request.method)
     if endpoint not in PUBLIC and not user.may(right):
         raise _lacks(user, right)
-    if user.owner is None:
+    if user.sees_all:
         return
     named = request.view_args or {}
     if "task_id" in named:
         _refuse_unseen(user, named["task_id"])
     elif "job_id" in named:
         _refuse_unseen_job(user, named["job_id"])
+    elif user.task_id is not None:
+        raise Forbidden(f"this link opens Task {user.task_id} only")
     elif endpoint not in OWN | PUBLIC:
         raise Forbidden(
             "this is not of one owner, and only the Tasks of one owner are open to you"
@@ -102,7 +105,7 @@ def _lacks(user: User, right: str) -> Forbidden:
 
 
 def _refuse_unseen(user: User, task_id: int) -> None:
-    if not user.sees(find_progress(task_id)["owner"]):
+    if not user.sees(task_id, find_progress(task_id)["owner"]):
         raise NotFound(f"there is no Task {task_id}")
 
 
@@ -110,7 +113,7 @@ def _refuse_unseen_job(user: User, job_id: str) -> None:
     """A job is its Task's, a callback the Task's that it follows; any other has no owner."""
     event = asynctask_app().event(job_id)
     task_id = event["task_id"] or event["callback_of"]
-    if task_id is None or not user.sees(find_progress(task_id)["owner"]):
+    if task_id is None or not user.sees(task_id, find_progress(task_id)["owner"]):
         raise NotFound(f"there is no job {job_id[:64]!r}")
 
 
@@ -120,7 +123,7 @@ def of_user(options: SubmitOptions) -> SubmitOptions:
     user = current_user()
     if user.owner is None:
         return options
-    if not user.sees(options.owner or user.owner):
+    if options.owner not in (None, user.owner):
         raise refused_option("owner", "option.owner", {"owner": user.owner}, options.owner)
     if (task_id := options.resubmit_of) is not None:
         try:

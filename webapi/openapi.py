@@ -100,6 +100,9 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         schemes = {name: {"type": "http", "scheme": name} for name in ("bearer", "basic")}
         spec["components"]["securitySchemes"] = schemes
         spec["security"] = [{name: []} for name in schemes]
+    if app.config.link_secret:
+        schemes = spec["components"].setdefault("securitySchemes", {})
+        schemes["link"] = {"type": "apiKey", "in": "query", "name": "link", "description": "A link to one Task."}
     submit = spec["paths"]["/api/tasks"]["post"]
     submit["requestBody"] = _submission_body()
     for each in submit["parameters"]:

@@ -14,8 +14,9 @@ from flask import Response, request, stream_with_context
 from werkzeug.datastructures import FileStorage, MultiDict
 from werkzeug.wsgi import FileWrapper
 
-from asynctask.access import User
+from asynctask.access import User, read_link
 from asynctask.app import AsyncTask
+from asynctask.clock import SECOND, rfc3339
 from asynctask.errors import InputError, NotFound, Unavailable
 from asynctask.exports.rows import FORMATS
 from asynctask.lists.dry_run import DryRun
@@ -24,7 +25,7 @@ from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
 from asynctask.task import VERBS, TaskHandle, Verb, place_in_list
-from webapi.access import current_user, of_user
+from webapi.access import Forbidden, current_user, of_user
 from webapi.context import (
     TASKS,
     Busy,
@@ -35,6 +36,7 @@ from webapi.context import (
     find_task,
     json_response,
     page_links,
+    progress_links,
     progress_response,
     progress_tag,
     reader_locale,
@@ -69,7 +71,9 @@ from webapi.shapes import (
     JobsSubmission,
     JsonSubmission,
     Knobs,
+    Linked,
     LogEntries,
+    NewLink,
     NoQuery,
     OneTaskQuery,
     Progress,
@@ -195,7 +199,7 @@ def index(query: TaskQuery) -> Response:
 
 def _ids(query: TaskQuery, user: User) -> list[int] | None:
     """The ids asked for; none where the owner asked for is not the user's."""
-    if query.owner is not None and not user.sees(query.owner):
+    if user.owner is not None and query.owner not in (None, user.owner):
         return []
     return [int(i) for i in query.ids.split(",")] if query.ids else None
 
@@ -347,6 +351,24 @@ def log(task_id: int) -> Response:
     The last 1,000 entries, or those of about 8 MB.
     """
     return json_response({"log": find_task(task_id).log(take=JsonPage())})
+
+
+@blueprint.serve("POST /<int:task_id>/links", "linkTask", Linked, body=NewLink, status=201, responses=[409])
+def link(task_id: int, body: NewLink) -> Response:
+    """Make a link to a Task, for somebody without a login
+
+    It is signed, and carries `read`, or `read` and `control`, until it expires. Its text is the parameter `link` of the
+    Task's page and of its URLs in the API. 409 `no_link_secret` if the server has no secret for links.
+    """
+    user = current_user()
+    if user.task_id is not None or not all(map(user.may, body.rights)):
+        raise Forbidden("a link carries no right that its maker lacks, and opens no way to another link")
+    text = asynctask_app().link(task_id, body.rights, body.expires_in, who=who())
+    found = read_link(text, asynctask_app().config.link_secret)
+    assert found is not None
+    links = {name: f"{url}?link={text}" for name, url in progress_links(task_id).items()}
+    made = {"link": text, "rights": sorted(found.rights), "expires_at": rfc3339(found.expires_at * SECOND), "links": links}
+    return json_response(made, 201, cache="no-store")
 
 
 @blueprint.serve("GET /<int:task_id>/waiting", "listWaitReasons", WaitReasons)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flask import Flask, Request, abort, redirect, session
-from support.webshop import Client, client_of
+from support.webshop import as_user, calls, client_of, said
 from support.world import World, numbers
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client as WsgiClient
@@ -29,28 +29,6 @@ TOKENS = (
 
 def login(name: str) -> dict[str, dict[str, str]]:
     return {"headers": {"Authorization": f"Bearer {SECRETS[name]}"}}
-
-
-def as_user(app: AsyncTask, user: User | None) -> Client:
-    """A client of ``app`` whose requests are all those of ``user``."""
-    return client_of(app, authorize=lambda _: user)
-
-
-Call = tuple[str, str, str]
-
-
-def calls(app: AsyncTask, **in_path: Any) -> Iterator[Call]:
-    """Every route: its endpoint, a method, and a path with these values in it."""
-    flask_app = create_app(app)
-    adapter = flask_app.url_map.bind("localhost")
-    for rule in flask_app.url_map.iter_rules():
-        named = {"name": "default", "filename": "task.js", **in_path}
-        for method in sorted((rule.methods or set()) - {"OPTIONS", "HEAD"}):
-            yield rule.endpoint, method, adapter.build(rule.endpoint, {each: named[each] for each in rule.arguments})
-
-
-def said(answer: Any) -> tuple[int, str]:
-    return answer.status_code, (answer.get_json(silent=True) or {}).get("code", "")
 
 
 @pytest.fixture
@@ -122,11 +100,13 @@ def test_a_user_who_only_reads_is_told_so_by_every_route_that_changes_something(
             assert said(client.open(path, method=method, json={})) == (403, "read_only"), (method, path)
 
 
-def test_every_route_but_the_probes_answers_nobody_with_401(app: AsyncTask, guarded: AsyncTask) -> None:
+def test_every_route_but_the_probes_and_the_files_of_the_page_answers_nobody_with_401(
+    app: AsyncTask, guarded: AsyncTask
+) -> None:
     for client, asks in ((as_user(app, None), False), (client_of(guarded), True)):
         for endpoint, method, path in calls(app, task_id=1, job_id="none"):
             answer = client.open(path, method=method, json={})
-            if endpoint in ("health.healthz", "health.readyz"):
+            if endpoint in ("health.healthz", "health.readyz", "static"):
                 assert answer.status_code == 200
             else:
                 assert said(answer) == (401, "unauthorized"), (method, path)
@@ -401,7 +381,7 @@ HERE = {"environ_overrides": {"REMOTE_ADDR": "127.0.0.1"}}
 def test_without_a_login_it_answers_only_to_this_machine(make_app: Callable[..., AsyncTask], how: dict[str, Any]) -> None:
     """Taken out: ``_refuse_elsewhere``."""
     app = make_app(allowed_hosts="tasks.example")
-    for path in ("/", "/api/tasks", "/metrics", "/static/task.js", "/nowhere"):
+    for path in ("/", "/api/tasks", "/metrics", "/nowhere"):
         answer = client_of(app).get(path, **how)
         assert said(answer) == (403, "unprotected"), path
         assert all(way in answer.json["detail"] for way in ("authorize", "tokens", "allow_unprotected"))

@@ -65,7 +65,7 @@ def test_without_a_valid_token_nothing_is_answered_but_probes(
         "/docs",
         "/openapi.json",
     )
-    for path in (*paths, "/static/task.js", "/nowhere"):
+    for path in (*paths, "/nowhere"):
         answer = client.get(path, headers=headers)
         assert (answer.status_code, answer.json["code"]) == (401, "unauthorized"), path
         assert answer.headers["WWW-Authenticate"].startswith('Basic realm="AsyncTask"')

@@ -1,6 +1,6 @@
 // A Task's own page: its bar, its knobs, its failures. Everything moves without a reload.
 
-import { Poller, attempt, call, check, upload } from "./api.js";
+import { Poller, attempt, call, check, linked, upload } from "./api.js";
 import { $, $$, cells, drawBadge, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
 import { CALLBACKS, CALLED, COUNTS, KINDS, badge, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
 
@@ -219,7 +219,7 @@ const REPORTS = [
 
 /** A link to a file, that says why if there is none just now. */
 function download(href, text, attributes = {}) {
-  const link = el("a", { class: "button", href, download: true, ...attributes }, text);
+  const link = el("a", { class: "button", href: linked(href), download: true, ...attributes }, text);
   let checked = false;
   link.addEventListener("click", async (event) => {
     if (checked) return;
