@@ -645,13 +645,14 @@ class Performer:
         return None
 
     def _report(self, execution: Execution, error: BaseException, decision: Decision) -> None:
-        context = {"job_id": execution.job.job_id, "worker": execution.name, "follow": decision.follow.value}
+        job = execution.job
+        context = {"job_id": job.job_id, "worker": execution.name, "follow": decision.follow.value}
         if decision.follow is Follow.RETRY:
             self._log.info("job_raised", error=f"{clean(type(error).__name__)}: {text_of(error)}"[:500], **context)
         else:
             # As plain text: rendering an exception for a console may cost more than the job, and show its arguments.
             self._log.warning("job_raised", stack=_stack(error), **context)
-        self._fire("error", error, context)
+        self._fire("error", error, {**context, "task_id": job.task_id, "attempt": job.attempt, "args": job.args})
 
     # -- threads that do not return
 
